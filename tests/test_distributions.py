@@ -20,8 +20,6 @@ import agentrig
 ROOT = Path(__file__).resolve().parents[1]
 PLUGINS = sorted((ROOT / "plugins").glob("agentrig-*"))
 ALL = [ROOT, *PLUGINS]
-TEMPLATES = sorted(p.parent for p in (ROOT / "src/agentrig/templates").glob("*/pyproject.toml"))
-"""Packages of their own, which lie in the core's folder."""
 OPTIONAL = {
     "langchain_core": "imported when the agent has imported it, or by Agent Lightning's own tracer",
     "pynvml": "used if it is installed",
@@ -76,7 +74,7 @@ def undeclared(folder: Path) -> list[str]:
     return missing
 
 
-@pytest.mark.parametrize("folder", [*ALL, *TEMPLATES], ids=lambda folder: folder.name if folder != ROOT else "agentrig")
+@pytest.mark.parametrize("folder", ALL, ids=lambda folder: folder.name if folder != ROOT else "agentrig")
 def test_every_import_is_required(folder: Path) -> None:
     assert undeclared(folder) == []
 
@@ -92,7 +90,7 @@ def test_an_import_that_is_not_required_is_found(tmp_path: Path) -> None:
 
 def test_core_and_plugins_have_one_version_and_the_plugins_require_it() -> None:
     assert {project(folder)["version"] for folder in ALL} == {agentrig.__version__}
-    for folder in [*PLUGINS, *TEMPLATES]:
+    for folder in PLUGINS:
         for requirement in requirements(folder):
             if requirement.name.startswith("agentrig"):
                 assert requirement.specifier == SpecifierSet(f">={agentrig.__version__},<0.3"), folder.name
@@ -100,7 +98,7 @@ def test_core_and_plugins_have_one_version_and_the_plugins_require_it() -> None:
 
 def test_the_python_versions_are_declared_in_one_place() -> None:
     said = project(ROOT)["requires-python"]
-    assert {project(folder)["requires-python"] for folder in [*ALL, *TEMPLATES]} == {said}
+    assert {project(folder)["requires-python"] for folder in ALL} == {said}
     works = [f"3.{minor}" for minor in range(30) if SpecifierSet(said).contains(f"3.{minor}.0")]
     assert f"Python {' or '.join(works)}" in (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     # The Makefile reads the line of pyproject.toml, with a Python that may be too old for tomllib.

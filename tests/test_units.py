@@ -13,7 +13,7 @@ import pytest
 from agentrig import Outcome
 from agentrig.plan import Plan, resolve
 from agentrig.run.warmup import choose_labels, demonstrate
-from agentrig.testing import check_reward, check_tasks
+from agentrig.testing import check
 
 SOURCE = Path(__file__).resolve().parents[1] / "examples" / "agentrig-units" / "src"
 
@@ -27,8 +27,8 @@ def plan() -> Iterator[Plan]:
 
 def test_tasks_and_reward_pass_the_kit(plan: Plan) -> None:
     tasks = plan.build("tasks")
-    check_tasks(tasks)
-    check_reward(plan.build("reward"), tasks=tasks.load("test")[:20], gold="gold")
+    check("tasks", tasks)
+    check("reward", plan.build("reward"), tasks=tasks.load("test")[:20], gold="gold")
     assert tasks.load("test")[7].id == "test-0-0007"
     everything = [t for split in tasks.splits for t in tasks.load(split)]
     assert len({json.dumps(dict(t.private)) for t in everything}) == len(everything), "asked twice in other words"

@@ -1,4 +1,4 @@
-"""Algorithms: from triplets to new weights, and the session that a run passes to them."""
+"""Algorithms: from triplets to new weights. Most are a credit and a learner; others bring a loop of their own."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any, Literal, Protocol
 import attrs
 
 from agentrig.audit.sketch import Sketch
+from agentrig.credit import Worth
 from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
 from agentrig.hardware import Hardware
+from agentrig.learners import Learner, LoopSettings
 from agentrig.ledger import Entry
 from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.servers import Server, ServerPlan
@@ -41,28 +43,6 @@ class Measurement:
         right = sum(bool(r.correct) for r in rollouts)
         n = len(values)
         return cls(accuracy=right / n if n else None, reward=statistics.fmean(values) if n else None, n=n)
-
-
-class RolloutsAhead(Protocol):
-    """Training rollouts that run while the algorithm does something else; `Session.begin_rollouts` returns it."""
-
-    def wait(self) -> None:
-        """Block until all have ended: the server then gets no request, and may take new weights.
-
-        The seconds count as `rollout` and `reward` of the current step.
-
-        Raises:
-            agentrig.errors.AgentrigError: The runners broke, or the run was interrupted.
-        """
-        ...
-
-    def rollouts(self) -> list[Rollout]:
-        """Return them as `Session.rollouts` does, stored and checked. Call it once, after the `end_step` before theirs.
-
-        Raises:
-            agentrig.errors.RunStopped: As `Session.rollouts` does.
-        """
-        ...
 
 
 class Session(Protocol):
@@ -148,35 +128,6 @@ class Session(Protocol):
         """
         ...
 
-    def begin_rollouts(
-        self,
-        tasks: Sequence[Task],
-        *,
-        n: int,
-        endpoint: Endpoint | Sequence[Endpoint],
-        step: int,
-        version: int,
-        max_staleness: int,
-    ) -> RolloutsAhead:
-        """Start the training rollouts of the next step, and return at once: they run while this step is learned.
-
-        One batch at a time: call `wait` of what it returns before `rollouts`, `validate`, `report`, the next
-        `begin_rollouts`, and before the server takes weights.
-
-        Args:
-            tasks: What to run.
-            n: The group's size.
-            endpoint: One server or several, as in `rollouts`.
-            step: The step that will learn from them.
-            version: Version of the weights that the server has.
-            max_staleness: How many versions the rollouts may be behind the weights that their step begins with,
-                `step - 1`. One that is further behind fails with the kind `stale-weights`.
-
-        Raises:
-            ValueError: `version` itself is further behind.
-        """
-        ...
-
     def validate(self, endpoint: Endpoint | Sequence[Endpoint], *, step: int) -> float | None:
         """Return the accuracy on the validation split (greedy unless the run says otherwise).
 
@@ -216,8 +167,8 @@ class Session(Protocol):
                 NaN or infinity twice in a row stops the run.
             time_s: Wall seconds by part. The report plots `rollout`, `reward` and `update`; others
                 may be added.
-            digests: What a resumed run and the auditor need to know of the learner: `weights`, a digest for each group
-                of the new weights (`agentrig.delivery.digests`), and `dtype`, what it computes in.
+            digests: What a resumed run and the auditor need to know of the learner: `weights`, a digest of the new
+                weights, and `dtype`, what it computes in.
             calls: What was done with each call of the step's triplets, counted where the loss is computed, see
                 `agentrig.ledger`. None: the report says that the algorithm doesn't say.
 
@@ -257,8 +208,44 @@ class Session(Protocol):
         ...
 
 
+class LoopAlgorithm(Protocol):
+    """What `AlgorithmSpec.build` returns for an algorithm in the run's own loop, `agentrig.run.loop`.
+
+    Attributes:
+        config: Its settings, with those of the loop.
+        zero_advantage: The ledger's reason for a call that the credit gives 0. With `zero-advantage`, the ledger checks
+            that the rewards of the call's group explain it.
+    """
+
+    @property
+    def config(self) -> LoopSettings:
+        """See above."""
+        ...
+
+    @property
+    def zero_advantage(self) -> str:
+        """See above."""
+        ...
+
+    def credit(self, groups: Sequence[Sequence[Rollout]]) -> Iterable[Sequence[Worth]]:
+        """Yield, for each group of a step, what each of its rollouts is worth, or each of their calls."""
+        ...
+
+    def serving(self, hardware: Hardware, checkpoint: Path | None) -> ServerPlan:
+        """Return how to serve a checkpoint, or the starting model; `dtype` is what the learner computes in.
+
+        Raises:
+            agentrig.errors.ConfigError: There is no such model, or settings and hardware do not go with it.
+        """
+        ...
+
+    def learner(self, session: Session) -> Learner:
+        """Return the learner with the starting weights, on `session.hardware`; a resumed run calls its `load` then."""
+        ...
+
+
 class Algorithm(Protocol):
-    """What `AlgorithmSpec.build` returns.
+    """What `AlgorithmSpec.build` returns for an algorithm with a loop of its own.
 
     It may also have an attribute `pool`, an `agentrig.pools.MakePool`: its runners are then used instead of those of
     `[runners] use`. If its spec has `runners=True`, `pool` gets one more argument, `make`: the `MakePool` of the

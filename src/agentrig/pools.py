@@ -19,7 +19,6 @@ import attrs
 
 from agentrig.agents import Agent, Outcome
 from agentrig.endpoints import Endpoint
-from agentrig.secrets import Secret
 from agentrig.settings import setting
 from agentrig.text import check_depth, plain_json, words_of
 from agentrig.traces import Span, Trace
@@ -32,12 +31,7 @@ RESULT_BYTES = 256_000_000
 class RunnerSettings:
     """Section `[runners]`: the keys of all runners. The config class of a `RunnersSpec` is this one, or extends it."""
 
-    n: int = setting(
-        2,
-        help="runners; each holds the agent, often 100 MB and more; 0 with store: other machines run it",
-        ge=0,
-        le=1024,
-    )
+    n: int = setting(2, help="runners; each holds the agent, often 100 MB and more", ge=1, le=1024)
     threads: int = setting(8, help="rollouts at once in each runner", ge=1, le=1024)
     deadline_s: float = setting(
         120.0, help="time limit of a rollout in seconds; then its runner is killed and the rollout fails", gt=0
@@ -45,13 +39,6 @@ class RunnerSettings:
     retries: int = setting(1, help="how often a rollout is restarted when its runner dies", ge=0)
     environment: list[str] = setting(
         list, help="environment variables, or patterns, that runners get in addition to those that the agent declares"
-    )
-    store: str = setting("", help="HOST:PORT at which runners of other machines join; empty for none (--store)")
-    store_token: Secret | None = setting(
-        None, secret=True, help="the token that these runners bring; a random one is printed when it is not set"
-    )
-    lease_s: float = setting(
-        30.0, help="seconds without a sign of life after which such a runner's rollouts start again", ge=5
     )
 
 
@@ -204,7 +191,7 @@ class AgentSource(Protocol):
 class RunnerPool(Protocol):
     """Runners with a queue in front, as the run uses them: from one thread, except `submit` and `wake`.
 
-    What a pool promises, and `agentrig.testing.check_runners` checks:
+    What a pool promises, and the checks `runners.…` of `agentrig.testing` check:
 
     - every submitted job comes back from `poll` exactly once, as a `Result` with its id: an agent that raises, a result
       that cannot be sent and a dead runner are failures with a kind, never exceptions of `poll`;
@@ -221,6 +208,8 @@ class RunnerPool(Protocol):
         pending: Number of jobs that were submitted and have not come back.
         replaced: How many runners were replaced.
         built: Set once a runner has built the agent.
+
+    A pool may also have `warnings`, a sequence of texts: what the run's summary says of its runners.
     """
 
     built: threading.Event

@@ -22,6 +22,8 @@ class Task:
         private: JSON values only (gold SQL, answers); only the reward gets it.
         row: A JSON value: the row as its data has it, under the data's own names. Only an agent whose spec asks for
             whole rows gets it (`AgentSpec.whole_rows`). With None, that agent gets `private` and `input` together.
+        slices: What figures are broken down by: a name to this task's class, for example `{"difficulty": "hard"}`.
+            Text only; it is written into a run's records, and no agent gets it.
         place: Where it comes from, for messages: the file and the line.
     """
 
@@ -29,6 +31,7 @@ class Task:
     input: Mapping[str, Any]
     private: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
     row: Any = attrs.field(default=None, repr=False)
+    slices: Mapping[str, str] = attrs.field(factory=dict, repr=False)
     place: str = attrs.field(default="", repr=False, eq=False)
 
     def given(self, *, whole: bool) -> Any:
@@ -36,6 +39,10 @@ class Task:
         if not whole:
             return self.input
         return {**self.private, **self.input} if self.row is None else self.row
+
+    def input_text(self) -> str:
+        """Return the input as JSON text: about the least that an agent tells the model."""
+        return json.dumps(dict(self.input), ensure_ascii=False, default=str)
 
 
 class Tasks(Protocol):

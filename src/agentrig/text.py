@@ -99,8 +99,8 @@ def flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{above}{key}", value
 
 
-DEPTH_LIMIT = 200
-"""Most levels of lists and dicts in plain data: what reads and writes it is recursive."""
+DEPTH_LIMIT = 254
+"""Most levels of lists and dicts in plain data, as orjson has it: what reads and writes it is recursive."""
 
 
 def plain_json(value: Any, what: str, *, strict: bool = False) -> str:
@@ -114,10 +114,11 @@ def plain_json(value: Any, what: str, *, strict: bool = False) -> str:
     Raises:
         ValueError: It is no plain data, or contains itself; the message has the place, the type and the cure.
     """
-    keys = [key for part in list(_containers(value, what)) if isinstance(part, dict) for key in part]
-    try:
+    if not _is_simple(value):
+        keys = [key for part in list(_containers(value, what)) if isinstance(part, dict) for key in part]
         if strict and not all(isinstance(key, str) for key in keys):
-            raise TypeError("a key is not text")
+            raise ValueError(_not_plain(value, what, strict))
+    try:
         return json.dumps(value, allow_nan=not strict)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(_not_plain(value, what, strict) or f"{what}: {words_of(error)}") from None
@@ -125,8 +126,18 @@ def plain_json(value: Any, what: str, *, strict: bool = False) -> str:
 
 def check_depth(value: Any, what: str) -> None:
     """Raise `ValueError` if plain data is nested deeper than `DEPTH_LIMIT`."""
-    for _ in _containers(value, what):
-        pass
+    if not _is_simple(value):
+        for _ in _containers(value, what):
+            pass
+
+
+def _is_simple(value: Any) -> bool:
+    """Return whether orjson takes a value: then its keys are text, and it is not nested too deep. A quick look."""
+    try:
+        orjson.dumps(value)
+        return True
+    except TypeError:
+        return False
 
 
 def _containers(value: Any, what: str) -> Iterator[Any]:

@@ -62,7 +62,7 @@ INTERNAL: Mapping[str, str] = {
     "AGENTRIG_SCRATCH": "the folder for a run's temporary files",
     "AGENTRIG_KEEP_SAFEPATH": "tells a runner that the user has set `PYTHONSAFEPATH`",
     "AGENTRIG_DOCTOR_ASKED": "the doctor's arguments, for the process in which it tries the imports of a run",
-    "AGENTRIG_KIT": "marks the processes of a server that `agentrig.testing.check_server` checks",
+    "AGENTRIG_KIT": "marks the processes of a server that `agentrig.testing` checks",
     "KIT_OF_RUNNERS_KEY": "set while the kit starts runners: a key that they must not get",
     "AGENTRIG_WORKER_SETUP": "the functions that prepare a Ray worker for its hardware",
 }

@@ -12,6 +12,8 @@ import torch
 from audited_runs import tiny_model, trained
 
 from agentrig.audit.record import Row
+from agentrig.audit.verdicts import Verdict
+from agentrig.errors import RunStopped
 from agentrig.plan import Plan, resolve
 from agentrig.run import auditing
 from agentrig.run.auditing import Auditing
@@ -52,6 +54,31 @@ def test_the_first_two_steps_are_audited_and_then_as_many_as_two_percent_of_the_
     assert 8 <= len(audited) <= 12, audited
     assert 0.015 < later / clock[0] <= 0.02
     assert watched.summary()["steps"] == audited
+
+
+def test_a_fault_at_the_end_of_a_run_keeps_what_its_last_audit_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {name: Verdict(link=name, result="ok", detail="as it was") for name in ("score", "held-out")}
+    late = Verdict(link="held-out", result="fault", detail="another accuracy", causes="the summary")
+
+    class Looker:
+        def last(self, step: int, accuracy: object) -> auditing.Audited:
+            return auditing.Audited(step=step, verdicts=[late], seconds=0.0)
+
+    def audit(auditor: object, step: int, *given: object) -> auditing.Audited:
+        return auditing.Audited(step=step, verdicts=list(said.values()), seconds=4.0)
+
+    monkeypatch.setattr(auditing, "audit", audit)
+    monkeypatch.setattr(auditing, "Auditor", lambda *given: Looker())
+    monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer: None)
+    watched = Auditing(tmp_path, resolve("mini"))
+    watched.end(1, {"step": 1, "step_s": 10.0})
+    with pytest.raises(RunStopped, match="another accuracy"):
+        watched.finish(1, {"after": 0.5})
+    told = json.loads((tmp_path / "audit" / "verdicts-00001.json").read_text())
+    assert {v["link"]: v["result"] for v in told["verdicts"]} == {"held-out": "fault", "score": "ok"}
+    assert watched.summary()["links"] == 2
 
 
 def test_a_reward_that_does_not_end_holds_up_no_audit(toy_plan: Callable[..., Plan]) -> None:

@@ -62,8 +62,15 @@ KINDS: dict[str, tuple[str, ...]] = {
     "rows in the prompt": ("agent.sample_rows=2", "algorithm.max_tokens=32"),
     "every query is taught": ("adapter.match=",),
     "resumed": ("resumed",),
+    "8-bit AdamW": ("algorithm.optimizer=adamw8bit",),
+    "8-bit AdamW, adapters": (*LORA, "algorithm.optimizer=adamw8bit"),
     "units": ("units",),
+    "units, seed 1": ("units", "run.seed=1"),
+    "units, seed 2": ("units", "run.seed=2"),
     "json-repair": ("json-repair",),
+    "json-repair, seed 1": ("json-repair", "run.seed=1"),
+    "json-repair, seed 2": ("json-repair", "run.seed=2"),
+    "programs": ("programs",),
 }  # fmt: skip
 
 
@@ -96,15 +103,22 @@ def audited(folder: Path, name: str, keys: tuple[str, ...], options: argparse.Na
     if keys == ("resumed",):
         words.remove("resumed")
         commands = [[*words, "algorithm.steps=2"], ["train", "--resume", str(run), "algorithm.steps=4"]]
-    elif keys in (("units",), ("json-repair",)):
-        module, model = f"agentrig_{name.replace('-', '_')}", folder / f"{name}-start"
-        env["PYTHONPATH"] = os.pathsep.join([str(EXAMPLES / f"agentrig-{name}" / "src"), env.get("PYTHONPATH", "")])
-        plugin = folder / f"{name}.py"  # the package is not installed
+    elif keys[0] in ("units", "json-repair"):
+        package, *more = keys
+        module, model = f"agentrig_{package.replace('-', '_')}", folder / f"{run.name}-start"
+        env["PYTHONPATH"] = os.pathsep.join([str(EXAMPLES / f"agentrig-{package}" / "src"), env.get("PYTHONPATH", "")])
+        plugin = folder / f"{run.name}.py"  # the package is not installed
         plugin.write_text(f"from {module} import *\nfrom {module} import {', '.join(HOOKS)}\n", "utf-8")
-        own = [name, "--plugin", str(plugin)]
-        words = ["train", *own, *threads, *SMALL, f"algorithm.model={model}", f"run.directory={folder}",
+        own = [package, "--plugin", str(plugin)]
+        words = ["train", *own, *threads, *SMALL, *more, f"algorithm.model={model}", f"run.directory={folder}",
                  f"run.name={run.name}"]  # fmt: skip
         commands = [["warmup", *own, "--out", str(model), "--minutes", "1.5"], words]
+    elif keys == ("programs",):
+        model, own = folder / "dice", str(EXAMPLES / "programs" / "bash.toml")
+        words = ["train", own, *threads, *SMALL, f"algorithm.model={model}", f"agent.folder={EXAMPLES / 'programs'}",
+                 f"run.directory={folder}", f"run.name={run.name}"]  # fmt: skip
+        subprocess.run([sys.executable, str(EXAMPLES / "programs" / "start.py"), str(model)], check=True, env=env)
+        commands = [words]
     begun, status, log = time.monotonic(), 0, folder / f"{run.name}.log"
     with log.open("ab") as out:
         for command in commands:

@@ -172,12 +172,12 @@ def carried(address: str, requests: Sequence[dict[str, Any]], count: int, client
 def requests_of(address: str, database: Path) -> list[dict[str, Any]]:
     """Return the requests that the reference agent sends in one rollout of the stub benchmark."""
     from agentrig_langgraph_sql.graph import build_graph
-    from agentrig_langgraph_sql.model import LLM
+    from langchain_openai import ChatOpenAI
 
     from agentrig.traces import LLM_CALL
     from agentrig.tracing.recording import recording
 
-    llm = LLM(base_url=address, model="replay", sampling={"temperature": 0})
+    llm = ChatOpenAI(base_url=address, model="replay", api_key="none", temperature=0)
     with recording("r", token_ids=False) as recorder:
         build_graph(llm).invoke({"question": QUESTION, "database": str(database)})
     return [dict(s.attributes["request"]) for s in recorder.trace().spans if s.name == LLM_CALL]

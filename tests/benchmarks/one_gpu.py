@@ -1,6 +1,6 @@
 """How long a step of `grpo` takes on one GPU, with each server: verl_step.py's model, prompts, lengths and n.
 
-    python tests/benchmarks/one_gpu.py [--server vllm|embedded] [--shape 18m|0.5b|1.5b] [--rows 32x4x816+128]
+    python tests/benchmarks/one_gpu.py [--server vllm|embedded] [--shape 18m|135m|0.5b|1.5b] [--rows 32x4x816+128]
         [--steps 8] [KEY=VALUE …]
 
 Prints the parts of each step, their medians over all steps after the first two, and how long the first step took to end

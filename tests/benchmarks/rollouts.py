@@ -3,7 +3,8 @@
     python tests/benchmarks/rollouts.py                       1, 2 and 8 runners, 300 rollouts each, both sides
     python tests/benchmarks/rollouts.py --memory 5000         agentrig's memory over 5000 rollouts
 
-Both sides run the graph of langgraph-sql (one write and one check a rollout) against the replay server. The bare
+Both sides run the graph of langgraph-sql (one write and one check a rollout) with LangChain's `ChatOpenAI` against the
+replay server. The script fails unless every rollout of both sides succeeded with both its calls recorded. The bare
 side is Agent Lightning's Trainer with its default tracer, strategy and runner, an algorithm that enqueues all
 rollouts and waits, and a LitAgent that calls the graph with the tracer's LangChain handler. Timed is the span from
 the first rollout's start to the last one's end, so Agent Lightning's 5 s polls while idle do not count against it.
@@ -31,6 +32,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from replay_llm import replay_server
 
 QUESTION = "How many bands are there?"
+CALLS = 2
+"""Calls of a rollout: a query and its check."""
+
 ANSWERS = {"*": "SELECT count(*) FROM band"}
 
 
@@ -97,7 +101,7 @@ def agentrig_side(
             found["cpu_ms"] = {n: 1e3 * (sum(map(cpu_s, own)) - before[n]) / count for n, own in pids.items()}
             first = min(r.start for r in rollouts)
             last = max(r.start + r.duration_s for r in rollouts)
-            good = [r for r in rollouts if r.failure is None and r.triplets]
+            good = [r for r in rollouts if r.failure is None and r.triplets and len(r.trace.llm_calls()) == CALLS]
             found.update(rollouts=len(rollouts), good=len(good), rate=len(rollouts) / (last - first))
 
         runtime.run(body)
@@ -122,7 +126,7 @@ def lightning_side(address: str, database: Path, runners: int, count: int) -> di
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     import agentlightning as agl
     from agentrig_langgraph_sql.graph import build_graph
-    from agentrig_langgraph_sql.model import LLM
+    from langchain_openai import ChatOpenAI
 
     found: dict[str, Any] = {}
 
@@ -130,12 +134,14 @@ def lightning_side(address: str, database: Path, runners: int, count: int) -> di
         graph: Any = None
 
         def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
-            if self.graph is None:
-                Agent.graph = build_graph()
-            endpoint = resources["main_llm"]
-            llm = LLM(base_url=endpoint.endpoint, model=endpoint.model, sampling=endpoint.sampling_parameters)
+            if self.graph is None:  # once a runner, as agentrig's side
+                endpoint = resources["main_llm"]
+                llm = ChatOpenAI(
+                    base_url=endpoint.endpoint, model=endpoint.model, api_key="none", **endpoint.sampling_parameters
+                )
+                Agent.graph = build_graph(llm)
             handler = self.tracer.get_langchain_handler()
-            self.graph.invoke(task, context={"llm": llm}, config={"callbacks": [handler]})
+            self.graph.invoke(task, config={"callbacks": [handler]})
             return 1.0
 
     class Enqueue(agl.Algorithm):
@@ -154,7 +160,7 @@ def lightning_side(address: str, database: Path, runners: int, count: int) -> di
             spans = [await store.query_spans(i) for i in ids]
             calls = [sum(s.name == "openai.chat.completion" for s in trace) for trace in spans]
             seconds = max(a.end_time for a in warm) - min(a.start_time for a in warm)
-            good = sum(a.status == "succeeded" and c >= 2 for a, c in zip(attempts, calls, strict=True))
+            good = sum(a.status == "succeeded" and c == CALLS for a, c in zip(attempts, calls, strict=True))
             found.update(rollouts=len(ids), good=good, rate=len(warm) / seconds)
 
     tasks = [{"question": QUESTION, "database": str(database)} for _ in range(count + 2 * runners)]
@@ -246,6 +252,8 @@ def main() -> None:
                     results.append(measure(side, runners, options.rollouts, address, database))
             ours, bare = (statistics.median(r["rate"] for r in sides[s]) for s in ("agentrig", "lightning"))
             lost = [(r["rollouts"], r["good"]) for s in sides.values() for r in s]
+            if any(rollouts != good for rollouts, good in lost):
+                raise SystemExit(f"not the same work: rollouts and those with {CALLS} recorded calls, in turn: {lost}")
             print(f"{runners:>8} {ours:>10.1f} {bare:>10.1f} {ours / bare:>6.2f}x   {lost}", flush=True)
 
 

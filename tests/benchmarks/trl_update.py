@@ -74,6 +74,7 @@ def ours(rows: list[dict[str, Any]], steps: int, clock: str) -> list[float]:
         metrics = learner.update(samples, step=step)
         seconds.append(CLOCKS[clock]() - start)
         assert metrics["updates"] == EPOCHS * MINI_BATCHES
+        assert metrics["trained_tokens"] == EPOCHS * sum(len(row["response_ids"]) for row in rows)
     return seconds[1:]
 
 
@@ -106,7 +107,13 @@ def theirs(rows: list[dict[str, Any]], steps: int, batch: int, clock: str) -> li
     begun: list[float] = []
     outside = [0.0]
 
+    trained = [0]
+
     class Recorded(GRPOTrainer):  # type: ignore[misc]
+        def compute_loss(self, model: Any, inputs: Any, *given: Any, **more: Any) -> Any:
+            trained[0] += int(inputs["completion_mask"].sum())
+            return super().compute_loss(model, inputs, *given, **more)
+
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             now = CLOCKS[clock]()
             begun.append(now - outside[0])
@@ -149,6 +156,10 @@ def theirs(rows: list[dict[str, Any]], steps: int, batch: int, clock: str) -> li
             processing_class=tokenizer,
         )
         trainer.train()
+    done, wanted = trainer.state.global_step, (steps + 2) * EPOCHS * MINI_BATCHES
+    tokens = (steps + 2) * EPOCHS * sum(map(len, responses))
+    if (done, trained[0]) != (wanted, tokens):
+        raise SystemExit(f"TRL made {done} of {wanted} updates on {trained[0]} of {tokens} tokens")
     seconds = [b - a for a, b in pairwise(begun)]
     return seconds[1:]
 

@@ -1,7 +1,7 @@
 """How long a step takes, beside plain verl: the same model, prompts, lengths and n, one call a rollout.
 
-    python tests/benchmarks/verl_step.py plain|agentrig [--shape 18m|0.5b|1.5b|7b] [--rows 32x4x816+128] [--engine auto]
-        [--tokens N] [--steps 8] [--gpus 1] [--cpus N] [--poll S] [--work DIR] [KEY=VALUE …]
+    python tests/benchmarks/verl_step.py plain|agentrig [--shape 18m|135m|0.5b|1.5b|7b] [--rows 32x4x816+128]
+        [--engine auto] [--tokens N] [--steps 8] [--gpus 1] [--cpus N] [--poll S] [--work DIR] [KEY=VALUE …]
 
 `plain` runs verl's own single-turn agent loop from the same composed configuration; `agentrig` runs this project's
 manager with an agent that makes one call, and with the engine that `--engine` names: `forest` computes tokens that
@@ -31,6 +31,8 @@ import yaml
 SHAPES = {
     "18m": {"hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
             "intermediate_size": 1024, "vocab_size": 16384, "tie_word_embeddings": False},
+    "135m": {"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+             "intermediate_size": 1536, "vocab_size": 49152, "tie_word_embeddings": True},
     "0.5b": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
              "intermediate_size": 4864, "vocab_size": 151936, "tie_word_embeddings": True},
     "1.5b": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
@@ -38,7 +40,13 @@ SHAPES = {
     "7b": {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
            "intermediate_size": 18944, "vocab_size": 152064, "tie_word_embeddings": False},
 }  # fmt: skip
-ROWS = {"18m": "32x4x64+64", "0.5b": "32x4x816+128", "1.5b": "32x4x816+128", "7b": "32x4x816+128"}
+ROWS = {
+    "18m": "32x4x64+64",
+    "135m": "32x4x256+64",
+    "0.5b": "32x4x816+128",
+    "1.5b": "32x4x816+128",
+    "7b": "32x4x816+128",
+}
 TASKS = 64
 PLUGIN = """
 import hashlib, httpx, json
@@ -293,6 +301,13 @@ def main() -> None:
 
         delivery_blocks.install_verl()
     lines = run_plain(work, keys, poll_s=arguments.poll) if plain else run_agentrig(work, keys, engine=arguments.engine)
+    tasks, n, _, _ = parsed(arguments.rows)
+    wanted = tasks * n * (prompt + response)
+    less = [line for line in lines if line.get("perf/total_num_tokens", 0.0) < 0.95 * wanted]
+    if not lines or less:
+        raise SystemExit(
+            f"not the work that was asked for: {len(less)} of {len(lines)} steps have under {wanted} tokens"
+        )
     names = sorted({k for line in lines for k in line if k.startswith("timing_s/") or k in KEPT})
     later = lines[2:] or lines
     medians = {

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import pytest
 import torch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.config import GrpoConfig
-from agentrig_grpo.delivery import LearnerView
 from agentrig_grpo.learner import Learner
 from agentrig_grpo.server.handle import LLMServer, ServerSettings
 from proof_runs import Backend, balanced, tiny
@@ -27,27 +26,27 @@ from agentrig.errors import RunStopped
 IDS = [2, *range(40, 70)]
 
 
-class View(LearnerView):
+class Watched(Learner):
     """The learner, which notes the threads that use it."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
         self.threads: set[int] = set()
 
-    def logprobs(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
+    def logprobs(self, *given: Any, **more: Any) -> list[float]:
         self.threads.add(threading.get_ident())
-        return super().logprobs(ids, temperature=temperature)
+        return super().logprobs(*given, **more)
 
-    def digests(self) -> dict[str, str]:
+    def digests(self, dtype: str) -> dict[str, str]:
         self.threads.add(threading.get_ident())
-        return super().digests()
+        return super().digests(dtype)
 
 
 class Stage:
     """A learner, its server behind a gate that can be closed, and the proofs of a run."""
 
-    def __init__(self, folder: Path, server: LLMServer, learner: Learner, base_url: str) -> None:
-        self.server, self.learner, self.view = server, learner, View(learner, "float32")
+    def __init__(self, folder: Path, server: LLMServer, learner: Watched, base_url: str) -> None:
+        self.server, self.learner = server, learner
         self.delivery = Delivery(folder)
         self.endpoint = Endpoint(base_url=base_url, model="policy", sampling={"temperature": 1.0})
         self.gate = threading.Event()
@@ -55,7 +54,13 @@ class Stage:
 
     def begin(self, version: int, **more: Any) -> None:
         self.delivery.begin(
-            version=version, learner=self.view, servers=[self.endpoint], context=64, prompt=lambda: IDS, **more
+            version=version,
+            learner=self.learner,
+            dtype="float32",
+            servers=[self.endpoint],
+            context=64,
+            prompt=lambda: IDS,
+            **more,
         )
 
 
@@ -75,7 +80,7 @@ def server(model: Path) -> Iterator[LLMServer]:
 @pytest.fixture
 def stage(model: Path, tmp_path: Path, server: LLMServer) -> Iterator[Stage]:
     torch.set_num_threads(1)
-    learner = Learner(checkpoint.load_model(model), GrpoConfig(model=str(model)), dtype="float32", seed=0)
+    learner = Watched(checkpoint.load_model(model), GrpoConfig(model=str(model)), dtype="float32", seed=0)
     with gated(server) as (base_url, gate):
         made = Stage(tmp_path, server, learner, base_url)
         made.gate = gate
@@ -106,7 +111,7 @@ def gated(server: LLMServer) -> Iterator[tuple[str, threading.Event]]:
 def test_the_run_goes_on_while_the_server_is_asked(stage: Stage) -> None:
     stage.gate.clear()
     stage.begin(0)
-    assert stage.view.threads == set(), "the learner has not been asked"
+    assert stage.learner.threads == set(), "the learner has not been asked"
     assert stage.delivery.step.proofs == 0
     waiting = threading.Thread(target=lambda: (time.sleep(0.2), stage.gate.set()))
     waiting.start()
@@ -114,8 +119,8 @@ def test_the_run_goes_on_while_the_server_is_asked(stage: Stage) -> None:
     waiting.join()
     found = stage.delivery.summary()
     assert (found["proofs"], found["arrived"]) == (1, 1)
-    assert len(stage.view.threads) == 1
-    assert threading.get_ident() not in stage.view.threads, "the run's own thread does not wait for the learner"
+    assert len(stage.learner.threads) == 1
+    assert threading.get_ident() not in stage.learner.threads, "the run's own thread does not wait for the learner"
     line = stage.delivery.line()
     assert line["background_s"] > 0.15
     assert line["version"] == 0
@@ -183,21 +188,21 @@ def test_ctrl_c_ends_the_wait_for_a_server_that_hangs(stage: Stage) -> None:
 def test_at_the_end_of_a_run_nothing_uses_the_learner_any_more(stage: Stage) -> None:
     inside, leave = threading.Event(), threading.Event()
 
-    def slow() -> dict[str, str]:
+    def slow(dtype: str) -> dict[str, str]:
         inside.set()
         assert leave.wait(30)
         return {}
 
-    stage.view.digests = slow  # type: ignore[method-assign]
+    stage.learner.digests = slow  # type: ignore[method-assign]
     stage.begin(0)
     assert inside.wait(30)
     threading.Timer(0.3, leave.set).start()
     stage.delivery.end()
     assert leave.is_set(), "it waited for the thread that was computing"
-    stage.view.threads.clear()
+    stage.learner.threads.clear()
     with pytest.raises(RunStopped, match="the run has ended"):
         stage.delivery.settle()
-    assert stage.view.threads == set()
+    assert stage.learner.threads == set()
 
 
 def test_a_transfer_without_a_verdict_counts_as_one_that_did_not_arrive(stage: Stage) -> None:

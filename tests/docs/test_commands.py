@@ -40,10 +40,9 @@ NOT_RUN = (
     (r"--resume runs/mini", "a run of one step has no step left to resume; tests/run/test_session.py resumes runs"),
     (r"--hardware cuda|\b(train|doctor) (fast|qwen|llama)\b|--device cuda", "it needs a GPU"),
     (r"\b(train|doctor) npu\b|Ascend|torch_npu|vllm", "it needs an NPU and CANN"),
-    (r"^python tests/benchmarks/verl_", "it needs a GPU"),
     (r"^pip install (\. |\./plugins)|^pip check", "it is part of an installation on an NPU"),
     (
-        r"brief-sql|one-query|shop-assistant|^pip install -e|^pytest$|^cd \.\.$",
+        r"runs-sql|one-query|shop-assistant|^pip install -e|^pytest$|^cd \.\.$",
         "tests/docs/test_tutorials.py runs the page",
     ),
     (r"^python -m build", "tests/docs/test_tutorials.py runs it"),
@@ -61,8 +60,6 @@ NOT_RUN = (
         "it needs a model or packages; tests/programs/test_examples.py runs the programs",
     ),
     (r"agent\.url=", "it needs a service; tests/docs/test_service_page.py runs that of the page"),
-    (r"verl_spider/", "it needs Spider and a GPU"),
-    (r"embedded_mini\.toml", "it takes an hour; docs/benchmarks.md has its figures"),
     (r"^agentrig data spider", "Spider's download is not included; test_spider_convert.py converts a copy of its form"),
     (r"agentrig_langgraph_sql|OPENAI_BASE_URL", "test_langgraph_sql_readme.py runs it against a server"),
 )
@@ -115,7 +112,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with chdir(folder):
         for kind, name in (
             ("reward", "my-reward"),
-            ("reward", "brief-sql"),
+            ("reward", "runs-sql"),
             ("agent", "one-query"),
             ("domain", "shop-assistant"),
         ):

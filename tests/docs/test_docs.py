@@ -73,3 +73,22 @@ def test_ci_runs_lint_and_the_readmes_test_command() -> None:
     assert made == {"setup", "lint", "test"}  # tests/docs/test_site.py builds the site
     assert made <= set(re.findall(r"^([a-z]+):", makefile, re.M))
     assert "\nmake test " in (ROOT / "README.md").read_text()
+
+
+def test_the_benchmarks_page_names_every_record() -> None:
+    folder = ROOT / "tests" / "benchmarks"
+    named = set(re.findall(r"`([\w/]+\.md)`", (ROOT / "docs" / "benchmarks.md").read_text()))
+    assert named == {str(f.relative_to(folder)) for f in folder.rglob("*.md") if f.name != "README.md"}
+
+
+def test_every_page_that_a_file_names_exists() -> None:
+    folders = ("src", "plugins", "examples", "tests", "docs")
+    files = [*ROOT.glob("*.*"), *(file for folder in folders for file in (ROOT / folder).rglob("*.*"))]
+    named = {
+        (file, page)
+        for file in files
+        if file.suffix in (".py", ".toml", ".md", ".sh") and "node_modules" not in file.parts
+        for page in re.findall(r"(?<![\w/.])docs/[\w/.-]+\.md\b", file.read_text("utf-8"))
+    }
+    assert len(named) > 50
+    assert sorted(f"{file.relative_to(ROOT)} names {page}" for file, page in named if not (ROOT / page).exists()) == []

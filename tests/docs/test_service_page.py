@@ -1,4 +1,4 @@
-"""The service of the page "Your existing agent" answers, calls back, and runs a rollout once."""
+"""The service of examples/ answers, calls back, and runs a rollout once, as the page "Your existing agent" says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import attrs
 import httpx
 import pytest
 import uvicorn
-from pages import ROOT, blocks
+from pages import ROOT
 
 from agentrig import Endpoint
 from agentrig.callbacks import Callback
@@ -25,13 +25,13 @@ from agentrig.services.exchange import Exchange
 from agentrig.testing.scripted import Reply, ScriptedServer, scripted_server
 
 PAGE = ROOT / "docs" / "how-to" / "existing-agent.md"
+SERVICE = ROOT / "examples" / "agent_service.py"
 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[str]:
-    (text,) = (b.text for b in blocks() if b.page == PAGE and b.text.startswith("# agent_service.py"))
     module = ModuleType("agent_service")
-    exec(compile(text, str(PAGE), "exec"), module.__dict__)
+    exec(compile(SERVICE.read_text("utf-8"), str(SERVICE), "exec"), module.__dict__)
     module.KEY = "service-key"
     server = uvicorn.Server(uvicorn.Config(module.app, port=0, log_config=None, lifespan="off"))
     thread = threading.Thread(target=server.run)
@@ -104,6 +104,6 @@ def test_a_second_answer_gets_the_statuses_of_the_page() -> None:
         headers = {"Authorization": f"Bearer {unanswered.key}"}
     late = httpx.post(unanswered.url, json={"answer": 1}, headers=headers).status_code
     assert [*statuses, *after, late] == [200, 200, 409, 200, 409, 410]
-    text = PAGE.read_text("utf-8").replace("\n", " ")
+    text = " ".join(PAGE.read_text("utf-8").split())
     assert "The same answer again gets 200, also when the rollout has ended; another one gets 409." in text
     assert "If there was no answer until the rollout's end, the address answers 410." in text

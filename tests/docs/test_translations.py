@@ -56,6 +56,7 @@ def test_the_pages_that_are_translated() -> None:
         "README.zh.md",
         "docs/how-to/npu.zh.md",
         "docs/quickstart.zh.md",
+        "docs/tutorials/train-the-reference-agent.zh.md",
     ]
 
 

@@ -283,9 +283,6 @@ def test_the_gateway_s_address():
         port = server.getsockname()[1]
         found = only(place.check_gateway(situation("gateway.use=on", f"gateway.port={port}")), "problem")
         assert f"127.0.0.1:{port}: Address already in use" in found.evidence
-    joined = ("gateway.use=on", "runners.store=0.0.0.0:4747")
-    assert "gateway.host=0.0.0.0" in only(place.check_gateway(situation(*joined)), "warning").cure
-    only(place.check_gateway(situation(*joined, "gateway.host=0.0.0.0")), "ok")
 
 
 def test_each_fixed_model_must_answer():

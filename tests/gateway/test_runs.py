@@ -20,7 +20,7 @@ from agentrig.gateway import process
 from agentrig.plan import Plan, resolve
 from agentrig.run.evaluate import eval_tasks, evaluate
 from agentrig.run.training import train
-from agentrig.testing import check_agent
+from agentrig.testing import check
 from agentrig.traces import LLM_CALL, MISSED
 
 TOKEN = secrets.token_urlsafe(32)
@@ -87,8 +87,12 @@ def test_no_file_and_no_log_has_a_key(
 
 
 def test_the_kit_plays_an_agent_through_a_gateway(leaky: Path, toy_file: str) -> None:
-    check_agent(
-        f"{leaky}:leaky", tasks=f"{toy_file}:toy-tasks", limit=2, only=["calls-endpoint", "answers", "recorded"]
+    check(
+        "agent",
+        f"{leaky}:leaky",
+        tasks=f"{toy_file}:toy-tasks",
+        limit=2,
+        only=["calls-endpoint", "answers", "recorded"],
     )
 
 

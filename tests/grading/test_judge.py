@@ -13,8 +13,7 @@ from agentrig.grading.config import JudgeConfig
 from agentrig.grading.judge import ANSWER_LIMIT, Judge
 from agentrig.runners.scorer import Scorer
 from agentrig.secrets import Secret
-from agentrig.testing.local_server import serving
-from agentrig.testing.scripted import Reply, ScriptedServer
+from agentrig.testing.scripted import Reply, ScriptedServer, serving
 
 RUBRIC = "10 for a correct and short answer, 0 for a wrong one."
 

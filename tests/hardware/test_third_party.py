@@ -13,7 +13,7 @@ from agentrig.cli.entry import main
 from agentrig.doctor import could_start, devices, examine, software
 from agentrig.scaffold.copying import make_package
 from agentrig.scaffold.templates import TEMPLATES
-from agentrig.testing import check_hardware
+from agentrig.testing import check
 
 ONE_STEP = (
     "algorithm.steps=1",
@@ -67,10 +67,10 @@ def here(site, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("here")
 def test_it_passes_the_kit(monkeypatch):
-    report = check_hardware("fake-accelerator", compute=False)  # the next tests compute on it
+    report = check("hardware", "fake-accelerator", compute=False)  # the next tests compute on it
     assert {r.check for r in report.results if r.status == "skipped"} == {"hardware.memory", "hardware.computes"}
     monkeypatch.delenv("FAKE_ACCELERATORS")
-    absent = check_hardware("fake-accelerator")
+    absent = check("hardware", "fake-accelerator")
     assert "hardware.hidden" in {r.check for r in absent.results if r.status == "skipped"}
 
 

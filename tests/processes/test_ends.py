@@ -274,7 +274,7 @@ def test_a_killed_run_leaves_no_process_and_the_next_run_removes_its_files(
     path = tmp_path / "path"
     path.mkdir()
     (path / "heavy.py").write_text(HEAVY)
-    words = [*family(tmp_path, model, toy_file), 'tasks.do=["hang"]', "runners.deadline_s=500"]
+    words = [*family(tmp_path, model, toy_file, agent="staying"), "runners.deadline_s=500"]
     command = start(*words, PYTHONPATH=str(path))
     command.wait_for(lambda: sum("sleep(600)" in " ".join(cmdline(p)) for p in command.started()) >= 5)
     command.kill()

@@ -96,7 +96,7 @@ def test_the_answer_is_read_on_stdout_or_in_a_file() -> None:
     deep = "printf '%s%s' $(printf '[%.0s' $(seq 20000)) $(printf ']%.0s' $(seq 20000))"
     for script, more in ((deep, {}), (f"{deep} > answer.json", {"answer": "file"})):
         kind, message = failure(script, **more)
-        assert (kind, "nested too deep: at most 200" in message) == ("bad-answer", True), message
+        assert (kind, "nested too deep: at most 254" in message) == ("bad-answer", True), message
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl on this machine")

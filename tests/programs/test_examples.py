@@ -20,7 +20,7 @@ from agentrig.programs.agent import CommandAgent
 from agentrig.programs.config import CommandConfig
 from agentrig.rollouts import Rollout
 from agentrig.runners.attempt import run_agent
-from agentrig.testing import check_agent
+from agentrig.testing import check
 from agentrig.testing.scripted import Reply, ScriptedServer, scripted_server
 from agentrig.view.terminal import span_text
 
@@ -114,7 +114,7 @@ def test_in_bubblewrap_the_gateway_is_reached_and_the_rest_is_hidden(play: Calla
 def test_the_bash_agent_passes_the_kit() -> None:
     settings = {"command": COMMANDS["bash"], "folder": str(PROGRAMS), "exit_codes": {"22": "llm-error"}}
     tasks = [Task(id=f"t{i}", input={"question": f"round {i}"}) for i in range(2)]
-    report = check_agent("command", settings=settings, tasks=tasks, slow_s=0.2, raise_failed=False)
+    report = check("agent", "command", settings=settings, tasks=tasks, slow_s=0.2, raise_failed=False)
     assert {result.check: result.status for result in report.results} == {
         result.check: "passed" for result in report.results
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,8 @@ import pytest
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.pools import Job, Result
-from agentrig.testing.playing import Players
+from agentrig.testing.agent import AgentSubject
 from agentrig.testing.scripted import Reply, scripted_server
-from agentrig.testing.subject import subject_of
 from agentrig.traces import LLM_CALL
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl on this machine")
@@ -71,23 +71,24 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
         "disk_mb": 5,
         "processes": 20,
     }
-    subject = subject_of("agent", str(Path(__file__).parents[1] / "support" / "faulty_plugin.py"), settings)
+    file = str(Path(__file__).parents[1] / "support" / "faulty_plugin.py")
+    subject = AgentSubject(kind="agent", given=file, settings=settings, deadline_s=60)
     with (
         scripted_server(reply) as server,
         Gateway(GatewaySettings()) as gateway,
-        Players(subject, n=1, threads=len(DOS) + GOOD + 1, deadline_s=60) as players,
+        closing(subject),
     ):
+        pool = subject.started(threads=len(DOS) + GOOD + 1)
         endpoint = attrs.evolve(server.endpoint(temperature=0.5), gateway=gateway.address)
 
         def submit(do: str, name: str = "") -> None:
-            players.pool.submit(Job(id=name or do, input={"do": do}, endpoint=endpoint))
+            pool.submit(Job(id=name or do, input={"do": do}, endpoint=endpoint))
 
         results: dict[str, Result] = {}
 
         def poll() -> None:
-            results.update({result.id: result for result in players.pool.poll(0.2)})
+            results.update({result.id: result for result in pool.poll(0.2)})
 
-        players.start()
         for do in DOS:
             submit(do)
         for i in range(GOOD):
@@ -105,10 +106,10 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
             poll()
             assert time.monotonic() < end
         submit("calls-late")
-        while players.pool.pending:
+        while pool.pending:
             poll()
             assert time.monotonic() < end
-        assert players.pool.replaced == 0
+        assert pool.replaced == 0
         yield Played(results, [body["messages"][-1]["content"] for body in server.bodies()], place)
 
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 from agentrig_agent_match import AgentMatch
 from agentrig_grpo import checkpoint
-from agentrig_grpo.algorithm import Grpo
 from agentrig_grpo.config import EmbeddedConfig
 from agentrig_grpo.server import transfer
 from agentrig_grpo.server.embedded import Embedded
@@ -30,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from agentrig.cli import main
 from agentrig.delivery import Delivery
 from agentrig.errors import RunStopped
-from agentrig.servers import Server
+from agentrig.run.loop import Loop
 from agentrig.view.diagnosis import diagnose
 
 MODELS = tiny()
@@ -142,17 +141,17 @@ def run_behind(
 ) -> ProofSession:
     """Run with a real balancer in front of the run's server and others."""
     with ExitStack() as ending:
-        real = Grpo._endpoints
+        real = Loop._sampling
         balancers: list[Any] = []
 
-        def through(self: Grpo, server: Server) -> Any:
-            (found,) = real(self, server)
+        def through(self: Loop) -> Any:
+            (found,) = real(self)
             if not balancers:
                 own = [] if only_others else [Backend(found.base_url, found.api_key)]
                 balancers.append(ending.enter_context(balanced([*own, *others], refuse)))
             return [evolve(found, base_url=balancers[0].base_url)]
 
-        monkeypatch.setattr(Grpo, "_endpoints", through)
+        monkeypatch.setattr(Loop, "_sampling", through)
         session = ProofSession(directory)
         run(directory, model, session, **settings)
         return session

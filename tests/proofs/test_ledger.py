@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,12 @@ import pytest
 import torch
 from agentrig_agent_match import AgentMatch
 from agentrig_grpo import algorithm, learner
-from agentrig_grpo.algorithm import Grpo
 from agentrig_grpo.learner import Learner
 from agentrig_grpo.loss import TokenLoss
 from recorded_steps import run_steps, session_in
 
-from agentrig.errors import RunStopped
+from agentrig.errors import AgentrigError, RunStopped
+from agentrig.run.loop import Loop
 from agentrig.runners.engine import RolloutEngine
 
 Patch = pytest.MonkeyPatch
@@ -96,24 +97,24 @@ def a_triplet_is_made_up(patch: Patch) -> None:
 
 @fault(f"{ALGORITHM}.*\n  15 x a call got lost: neither trained, masked nor dropped: {WHERE} \\(\\d tokens\\)")
 def a_call_gets_no_sample(patch: Patch) -> None:
-    around(patch, Grpo, "samples", lambda found, *_: found[::2])
+    around(patch, Loop, "_samples", lambda found, *_: (found[0][::2], found[1]))
 
 
 @fault(f"{ALGORITHM}.*\n  \\d+ x a part of a call's response got lost: {WHERE} \\(4 of \\d tokens\\)")
 def responses_are_cut_at_a_maximum_length(patch: Patch) -> None:
-    cut = lambda found, *_: [attrs.evolve(s, response_ids=s.response_ids[:4]) for s in found]  # noqa: E731
-    around(patch, Grpo, "samples", cut)
+    cut = lambda found, *_: ([attrs.evolve(s, response_ids=s.response_ids[:4]) for s in found[0]], [])  # noqa: E731
+    around(patch, Loop, "_samples", cut)
 
 
 @fault("step 2: .*\n.*x a call was trained that no trace of this step has: rollout ro-1, call c-write_query")
 def samples_of_an_earlier_step_are_trained_again(patch: Patch) -> None:
     first: list[Any] = []
 
-    def stale(found: list[Any], *_: Any) -> list[Any]:
+    def stale(found: Any, *_: Any) -> Any:
         first.append(found)
         return first[0]
 
-    around(patch, Grpo, "samples", stale)
+    around(patch, Loop, "_samples", stale)
 
 
 @fault(
@@ -121,7 +122,7 @@ def samples_of_an_earlier_step_are_trained_again(patch: Patch) -> None:
     f"{WHERE} \\(its reward is 0, those of its group are 0, 1, 0, 1\\)"
 )
 def all_advantages_are_zero(patch: Patch) -> None:
-    around(patch, algorithm, "group_advantages", lambda found, *_: [v and 0.0 for v in found])
+    around(patch, algorithm, "group_relative", lambda found, *_: [[v and 0.0 for v in group] for group in found])
 
 
 # --- learner ---
@@ -246,32 +247,43 @@ def test_gradients_that_are_not_finite_train_nothing(tmp_path: Path, monkeypatch
     assert closed(line["call_tokens"])
 
 
-def test_calls_left_out_by_an_algorithms_own_samples_are_counted(tmp_path: Path) -> None:
-    class Better(Grpo):
+@pytest.mark.parametrize("others", [None, 0.0])
+def test_calls_that_a_credit_leaves_out_are_counted(tmp_path: Path, others: float | None) -> None:
+    def best(groups: Sequence[Sequence[Any]], config: Any) -> list[list[float | None]]:
         """Imitates the better rollouts of each group."""
+        means = [statistics.fmean(r.value for r in group if r.value is not None) for group in groups]
+        return [
+            [1.0 if r.value is not None and r.value > mean else others for r in group]
+            for group, mean in zip(groups, means, strict=True)
+        ]
 
-        def samples(self, rollouts: Sequence[Any]) -> list[Any]:
-            return [attrs.evolve(s, advantage=1.0) for s in super().samples(rollouts) if s.advantage > 0]
-
-    line = run_steps(session_in(tmp_path), steps=1, algorithm=Better)[0]
+    line = run_steps(session_in(tmp_path), steps=1, credit=best)[0]
     assert line["calls"]["trained"] == 10
-    assert line["calls"]["dropped"]["left-out-by-samples"] == 20
+    assert line["calls"]["dropped"]["left-out-by-credit"] == 20
     assert closed(line["call_tokens"])
 
 
-def test_samples_without_call_ids_do_not_stop_a_run(tmp_path: Path) -> None:
-    class Older(Grpo):
-        """Makes samples as version 0.1 did."""
+def test_a_credit_can_tell_the_calls_of_a_rollout_apart(tmp_path: Path) -> None:
+    def second(groups: Sequence[Sequence[Any]], config: Any) -> list[list[list[float | None]]]:
+        """Trains the second call of each rollout."""
+        return [[[None, 1.0][: len(r.triplets)] for r in group] for group in groups]
 
-        def samples(self, rollouts: Sequence[Any]) -> list[Any]:
-            return [attrs.evolve(s, call=None) for s in super().samples(rollouts)]
+    line = run_steps(session_in(tmp_path), steps=1, credit=second)[0]
+    assert line["calls"]["trained"] == 15
+    assert line["calls"]["dropped"]["left-out-by-credit"] == 15
 
-    line = run_steps(session_in(tmp_path), steps=1, algorithm=Older)[0]
-    assert (line["calls"]["trained"], line["calls"]["handed_over"]) == (0, 30)
+
+@pytest.mark.parametrize("worth", [[1.0], "1", float("nan"), [[1.0, 2.0, 3.0]] * 4], ids=str)
+def test_a_credit_that_returns_something_else_is_named(tmp_path: Path, worth: Any) -> None:
+    def wrong(groups: Sequence[Sequence[Any]], config: Any) -> list[Any]:
+        return [worth if isinstance(worth, list) else [worth] * len(group) for group in groups]
+
+    with pytest.raises(AgentrigError, match="credit has to return, for each group, a list with a worth for each"):
+        run_steps(session_in(tmp_path), steps=1, credit=wrong)
 
 
 def test_negative_advantages_without_weight_have_their_own_reason(tmp_path: Path) -> None:
-    line = run_steps(session_in(tmp_path), steps=1, negative_scale=0.0)[0]
+    line = run_steps(session_in(tmp_path, negative_scale=0.0), steps=1, negative_scale=0.0)[0]
     assert line["calls"]["trained"] == 10
     assert line["calls"]["dropped"] == {**DROPPED, "zero-variance-group": 8, "negative-scale-zero": 12}
 

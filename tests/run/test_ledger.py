@@ -149,10 +149,15 @@ def test_an_entry_without_a_reason_and_one_for_a_call_that_was_not_kept_do_not_c
 def test_a_whole_run_that_loses_a_call_ends_with_its_name_and_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from agentrig_grpo.algorithm import Grpo
+    from agentrig.run.loop import Loop
 
-    real = Grpo.samples
-    monkeypatch.setattr(Grpo, "samples", lambda self, rollouts: real(self, rollouts)[1:])
+    real = Loop._samples
+
+    def lost(self: Loop, rollouts: Any) -> Any:
+        samples, left_out = real(self, rollouts)
+        return samples[1:], left_out
+
+    monkeypatch.setattr(Loop, "_samples", lost)
     small = ["algorithm.tasks_per_step=4", "algorithm.group_size=4", "run.validation_tasks=4", "run.report_tasks=4"]
     own = [f"run.directory={tmp_path}/runs", "run.name=a", "algorithm.steps=3", "hardware.threads=1", "runners.n=1"]
     said = r"step 1: the ledger of calls does not close: .* algorithm grpo did .*\n +1 x a call got lost: .* node w"

@@ -86,6 +86,17 @@ def test_settings_edited_by_hand_are_refused_with_their_file(
     assert content(finished) == before
 
 
+def test_other_settings_edited_by_hand_are_named_once(finished: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = finished / "config.toml"
+    file.write_text(file.read_text().replace("validation_tasks = ", "validation_tasks = 1"))
+    for expected in (1, 0):
+        caplog.clear()
+        train(resume_plan(finished, overrides=[f"algorithm.steps={5 - expected}"]), resume=finished)
+        said = [r.getMessage() for r in caplog.records if "was edited" in r.getMessage()]
+        assert len(said) == expected
+        assert all("run.validation_tasks is 1" in one and "That holds from now on" in one for one in said)
+
+
 def newest_gone(run: Path) -> None:
     shutil.rmtree(run / "checkpoints" / "step-00003")
 

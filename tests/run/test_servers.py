@@ -29,7 +29,7 @@ from agentrig.plan import resolve
 from agentrig.processes import scratch
 from agentrig.run.training import train
 from agentrig.servers import ServerError
-from agentrig.testing import check_server
+from agentrig.testing import check
 
 ROOT = Path(__file__).resolve().parents[2]
 PROCESS = {"embedded": "agentrig_grpo.server", "file-server": "agentrig_file_server.serving"}
@@ -198,7 +198,7 @@ def test_a_run_whose_server_dies_names_it(server: str, place: Place) -> None:
 
 @pytest.mark.usefixtures("place")
 def test_the_file_server_passes_the_kit() -> None:
-    report = check_server("file-server")
+    report = check("server", "file-server")
     assert not [r for r in report.results if r.status != "passed"]
 
 

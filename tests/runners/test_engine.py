@@ -1,8 +1,7 @@
-"""Tasks in, scored and adapted rollouts out, over the real store, runners and model server."""
+"""Tasks in, scored and adapted rollouts out, over the real runners and model server."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from agentrig import Endpoint, Score, Task
 from agentrig.errors import AgentrigError
 from agentrig.plan import Plan
 from agentrig.rollouts import Rollout
-from agentrig.run.setup import make_engine
+from agentrig.run.setup import Setup
 from agentrig.runners.scorer import Scorer
 
 Roll = Callable[..., list[Rollout]]
@@ -47,7 +46,7 @@ def roll(model: ModelServer, toy_plan: Callable[..., Plan]) -> Roll:
     ) -> list[Rollout]:
         plan = toy_plan(*overrides, **uses)
         scorer = Scorer(plan.build("reward"), budget_s=2)
-        engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter or plan.build("adapter"))
+        engine, runtime = Setup(plan).engine(scorer=scorer, adapter=adapter or plan.build("adapter"))
         found: list[Rollout] = []
 
         def body() -> None:
@@ -78,31 +77,12 @@ def test_complete_groups_are_handed_over_while_others_run(model: ModelServer, ro
     assert 2 in told[-1]
 
 
-def test_spans_stay_out_of_a_store_that_nobody_reads(model: ModelServer, roll: Roll) -> None:
-    """The algorithm gets them with each result; only algorithms of Agent Lightning read them in the store."""
-    added: list[Any] = []
-
-    def check(engine: Any, runtime: Any) -> None:
-        add = runtime.store.add_many_spans
-
-        async def watched(spans: Any) -> Any:
-            added.extend(spans)
-            return await add(spans)
-
-        runtime.store.add_many_spans = watched
-        rollouts = engine.run(tasks_of("", ""), n=2, endpoint=endpoint(model), step=4, mode="train")
-        assert all(rollout.trace.spans for rollout in rollouts)
-
-    roll(tasks_of(""), check=check)
-    assert added == []
-
-
 def test_groups_are_adjacent_scored_and_adapted(model: ModelServer, roll: Roll) -> None:
     tasks = tasks_of(*[""] * 6)
     left: list[int] = []
 
     def check(engine: Any, runtime: Any) -> None:
-        left.append(len(asyncio.run(runtime.store.query_rollouts())))
+        left.append(len(runtime._waiting))
         left.append(runtime.pool.pending)
 
     rollouts = roll(tasks, n=3, check=check)
@@ -122,7 +102,7 @@ def test_groups_are_adjacent_scored_and_adapted(model: ModelServer, roll: Roll) 
         assert triplet.node == "write_query"
         assert r.duration_s > 0
         assert r.reward_s >= 0
-    assert left == [0, 0]  # the store has deleted them
+    assert left == [0, 0]
 
 
 def test_failures_are_data(roll: Roll) -> None:
@@ -207,8 +187,8 @@ def test_every_rollout_is_reported_once_and_batches_do_not_mix(
 
     plan = toy_plan()
     plan.registry.add_observer(Watch(), "watch")
-    engine, runtime = make_engine(
-        plan, scorer=Scorer(lambda t, o, b: Score.ok(1.0), budget_s=2), adapter=plan.build("adapter")
+    engine, runtime = Setup(plan).engine(
+        scorer=Scorer(lambda t, o, b: Score.ok(1.0), budget_s=2), adapter=plan.build("adapter")
     )
     found: list[Rollout] = []
 

@@ -164,7 +164,7 @@ def test_answers_that_cannot_be_sent_fail_immediately(model: ModelServer, start:
         "": None,
     }
     assert "answered with Unwritable: OSError: the rows are gone" in found["unwritable"].message
-    assert "nested deeper than 200" in found["nested"].message
+    assert "nested deeper than 254" in found["nested"].message
     assert "its answer contains itself" in found["ring"].message
     assert 'its span "note": attributes contains itself' in found["unsendable-ring"].message
     assert "it has 11000002 characters of JSON, 10000000 are allowed" in found["huge"].message

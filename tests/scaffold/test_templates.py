@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,13 @@ from agentrig.cli.entry import main
 from agentrig.plugins.loading import load
 from agentrig.plugins.specs import KINDS
 from agentrig.scaffold.copying import make_package
-from agentrig.scaffold.templates import DOMAIN, FOLDER, TEMPLATES, snake
+from agentrig.scaffold.templates import DOMAIN, FILLED, FOLDER, TEMPLATES, snake
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = {"LICENSE", ".gitignore", ".github/workflows/tests.yml"}
-"""Files that every package gets from `common`."""
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    found = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+def files(folder: Path) -> dict[str, str]:
+    found = {str(p.relative_to(folder)): p.read_text("utf-8") for p in folder.rglob("*") if p.is_file()}
     return {name: content for name, content in found.items() if "__pycache__" not in name}
 
 
@@ -42,9 +41,12 @@ def test_a_copy_under_its_own_name_is_the_template(kind: str, tmp_path: Path) ->
     template = TEMPLATES[kind]
     make_package(template, template.name, tmp_path / "package")
     made = files(tmp_path / "package")
-    assert {name: content for name, content in made.items() if name not in SHARED} == files(template.folder)
-    assert {name: made[name] for name in SHARED} == files(FOLDER / "common")
-    assert made["LICENSE"] == (ROOT / "LICENSE").read_bytes()
+    common, own = files(FOLDER / "common"), files(template.folder)
+    assert made.keys() == {name.removesuffix(FILLED) for name in common} | own.keys() | {"LICENSE"}
+    assert {name: made[name] for name in own} == own
+    assert made["LICENSE"] == (ROOT / "LICENSE").read_text()
+    said = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert tomllib.loads(made["pyproject.toml"])["project"]["requires-python"] == said
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
@@ -53,21 +55,17 @@ def test_a_copy_has_its_name_everywhere(kind: str, tmp_path: Path, monkeypatch: 
     template = TEMPLATES[kind]
     printed = new(kind, "odd-name2")
     made = files(tmp_path / "agentrig-odd-name2")
-    everything = "\n".join(f"{name}\n{content.decode()}" for name, content in made.items())
-    assert not re.search(f"{template.name}|{snake(template.name)}|\\[\\[[=%#]", everything)
-    assert everything.count("odd-name2") + everything.count("odd_name2") == sum(
-        name.count(form) + content.decode().count(form)
-        for name, content in files(template.folder).items()
-        for form in (template.name, snake(template.name))
-    )
-    project = tomllib.loads(made["pyproject.toml"].decode())
+    everything = "\n".join(f"{name}\n{content}" for name, content in made.items())
+    assert not re.search(f"{template.name}|{snake(template.name)}", everything)
+    assert "$" not in made["README.md"] + made["pyproject.toml"]
+    project = tomllib.loads(made["pyproject.toml"])
     assert project["project"]["entry-points"]["agentrig"] == {"odd-name2": "agentrig_odd_name2"}
     assert project["project"]["name"] == "agentrig-odd-name2"
     assert set(made) > {"README.md", "LICENSE", "tests/test_odd_name2.py", "src/agentrig_odd_name2/__init__.py"}
-    lines = made["src/agentrig_odd_name2/__init__.py"].decode().splitlines()
+    lines = made["src/agentrig_odd_name2/__init__.py"].splitlines()
     assert len(lines) < (190 if kind == DOMAIN else 120), "a few dozen lines"
     # README has the same commands as the message at the end.
-    (block,) = re.findall(r"```bash\n(.*?)```", made["README.md"].decode(), re.S)
+    (block,) = re.findall(r"```bash\n(.*?)```", made["README.md"], re.S)
     told = [line.partition("  # ")[0].strip() for line in printed.splitlines() if line.startswith("  ")]
     assert told == ["cd agentrig-odd-name2", *block.splitlines()]
     # What a longer name does to the form of the code is the same as in this repository.
@@ -78,15 +76,19 @@ def test_a_copy_has_its_name_everywhere(kind: str, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_a_package_requires_what_it_and_its_tests_use(kind: str) -> None:
-    folder = TEMPLATES[kind].folder
-    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+def test_a_package_requires_what_it_and_its_tests_use(kind: str, tmp_path: Path) -> None:
+    make_package(TEMPLATES[kind], TEMPLATES[kind].name, tmp_path / "package")
+    project = tomllib.loads((tmp_path / "package" / "pyproject.toml").read_text())["project"]
     required = {re.split(r"[><=]", r)[0] for r in [*project["dependencies"], *project["optional-dependencies"]["test"]]}
-    source = "\n".join(file.read_text() for file in folder.rglob("*.py"))
+    source = "\n".join(file.read_text() for file in TEMPLATES[kind].folder.rglob("*.py"))
     named = set(re.findall(r'(?:tasks=|"use": )"([\w-]+)"', source))
     used = {c.distribution for kind in KINDS for c in load().components(kind) if c.spec.name in named}
-    used |= {name.replace("_", "-") for name in re.findall(r"^ *(?:from|import) (agentrig_\w+)", source, re.M)}
-    assert used - {project["name"], "agentrig"} <= required
+    tops = set(re.findall(r"^ *(?:from|import) (\w+)", source, re.M)) - sys.stdlib_module_names
+    brought = packages_distributions()
+    used |= {
+        brought[top][0].lower() for top in tops if top in brought and f"agentrig_{snake(TEMPLATES[kind].name)}" != top
+    }
+    assert used - {project["name"], "agentrig", "safetensors"} <= required  # torch's own format: grpo brings it
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
@@ -100,10 +102,6 @@ def test_a_copy_in_one_file_is_a_plugin(kind: str, tmp_path: Path, monkeypatch: 
     brought = ["agent", "recipe", "reward", "tasks"] if kind == DOMAIN else [kind]
     assert sorted((c.kind, c.spec.name) for c in plugin.components) == [(each, "odd-name3") for each in brought]
     assert f"agentrig validate {file}" in printed
-
-
-def test_a_domain_is_small() -> None:
-    assert sum(len(content.splitlines()) for content in files(FOLDER / DOMAIN).values()) < 270
 
 
 @pytest.mark.slow
@@ -164,5 +162,5 @@ def test_the_wheel_of_agentrig_has_the_templates(tmp_path: Path) -> None:
         ["git", "ls-files", "src/agentrig/templates"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     wanted = {name.removeprefix("src/") for name in listed}
-    assert len(wanted) > 4 * len(TEMPLATES)
+    assert len(wanted) > 2 * len(TEMPLATES)
     assert {name for name in shipped if name.startswith("agentrig/templates/")} == wanted

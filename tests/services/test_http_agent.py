@@ -25,7 +25,7 @@ from agentrig.services.agent import HttpAgent
 from agentrig.services.checks import check_service
 from agentrig.services.config import HttpConfig
 from agentrig.settings import structure
-from agentrig.testing.local_server import LocalServer, QuietHandler, serving
+from agentrig.testing.scripted import LocalServer, QuietHandler, serving
 
 ENDPOINT = Endpoint(
     base_url="http://127.0.0.1:9/v1",

@@ -18,7 +18,7 @@ from audit_faults import Fault
 from proof_runs import tiny
 
 from agentrig.plan import resolve
-from agentrig.run import session
+from agentrig.run import loop, session
 from agentrig.run.training import train
 from agentrig.runners.engine import RolloutEngine
 
@@ -112,7 +112,8 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return
     monkeypatch.delenv("AUDIT_EQUAL", raising=False)
     for owner, names in {
-        algorithm: ("tasks_of_step", "group_advantages"),
+        algorithm: ("group_relative",),
+        loop: ("tasks_of_step",),
         learner: ("sample_weights", "tokens_in_loss", "build", "learning_rate", "optimizer_of", "token_losses"),
         learner.Learner: ("_batches", "_reference_logprobs"),
         Masters: ("refresh",),

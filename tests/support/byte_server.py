@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from agentrig.testing.local_server import LocalServer, QuietHandler, serving
+from agentrig.testing.scripted import LocalServer, QuietHandler, serving
 
 
 class ByteServer(LocalServer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import beside  # as a user's own plugin does
@@ -33,6 +34,12 @@ def parent(task_input, endpoint):
     return beside.ANSWER
 
 
+def staying(task_input, endpoint):
+    """Leave processes as `parent` does, and never answer."""
+    parent(task_input, endpoint)
+    time.sleep(600)
+
+
 def breeder(task_input, endpoint):
     """Start children for ever."""
     while True:
@@ -43,4 +50,5 @@ def breeder(task_input, endpoint):
 def register_agents():
     yield AgentSpec(name="breeder", summary="Starts processes for ever.", build=lambda config: breeder)
     yield AgentSpec(name="parent", summary="Leaves processes.", build=lambda config: parent, preload=("heavy",))
+    yield AgentSpec(name="staying", summary="Leaves processes.", build=lambda config: staying, preload=("heavy",))
     yield AgentSpec(name="unforked", summary="Cannot be forked.", build=lambda config: parent, preload=("deadly",))

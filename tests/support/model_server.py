@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from agentrig.testing.local_server import serving
-from agentrig.testing.scripted import Reply, ScriptedServer
+from agentrig.testing.scripted import Reply, ScriptedServer, serving
 
 WISH = re.compile(r"\[([a-z-]+)(?:=([^\]]*))?\]")
 

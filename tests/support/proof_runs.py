@@ -25,6 +25,7 @@ from agentrig.algorithms import Measurement
 from agentrig.delivery import Delivery
 from agentrig.hardware import Cpu, CpuConfig
 from agentrig.rollouts import Rollout
+from agentrig.run.loop import Loop
 from agentrig.servers import MakeServer, Server, ServerPlan
 from agentrig.traces import LLM_CALL, Span
 
@@ -137,7 +138,7 @@ def run(directory: Path, model: Path, session: ProofSession | None = None, **set
     """Run the algorithm for two steps."""
     settings = {"steps": 2, "tasks_per_step": 3, "group_size": 4, "lr": 1e-3, "max_tokens": 6, **settings}
     session = session or ProofSession(directory)
-    Grpo(GrpoConfig(model=str(model), **{"validate_every": 0, **settings})).run(session)  # type: ignore[arg-type]
+    Loop(Grpo(GrpoConfig(model=str(model), **{"validate_every": 0, **settings}))).run(session)  # type: ignore[arg-type]
     return session
 
 

@@ -25,6 +25,7 @@ from agentrig import Endpoint, Outcome, Score, Span, Task, Trace
 from agentrig.hardware import Cpu, CpuConfig
 from agentrig.plan import resolve
 from agentrig.run.directory import RunDirectory
+from agentrig.run.loop import Loop
 from agentrig.run.session import RunSession
 from agentrig.runners.engine import RolloutEngine
 from agentrig.runners.jobs import Result
@@ -109,12 +110,11 @@ def mini() -> Any:
     return checkpoint.load_model(model_directory("mini"))
 
 
-def session_in(folder: Path, *, logprobs: bool = False, adapter: Any = None) -> RunSession:
+def session_in(folder: Path, *, logprobs: bool = False, adapter: Any = None, negative_scale: float = 1.0) -> RunSession:
     """Return a run's session over recorded rollouts."""
     # No audit: these rollouts were made up.
-    plan = resolve(
-        "mini", overrides=[f"run.directory={json.dumps(str(folder))}", "run.failure_limit=0.5", "run.audit=false"]
-    )
+    own = ["run.failure_limit=0.5", "run.audit=false", f"algorithm.negative_scale={negative_scale}"]
+    plan = resolve("mini", overrides=[f"run.directory={json.dumps(str(folder))}", *own])
     runtime: Any = Recorded(logprobs=logprobs)
     scorer = Scorer(lambda task, outcome, budget_s: Score.ok(outcome.answer), budget_s=5.0)
     return RunSession(
@@ -130,14 +130,14 @@ def session_in(folder: Path, *, logprobs: bool = False, adapter: Any = None) -> 
     )
 
 
-def run_steps(session: RunSession, *, steps: int = 2, algorithm: type[Grpo] = Grpo, **settings: Any) -> list[Any]:
-    """Train for some steps, as `Grpo.run` does; return the lines of metrics."""
+def run_steps(session: RunSession, *, steps: int = 2, credit: Any = None, **settings: Any) -> list[Any]:
+    """Train for some steps, as `Loop.run` does; return the lines of metrics."""
     config = GrpoConfig(model="mini", **{"lr": 1e-4, "tokens_per_batch": 64, **settings})
-    grpo = algorithm(config)
-    learner = Learner(copy.deepcopy(mini()), config, dtype="float32", seed=0)
+    loop = Loop(Grpo(config, credit))
+    loop.learner = learner = Learner(copy.deepcopy(mini()), config, dtype="float32", seed=0)
     for step in range(1, steps + 1):
         rollouts = session.rollouts(TASKS, n=4, endpoint=ENDPOINT, step=step)
-        samples = grpo.samples(rollouts)
+        samples, left_out = loop._samples(rollouts)
         metrics = learner.update(samples, step=step)
-        session.end_step(step, metrics=metrics, time_s={}, calls=grpo.entries(rollouts, samples, learner))
+        session.end_step(step, metrics=metrics, time_s={}, calls=[*loop._entries(samples), *left_out])
     return session.lines

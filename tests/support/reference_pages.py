@@ -21,7 +21,7 @@ MODULES = (
     "tasks", "agents", "endpoints", "rewards", "traces", "adapters", "rollouts", "algorithms", "servers", "pools",
     "demonstrations",
     "ledger", "observers", "findings", "hardware.contract", "hardware.memory", "figures", "settings", "secrets",
-    "errors", "lightning", "plugins.specs", "plugins.hookspecs", "plan",
+    "errors", "plugins.specs", "plugins.hookspecs", "plan",
 )  # fmt: skip
 """What plugins import, in the order of the API page; the rest is machinery."""
 
@@ -195,6 +195,7 @@ def api() -> str:
     lines += [", ".join(f"`{name}`" for name in names) + ".", ""]
     for module in MODULES:
         lines += [f"::: agentrig.{module}", ""]
+    lines += ["::: agentrig_lightning", ""]
     return "\n".join(lines)
 
 
@@ -202,24 +203,26 @@ def kit() -> str:
     """Return the page of the kit's checks."""
     from reference import described
 
-    from agentrig.testing.kit import CHECKED, table_of
-    from agentrig.testing.play import TABLE as PLAY
+    from agentrig.testing.kit import CHECKED, TRIAL, declared, options_of, subject_class
 
     lines = [
         "# Checks of the kit",
         "",
         "Every check of `agentrig.testing`, why it matters, and what to do if it fails. A failure says the same, and",
-        "what was seen. [Test a plugin](../how-to/test-a-plugin.md) says how to run them. This page is made from the",
-        "code.",
+        "what was seen. [Publish a plugin](../tutorials/publish-it.md#the-kit) says how to run them. This",
+        "page is made from the code.",
         "",
     ]
-    for table in (*(table_of(kind) for kind in CHECKED), PLAY):
-        own = table.kind in CHECKED
-        how = f"check_{table.kind}(subject, settings=..., only=..., OPTION=...)" if own else "agentrig validate"
-        lines += [f"## {table.kind}", "", f"`{how}`", ""]
-        lines += rows(("check", "why it matters", "what to do"), [(f"`{c.name}`", c.why, c.cure) for c in table])
-        options = [(f"`{name}`", text) for name, text in described(table.bench).items()]
-        lines += rows(("option", "meaning"), options) if own and options else []
+    for kind in (*CHECKED, TRIAL):
+        own = kind in CHECKED
+        how = f'check("{kind}", subject, settings=..., only=..., OPTION=...)' if own else "agentrig validate"
+        lines += [f"## {kind}", "", f"`{how}`", ""]
+        lines += rows(
+            ("check", "why it matters", "what to do"), [(f"`{c.name}`", c.why, c.cure) for c in declared(kind)]
+        )
+        options = {n: t for cls in reversed(subject_class(kind).__mro__) for n, t in described(cls).items()}
+        named = [(f"`{name}`", options[name]) for name in options_of(kind)]
+        lines += rows(("option", "meaning"), named) if own and named else []
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from agentrig.testing.local_server import LocalServer, QuietHandler, serving
+from agentrig.testing.scripted import LocalServer, QuietHandler, serving
 
 VERSION = re.compile(r"\[v(\d+)\]")
 BEST_VERSION = 2

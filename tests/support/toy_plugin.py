@@ -84,7 +84,8 @@ class ToyTasks:
         do = self.config.do[number % len(self.config.do)] if self.config.do and split == "train" else ""
         given = {"number": number, "do": do, "marker": self.config.marker}
         private = {"parity": "odd" if number % 2 else "even", "gold": secret(number)}
-        return Task(id=f"{split}-{number}", input=given, private=private)
+        slices = {"half": "first" if number % 24 < 12 else "second", "split": split}
+        return Task(id=f"{split}-{number}", input=given, private=private, slices=slices)
 
 
 # --- agents ---

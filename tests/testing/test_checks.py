@@ -6,7 +6,7 @@ import json
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -16,40 +16,69 @@ import pytest
 from agentrig import RewardSpec, Score
 from agentrig.errors import ConfigError
 from agentrig.run.directory import RunDirectory
-from agentrig.testing import Check, CheckFailed, ChecksFailed, CheckSkipped, check_reward, checks
+from agentrig.testing import Check, CheckFailed, CheckSkipped, check, checks
+from agentrig.testing.kit import needs
 from agentrig.testing.scripted import Reply, ScriptedServer, logprob, prompt_ids
-from agentrig.testing.table import Bench, Table
+from agentrig.testing.subject import Subject
 
-BROKEN = RewardSpec(name="broken", summary="Cannot be built.", build=lambda config: 1 / 0)
 FINE = RewardSpec(name="fine", summary="Always 1.", build=lambda config: lambda task, outcome, budget_s: Score.ok(1))
+calls: list[str] = []
 
 
-def ran(table: Table[Bench]) -> list[Check]:
-    return table.made(table.open(FINE, None, {}))
+def check_red(subject: Subject) -> None:
+    """It is not red.
+
+    Why: It matters.
+    Cure: Mend it, in
+        two lines.
+    """
+    calls.append("red")
+    raise CheckFailed("seen at 1.py:3")
+
+
+@needs(check_red)
+def check_second(subject: Subject) -> None:
+    """Never done."""
+    calls.append("second")
+
+
+@needs(check_second)
+def check_third(subject: Subject) -> None:
+    """Never done."""
+    calls.append("third")
+
+
+def check_ends_python(subject: Subject) -> None:
+    """It does not end Python."""
+    sys.exit("the plugin ends Python")
+
+
+def ran(*functions: Callable[[Subject], None]) -> list[Check]:
+    calls.clear()
+    subject = Subject(kind="reward", given=FINE)
+    return [Check(kind="reward", function=function, subject=subject) for function in functions]
 
 
 def test_a_failure_names_check_reason_and_cure() -> None:
-    table = Table("reward", Bench)
-
-    @table.check("red", why="It matters.", cure="Mend it.")
-    def red(bench: Bench) -> None:
-        raise CheckFailed("seen at 1.py:3")
-
-    @table.check("raises", why="It matters.", cure="Mend it.")
-    def raises(bench: Bench) -> None:
-        sys.exit("the plugin ends Python")
-
-    _, first, second = ran(table)
+    red, ends = ran(check_red, check_ends_python)
+    message = "reward.red: seen at 1.py:3\n  why it matters: It matters.\n  what to do: Mend it, in two lines."
     with pytest.raises(CheckFailed) as failed:
-        first()
-    assert str(failed.value) == "reward.red: seen at 1.py:3\n  why it matters: It matters.\n  what to do: Mend it."
-    with pytest.raises(CheckFailed, match=r"reward.raises: SystemExit: the plugin ends Python .*test_checks.py"):
-        second()
+        red()
+    assert str(failed.value) == message
+    with pytest.raises(CheckFailed, match=r"reward.ends-python: SystemExit: the plugin ends Python .*test_checks.py"):
+        ends()
+
+
+def test_what_a_check_needs_runs_once_and_its_failure_skips() -> None:
+    for each in ran(check_third, check_second):
+        with pytest.raises(CheckSkipped, match=r"needs reward.red, which failed"):
+            each()
+    assert calls == ["red"]
 
 
 def test_without_tasks_the_cure_is_to_name_some() -> None:
-    report = check_reward(FINE, only=["empty"], raise_failed=False)
-    (scores,) = check_reward(FINE, only=["scores"], raise_failed=False).failed
+    report = check("reward", FINE, only=["empty"], raise_failed=False)
+    (scores,) = check("reward", FINE, only=["scores"], raise_failed=False).failed
     assert [r.status for r in report.results] == ["skipped"]
     assert "with which tasks to try it: its plugin brings no task set" in scores.message
     assert "agentrig validate NAME --tasks TASKS" in scores.message
@@ -57,52 +86,17 @@ def test_without_tasks_the_cure_is_to_name_some() -> None:
     assert "Such a rollout is left out" not in scores.message, "the reason of a check that was not done"
 
 
-def test_what_a_check_needs_runs_once_and_its_failure_skips() -> None:
-    table, calls = Table("reward", Bench), []
-
-    @table.check("first", why="w", cure="c")
-    def first(bench: Bench) -> None:
-        calls.append("first")
-        raise CheckFailed("no")
-
-    @table.check("second", why="w", cure="c", needs=["first"])
-    def second(bench: Bench) -> None:
-        calls.append("second")
-
-    @table.check("third", why="w", cure="c", needs=["second"])
-    def third(bench: Bench) -> None:
-        calls.append("third")
-
-    *_, two, three = ran(table)
-    with pytest.raises(CheckSkipped, match=r"needs reward.first, which failed"):
-        two()
-    with pytest.raises(CheckSkipped, match=r"needs reward.first, which failed"):
-        three()
-    assert calls == ["first"]
-    with pytest.raises(ValueError, match="declared later"):
-        table.check("early", why="w", cure="c", needs=["late"])(first)
-
-
-def test_each_line_of_a_report_is_said_as_soon_as_it_is_known() -> None:
+def test_a_report_is_said_line_by_line_and_raises() -> None:
+    broken = RewardSpec(name="broken", summary="Cannot be built.", build=lambda config: 1 / 0)
     said: list[str] = []
-    seen: list[int] = []
-    table = Table("reward", Bench, builds=False)
-    look = table.check("looks", why="-", cure="-")(lambda bench: seen.append(len(said)))
-    table.check("looks-again", why="-", cure="-")(look)
-    report = table.check_all(FINE, None, None, False, {}, said.append)
-    assert seen == [2, 3]  # the heading and the check before; then one more
+    report = check("reward", broken, only=["loads", "empty"], raise_failed=False, say=said.append)
     assert "\n".join(said).rstrip() == str(report)
-
-
-def test_a_report_counts_and_raises() -> None:
-    report = check_reward(BROKEN, only=["loads"], raise_failed=False)
-    assert not report.ok
-    assert [r.check for r in report.failed] == ["reward.loads"]
+    assert len(said) == 4
     assert "cannot be built: ZeroDivisionError" in str(report)
-    assert "1 failed" in str(report)
-    with pytest.raises(ChecksFailed, match=r"reward\.loads"):
-        report.raise_failed()
-    assert check_reward(FINE, only=["loads"]).ok
+    assert "1 failed, 1 skipped" in str(report)
+    with pytest.raises(CheckFailed, match=r"reward\.loads"):
+        check("reward", broken, only=["loads"])
+    assert check("reward", FINE, only=["loads"]).ok
 
 
 @pytest.mark.parametrize(
@@ -115,7 +109,7 @@ def test_a_report_counts_and_raises() -> None:
     ],
 )
 def test_a_subject_that_cannot_be_loaded_fails_one_check(given: object, settings: object, said: str) -> None:
-    report = check_reward(given, settings=settings, raise_failed=False)
+    report = check("reward", given, settings=settings, raise_failed=False)
     assert [r.check for r in report.failed] == ["reward.loads"]
     assert {r.status for r in report.results[1:]} <= {"skipped"}
     assert said in report.results[0].message
@@ -158,7 +152,7 @@ def test_pytest_shows_the_message_of_a_failed_check_and_no_line_of_the_kit(tmp_p
     assert done.stdout.replace(summary, "").count("reward.loads: ") == 1
     assert "KeyError: 'mine' (test_it.py:8 in build)" in done.stdout
     assert "what to do: " in done.stdout
-    assert "checks.py" not in done.stdout
+    assert "kit.py" not in done.stdout
 
 
 def test_no_command_imports_the_kit() -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from agentrig import Task
 from agentrig.cli.entry import main
-from agentrig.testing import check_agent
+from agentrig.testing import check
 
 FILE = str(Path(__file__).parent / "domain.py")
 
@@ -273,7 +273,7 @@ def test_how_libraries_end_on_odd_replies_is_a_fact_and_no_fault(tmp_path: Path)
         tasks = [Task(id="t", input={"q": "?"})]
         checked = ["odd-replies", "deadline"]
         more: dict[str, Any] = {"tasks": tasks, "script": "1", "deadline_s": 4.0, "only": checked}
-        report = check_agent(f"{tmp_path}/picky.py:{name}", raise_failed=False, **more)
+        report = check("agent", f"{tmp_path}/picky.py:{name}", raise_failed=False, **more)
         return {r.check.partition(".")[2]: (r.status, r.message) for r in report.results}
 
     endless = found("unchanged")

@@ -12,8 +12,7 @@ import pytest
 from agentrig.endpoints import Endpoint
 from agentrig.runners.attempt import run_agent
 from agentrig.runners.jobs import Job
-from agentrig.testing.local_server import LocalServer, QuietHandler, serving
-from agentrig.testing.scripted import ScriptedServer, scripted_server
+from agentrig.testing.scripted import LocalServer, QuietHandler, ScriptedServer, scripted_server, serving
 from agentrig.tracing.recording import recording
 
 openai = pytest.importorskip("openai")

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from agentrig_ascend.probe import cann_version, device_files, parse_smi, probe
 
-from agentrig.testing import check_hardware
+from agentrig.testing import check
 
 A2 = """\
 +------------------------------------------------------------------------------------------------+
@@ -55,7 +55,7 @@ def test_two_npus_are_listed_with_their_memory(host: Any) -> None:
 
 
 def test_the_kit_finds_nothing_wrong_where_there_is_no_npu() -> None:
-    report = check_hardware("ascend", compute=False)
+    report = check("hardware", "ascend", compute=False)
     skipped = {r.check for r in report.results if r.status == "skipped"}
     assert skipped <= {"hardware.hidden", "hardware.memory", "hardware.computes"}
 

@@ -13,7 +13,7 @@ from agentrig_cuda.checks import check_flash_attention, check_unwanted_ascend
 from agentrig.doctor import Situation
 from agentrig.errors import ConfigError
 from agentrig.settings import structure
-from agentrig.testing import check_hardware
+from agentrig.testing import check
 
 
 def install(folder: Any, name: Any, version: Any, *, entry_points: Any = "", modules: Any = None) -> Any:
@@ -93,11 +93,11 @@ def driver(folder: Any) -> dict[str, str]:
 
 
 def test_the_kit_finds_nothing_wrong_with_a_driver_and_without_one(tmp_path: Any, monkeypatch: Any) -> None:
-    check_hardware("cuda", compute=False)
+    check("hardware", "cuda", compute=False)
     environ = driver(tmp_path)
     monkeypatch.setenv("PATH", environ["PATH"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    report = check_hardware("cuda", compute=False)
+    report = check("hardware", "cuda", compute=False)
     assert [r.check for r in report.results if r.status == "skipped"] == ["hardware.computes"]
 
 

@@ -3,13 +3,14 @@ from __future__ import annotations
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import attrs
 import httpx
 import psutil
 import pytest
 import torch
-from agentrig_grpo import build, checkpoint, register_algorithms
+from agentrig_grpo import checkpoint, register_algorithms
 from agentrig_grpo.algorithm import Grpo, check_device
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.server.embedded import Embedded
@@ -22,7 +23,8 @@ from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunSt
 from agentrig.hardware import Cpu, CpuConfig
 from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Rollout
-from agentrig.testing import check_algorithm, checks
+from agentrig.run.loop import Loop
+from agentrig.testing import check, checks
 
 TARGET = 42
 CPU = Cpu(config=CpuConfig(threads=1))
@@ -141,7 +143,7 @@ def config_of(model_dir, **more):
 
 def test_a_model_learns_through_the_whole_loop(model_dir, tmp_path):
     session = FakeSession(tmp_path / "run")
-    Grpo(config_of(model_dir)).run(session)
+    Loop(Grpo(config_of(model_dir))).run(session)
     assert session.reports["after"] > session.reports["before"] + 0.5
     assert session.calls[:3] == [("plan", 10), ("report", "before", 0), ("validate", 0)]
     assert session.notes == []
@@ -172,7 +174,8 @@ def test_a_model_learns_through_the_whole_loop(model_dir, tmp_path):
     )
     out = model.generate(prompt, max_new_tokens=6, do_sample=False)
     assert out[0, prompt.shape[1] :].tolist().count(TARGET) >= 3
-    with Grpo(config_of(model_dir)).serve(hardware=CPU, checkpoint=directory) as endpoint:
+    server = partial(Embedded, EmbeddedConfig())
+    with Loop(Grpo(config_of(model_dir))).serve(hardware=CPU, checkpoint=directory, server=server) as endpoint:
         assert session.mean(endpoint, 0, "report") == session.reports["after"]
         assert endpoint.sampling["temperature"] == 0.0
 
@@ -185,7 +188,7 @@ COSTLY = ("keys-read", "serves", "solves")
 def test_the_kit():
     names = [check.name for check in checks("algorithm", "grpo")]
     only = [name for name in names if name.partition(".")[2] not in COSTLY]
-    report = check_algorithm("grpo", settings=BANDIT, only=only, overrides=["hardware.threads=1"])
+    report = check("algorithm", "grpo", settings=BANDIT, only=only, overrides=["hardware.threads=1"])
     assert {r.status for r in report.results} == {"passed"}, report
 
 
@@ -193,21 +196,21 @@ def test_the_kit():
 def test_the_whole_kit_with_adapters_and_the_bandit_to_its_optimum():
     settings = {**BANDIT, "tasks_per_step": 6, "group_size": 8}
     more = {"learns": 16, "variants": [{"lora_rank": 4}], "overrides": ["hardware.threads=1"]}
-    report = check_algorithm("grpo", settings=settings, only=COSTLY, **more)
+    report = check("algorithm", "grpo", settings=settings, only=COSTLY, **more)
     assert {r.status for r in report.results} == {"passed"}, report
 
 
 def test_a_checkpoint_that_is_cut_off_is_named_before_anything_starts(model_dir, tmp_path):
     config = config_of(model_dir, steps=1, save_every=1, validate_every=0, tasks_per_step=2, group_size=2)
     session = FakeSession(tmp_path / "run")
-    Grpo(config).run(session)
-    for name in ("model.safetensors", "trainer/learner.pt", "trainer/best.pt"):
+    Loop(Grpo(config)).run(session)
+    for name in ("model.safetensors", "trainer/learner.pt", "trainer/state.json"):
         file = session.saved[1] / name
         whole = file.read_bytes()
         file.write_bytes(whole[:-40])
         resumed = FakeSession(tmp_path / "again", checkpoint=session.saved[1], first_step=2)
         with pytest.raises(CheckpointDamaged, match=name) as found:
-            Grpo(attrs.evolve(config, steps=2)).run(resumed)
+            Loop(Grpo(attrs.evolve(config, steps=2))).run(resumed)
         assert found.value.checkpoint == session.saved[1]
         assert resumed.calls == []
         file.write_bytes(whole)
@@ -232,9 +235,9 @@ class LongPrompts(FakeSession):
 def assert_trains_and_resumes(directory, tmp_path, **settings):
     config = config_of(directory, steps=3, tasks_per_step=2, save_every=1, validate_every=0, **settings)
     first = LongPrompts(tmp_path / "first", stop_after=2)
-    Grpo(config).run(first)
+    Loop(Grpo(config)).run(first)
     second = LongPrompts(tmp_path / "second", checkpoint=first.saved[2], first_step=3)
-    Grpo(config).run(second)
+    Loop(Grpo(config)).run(second)
     lines = [*first.lines, *second.lines]
     assert [line["step"] for line in lines] == [1, 2, 3]
     for line in lines:
@@ -261,6 +264,10 @@ def test_a_model_of_a_hundred_million_parameters_trains_on_long_prompts(make_mod
     assert_trains_and_resumes(tmp_path / "model", tmp_path, lr=1e-5, group_size=4)
 
 
+def best_of(checkpoint):
+    return json.loads((checkpoint / "trainer" / "state.json").read_text())["best"]
+
+
 def test_the_best_weights_in_validation_are_kept_when_asked_for(model_dir, tmp_path):
     class Worsening(FakeSession):
         def validate(self, endpoint, *, step):
@@ -268,10 +275,10 @@ def test_the_best_weights_in_validation_are_kept_when_asked_for(model_dir, tmp_p
             return {0: 0.1, 1: 0.9, 2: 0.5, 3: 0.4}[step]
 
     session = Worsening(tmp_path / "run")
-    Grpo(config_of(model_dir, steps=3, validate_every=1, save_every=1, final="best")).run(session)
+    Loop(Grpo(config_of(model_dir, steps=3, validate_every=1, save_every=1, final="best"))).run(session)
     last = [c for c in session.calls if c[0] == "save"][-2:]
     assert last == [("save", 3, True), ("save", 3, True)]
-    best = torch.load(session.saved[3] / "trainer" / "best.pt", weights_only=True)
+    best = best_of(session.saved[3])
     assert (best["step"], best["accuracy"]) == (1, 0.9)
     held = AutoModelForCausalLM.from_pretrained(session.saved[3]).state_dict()
     first = AutoModelForCausalLM.from_pretrained(session.saved[1]).state_dict()
@@ -288,11 +295,11 @@ def test_the_last_step_is_a_candidate_for_the_best(model_dir, tmp_path, caplog):
     for better, told in ((0.1, False), (-0.1, True)):
         session = Steady(tmp_path / f"run{better}")
         session.better = better
-        Grpo(config_of(model_dir, steps=2, validate_every=50, save_every=1, final="best")).run(session)
+        Loop(Grpo(config_of(model_dir, steps=2, validate_every=50, save_every=1, final="best"))).run(session)
         assert sorted(session.validated) == [0, 2]
         assert ("ending with the weights of the start: no step did better" in caplog.text) is told
     with pytest.raises(ConfigError, match="validate_every = 0"):
-        Grpo(config_of(model_dir, validate_every=0, final="best")).run(session)
+        Loop(Grpo(config_of(model_dir, validate_every=0, final="best"))).run(session)
 
 
 @pytest.mark.slow
@@ -304,8 +311,8 @@ def test_among_equal_accuracies_the_mean_reward_decides_what_is_best(model_dir, 
             return self.measured.accuracy
 
     session = Graded(tmp_path / "run")
-    Grpo(config_of(model_dir, steps=3, validate_every=1, save_every=1, final="best")).run(session)
-    best = torch.load(session.saved[3] / "trainer" / "best.pt", weights_only=True)
+    Loop(Grpo(config_of(model_dir, steps=3, validate_every=1, save_every=1, final="best"))).run(session)
+    best = best_of(session.saved[3])
     assert (best["step"], best["accuracy"], best["reward"]) == (2, 0.0, -0.1)
 
 
@@ -317,14 +324,14 @@ def test_solved_tasks_end_a_run_normally(model_dir, tmp_path):
 
     config = config_of(model_dir, steps=9, validate_every=50, save_every=9, final="best")
     session = Solved(tmp_path / "run")
-    Grpo(config).run(session)
+    Loop(Grpo(config)).run(session)
     ends = [c for c in session.calls if c[0] in ("end", "save", "report", "validate")]
     assert ends[:5] == [("report", "before", 0), ("validate", 0), ("end", 1), ("validate", 2), ("end", 2)]
     assert ends[5] == ("save", 2, True)
     assert ends[-1] == ("report", "after", 2)
     resumed = FakeSession(tmp_path / "resumed", checkpoint=session.saved[2], first_step=3)
     resumed.solved = True
-    Grpo(config).run(resumed)
+    Loop(Grpo(config)).run(resumed)
     assert [c for c in resumed.calls if c[0] in ("end", "report")] == [("report", "after", 2)]
 
 
@@ -354,7 +361,7 @@ def test_a_server_that_dies_in_a_step_is_named_with_the_way_to_go_on(model_dir, 
 
     session = Killed(tmp_path / "run")
     with pytest.raises(ServerError) as caught:
-        Grpo(config_of(model_dir, steps=3, validate_every=0)).run(session)
+        Loop(Grpo(config_of(model_dir, steps=3, validate_every=0))).run(session)
     said = str(caught.value)
     assert "the LLM server has died" in said
     assert f"agentrig train --resume {session.directory}" in said
@@ -364,10 +371,10 @@ def test_a_server_that_dies_in_a_step_is_named_with_the_way_to_go_on(model_dir, 
 def test_lora_trains_end_to_end(model_dir, tmp_path):
     session = FakeSession(tmp_path / "run")
     config = config_of(model_dir, steps=2, validate_every=0, lora_rank=4, kl_loss_coef=0.01, save_every=1)
-    Grpo(config).run(session)
+    Loop(Grpo(config)).run(session)
     assert all(line["ratio_max"] == pytest.approx(1.0, abs=2e-3) for line in session.lines)
     resumed = FakeSession(tmp_path / "resumed", checkpoint=session.saved[1], first_step=2)
-    Grpo(config).run(resumed)
+    Loop(Grpo(config)).run(resumed)
     assert resumed.lines[0]["loss"] == pytest.approx(session.lines[1]["loss"], rel=1e-3, abs=1e-6)
 
 
@@ -386,9 +393,8 @@ def test_each_trained_call_gets_its_rollouts_advantage(model_dir):
         )
 
     rollouts = [rollout(0, 0.0, 6), rollout(1, 1.0, 1), rollout(2, 1.0, 2, failed=True)]
-    samples = Grpo(config_of(model_dir)).samples(rollouts)
     # A baseline over calls would be 1/7, and the rollout with many calls would hardly get a negative advantage.
-    assert [(s.rollout, s.advantage) for s in samples] == [(0, -0.5)] * 6 + [(1, 0.5)]
+    assert list(Grpo(config_of(model_dir)).credit([rollouts])) == [[-0.5, 0.5, None]]
 
 
 def test_a_broken_accelerator_is_never_replaced_by_the_cpu():
@@ -408,9 +414,9 @@ def test_a_broken_accelerator_is_never_replaced_by_the_cpu():
 
 def test_the_spec_builds_and_bad_settings_are_refused(tmp_path):
     (spec,) = register_algorithms()
-    assert isinstance(build(spec.config()), Grpo)
+    assert isinstance(spec.build(spec.config()), Grpo)
     with pytest.raises(ValueError, match="group_size"):
         GrpoConfig(group_size=1)
     with pytest.raises(ConfigError, match="no shipped model has this name"):
-        Grpo(GrpoConfig(model=str(tmp_path))).run(FakeSession(tmp_path / "run"))
+        Loop(Grpo(GrpoConfig(model=str(tmp_path)))).run(FakeSession(tmp_path / "run"))
     assert spec.workload(GrpoConfig(model=str(tmp_path / "none"))) is None

@@ -41,7 +41,7 @@ def test_a_stretched_rotary_embedding_stretches_the_context():
 def test_a_run_and_a_server_check_the_context_before_they_start(model_dir):
     config = GrpoConfig(model=str(model_dir), max_length=1000)
     with pytest.raises(ConfigError, match=r"max_length = 1000: this model's context is 512"):
-        Grpo(config).serve(hardware=Cpu(config=CpuConfig(threads=1)), checkpoint=None).__enter__()
+        Grpo(config).serving(Cpu(config=CpuConfig(threads=1)), None)
     server = LLMServer(ServerSettings(model=str(model_dir), name="tiny", max_length=1000))
     with pytest.raises(ServerError, match=r"max_length = 1000: this model's context is 512"):
         server.start()

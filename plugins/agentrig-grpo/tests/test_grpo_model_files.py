@@ -193,3 +193,9 @@ def test_a_saved_model_is_as_readable_as_its_other_files(model_dir, tmp_path):
     checkpoint.save(model, tokenizer, tmp_path / "saved")
     modes = {name: (tmp_path / "saved" / name).stat().st_mode for name in ("model.safetensors", "config.json")}
     assert modes["model.safetensors"] == modes["config.json"]
+
+
+def test_a_model_is_a_directory_or_a_shipped_name(model_dir):
+    assert model_directory(str(model_dir)) == model_dir.resolve()
+    with pytest.raises(ConfigError, match="there is no such directory"):
+        model_directory("no-such-model")

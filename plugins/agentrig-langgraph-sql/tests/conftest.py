@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentrig.testing.local_server import LocalServer, QuietHandler, serving
+from agentrig.testing.scripted import LocalServer, QuietHandler, serving
 
 
 class ChatServer(LocalServer):

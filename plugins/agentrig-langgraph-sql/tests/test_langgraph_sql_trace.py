@@ -55,7 +55,8 @@ def test_every_call_is_recorded_under_its_node_with_its_token_ids(chat_server: A
         assert call.attributes["request"]["messages"][-1]["role"] == "user"
     outputs = {span.node: span.attributes["output"] for span in result.trace.spans if span.node}
     assert outputs["execute_query"] == {"result": "2\n2"}
-    assert outputs["rewrite_query"] == {"query": "SELECT 2", "turn": 2}
+    said_then = [{"role": "assistant", "content": "```sql\nSELECT 2\n```"}]
+    assert outputs["rewrite_query"] == {"messages": said_then, "query": "SELECT 2", "turn": 2}
 
 
 def test_a_failing_model_is_a_typed_failure_of_the_rollout(chat_server: Any, zoo: Path) -> None:

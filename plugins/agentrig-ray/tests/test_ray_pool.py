@@ -21,9 +21,9 @@ from agentrig import Endpoint
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.plan import resolve
 from agentrig.pools import Job, Result
-from agentrig.run.setup import make_pool
+from agentrig.run.setup import Setup
 from agentrig.runners.jobs import AgentPlan
-from agentrig.testing import check_runners
+from agentrig.testing import check
 
 TOY = str(Path(__file__).resolve().parents[3] / "tests" / "support" / "toy_plugin.py")
 CHILDREN = str(Path(__file__).with_name("ray_children.py"))
@@ -217,7 +217,7 @@ def test_the_keys_reach_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = [f"runners.{name}={value}" for name, value in keys.items() if not isinstance(value, dict | bool)]
     overrides += ["runners.resources.a=1", "runners.logs=true", 'runners.runtime_env.env_vars={A="b"}']
     plan = resolve("toy", overrides=overrides, uses={"runners": "ray"}, files=[TOY])
-    pool = make_pool(plan)
+    pool = Setup(plan).pool()
     assert isinstance(pool, RayPool)
     monkeypatch.setattr(cluster, "join", lambda address, *, logs: asked.update(address=address, logs=logs) or False)
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.1")
@@ -231,7 +231,7 @@ def test_the_keys_reach_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_the_kit_finds_nothing(nodes: Any) -> None:
-    report = check_runners("ray", settings={"address": nodes.address, "cpus": 0.25}, ends_s=40.0)
+    report = check("runners", "ray", settings={"address": nodes.address, "cpus": 0.25}, ends_s=40.0)
     assert [r.check for r in report.results if r.status != "passed"] == [], report
 
 

@@ -48,6 +48,26 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
+@pytest.mark.parametrize("mode", ["official", "strict"])
+@pytest.mark.parametrize(
+    ("prediction", "wrong", "words"),
+    [
+        ("", "no-query", "empty"),
+        ("SELECT nam FROM band", "error", "no such column"),
+        ("SELECT name, id FROM band WHERE id < 3 ORDER BY id", "columns", "has 2 columns, the gold query 1"),
+        ("SELECT name FROM band WHERE id < 2 ORDER BY id", "rows", "returns 1 rows, the gold query 2"),
+        ("SELECT name FROM band ORDER BY id", "rows", "returns more than 2 rows, the gold query 2"),
+        ("SELECT name FROM band WHERE id > 9 ORDER BY id", "empty", "returns no row, the gold query 2"),
+        ("SELECT name FROM band WHERE id < 3 ORDER BY id DESC", "order", "in another order"),
+        ("SELECT name FROM band WHERE id IN (1, 3) ORDER BY id", "values", "other values"),
+    ],
+)
+def test_the_reason_why_an_answer_is_wrong(database: Path, mode: Any, prediction: str, wrong: str, words: str) -> None:
+    score = ExecMatch(mode).score(prediction, "SELECT name FROM band WHERE id < 3 ORDER BY id", database)
+    assert (score.value, score.details["wrong"]) == (0.0, wrong)
+    assert words in score.details["reason"]
+
+
 def test_a_right_and_a_wrong_answer(database: Path) -> None:
     match = ExecMatch()
     right = match.score("SELECT name FROM band WHERE age = 25", "SELECT name FROM band WHERE age < 30", str(database))

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SPIDER = Path(os.environ.get("AGENTRIG_SPIDER_DIR", ROOT.parent / "shared" / "spider"))
 
 EXCEPTIONS: dict[str, tuple[str, float | None]] = {
-    # docs/exec-match.md gives the reason of each.
+    # The plugin's README gives the reason of each.
     "empty_gold_ddl_pred": ("ok", 0.0),
     "empty_gold_whitespace_pred": ("ok", 0.0),
     "empty_string_pred": ("ok", 0.0),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrig.testing import Check, check_tasks, checks
+from agentrig.testing import Check, check, checks
 
 SPIDER = Path(os.environ.get("AGENTRIG_SPIDER_DIR") or Path(__file__).resolve().parents[4] / "shared" / "spider")
 
@@ -29,7 +29,7 @@ def test_spider_exec_strict(check: Check) -> None:
 
 @pytest.mark.skipif(not (SPIDER / "dev.parquet").is_file(), reason="real Spider is not there: set AGENTRIG_SPIDER_DIR")
 def test_spider() -> None:
-    report = check_tasks(
-        "spider", settings={"dir": str(SPIDER)}, splits=["dev"], only=["rows", "picklable", "gold-apart"]
+    report = check(
+        "tasks", "spider", settings={"dir": str(SPIDER)}, splits=["dev"], only=["rows", "picklable", "gold-apart"]
     )
     assert [r.status for r in report.results] == ["passed"] * 3

@@ -10,7 +10,7 @@ from agentrig_verl.manager import OVERLONG, answers, explained
 
 from agentrig import Endpoint
 from agentrig.errors import RunStopped
-from agentrig.testing.local_server import LocalServer, QuietHandler, serving
+from agentrig.testing.scripted import LocalServer, QuietHandler, serving
 
 
 @pytest.mark.parametrize(("health", "expected"), [(200, True), (404, True), (503, False), (500, False)])

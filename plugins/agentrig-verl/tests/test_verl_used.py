@@ -12,7 +12,7 @@ from agentrig_verl.trajectories import Trajectory, trajectories_of
 
 from agentrig import Outcome, Score, Span, Task, Trace
 from agentrig.adapters import triplet_of
-from agentrig.ledger import Books, Ledger
+from agentrig.ledger import Ledger, StepTotals
 from agentrig.rollouts import Rollout
 from agentrig.traces import LLM_CALL
 
@@ -56,7 +56,7 @@ def books(
     kl: bool = False,
     rejects: str | None = None,
     negative_scale: float = 1.0,
-) -> Books:
+) -> StepTotals:
     """Close the books of one step: trajectories as verl's tensors, the trainer's advantages, the run's ledger."""
     from agentrig_verl import trainer as ours
     from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
@@ -64,7 +64,7 @@ def books(
 
     numbered = [(group, *talk) for group, talks in TALKS.items() for talk in talks]
     rollouts = [rollout_of(i, *what) for i, what in enumerate(numbered)]
-    ledger = Ledger(lambda trace: [], adapter_name="all", algorithm_name="verl")
+    ledger = Ledger(lambda trace: [], adapter_name="all", algorithm_name="verl", negative_scale=negative_scale)
     ledger.record(rollouts, step=1)
     laid_out: list[Trajectory] = []
     for group in TALKS:
@@ -84,11 +84,7 @@ def books(
         actor_rollout_ref=SimpleNamespace(actor=actor),
     )
     trainer._rows, trainer.global_steps = [], 1
-    trainer.agent_loop_manager = SimpleNamespace(
-        trajectories={t.key: t for t in laid_out},
-        rollouts=rollouts,
-        context=SimpleNamespace(negative_scale=negative_scale),
-    )
+    trainer.agent_loop_manager = SimpleNamespace(trajectories={t.key: t for t in laid_out})
     batch = SimpleNamespace(keys=keys, tags=tags, partition_id="train")
     queue = SimpleNamespace(kv_batch_get=lambda **_: data, kv_batch_put=lambda fields, **_: data.update(fields))
     with pytest.MonkeyPatch.context() as patch:

@@ -15,7 +15,7 @@ import attrs
 from agentrig.audit import distribution as sampled
 from agentrig.audit import scores, tasks, text, update
 from agentrig.audit.model import Precision, Unknown, Weights, place, random_state_kept, size
-from agentrig.audit.record import Record, Sources, readable
+from agentrig.audit.record import Record, Sources, read_lines, readable
 from agentrig.audit.sketch import Sketch
 from agentrig.audit.verdicts import LINKS, UNSEEN, CannotLook, Verdict, fault, ok, unseen
 from agentrig.errors import RunFileError
@@ -38,6 +38,7 @@ class Auditor:
         self._path, self._sources = path, sources
         self._evidence = sampled.Evidence()
         self._kept: dict[int, Mapping[str, torch.Tensor]] = {}  # trained tensors by version
+        self._lines = read_lines(path)
 
     def audit(
         self, step: int, sketch: Sketch | None = None, line: Mapping[str, Any] | None = None, budget_s: float = math.inf
@@ -53,7 +54,7 @@ class Auditor:
         Returns:
             The verdicts: one for each link that holds or can't be looked at, one or more for one that does not.
         """
-        record = Record(self._path, [line] if line else [])
+        record = self._record(line)
         sketch = sketch or Sketch.read(self._path, step)
         if sketch is not None and sketch.before:
             self._kept = {v: kept for v, kept in self._kept.items() if v >= step - 2} | {step - 1: sketch.before}
@@ -65,7 +66,7 @@ class Auditor:
 
     def quick(self, step: int, line: Mapping[str, Any]) -> Audited:
         """Look at what costs next to nothing, in a step that is not audited: advantages and learning rate."""
-        record = Record(self._path, [line])
+        record = self._record(line)
 
         def schedule() -> Iterator[Verdict]:
             yield from update.schedule(record, step, made=_made(record, step))
@@ -80,9 +81,15 @@ class Auditor:
             step: Its last step.
             stated: The entry `accuracy` of its summary.
         """
-        record = Record(self._path)
+        record = self._record()
         found = list(_tried("held-out", lambda: tasks.held_out(record, step, self._sources, stated)))
         return Audited(step=step, verdicts=[v for v in found if v.result == "fault"], seconds=0.0)
+
+    def _record(self, line: Mapping[str, Any] | None = None) -> Record:
+        """Return the run's record; `line` is a step's line of metrics that its file may not have yet."""
+        if line is not None:
+            self._lines[line["step"]] = line
+        return Record(self._path, self._lines)
 
     def _links(self, record: Record, step: int, sketch: Sketch | None, budget_s: float) -> Iterator[Verdict]:
         yield from _tried("tasks", lambda: tasks.tasks(record, step, self._sources))

@@ -95,32 +95,37 @@ class Sources:
     seconds: float = 5.0
 
 
+def read_lines(path: Path) -> dict[int, Mapping[str, Any]]:
+    """Return the lines of a run's `metrics.jsonl` by step; one that a crash has cut short is left out."""
+    file = path / "metrics.jsonl"
+    found: dict[int, Mapping[str, Any]] = {}
+    for text in file.read_text("utf-8", "replace").splitlines() if file.is_file() else ():
+        with suppress(ValueError):
+            line = json.loads(text)
+            if isinstance(line, dict) and isinstance(line.get("step"), int):
+                found[line["step"]] = line
+    return found
+
+
 class Record:
     """A run directory.
 
     Args:
         path: The directory.
-        lines: Lines of metrics that are not in its file yet.
+        lines: Its lines of metrics by step; None for those of its file.
 
     Raises:
         ConfigError: It has no `config.toml`.
     """
 
-    def __init__(self, path: Path, lines: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, path: Path, lines: Mapping[int, Mapping[str, Any]] | None = None) -> None:
         self.path = path
         self._rows: dict[tuple[str, int], list[Row]] = {}
         try:
             self.config = tomllib.loads((path / "config.toml").read_text("utf-8"))
         except FileNotFoundError:
             raise ConfigError(f"{path} is not a run directory: it has no config.toml") from None
-        file = path / "metrics.jsonl"
-        self.lines: dict[int, Mapping[str, Any]] = {}
-        for text in file.read_text("utf-8", "replace").splitlines() if file.is_file() else ():
-            with suppress(ValueError):  # a line that a crash has cut short
-                line = json.loads(text)
-                if isinstance(line, dict) and isinstance(line.get("step"), int):
-                    self.lines[line["step"]] = line
-        self.lines.update({line["step"]: line for line in lines})
+        self.lines = read_lines(path) if lines is None else lines
 
     @property
     def settings(self) -> Mapping[str, Any]:

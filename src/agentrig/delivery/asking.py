@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
-import httpx
 
 from agentrig.endpoints import Endpoint, without_proxy
 from agentrig.traces import weights_version
+
+if TYPE_CHECKING:
+    import httpx
 
 UNKNOWN = frozenset({400, 404, 405, 422, 501})
 """HTTP statuses of a server that does not support the request or one of its fields."""
@@ -65,6 +67,8 @@ def ask(endpoint: Endpoint, ids: Sequence[int], *, score: bool = True, n: int = 
     fields |= {"temperature": temperature, **({"prompt_logprobs": 1} if score else {})}
     if n:
         fields |= {"top_p": 1.0, "top_k": -1, "seed": 1, "logprobs": 1, "return_token_ids": True}
+    import httpx
+
     # A load balancer may choose another server for each connection.
     headers = {"Authorization": f"Bearer {endpoint.api_key}", **endpoint.headers, "Connection": "close"}
     url = f"{endpoint.base_url}/completions"
@@ -102,5 +106,7 @@ def ask(endpoint: Endpoint, ids: Sequence[int], *, score: bool = True, n: int = 
 
 @cache
 def _http(base_url: str) -> httpx.Client:
+    import httpx
+
     without_proxy(base_url)
     return httpx.Client(timeout=TIMEOUT_S)

@@ -178,6 +178,7 @@ class Delivery:
         *,
         version: int,
         learner: Learner,
+        dtype: str,
         servers: Sequence[Endpoint],
         context: int,
         prompt: Callable[[], Sequence[int]],
@@ -192,6 +193,7 @@ class Delivery:
         Args:
             version: The version of the weights: the step that made them.
             learner: The model that is trained; used in another thread until `settle` returns.
+            dtype: What the servers compute in: `float32`, `bfloat16` …
             servers: The addresses that got the weights, with the sampling settings of training.
             context: The servers' context in tokens.
             prompt: Returns the token ids of a task's prompt, for a run that has recorded no call yet.
@@ -205,7 +207,7 @@ class Delivery:
         if self.on:
             self._choose = partial(self.probe, context=context, prompt=prompt)
             ids = self._choose()
-            found = in_background(lambda: self._examine(version, learner, ids, servers, held), "delivery")
+            found = in_background(lambda: self._examine(version, learner, dtype, ids, servers, held), "delivery")
             self._pending = version, found
 
     def settle(self) -> None:
@@ -253,6 +255,7 @@ class Delivery:
         self,
         version: int,
         learner: Learner,
+        dtype: str,
         ids: Sequence[int],
         servers: Sequence[Endpoint],
         held: Callable[[], Sequence[Mapping[str, str]] | None] | None,
@@ -285,9 +288,9 @@ class Delivery:
                 version=version,
                 ids=ids,
                 logprobs=whole[:more],
-                digests=self._use(learner.digests),
-                dtype=learner.dtype,
-                bound=self._bound(learner, ids, whole[:more]),
+                digests=self._use(lambda: learner.digests(dtype)),
+                dtype=dtype,
+                bound=self._bound(learner, dtype, ids, whole[:more]),
             )
             for server, answers, digests in zip(servers, asked, known, strict=True):
                 own = digests or (answers[0].digests if answers else {})
@@ -297,7 +300,7 @@ class Delivery:
                     if gap is None or gap <= expected.bound:
                         break
                     # The weights have changed since the bound was measured.
-                    bound = self._bound(learner, ids, expected.logprobs, again=True)
+                    bound = self._bound(learner, dtype, ids, expected.logprobs, again=True)
                     expected = attrs.evolve(expected, bound=bound)
                 figures.add(Figures(difference=gap, bound=expected.bound, tensors=len(own)))
                 if lines:
@@ -325,10 +328,12 @@ class Delivery:
             self.note(self._weaker)
             return []
 
-    def _bound(self, learner: Learner, ids: Sequence[int], logprobs: Sequence[float], *, again: bool = False) -> float:
+    def _bound(
+        self, learner: Learner, dtype: str, ids: Sequence[int], logprobs: Sequence[float], *, again: bool = False
+    ) -> float:
         """Return the largest difference of a log-probability that is no fault; measured once for each probe."""
         if again or list(self._spread[0]) != list(ids):
-            spread, note = self._use(lambda: measured(learner, ids))
+            spread, note = self._use(lambda: measured(learner, ids, dtype))
             self._spread = ids, spread
             if note:
                 self.note(note)

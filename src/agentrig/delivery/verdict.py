@@ -22,11 +22,9 @@ class Learner(Protocol):
 
     Attributes:
         layers: How many blocks the model has: rounding errors grow with their number.
-        dtype: The dtype in which the server computes: `float32`, `bfloat16` …
     """
 
     layers: int
-    dtype: str
 
     def logprobs(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
         """Return the log-probabilities of all tokens except the first, computed as in training.
@@ -36,14 +34,14 @@ class Learner(Protocol):
         """
         ...
 
-    def digests(self) -> Mapping[str, str]:
+    def digests(self, dtype: str) -> Mapping[str, str]:
         """Return name to digest (`agentrig.delivery.digests`) of the weights, rounded to the server's dtype.
 
         Empty if the algorithm cannot compute them.
         """
         ...
 
-    def spread(self, ids: Sequence[int]) -> float:
+    def spread(self, ids: Sequence[int], dtype: str) -> float:
         """Return how much the tokens' log-probabilities change if the server's dtype is used instead of fp32."""
         ...
 
@@ -88,12 +86,12 @@ def difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return max(gaps, default=0.0) if all(map(math.isfinite, gaps)) else math.inf
 
 
-def measured(learner: Learner, ids: Sequence[int]) -> tuple[float, str]:
+def measured(learner: Learner, ids: Sequence[int], dtype: str) -> tuple[float, str]:
     """Return what rounding and chance change in the probe's log-probabilities, and a note if the model has any chance.
 
     The bound of differences is `rounding` plus twice this.
     """
-    spread, first = learner.spread(ids), learner.logprobs(ids)
+    spread, first = learner.spread(ids, dtype), learner.logprobs(ids)
     chance = difference(first, learner.logprobs(ids))
     if chance <= rounding(first, learner.layers):
         return spread, ""

@@ -25,7 +25,7 @@ TIMEOUT_S = 90.0
 """Time limit of the imports, in seconds; on a cold disk they read several GB."""
 
 RUNTIME = "agentrig.run.session"
-"""What every run imports besides its components: the runtime on Agent Lightning, with OpenTelemetry."""
+"""What every run imports besides its components."""
 
 
 def check_imports(situation: Situation) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 
 from agentrig.doctor.devices import shape_of, workload
-from agentrig.endpoints import is_loopback, without_proxy
+from agentrig.endpoints import without_proxy
 from agentrig.findings import Finding, Result, Situation
 from agentrig.hardware.memory import GB
 
@@ -137,15 +137,6 @@ def check_gateway(situation: Situation) -> Iterator[Finding]:
         cure = "set gateway.host to an address of this machine, and gateway.port to a free port, or leave them out"
         evidence = f"the gateway cannot listen on {where}: {error.strerror or error}"
         yield Finding(check="gateway", result="problem", evidence=evidence, cure=cure)
-        return
-    store = situation.plan.runners.store.rpartition(":")[0].strip("[]")
-    if store and not is_loopback(store) and is_loopback(wanted.host):
-        yield Finding(
-            check="gateway",
-            result="warning",
-            evidence=f"runners join from other machines at {store}, and the gateway listens on {wanted.host} only",
-            cure="let it listen where they reach it: gateway.host=0.0.0.0, in a private network",
-        )
         return
     yield Finding(check="gateway", result="ok", evidence=f"the gateway can listen on {where}")
 

@@ -1,7 +1,7 @@
 """The gateway's connections to model servers: kept open, bounded in number.
 
 By aiohttp: a call through httpx costs more than twice the CPU time of all the rest that the gateway does
-(`docs/benchmarks.md`).
+(`tests/benchmarks/gateway.md`).
 """
 
 from __future__ import annotations

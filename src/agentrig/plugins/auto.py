@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -154,19 +155,23 @@ def _missing(component: Component, keys: Mapping[str, Any]) -> str:
     return f"it has no key {' and '.join(unknown)}" if unknown else ""
 
 
-def runners_of(algorithm: Component, use: str) -> str:
+def runners_of(registry: Registry, algorithm: Component, use: str) -> str:
     """Return the name of a run's runners.
 
     Args:
+        registry: What is installed.
         algorithm: The run's algorithm.
-        use: What `[runners] use` says, or `auto`.
+        use: What `[runners] use` says, or `auto`: those that the environment asks for, else the algorithm's own, else
+            processes.
 
     Raises:
         ConfigError: The algorithm's own are asked for, and it has none.
     """
     brings = bool(getattr(algorithm.spec, "runners", False))
     if use == "auto":
-        return OWN if brings else PROCESSES
+        specs: list[Any] = [c.spec for c in registry.components("runners")]
+        asked = [spec.name for spec in specs if spec.wanted is not None and spec.wanted(os.environ)]
+        return str(asked[0]) if asked else OWN if brings else PROCESSES
     if use == OWN and not brings:
         raise ConfigError(
             f'[runners] use = "{OWN}": algorithm {algorithm.spec.name} brings no runners of its own; leave it out, or '

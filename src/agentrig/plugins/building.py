@@ -29,12 +29,16 @@ def _is_reward(made: Any) -> bool:
     return callable(made) or _has("score_many")(made)
 
 
+def _is_algorithm(made: Any) -> bool:
+    return _has("run")(made) or _has("credit", "serving", "learner")(made)
+
+
 MADE: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "tasks": ("a task set, with `splits`, `roles` and a method `load(split)`", _has("load")),
     "agent": ("a callable: agent(task_input, endpoint) -> answer", callable),
     "reward": ("a callable: reward(task, outcome, budget_s) -> Score", _is_reward),
     "adapter": ("a callable: adapter(trace) -> triplets", callable),
-    "algorithm": ("an algorithm, with a method `run(session)`", _has("run")),
+    "algorithm": ("an algorithm, with a method `run(session)`, or `credit` and `learner`", _is_algorithm),
     "server": ("a callable: server(plan) -> agentrig.servers.Server", callable),
     "runners": ("a callable: make(plan, n=…, threads=…, …) -> agentrig.pools.RunnerPool", callable),
     "hardware": ("an agentrig.hardware.Hardware", _has("probe", "environment")),

@@ -19,7 +19,7 @@ from agentrig.plan import Plan
 from agentrig.rewards import Score
 from agentrig.run.damage import writing
 from agentrig.run.files import write_whole
-from agentrig.run.setup import make_scorer
+from agentrig.run.setup import Setup
 from agentrig.run.splits import load_splits
 from agentrig.runners.scorer import Scorer
 from agentrig.tasks import Task
@@ -118,7 +118,7 @@ class Auditing:
 
     def sources(self) -> Sources:
         """Build task set and reward for the auditor; see `sources_of`."""
-        self._scorer = self._scorer or make_scorer(self._plan)
+        self._scorer = self._scorer or Setup(self._plan).scorer()
         return sources_of(self._plan, self._scorer)
 
     def close(self) -> None:
@@ -128,9 +128,14 @@ class Auditing:
 
     def _write(self, found: Audited) -> None:
         file = self._run / "audit" / VERDICTS.format(found.step)
+        told = found.as_dict()
+        if file.is_file():  # the audit of the run's end may find a fault of an audited step
+            before, links = json.loads(file.read_text("utf-8")), {verdict.link for verdict in found.verdicts}
+            told["seconds"] += before["seconds"]
+            told["verdicts"] += [verdict for verdict in before["verdicts"] if verdict["link"] not in links]
         with writing(file):
             file.parent.mkdir(exist_ok=True)
-            write_whole(file, json.dumps(found.as_dict(), indent=1) + "\n")
+            write_whole(file, json.dumps(told, indent=1) + "\n")
 
     def summary(self) -> dict[str, Any]:
         """Return the entry of `summary.json`: links that were looked at, why others were not, steps and faults."""
@@ -155,7 +160,7 @@ def sources_of(plan: Plan, scorer: Scorer, *, seconds: float = 5.0) -> Sources:
 
     Args:
         plan: The run's plan.
-        scorer: Its reward, built anew: `agentrig.run.setup.make_scorer`.
+        scorer: Its reward, built anew: `agentrig.run.setup.Setup.scorer`.
         seconds: See `Sources`.
 
     Raises:

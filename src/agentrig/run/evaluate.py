@@ -24,18 +24,11 @@ from agentrig.processes.ends import Interrupted, handling, name_of
 from agentrig.processes.scratch import temporary_files
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.guards import warn_of_fields, warn_of_sampling, warn_of_unseen
+from agentrig.run.loop import looped
 from agentrig.run.metrics import reason_of
-from agentrig.run.setup import (
-    first_runner,
-    gateway_of,
-    make_engine,
-    make_scorer,
-    make_server,
-    ready_algorithm,
-    ready_hardware,
-    ready_server,
-)
-from agentrig.run.splits import gold_warnings, load_split, split_of, task_set
+from agentrig.run.rows import slices_of
+from agentrig.run.setup import Setup
+from agentrig.run.splits import gold_warnings, read_split, split_of, task_set
 from agentrig.tasks import Task
 
 log = logging.getLogger(__name__)
@@ -57,7 +50,8 @@ class Evaluation:
         reasons: Kind to why the first rollout of it failed.
         wall_s: Seconds from the first rollout to the last.
         rollouts_per_s: All rollouts over `wall_s`.
-        databases: Per database (or other `db_id` of the input): correct and scored rollouts.
+        slices: Of each slice (`Task.slices`, and `calls`), its classes: correct and scored rollouts.
+        wrong: Why answers are wrong, by the reward's `details["wrong"]`, to how many.
         rollouts: All rollouts, with `keep`.
     """
 
@@ -68,7 +62,8 @@ class Evaluation:
     failures: Mapping[str, int]
     wall_s: float
     rollouts_per_s: float
-    databases: Mapping[str, tuple[int, int]]
+    slices: Mapping[str, Mapping[str, tuple[int, int]]]
+    wrong: Mapping[str, int]
     rollouts: Sequence[Rollout] = attrs.field(default=(), repr=False)
     reasons: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
@@ -82,6 +77,11 @@ class Evaluation:
             "failures": dict(self.failures),
             "wall_s": self.wall_s,
             "rollouts_per_s": self.rollouts_per_s,
+            "slices": {
+                name: {part: {"accuracy": right / n, "n": n} for part, (right, n) in classes.items()}
+                for name, classes in self.slices.items()
+            },
+            "wrong": dict(self.wrong),
         }
 
 
@@ -112,28 +112,29 @@ def evaluate(
     """
     if plan.runners.n == 0:
         raise ConfigError("a measurement runs the agent on this machine: give it runners, for example runners.n=2")
-    hardware = None if endpoint is not None else ready_hardware(plan)
+    setup = Setup(plan)
+    hardware = None if endpoint is not None else setup.hardware()
     if hardware is not None:
-        ready_server(plan, hardware)
+        setup.check_server(hardware)
         if checkpoint is None:
-            ready_algorithm(plan)
+            setup.check_algorithm()
     plan.watch()
     for warning in gold_warnings(plan):
         log.warning("%s", warning)
-    scorer = make_scorer(plan)
+    scorer = setup.scorer()
     adapter = plan.build("adapter")
     figures = _Figures()
     # The runner is there before the model's server starts.
-    with temporary_files(), closing(scorer), first_runner(plan) as pool, gateway_of(plan) as gateway:
-        engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, pool=pool, gateway=gateway)
+    with temporary_files(), closing(scorer), setup.first_runner() as pool, setup.gateway() as gateway:
+        engine, runtime = setup.engine(scorer=scorer, adapter=adapter, pool=pool, gateway=gateway)
         engine.as_mode = as_mode
         serving: AbstractContextManager[Endpoint | Sequence[Endpoint]]
         if endpoint is not None:
             serving = nullcontext(endpoint)
         else:
-            algorithm: Algorithm = plan.build("algorithm")
+            algorithm = looped(plan.build("algorithm"))
             assert hardware is not None
-            serving = _serving(plan, algorithm, hardware, checkpoint)
+            serving = _serving(setup, algorithm, hardware, checkpoint)
 
         def body() -> None:
             with serving as served:
@@ -165,11 +166,11 @@ def evaluate(
 
 
 def _serving(
-    plan: Plan, algorithm: Algorithm, hardware: Hardware, checkpoint: Path | None
+    setup: Setup, algorithm: Algorithm, hardware: Hardware, checkpoint: Path | None
 ) -> AbstractContextManager[Endpoint | Sequence[Endpoint]]:
     """Let the algorithm serve a checkpoint; one that asks for a server gets the plan's."""
     asks = "server" in inspect.signature(algorithm.serve).parameters
-    more: dict[str, Any] = {"server": make_server(plan)} if asks else {}
+    more: dict[str, Any] = {"server": setup.server()} if asks else {}
     return algorithm.serve(hardware=hardware, checkpoint=checkpoint, **more)
 
 
@@ -181,7 +182,9 @@ class _Figures:
         self.total = 0
         self.failures: Counter[str] = Counter()
         self.reasons: dict[str, str] = {}
-        self.databases: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self.right = 0
+        self.slices: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
+        self.wrong: Counter[str] = Counter()
         self.rewards: list[float] = []
         self.kept: list[Rollout] = []
 
@@ -193,14 +196,16 @@ class _Figures:
             self.failures[rollout.failure] += 1
             self.reasons.setdefault(rollout.failure, reason_of(rollout))
         if rollout.value is not None:
-            row = self.databases[str(rollout.task.input.get("db_id", ""))]
-            row[0] += bool(rollout.correct)
-            row[1] += 1
+            self.right += bool(rollout.correct)
             self.rewards.append(rollout.value)
+            for name, part in slices_of(rollout).items():
+                self.slices[name][part][0] += bool(rollout.correct)
+                self.slices[name][part][1] += 1
+            if rollout.score is not None and (wrong := rollout.score.details.get("wrong")):
+                self.wrong[str(wrong)] += 1
 
     def result(self) -> Evaluation:
-        right = sum(r for r, _ in self.databases.values())
-        n = sum(n for _, n in self.databases.values())
+        right, n = self.right, len(self.rewards)
         wall = self.end - self.start
         return Evaluation(
             accuracy=right / n if n else None,
@@ -210,7 +215,12 @@ class _Figures:
             failures=dict(self.failures),
             wall_s=wall,
             rollouts_per_s=self.total / wall if wall else 0.0,
-            databases={name: (r, n) for name, (r, n) in sorted(self.databases.items())},
+            slices={
+                name: {part: (r, n) for part, (r, n) in sorted(parts.items())}
+                for name, parts in self.slices.items()
+                if len(parts) > 1
+            },
+            wrong=dict(self.wrong.most_common()),
             rollouts=tuple(self.kept),
             reasons=self.reasons,
         )
@@ -224,10 +234,10 @@ def eval_tasks(plan: Plan, split: str | None, limit: int = 0, *, role: str = "re
         PluginError: A row is not a valid `Task`.
     """
     tasks = task_set(plan)
-    name = split or split_of(plan, tasks, role)
+    name = split or split_of(plan.run, tasks, role)
     if not name:
         raise ConfigError(f"no split serves {role}; name one: --split NAME, one of {', '.join(tasks.splits)}")
-    rows = load_split(plan, tasks, name)
+    rows = read_split(tasks, name, who=plan.whose_tasks)
     if not rows:
         raise ConfigError(f'split "{name}" has no tasks; name another: --split NAME, one of {", ".join(tasks.splits)}')
     return name, rows[:limit] if limit else rows

@@ -45,6 +45,8 @@ def resume_plan(
             `config.toml` names another reward or task set.
     """
     plan = recorded_plan(directory, overrides=overrides, observers=observers)
+    for change in _edited(directory):
+        log.warning("%s was edited: %s. That holds from now on", directory / "config.toml", change)
     for kind, old in _measure_of(directory).items():
         new = plan.components[kind].spec.name
         if new != old:
@@ -90,6 +92,19 @@ def _measure_of(directory: Path) -> dict[str, str]:
                 f'{NEW_RUN}, or write [{kind}] use = "{began[kind]}" there again'
             )
     return began
+
+
+def _edited(directory: Path) -> list[str]:
+    """Return what `config.toml` has otherwise than the run began with, or was last resumed with (manifest.json)."""
+    settings = read_run_file(directory / "config.toml")
+    began = RunDirectory(directory).read_json("manifest.json").get("config", {})
+    found = []
+    with reading(directory / "manifest.json"):
+        for section, key in [(section, key) for section, keys in began.items() for key in keys]:
+            was, now = began[section][key], settings.get(section, {}).get(key)
+            if was != now:
+                found.append(f"{section}.{key} is {now!r}, and was {was!r}")
+    return found
 
 
 def recorded_plan(directory: Path, *, overrides: Sequence[str] = (), observers: Sequence[str] = ()) -> Plan:

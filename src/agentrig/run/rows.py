@@ -47,6 +47,11 @@ def _truncated(r: Rollout) -> int:
     return sum(c.attributes.get("finish_reason") == "length" for c in calls)
 
 
+def slices_of(r: Rollout) -> dict[str, str]:
+    """Return what a rollout's figures are broken down by: its task's slices, and how many of its calls were trained."""
+    return {**r.task.slices, "calls": str(len(r.triplets))}
+
+
 def row_of(r: Rollout, second: Mapping[str, Score] | None = None) -> dict[str, Any]:
     """Return a rollout as a row of the Parquet files, without its task's private part.
 
@@ -71,6 +76,7 @@ def row_of(r: Rollout, second: Mapping[str, Score] | None = None) -> dict[str, A
         "details": json_text(dict(score.details) if score else {}),
         "second_rewards": json_text(verdicts) if verdicts else None,
         "input": json_text(dict(r.task.input)),
+        "slices": json_text(slices_of(r)),
         "answer": json_text(r.outcome.answer),
         "own_reward": r.outcome.own_reward,
         "start": r.start,
@@ -107,7 +113,7 @@ def rollout_of(row: Mapping[str, Any]) -> Rollout:
         raise ValueError("its spans could not be written as JSON")
     return Rollout(
         id=row["id"],
-        task=Task(id=row["task_id"], input=json.loads(row["input"])),
+        task=Task(id=row["task_id"], input=json.loads(row["input"]), slices=json.loads(row["slices"])),
         group=row["group"],
         mode=row["mode"],
         step=row["step"],
@@ -154,7 +160,7 @@ def _schema(pa: Any) -> Any:
     types = {
         "id": text, "task_id": text, "group": text, "mode": text, "step": count, "failure": text, "message": text,
         "status": text, "value": number, "correct": pa.bool_(), "components": text, "details": text,
-        "second_rewards": text, "input": text, "answer": text, "own_reward": number, "start": number,
+        "second_rewards": text, "input": text, "slices": text, "answer": text, "own_reward": number, "start": number,
         "duration_s": number, "reward_s": number,
         "version": count, "calls": count, "truncated": count, "triplets": count,
         "prompt_tokens": count, "response_tokens": count, "nodes": text, "replies": text, "spans": text,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,13 +14,15 @@ from agentrig.adapters import Adapter, identified
 from agentrig.agents import Outcome
 from agentrig.endpoints import Endpoint
 from agentrig.errors import place_of
+from agentrig.pools import Job, Result
 from agentrig.rollouts import Mode, OnGroups, Rollout
-from agentrig.runners.jobs import Result
-from agentrig.runners.runtime import Runtime
+from agentrig.runners.runtime import Results, Runtime
 from agentrig.runners.scorer import Scorer
 from agentrig.runners.versions import Versions
 from agentrig.tasks import Task
 from agentrig.text import words_of
+
+JOB_MODES: Mapping[Mode, str] = {"train": "train", "validation": "val", "report": "test", "dev": "val"}
 
 
 class RolloutEngine:
@@ -72,34 +76,34 @@ class RolloutEngine:
         `Session.rollouts`. A rollout of other weights than `versions` is a failure; with None any are allowed.
         """
         endpoints = [endpoint] if isinstance(endpoint, Endpoint) else list(endpoint)
-        work = [(task, f"{mode}-{step}-{i}") for i, task in enumerate(tasks) for _ in range(n)]
-        targets = [endpoints[i % len(endpoints)] for i in range(len(tasks)) for _ in range(n)]
-        inputs = [(self.given(task), target) for (task, _), target in zip(work, targets, strict=True)]
-        ids = self._runtime.enqueue(inputs, mode=self.as_mode or mode)
-        waiting = dict(zip(ids, work, strict=True))
+        waiting: dict[str, tuple[Task, str]] = {}
+        jobs = []
+        for i, task in enumerate(tasks):
+            given = self.given(task)
+            for _ in range(n):
+                job = Job(
+                    id=f"ro-{uuid.uuid4().hex[:16]}",
+                    input=dict(given) if isinstance(given, Mapping) else given,
+                    endpoint=endpoints[i % len(endpoints)],
+                    mode=JOB_MODES[self.as_mode or mode],
+                )
+                waiting[job.id] = task, f"{mode}-{step}-{i}"
+                jobs.append(job)
+        ids = list(waiting)
+        arriving: Results = queue.SimpleQueue()
+        self._runtime.submit(jobs, arriving)
         groups = [ids[i : i + n] for i in range(0, len(ids), n)]
         places = {rollout_id: i for i, group in enumerate(groups) for rollout_id in group}
         done: dict[str, Rollout] = {}
         while len(done) < len(ids):
-            results = [r for r in self._drain() if r.id in waiting and r.id not in done]
+            results = _drain(arriving)
             for rollout in self.judge(results, waiting, step=step, mode=mode, versions=versions):
                 done[rollout.id] = rollout
             if on_groups is not None:
                 complete = [i for i in {places[r.id] for r in results} if done.keys() >= set(groups[i])]
                 if complete:
                     on_groups({i: [done[rollout_id] for rollout_id in groups[i]] for i in complete})
-        self._runtime.forget(ids)
         return [done[i] for i in ids]
-
-    def _drain(self) -> list[Result]:
-        """Wait for a result, then return all that are available."""
-        found = [self._runtime.results.get()]
-        while not self._runtime.results.empty():
-            found.append(self._runtime.results.get())
-        for result in found:
-            if isinstance(result, Exception):
-                raise result
-        return [r for r in found if isinstance(r, Result)]
 
     def judge(
         self,
@@ -162,3 +166,14 @@ class RolloutEngine:
             outcome = Outcome(failure="adapter-error", message=words_of(error) + place_of(error))
             return attrs.evolve(rollout, outcome=outcome, score=None)
         return attrs.evolve(rollout, triplets=triplets)
+
+
+def _drain(arriving: Results) -> list[Result]:
+    """Wait for a result, then return all that are available."""
+    found = [arriving.get()]
+    while not arriving.empty():
+        found.append(arriving.get())
+    for result in found:
+        if isinstance(result, Exception):
+            raise result
+    return [r for r in found if isinstance(r, Result)]

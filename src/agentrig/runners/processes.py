@@ -1,6 +1,6 @@
 """Runner processes: each builds the agent once and runs rollouts on it; a stuck one can be killed.
 
-This module does not use Agent Lightning: `runtime` moves rollouts from the store to a pool, and results back.
+`runtime` passes them jobs, and hands out results.
 """
 
 from __future__ import annotations

@@ -1,197 +1,115 @@
-"""The integration with Agent Lightning 0.3: its Trainer, store and runner, around agentrig's pool of processes.
-
-Agent Lightning's store keeps rollouts, attempts, spans and resources; its Trainer starts an algorithm
-and a runner and shuts them down. The runner here is an Agent Lightning `Runner` that sends rollouts to a `Pool`.
-"""
+"""The runtime of a run: jobs go to the pool and come back as results, while the algorithm runs beside it."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
 import queue
 import threading
-import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 
-from agentrig.endpoints import Endpoint
-from agentrig.errors import AgentrigError
+from agentrig.errors import AgentrigError, place_of
 from agentrig.gateway.process import Gateway
-from agentrig.lightning_import import import_lightning
-from agentrig.pools import RunnerPool
-from agentrig.processes.ends import Interrupted
-from agentrig.runners.jobs import Result
-from agentrig.runners.joining import Joining
+from agentrig.pools import Job, Result, RunnerPool
 from agentrig.text import words_of
 
-import_lightning()  # before the imports below, which would bring litellm and its network calls
+if TYPE_CHECKING:
+    from agentrig.processes.ends import Interrupted
 
-from agentlightning import (  # noqa: E402, TID253  (this module is itself imported lazily)
-    Algorithm,
-    EnqueueRolloutRequest,
-    LitAgent,
-    SharedMemoryExecutionStrategy,
-    Trainer,
-)
-from agentlightning.types import AttemptedRollout  # noqa: E402, TID253
-
-from agentrig.runners.lightning_resources import lightning_llm  # noqa: E402
-from agentrig.runners.lightning_runner import PoolRunner  # noqa: E402
-from agentrig.runners.lightning_store import Store  # noqa: E402
-from agentrig.runners.lightning_tracer import RecorderTracer, SpanAdapter  # noqa: E402
-from agentrig.runners.store_server import ServedStore  # noqa: E402
-
-logging.getLogger("agentlightning").setLevel(logging.WARNING)
-log = logging.getLogger(__name__)
-T = TypeVar("T")
+POLL_S = 0.2
+"""Seconds that the pool waits for an event; a new job, or the end of the run, wakes it before."""
 
 UNWIND_S = 5.0
-"""Seconds that an interrupted body may take to shut down its server and other resources."""
+"""Seconds that the body of an aborted run may take to shut down its server and other resources."""
 
-SILENT_S = 30.0
-"""Seconds without a sign of life after which a runner that joined by hand counts as lost, if no setting says."""
+STOP_S = 5.0
+"""Seconds that a pool may take to return from `poll` at the run's end; then it is closed all the same."""
 
-MODES = {"train": "train", "validation": "val", "report": "test", "dev": "val"}
-
-
-class _Body(Algorithm):
-    """Wraps a function as the algorithm of Agent Lightning's Trainer.
-
-    It runs in a thread that can be abandoned, so that a thread that is stuck, for example in a server's start or an
-    update, does not stop the run from ending.
-    """
-
-    def __init__(self, body: Callable[[], None]) -> None:
-        super().__init__()
-        self._body = body
-        self._abandoned = False
-        self._wake: Callable[[], None] = lambda: None
-        self.thread = threading.Thread(target=self._guarded, name="algorithm", daemon=True)
-        self.error: BaseException | None = None
-
-    def is_async(self) -> bool:
-        return True
-
-    async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop of a body that has ended is closed
-                loop.call_soon_threadsafe(ended.set)
-
-        self._wake = wake
-        if not self._abandoned:
-            self.thread.start()
-            await ended.wait()
-
-    def abandon(self) -> None:
-        """Stop waiting for the thread. Safe in a signal handler."""
-        self._abandoned = True
-        self._wake()
-
-    def _guarded(self) -> None:
-        try:
-            self._body()
-        except BaseException as error:
-            self.error = error
-        finally:
-            self._wake()
+Results = queue.SimpleQueue["Result | Exception"]
+"""Where somebody waits for results; an exception means that no more come."""
 
 
 class Runtime:
-    """Agent Lightning's Trainer and store around a pool.
+    """Runs the pool in a thread and the algorithm in another one.
+
+    The main thread only waits, so that it can handle signals. A thread that hangs, for example in a server's start or
+    in an update, does not stop the run from ending: it is left behind.
 
     Args:
         pool: Runs the agent; started and closed here.
-        others: How runners outside this process join; None if they can't.
-        gateway: The run's gateway; None if agents call the model's server themselves.
-
-    Attributes:
-        store: Agent Lightning's store.
-        results: Finished results, in the order in which they finished; an exception if the pool broke.
-        judge: Gets every result and its rollout in the runner's thread and returns the reward to store. With None,
-            the initial value, results go into `results` instead.
+        gateway: The run's gateway; None if agents call the model's server themselves. It has the calls of a rollout
+            whose runner was killed.
     """
 
-    def __init__(self, pool: RunnerPool, others: Joining | None = None, gateway: Gateway | None = None) -> None:
+    def __init__(self, pool: RunnerPool, gateway: Gateway | None = None) -> None:
         self.pool = pool
         self.gateway = gateway
-        self.store = Store()
-        self.served = ServedStore(self.store, others) if others is not None else None
-        self.results: queue.SimpleQueue[Result | Exception] = queue.SimpleQueue()
-        self.judge: Callable[[Result, AttemptedRollout], float | None] | None = None
-        self.trainer: Any = None
-        self._resources: dict[str, str] = {}
-        self._aborted: Interrupted | None = None
-        self._failed: AgentrigError | None = None
-        self._body: Any = None
-        self._fitting = False
+        self._jobs: deque[Job] = deque()
+        self._waiting: dict[str, Results] = {}
+        # Its `put` is safe in a signal handler, which may interrupt `run` anywhere; that of an Event is not.
+        self._over: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._running = self._stopping = False
+        self._no_more: AgentrigError | None = None
+        self._broken: AgentrigError | None = None
+        self._aborted: AgentrigError | Interrupted | None = None
 
     @property
-    def warnings(self) -> list[str]:
-        """What the run's summary says of its runners: those that joined with another version."""
-        return self.served.warnings if self.served is not None else []
+    def warnings(self) -> Sequence[str]:
+        """What the run's summary says of its runners."""
+        return getattr(self.pool, "warnings", ())
 
     def run(self, body: Callable[[], None]) -> None:
         """Start the runners, call `body` in a thread, then shut everything down; raises what `body` raised."""
-        algorithm = self._body = _Body(body)
-        runner = PoolRunner(
-            self.pool,
-            self._judge,
-            self._hand_over,
-            self._broke,
-            silent_s=self.served.joining.silent_s if self.served is not None else SILENT_S,
-            how=lambda: self.served.how if self.served is not None else "start the run with --store HOST:PORT",
-            still=self.served.check if self.served is not None else lambda: None,
-            gateway=self.gateway,
-            read=lambda: self.judge is not None or self.served is not None,
-        )
-        strategy = SharedMemoryExecutionStrategy(
-            n_runners=1, main_thread="algorithm", managed_store=False, graceful_delay=0.5, join_timeout=5.0
-        )
-        self.trainer = Trainer(
-            n_runners=1,
-            algorithm=algorithm,
-            runner=runner,
-            strategy=strategy,
-            store=self.store,
-            tracer=RecorderTracer(),
-            adapter=SpanAdapter(lambda trace: ()),
-        )
-        try:
-            if self.served is not None:
-                self.served.start()
-            self.pool.start()
-            self._fitting = True
-            if self._aborted is None:
-                self.trainer.fit(LitAgent())
-        finally:
-            self._fitting = False
-            self.pool.close()
-            if self.served is not None:
-                self.served.stop()
-        if self._aborted is not None:
-            if algorithm.thread.is_alive():
-                algorithm.thread.join(UNWIND_S)
-            self._aborted.abandoned = algorithm.thread.is_alive()
-            raise self._aborted
-        if self._failed is not None and (self.judge is not None or algorithm.error is None):
-            self._failed.abandoned = algorithm.thread.is_alive()
-            raise self._failed
-        if algorithm.error is not None:
-            raise algorithm.error
+        raised: list[BaseException] = []
 
-    def abort(self, error: Interrupted) -> None:
-        """Make `run` end immediately and raise that error; for a signal handler, in the thread of `run`."""
+        def guarded() -> None:
+            try:
+                body()
+            except BaseException as error:
+                raised.append(error)
+            finally:
+                self._over.put(None)
+
+        algorithm = threading.Thread(target=guarded, name="algorithm", daemon=True)
+        runners = threading.Thread(target=self._serve, name="runners", daemon=True)
+        try:
+            self.pool.start()
+            self._running = True
+            if self._aborted is None:
+                runners.start()
+                algorithm.start()
+                self._over.get()
+        finally:
+            self._running, self._stopping = False, True
+            if runners.is_alive():
+                self.pool.wake()
+                runners.join(STOP_S)
+            self.pool.close()
+        if self._aborted is not None:
+            if algorithm.is_alive():
+                algorithm.join(UNWIND_S)
+            self._aborted.abandoned = algorithm.is_alive()
+            raise self._aborted
+        if raised:
+            raise raised[0]
+        if self._broken is not None:
+            raise self._broken
+
+    def abort(self, error: AgentrigError | Interrupted) -> None:
+        """Make `run` end immediately and raise that error. Safe in a signal handler and in any thread."""
         self._aborted = error
-        self.results.put(AgentrigError("the run was interrupted"))
-        if not self._fitting:
+        self.end_results(AgentrigError("the run was interrupted"))
+        if not self._running:
             raise error
-        self._body.abandon()
+        self._over.put(None)
+
+    def end_results(self, error: AgentrigError) -> None:
+        """Give that error to everybody who waits for results, now or later."""
+        self._no_more = error
+        for results in {id(each): each for each in list(self._waiting.values())}.values():
+            results.put(error)
 
     def wait_for_agent(self) -> None:
         """Wait until a runner has built the agent; the pool has its own time limit.
@@ -200,85 +118,43 @@ class Runtime:
             AgentrigError: It cannot be built, or the run was interrupted.
         """
         while self.pool.n and not self.pool.built.wait(0.05):
-            if not self.results.empty():
-                broken = self.results.get()
-                if isinstance(broken, Exception):
-                    raise broken
+            if self._no_more is not None:
+                raise self._no_more
 
-    def enqueue(self, inputs: Sequence[tuple[Any, Endpoint]], *, mode: str) -> list[str]:
-        """Put rollouts into the store, each with its endpoint; return their ids, in order."""
-
-        async def put() -> list[str]:
-            requests = [
-                EnqueueRolloutRequest(
-                    input=dict(given) if isinstance(given, Mapping) else given,
-                    mode=MODES[mode],
-                    resources_id=await self._resource(self._through_gateway(endpoint)),
-                )
-                for given, endpoint in inputs
-            ]
-            return [r.rollout_id for r in await self.store.enqueue_many_rollouts(requests)]
-
-        ids = self.call(put())
+    def submit(self, jobs: Sequence[Job], results: Results) -> None:
+        """Queue jobs; each one's result is put into `results`, in the order in which they finish."""
+        for job in jobs:
+            self._waiting[job.id] = results
+        if self.gateway is not None:
+            address = self.gateway.address
+            jobs = [attrs.evolve(job, endpoint=attrs.evolve(job.endpoint, gateway=address)) for job in jobs]
+        self._jobs.extend(jobs)
+        if self._no_more is not None:
+            results.put(self._no_more)
         self.pool.wake()
-        return ids
 
-    def _through_gateway(self, endpoint: Endpoint) -> Endpoint:
-        return attrs.evolve(endpoint, gateway=self.gateway.address) if self.gateway is not None else endpoint
-
-    async def _resource(self, endpoint: Endpoint) -> str:
-        key = repr((endpoint, endpoint.api_key))
-        if key not in self._resources:
-            resources = {"llm": lightning_llm(endpoint)}
-            if self.served is not None:  # the first one, and that of this name, is for Agent Lightning's own runners
-                resources = {"main_llm": lightning_llm(endpoint, ours=False), **resources}
-            self._resources[key] = (await self.store.add_resources(resources)).resources_id
-        return self._resources[key]
-
-    def resources(self, resources_id: str | None) -> Mapping[str, Any]:
-        """Return the resources of that id; without one, the latest."""
-        store = self.store
-        found = self.call(store.get_resources_by_id(resources_id) if resources_id else store.get_latest_resources())
-        return found.resources if found is not None else {}
-
-    def unfinished(self, resources_id: str | None) -> int:
-        """Return how many rollouts with these resources have not finished."""
-        return sum(own == resources_id for own in list(self.store.open.values()))
-
-    def forget(self, rollout_ids: Sequence[str]) -> None:
-        """Delete finished rollouts from the store."""
-        self.call(self.store.forget(rollout_ids))
-
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a store operation, in this thread or, where an event loop runs in it, in one of its own."""
+    def _serve(self) -> None:
+        """Keep the pool busy until the run ends, or the pool breaks."""
         try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run(coroutine)
-        with ThreadPoolExecutor(1) as own:
-            return own.submit(asyncio.run, coroutine).result()
-
-    def _judge(self, result: Result, attempted: AttemptedRollout) -> float | None:
-        return self.judge(result, attempted) if self.judge is not None else None
+            while not self._stopping:
+                for _ in range(min(self.pool.room, len(self._jobs))):
+                    self.pool.submit(self._jobs.popleft())
+                for result in self.pool.poll(POLL_S):
+                    self._hand_over(result)
+        except AgentrigError as error:
+            self._break(error)
+        except (Exception, SystemExit) as error:
+            broken = AgentrigError(f"the run's runners failed: {words_of(error)}{place_of(error)}")
+            broken.__cause__ = error
+            self._break(broken)
 
     def _hand_over(self, result: Result) -> None:
-        if self.judge is None:
-            self.results.put(result)
+        if self.gateway is not None and result.outcome.failure is not None and not result.trace.spans:
+            result = attrs.evolve(result, trace=self.gateway.left(result.id) or result.trace)
+        results = self._waiting.pop(result.id, None)
+        if results is not None:
+            results.put(result)
 
-    async def _broke(self, error: AgentrigError) -> None:
-        """End the run: its runner cannot continue. Runs in the runner's thread.
-
-        The algorithm gets the error wherever it waits for rollouts: from the engine, or from the store. If it uses
-        the store and does not end within `UNWIND_S`, the run ends without it.
-        """
-        self._failed = error
-        self.results.put(error)
-        try:
-            await self.store.end(error)
-        except Exception as second:  # the store itself may be what broke
-            log.error("the store cannot be ended: %s", words_of(second))
-        if self.judge is not None:
-            end = time.monotonic() + UNWIND_S
-            while self._body.thread.is_alive() and time.monotonic() < end:
-                await asyncio.sleep(0.05)
-            self._body.abandon()
+    def _break(self, error: AgentrigError) -> None:
+        self._broken = error
+        self.end_results(error)

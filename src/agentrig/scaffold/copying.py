@@ -8,30 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jinja2 import Environment
-from jinja2.ext import Extension
-
 from agentrig.errors import ConfigError
-from agentrig.scaffold.templates import FOLDER, TEMPLATES, Template, snake, source_of
-
-
-class RealNames(Extension):
-    """Makes copier's variables of the real names in a template, in files and in paths."""
-
-    def __init__(self, environment: Environment) -> None:
-        super().__init__(environment)
-        start, end = environment.variable_start_string, environment.variable_end_string
-        self._variables = [
-            (form(template.name), f"{start} {variable} {end}")
-            for template in TEMPLATES.values()
-            for form, variable in ((str, "name"), (snake, "module"))
-        ]
-
-    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
-        """Return a text with variables instead of names."""
-        for real, variable in self._variables:
-            source = source.replace(real, variable)
-        return source
+from agentrig.scaffold.templates import Template, source_of
 
 
 def refuse_existing(target: Path) -> None:
@@ -65,17 +43,12 @@ def make_file(template: Template, name: str, target: Path) -> None:
 @contextmanager
 def _copied(template: Template, name: str, parent: Path) -> Iterator[Path]:
     """Yield a copy of the package in a temporary folder below `parent`, so that one rename completes it."""
-    import copier
-    from copier import Settings
-
-    values = {"name": name, "module": snake(name)}
     try:
         with tempfile.TemporaryDirectory(prefix=".agentrig-new-", dir=parent) as folder:
             made = Path(folder) / "package"
-            for part in ("common", template.kind):
-                data = {**values, "folder": part}
-                # Settings of its own: a file of the user's about copier has no say here.
-                copier.run_copy(str(FOLDER), made, data, defaults=True, quiet=True, unsafe=True, settings=Settings())
+            for path, text in template.files(name).items():
+                (made / path).parent.mkdir(parents=True, exist_ok=True)
+                (made / path).write_text(text, "utf-8")
             yield made
     except OSError as error:
         raise ConfigError(f"{parent} can't be written: {error.strerror or error}") from error

@@ -1,9 +1,13 @@
-"""The templates: packages in `agentrig/templates/`, one a kind, each with a component that works."""
+"""The templates in `agentrig/templates/`: one skeleton of a package, and for each kind a component that works."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import distribution
 from pathlib import Path
+from string import Template as StringTemplate
+from textwrap import fill
 
 import attrs
 
@@ -11,7 +15,12 @@ import agentrig
 from agentrig.errors import ConfigError, nearest
 
 FOLDER = Path(agentrig.__file__).parent / "templates"
-"""Where the templates are: `FOLDER/KIND` is a package, `FOLDER/common` has the files that all packages get."""
+"""Where the templates are: `FOLDER/KIND` has source and tests of a kind, `FOLDER/common` what all packages get."""
+
+FILLED = ".template"
+"""The end of the names of files in `common` that have fields such as `$name`."""
+
+SPIDER = "agentrig-spider"
 
 DOMAIN = "domain"
 """What `agentrig new` calls tasks, agent, reward, demonstrator and recipe in one package."""
@@ -23,29 +32,55 @@ class Template:
 
     Attributes:
         kind: What `agentrig new` calls it, and its folder.
+        says: What it is, for README; the words before the first colon are the package's description.
+        edit: What to replace, for README.
         name: The name of its component; its distribution is `agentrig-NAME` and its module `agentrig_NAME`.
         use: How a run uses the component: what follows `agentrig train`, with `{name}`.
         environment: What a shell sets in front of that command, with a space at the end; '' for nothing.
         beside: The components of others that `agentrig validate` needs to check it: what follows its name.
         before: What makes the model that this command starts from: what follows `agentrig`; '' for nothing.
+        requires: Distributions that it needs beside agentrig and attrs.
+        tests_require: Those that its tests need beside pytest.
     """
 
     kind: str
     name: str
+    says: str
+    edit: str
     use: str
     environment: str = ""
     beside: str = ""
     before: str = ""
+    requires: Sequence[str] = ()
+    tests_require: Sequence[str] = ()
 
     @property
     def folder(self) -> Path:
-        """The package."""
+        """Where its source and its tests are."""
         return FOLDER / self.kind
 
-    @property
-    def source(self) -> Path:
-        """Its one source file, relative to the package."""
-        return source_of(self.name)
+    def files(self, name: str) -> dict[str, str]:
+        """Return the text of each file of a package by its path, with this name in the place of the template's own."""
+
+        def renamed(text: str) -> str:
+            return text.replace(self.name, name).replace(snake(self.name), snake(name))
+
+        fields = {
+            "name": name,
+            "module": snake(name),
+            "kind": self.kind,
+            "says": fill(renamed(self.says), 120),
+            "description": self.says.partition(":")[0] + ".",
+            "edit": fill(self.edit.format(name=name), 120),
+            "commands": "\n".join(command for command, _ in self.commands(name)),
+            "dependencies": _listed("agentrig", "attrs>=24.2", *self.requires),
+            "test": _listed("pytest>=8", *self.tests_require),
+        }
+        found = {"LICENSE": distribution("agentrig").read_text("licenses/LICENSE") or ""}
+        for path, text in _texts(FOLDER / "common"):
+            filled = StringTemplate(text).substitute(fields) if path.endswith(FILLED) else text
+            found[path.removesuffix(FILLED)] = filled
+        return found | {renamed(path): renamed(text) for path, text in _texts(self.folder)}
 
     def commands(self, name: str, *, file: Path | None = None) -> list[tuple[str, str]]:
         """Return the commands that train with what is made from it, in a package or in a file, and why."""
@@ -56,6 +91,19 @@ class Template:
     def validation(self, file: Path) -> str:
         """Return the command that runs the kit's checks on a component in a file."""
         return f"{self.environment}agentrig validate {file}{self.beside and f' {self.beside}'}"
+
+
+def _texts(folder: Path) -> Iterator[tuple[str, str]]:
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and "cache" not in str(file.relative_to(folder)):
+            yield str(file.relative_to(folder)), file.read_text("utf-8")
+
+
+def _listed(*requirements: str) -> str:
+    """Return requirements as a list of TOML; those of agentrig's series with its versions."""
+    major, minor = agentrig.__version__.split(".")[:2]
+    versions = f">={agentrig.__version__},<{major}.{int(minor) + 1}"
+    return json.dumps([f"{r}{versions}" if r.startswith("agentrig") else r for r in requirements], indent=4)
 
 
 def source_of(name: str) -> Path:
@@ -71,28 +119,107 @@ def snake(name: str) -> str:
 TEMPLATES: Mapping[str, Template] = {
     t.kind: t
     for t in (
-        Template(kind="tasks", name="car-dealers", use="mini --tasks {name}"),
         Template(
-            kind="agent", name="one-shot", use="mini --agent {name}", beside="--tasks mini-sql --reward spider-exec"
+            kind="tasks",
+            name="car-dealers",
+            says="A task set for agentrig: questions about a small database, each with the query that answers it. The "
+            "agent gets the question and the database, only the reward gets the query.",
+            edit='Replace `QUESTIONS` and `write_database` by your own data. What a task set must do: the page "Tasks" '
+            "of the docs.",
+            use="mini --tasks {name}",
         ),
-        Template(kind="reward", name="partial-credit", use="mini --reward {name}", beside="--tasks mini-sql"),
-        Template(kind="adapter", name="last-calls", use="mini --adapter {name}"),
-        Template(kind="algorithm", name="best-of-group", use="mini --algorithm {name} algorithm.model=mini"),
-        Template(kind="server", name="timed-server", use="mini --server {name}"),
-        Template(kind="runners", name="gentle-runners", use="mini --runners {name}"),
+        Template(
+            kind="agent",
+            name="one-shot",
+            says="An agent for agentrig: it asks the model once for the SQL of a question, with the OpenAI SDK.",
+            edit="Replace what `Agent.__call__` does: call the model as often as you like, in named spans, with "
+            '`endpoint.sampling` each time. What an agent must do: the page "Agents" of the docs.',
+            use="mini --agent {name}",
+            beside="--tasks mini-sql --reward spider-exec",
+            requires=("openai>=2",),
+            tests_require=(SPIDER,),
+        ),
+        Template(
+            kind="reward",
+            name="partial-credit",
+            says="A reward for agentrig: 1 for a query with the right result, a little for one that runs.",
+            edit='Replace what `Reward.__call__` does. What a reward must do: the page "Rewards" of the docs.',
+            use="mini --reward {name}",
+            beside="--tasks mini-sql",
+            requires=(SPIDER,),
+        ),
+        Template(
+            kind="adapter",
+            name="last-calls",
+            says="An adapter for agentrig: it trains the last calls of a rollout.",
+            edit='Replace what `LastCalls._kept` selects. What an adapter must do: the page "Adapters" of the docs.',
+            use="mini --adapter {name}",
+        ),
+        Template(
+            kind="algorithm",
+            name="best-of-group",
+            says="An algorithm for agentrig: it imitates the best rollouts of each group, with the learner of `grpo`.",
+            edit="`pytest` trains small models for about a minute; `pytest -m slow` makes the further runs that the "
+            "longer checks need. Replace what `best_of_group` yields: what each rollout or call is worth. "
+            'The page "Algorithms" of the docs has more, also algorithms with a learner or a loop of their own.',
+            use="mini --algorithm {name} algorithm.model=mini",
+            requires=("agentrig-grpo",),
+        ),
+        Template(
+            kind="server",
+            name="timed-server",
+            says="A model server for agentrig: the embedded one, and a record of how long each transfer takes.",
+            edit='Replace the inner server by your engine, method by method. What a server must do: the page "Servers" '
+            "of the docs; `examples/agentrig-file-server` in agentrig's repository has an engine of its own.",
+            use="mini --server {name}",
+            requires=("agentrig-grpo", "torch>=2.7"),
+        ),
+        Template(
+            kind="runners",
+            name="gentle-runners",
+            says="Runners for agentrig: processes of this machine with a lower priority, so that you can go on working "
+            "on it.",
+            edit='Replace `GentlePool`. What runners must do: the page "Runners" of the docs.',
+            use="mini --runners {name}",
+        ),
         Template(
             kind="hardware",
             name="fake-accelerator",
+            says="Hardware for agentrig: an accelerator that is really the CPU. `FAKE_ACCELERATORS` is the number of "
+            "devices, none by default. A value that is not a number makes it a broken accelerator: `--hardware auto` "
+            "then stops, and never falls back to the CPU.",
+            edit="Replace what `probe` looks at, and the names of the device. What hardware must do: the page "
+            '"Hardware" of the docs.',
             use="mini --hardware {name}",
             environment="FAKE_ACCELERATORS=2 ",
         ),
-        Template(kind="observer", name="hard-tasks", use="mini --observer {name}"),
-        Template(kind="recipe", name="five-minutes", use="{name}"),
+        Template(
+            kind="observer",
+            name="hard-tasks",
+            says="An observer for agentrig: it writes which tasks the agent solved least often, to `hard_tasks.json` "
+            "in the run directory.",
+            edit='Replace what the methods `on_…` do. What an observer gets: the page "Observers" of the docs.',
+            use="mini --observer {name}",
+        ),
+        Template(
+            kind="recipe",
+            name="five-minutes",
+            says="A recipe for agentrig: the reference agent on small databases, with fewer steps and larger groups "
+            "than `mini`.",
+            edit="Replace the sections of `SETTINGS`: `agentrig plugins show NAME` lists the keys of a component.",
+            use="{name}",
+            requires=("agentrig-agent-match", "agentrig-grpo", "agentrig-langgraph-sql", SPIDER),
+        ),
         Template(
             kind=DOMAIN,
             name="order-desk",
+            says="A domain for agentrig: tasks, an agent that calls two tools, a reward with partial credit, a "
+            "demonstrator and a recipe.",
+            edit="Replace the parts one after the other, from the top of the source file down. `agentrig validate "
+            "{name}` plays what the demonstrator says; `agentrig dev {name}` shows what a model does.",
             use="{name}",
             before="warmup {name} --labels 100 --parameters 3e5 --passes 12 --until 0.2",
+            requires=("agentrig-agent-match", "agentrig-grpo", "openai>=2"),
         ),
     )
 }

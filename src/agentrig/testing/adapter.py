@@ -10,12 +10,11 @@ from typing import Any
 import attrs
 
 from agentrig.adapters import Adapter, Triplet, identified, same_tokens, triplet_of
-from agentrig.testing.checks import CheckFailed, Report
 from agentrig.testing.elsewhere import elsewhere
+from agentrig.testing.kit import CheckFailed, needs
 from agentrig.testing.recorded import recorded_traces
 from agentrig.testing.samples import difference
 from agentrig.testing.subject import Subject
-from agentrig.testing.table import Bench, Table
 from agentrig.traces import Span, Trace
 
 ELSEWHERE_S = 60.0
@@ -23,8 +22,8 @@ ELSEWHERE_S = 60.0
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
-class AdapterBench(Bench):
-    """What the checks of an adapter share.
+class AdapterSubject(Subject):
+    """An adapter.
 
     Attributes:
         traces: Name to trace; the recorded ones of five frameworks by default.
@@ -40,7 +39,7 @@ class AdapterBench(Bench):
     @cached_property
     def there(self) -> Any:
         """The triplets in another process, as plain values; a text if they are none."""
-        return elsewhere(_adapted_there, self.subject.sendable(), dict(self.traces), deadline_s=ELSEWHERE_S)
+        return elsewhere(_adapted_there, self.sendable(), dict(self.traces), deadline_s=ELSEWHERE_S)
 
     def matched(self) -> list[tuple[str, Trace, Triplet, Span | None]]:
         """Return every triplet with its trace and its call; None if no call has its tokens."""
@@ -51,62 +50,54 @@ class AdapterBench(Bench):
         ]
 
 
-TABLE = Table("adapter", AdapterBench)
-check = TABLE.check
+def check_empty(subject: AdapterSubject) -> None:
+    """A trace without calls gives no triplets.
 
-
-@check(
-    "empty",
-    why="An agent that answers without a call would end its rollout with an exception.",
-    cure="Return an empty list for a trace without spans or without calls.",
-)
-def empty(bench: AdapterBench) -> None:
-    """A trace without calls gives no triplets."""
+    Why: An agent that answers without a call would end its rollout with an exception.
+    Cure: Return an empty list for a trace without spans or without calls.
+    """
     root = Span(id="root", parent=None, name="rollout", start=0.0, end=1.0)
     for trace in (Trace(rollout_id="empty"), Trace(rollout_id="root", spans=(root,))):
-        found = list(bench.made(trace))
+        found = list(subject.made(trace))
         if found:
             raise CheckFailed(f"a trace of {len(trace.spans)} spans and no calls gave {len(found)} triplets")
 
 
-@check(
-    "triplets",
-    why="Each such rollout fails with `adapter-error`, and nothing of it is trained.",
-    cure="Return a list of `agentrig.Triplet`; `agentrig.adapters.triplet_of(call)` makes one.",
-)
-def triplets(bench: AdapterBench) -> None:
-    """It returns a list of triplets for every recorded trace, raises nothing, and does not end its process."""
-    _ = bench.there  # first where it can end nothing else
-    for name, trace in bench.traces.items():
-        found = bench.made(copy.deepcopy(trace))
+def check_triplets(subject: AdapterSubject) -> None:
+    """It returns a list of triplets for every recorded trace, raises nothing, and does not end its process.
+
+    Why: Each such rollout fails with `adapter-error`, and nothing of it is trained.
+    Cure: Return a list of `agentrig.Triplet`; `agentrig.adapters.triplet_of(call)` makes one.
+    """
+    _ = subject.there  # first where it can end nothing else
+    for name, trace in subject.traces.items():
+        found = subject.made(copy.deepcopy(trace))
         if not isinstance(found, Sequence) or not all(isinstance(t, Triplet) for t in found):
             raise CheckFailed(f"trace {name}: it returned {found!r:.80}")
 
 
-@check(
-    "keeps-some",
-    why="Nothing is trained: the run stops in its first step.",
-    cure="Compare the names that it matches with those of the trace; `agentrig dev` shows them.",
-    needs=["triplets"],
-)
-def keeps_some(bench: AdapterBench) -> None:
-    """It keeps a call of at least one trace."""
-    if not any(bench.adapted().values()):
+@needs(check_triplets)
+def check_keeps_some(subject: AdapterSubject) -> None:
+    """It keeps a call of at least one trace.
+
+    Why: Nothing is trained: the run stops in its first step.
+    Cure: Compare the names that it matches with those of the trace; `agentrig dev` shows them.
+    """
+    if not any(subject.adapted().values()):
         nodes = sorted(
-            {node for trace in bench.traces.values() for call in _calls(trace) for node in trace.nodes(call)}
+            {node for trace in subject.traces.values() for call in _calls(trace) for node in trace.nodes(call)}
         )
         raise CheckFailed(f"no triplet of any trace; their nodes: {', '.join(nodes)}")
 
 
-@check(
-    "exact-tokens",
-    why="What is trained is not what was sampled: the importance ratios are wrong.",
-    cure="Copy `prompt_token_ids` and `response_token_ids` whole; tokenize no text again.",
-    needs=["triplets"],
-)
-def exact_tokens(bench: AdapterBench) -> None:
-    """Every triplet has exactly the tokens of one recorded call: none lost, none invented."""
-    for name, trace, triplet, call in bench.matched():
+@needs(check_triplets)
+def check_exact_tokens(subject: AdapterSubject) -> None:
+    """Every triplet has exactly the tokens of one recorded call: none lost, none invented.
+
+    Why: What is trained is not what was sampled: the importance ratios are wrong.
+    Cure: Copy `prompt_token_ids` and `response_token_ids` whole; tokenize no text again.
+    """
+    for name, trace, triplet, call in subject.matched():
         if call is None or not same_tokens(call, triplet):
             near = [c for c in _calls(trace) if c.id == triplet.span_id] or _calls(trace)
             lengths = [
@@ -118,15 +109,14 @@ def exact_tokens(bench: AdapterBench) -> None:
             )
 
 
-@check(
-    "logprobs",
-    why="Importance ratios are formed with other log-probabilities than those of the sampling policy.",
-    cure="Copy `response_logprobs` whole: one number for each response token, in order.",
-    needs=["triplets"],
-)
-def logprobs(bench: AdapterBench) -> None:
-    """Log-probabilities are those that were recorded, one for each response token."""
-    for name, _, triplet, call in bench.matched():
+@needs(check_triplets)
+def check_logprobs(subject: AdapterSubject) -> None:
+    """Log-probabilities are those that were recorded, one for each response token.
+
+    Why: Importance ratios are formed with other log-probabilities than those of the sampling policy.
+    Cure: Copy `response_logprobs` whole: one number for each response token, in order.
+    """
+    for name, _, triplet, call in subject.matched():
         known = call.attributes.get("response_logprobs") if call and same_tokens(call, triplet) else None
         found = None if triplet.logprobs is None else list(triplet.logprobs)
         if known is not None and found != list(known):
@@ -134,48 +124,45 @@ def logprobs(bench: AdapterBench) -> None:
             raise CheckFailed(f"trace {name}: recorded are {len(known)}, the first {known[:1]}; the triplet has {what}")
 
 
-@check(
-    "once",
-    why="A call that is trained twice has twice the weight of the others.",
-    cure="Return one triplet for each call, with its `span_id`.",
-    needs=["triplets"],
-)
-def once(bench: AdapterBench) -> None:
-    """No call has two triplets."""
-    for name, found in bench.adapted().items():
-        ids = [t.span_id for t in _identified(found, bench.traces[name]) if t.span_id]
+@needs(check_triplets)
+def check_once(subject: AdapterSubject) -> None:
+    """No call has two triplets.
+
+    Why: A call that is trained twice has twice the weight of the others.
+    Cure: Return one triplet for each call, with its `span_id`.
+    """
+    for name, found in subject.adapted().items():
+        ids = [t.span_id for t in _identified(found, subject.traces[name]) if t.span_id]
         twice = {i for i in ids if ids.count(i) > 1}
-        free = sum(not t.span_id for t in _identified(found, bench.traces[name]))
-        known = {tuple(c.attributes["response_token_ids"]) for c in _calls(bench.traces[name])}
+        free = sum(not t.span_id for t in _identified(found, subject.traces[name]))
+        known = {tuple(c.attributes["response_token_ids"]) for c in _calls(subject.traces[name])}
         extra = free and all(tuple(t.response_ids) in known for t in found)
         if twice or extra:
-            raise CheckFailed(f"trace {name}: {len(found)} triplets of {len(_calls(bench.traces[name]))} calls")
+            raise CheckFailed(f"trace {name}: {len(found)} triplets of {len(_calls(subject.traces[name]))} calls")
 
 
-@check(
-    "failed-calls",
-    why="The tokens of a broken stream, or of another model, would be trained as if the policy had sampled them.",
-    cure="Take the calls of `trace.llm_calls()` and `triplet_of(call)`: they leave failed and foreign calls out.",
-    needs=["triplets"],
-)
-def failed_calls(bench: AdapterBench) -> None:
-    """No call that failed, broke off or went to another server is kept."""
-    for name, _, _, call in bench.matched():
+@needs(check_triplets)
+def check_failed_calls(subject: AdapterSubject) -> None:
+    """No call that failed, broke off or went to another server is kept.
+
+    Why: The tokens of a broken stream, or of another model, would be trained as if the policy had sampled them.
+    Cure: Take the calls of `trace.llm_calls()` and `triplet_of(call)`: they leave failed and foreign calls out.
+    """
+    for name, _, _, call in subject.matched():
         if call is not None and triplet_of(call) is None:
             raise CheckFailed(f"trace {name}: it keeps a call that failed: {call.error}")
 
 
-@check(
-    "accounts",
-    why="Calls vanish from training, and nobody learns why.",
-    cure="Add a method `left_out(trace, call)` that returns the reason for a call that it leaves out, else None.",
-    needs=["triplets"],
-)
-def accounts(bench: AdapterBench) -> None:
-    """Every call that could be trained has a triplet or a reason, and not both."""
-    left_out = getattr(bench.made, "left_out", None)
-    for name, found in bench.adapted().items():
-        trace = bench.traces[name]
+@needs(check_triplets)
+def check_accounts(subject: AdapterSubject) -> None:
+    """Every call that could be trained has a triplet or a reason, and not both.
+
+    Why: Calls vanish from training, and nobody learns why.
+    Cure: Add a method `left_out(trace, call)` that returns the reason for a call that it leaves out, else None.
+    """
+    left_out = getattr(subject.made, "left_out", None)
+    for name, found in subject.adapted().items():
+        trace = subject.traces[name]
         kept = {t.span_id for t in _identified(found, trace)}
         for number, call in enumerate(c for c in trace.llm_calls() if triplet_of(c) is not None):
             reason = left_out(trace, call) if left_out is not None else None
@@ -185,48 +172,45 @@ def accounts(bench: AdapterBench) -> None:
                 raise CheckFailed(f"trace {name}: call {number} has a triplet, and left_out returns {reason!r}")
 
 
-@check(
-    "same-twice",
-    why="The audit of a step sees other data than the step was trained on.",
-    cure="Keep no state between traces, and use no random numbers.",
-    needs=["triplets"],
-)
-def same_twice(bench: AdapterBench) -> None:
-    """The same traces give the same triplets again, also from an adapter that is built again."""
-    first = bench.adapted()
-    for how, second in (("again", bench.adapted()), ("built again", bench.adapted(bench.subject.build()))):
+@needs(check_triplets)
+def check_same_twice(subject: AdapterSubject) -> None:
+    """The same traces give the same triplets again, also from an adapter that is built again.
+
+    Why: The audit of a step sees other data than the step was trained on.
+    Cure: Keep no state between traces, and use no random numbers.
+    """
+    first = subject.adapted()
+    for how, second in (("again", subject.adapted()), ("built again", subject.adapted(subject.build()))):
         different = difference(_plain(first), _plain(second))
         if different:
             raise CheckFailed(f"{how}: {different}")
 
 
-@check(
-    "other-process",
-    why="A resumed run, or another machine, trains on other data.",
-    cure="Use no `hash()` of a text and no order of a set.",
-    needs=["same-twice"],
-)
-def other_process(bench: AdapterBench) -> None:
-    """A process with another hash seed gives the same triplets."""
-    there = bench.there
+@needs(check_same_twice)
+def check_other_process(subject: AdapterSubject) -> None:
+    """A process with another hash seed gives the same triplets.
+
+    Why: A resumed run, or another machine, trains on other data.
+    Cure: Use no `hash()` of a text and no order of a set.
+    """
+    there = subject.there
     if isinstance(there, str):
         raise CheckFailed(there)
-    different = difference(_plain(bench.adapted()), there)
+    different = difference(_plain(subject.adapted()), there)
     if different:
         raise CheckFailed(f"here and in another process: {different}")
 
 
-@check(
-    "leaves-trace",
-    why="The report, the ledger and the guards read the same trace after the adapter.",
-    cure="Copy what you change: `dict(span.attributes)`, `list(ids)`.",
-    needs=["triplets"],
-)
-def leaves_trace(bench: AdapterBench) -> None:
-    """It does not change the trace."""
-    for name, trace in bench.traces.items():
+@needs(check_triplets)
+def check_leaves_trace(subject: AdapterSubject) -> None:
+    """It does not change the trace.
+
+    Why: The report, the ledger and the guards read the same trace after the adapter.
+    Cure: Copy what you change: `dict(span.attributes)`, `list(ids)`.
+    """
+    for name, trace in subject.traces.items():
         given = copy.deepcopy(trace)
-        bench.made(given)
+        subject.made(given)
         for before, after in zip(trace.spans, given.spans, strict=True):
             different = difference(attrs.asdict(before), attrs.asdict(after))
             if different:
@@ -253,22 +237,10 @@ def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _adapted_there(subject: Subject, traces: Mapping[str, Trace]) -> Any:
+def _adapted_there(subject: AdapterSubject, traces: Mapping[str, Trace]) -> Any:
     """Adapt in the other process."""
-    found = AdapterBench(subject=subject, traces=traces).adapted()
+    subject.traces = traces
+    found = subject.adapted()
     if not all(isinstance(t, Triplet) for triplets in found.values() for t in triplets):
         return "it returned something else than triplets"
     return _plain(found)
-
-
-def check_adapter(
-    subject: Any, *, settings: Any = None, only: Sequence[str] | None = None, raise_failed: bool = True, **options: Any
-) -> Report:
-    """Run the checks of an adapter; see `agentrig.testing.check`, and `AdapterBench` for the options.
-
-    Example:
-        ```python
-        check_adapter("agent-match", settings={"match": "write|solve"})
-        ```
-    """
-    return TABLE.check_all(subject, settings, only, raise_failed, options)

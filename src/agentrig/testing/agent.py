@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import attrs
+import cloudpickle
 
-from agentrig.endpoints import LIMIT, Endpoint
+from agentrig.agents import Agent
+from agentrig.endpoints import LIMIT, Endpoint, GatewayAddress
+from agentrig.errors import AgentFailure, AgentrigError
+from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.pools import Job, Result
+from agentrig.runners.processes import Pool
 from agentrig.settings import structure
 from agentrig.tasks import Task
-from agentrig.testing.checks import CheckFailed, CheckSkipped, Report
-from agentrig.testing.playing import READ_PRIVATE, Players, Screaming
-from agentrig.testing.samples import difference, some_tasks, texts_of
-from agentrig.testing.scripted import Reply, Request, Script, ScriptedServer, scripted_server
-from agentrig.testing.table import Bench, Table
+from agentrig.testing.elsewhere import packed
+from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
+from agentrig.testing.samples import TriedSubject, difference, texts_of
+from agentrig.testing.scripted import Reply, Request, ScriptedServer, scripted_server
+from agentrig.testing.subject import Subject
 from agentrig.traces import SERVER
+
+START_S = 120.0
+"""Seconds until an agent must be built, its imports included."""
+
+READ_PRIVATE = "read-private"
+"""Failure kind of an agent that asks for a key of `private`."""
 
 SAMPLING: Mapping[str, Any] = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 48, "seed": 7}
 """The endpoint's sampling fields."""
@@ -46,7 +58,7 @@ class Play:
 
     task: Task
     result: Result
-    requests: Sequence[Request]
+    requests: Sequence[Request] = ()
 
     @property
     def failure(self) -> str | None:
@@ -65,88 +77,158 @@ class Play:
         outcome = self.result.outcome
         return f"task {self.task.id}: it ended with {outcome.failure}: {outcome.message}"
 
+    def differs(self, other: Play) -> str:
+        """Return what differs when the task is played again, or ''; the order of calls does not count."""
+        mine, others = (sorted(p.asked, key=lambda body: json.dumps(body, sort_keys=True)) for p in (self, other))
+        return difference(
+            {"failure": self.failure, "calls": mine, "answer": self.result.outcome.answer},
+            {"failure": other.failure, "calls": others, "answer": other.result.outcome.answer},
+        )
 
-@attrs.define(kw_only=True, eq=False, slots=False)
-class AgentBench(Bench):
-    """What the checks of an agent share.
+
+@attrs.frozen(kw_only=True)
+class SentAgent:
+    """How a runner process builds the agent under test: an `agentrig.pools.AgentSource`.
 
     Attributes:
-        tasks: A list of `Task`, or a task set (`agentrig.testing.samples.some_tasks`); None for the plugin's own.
-        tasks_settings: The task set's keys.
-        split: Its split.
-        limit: How many tasks are played.
+        name: The agent's name.
+        pickled: The subject.
+        environment: Names or patterns of variables that the agent gets.
+        files: Not used: the subject has its file.
+    """
+
+    name: str
+    pickled: bytes = attrs.field(repr=False)
+    environment: Sequence[str] = ()
+    files: Sequence[str] = ()
+
+    def build(self) -> Agent:
+        """Load and build the agent."""
+        subject: Subject = cloudpickle.loads(self.pickled)
+        agent: Agent = subject.made
+        return agent
+
+
+class PrivateKeys(dict[str, Any]):
+    """A task's input that ends the rollout when its reader asks for a key of `private`."""
+
+    def __init__(self, given: Any, private: Sequence[str]) -> None:
+        super().__init__(given)
+        self.private = sorted(set(private) - set(given))
+
+    def __reduce__(self) -> Any:
+        """Pickle with the keys."""
+        return PrivateKeys, (dict(self), self.private)
+
+    def _refuse(self, key: Any) -> None:
+        if key in self.private:
+            raise AgentFailure(f'the agent asks for private["{key}"]', kind=READ_PRIVATE)
+
+    def __missing__(self, key: Any) -> Any:
+        self._refuse(key)
+        raise KeyError(key)
+
+    def __contains__(self, key: Any) -> bool:
+        self._refuse(key)
+        return super().__contains__(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return a key's value."""
+        self._refuse(key)
+        return super().get(key, default)
+
+
+@attrs.define(kw_only=True, eq=False, slots=False)
+class AgentSubject(TriedSubject):
+    """An agent, which is played in runner processes, through a gateway if its spec or the settings ask for one.
+
+    Attributes:
         script: What the scripted server answers (`agentrig.testing.scripted`), the same to the same request.
         deadline_s: Wall seconds for a rollout, as `runners.deadline_s`.
         gateway: Section `[gateway]`: `{"use": "on"}` plays the agent through the gateway.
         slow_s: Seconds that a slow server takes for each call.
     """
 
-    tasks: Any = None
-    tasks_settings: Any = None
-    split: str = ""
+    builds = False
+
     limit: int = 4
-    script: Script | str | Reply = "ok"
+    script: Any = "ok"
     deadline_s: float = 30.0
     gateway: Any = None
     slow_s: float = 1.0
     _number: int = attrs.field(default=0, init=False)
 
     @cached_property
-    def rows(self) -> list[Task]:
-        """The tasks that are played."""
-        return some_tasks(
-            self.tasks, subject=self.subject, settings=self.tasks_settings, split=self.split, n=self.limit
-        )
-
-    @cached_property
     def server(self) -> ScriptedServer:
         """The scripted server."""
-        server: ScriptedServer = self.holding(scripted_server(self.script))
-        return server
+        return self.opened.enter_context(scripted_server(self.script))
 
     @cached_property
-    def players(self) -> Players:
+    def pool(self) -> Pool:
         """One process, in which as many rollouts run at once as there are tasks."""
-        return self.processes_of(n=1, threads=max(2, self.limit))
+        return self.started(threads=max(2, self.limit))
 
-    def processes_of(self, *, n: int, threads: int) -> Players:
-        """Return new processes with the agent, which end when the bench is closed."""
+    def started(self, *, threads: int) -> Pool:
+        """Return a new runner process that has built the agent.
+
+        Raises:
+            AgentrigError: It cannot be built, or takes longer than `START_S`.
+        """
+        spec = self.spec
+        environment = tuple(spec.environment) if spec else ()
+        source = SentAgent(name=str(self), pickled=packed(self.sendable()), environment=environment)
+        preload = spec.preload if spec else ()
+        pool = Pool(source, n=1, threads=threads, deadline_s=self.deadline_s, retries=0, preload=preload)
+        self.opened.callback(pool.close)
+        if not pool.build_first(START_S):
+            raise AgentrigError(f"it has not been built after {START_S:g} s")
+        return pool
+
+    @cached_property
+    def gateway_address(self) -> GatewayAddress | None:
+        """Where the gateway is, if the agent is played through one."""
         settings = structure(GatewaySettings, self.gateway or {}, owner="a run", section="gateway")
-        players: Players = self.holding(
-            Players(self.subject, n=n, threads=threads, deadline_s=self.deadline_s, gateway=settings)
-        )
-        return players
+        asks = bool(settings.models) or (self.spec is not None and self.spec.calls == "gateway")
+        if settings.use == "on" or (settings.use == "auto" and asks):
+            return self.opened.enter_context(Gateway(settings)).address
+        return None
 
     def job(self, task: Task) -> Job:
-        """Return a job of a task; its input screams if a key of `private` is read."""
+        """Return a job of a task; its input refuses to be asked for a key of `private`."""
         self._number += 1
-        spec = self.subject.spec
-        whole = bool(spec and spec.whole_rows)
-        endpoint = Endpoint(
-            base_url=self.server.url,
-            model=self.server.model,
-            sampling=SAMPLING,
-            token_ids=True,
-        )
+        whole = bool(self.spec and self.spec.whole_rows)
         given = task.given(whole=whole)
-        return Job(
-            id=f"check-{self._number}",
-            input=given if whole else Screaming(given, list(task.private)),
-            endpoint=endpoint,
-        )
+        endpoint = Endpoint(base_url=self.server.url, model=self.server.model, sampling=SAMPLING, token_ids=True)
+        given = given if whole else PrivateKeys(given, list(task.private))
+        return Job(id=f"check-{self._number}", input=given, endpoint=endpoint)
 
-    def alone(self, task: Task, script: Script | str | Reply | None = None) -> Play:
+    def play(self, jobs: Sequence[Job], pool: Pool | None = None) -> list[Result]:
+        """Run jobs and return their results, in their order; a job that fails is a result too."""
+        pool = pool or self.pool
+        for job in jobs:
+            pool.submit(attrs.evolve(job, endpoint=attrs.evolve(job.endpoint, gateway=self.gateway_address)))
+        done: dict[str, Result] = {}
+        end = time.monotonic() + START_S + pool.deadline_s * len(jobs)
+        while len(done) < len(jobs):
+            done |= {result.id: result for result in pool.poll(0.2)}
+            if time.monotonic() > end:
+                raise AgentrigError(f"{len(jobs) - len(done)} of {len(jobs)} rollouts have not ended")
+        return [done[job.id] for job in jobs]
+
+    def alone(self, task: Task, script: Any = None) -> Play:
         """Play a task while no other is played."""
         self.server.script = self.script if script is None else script
         self.server.requests.clear()
-        (result,) = self.players.play([self.job(task)])
+        (result,) = self.play([self.job(task)])
         return Play(task, result, tuple(self.server.requests))
 
-    def together(self, players: Players) -> list[Play]:
-        """Play all tasks at once."""
+    def compare_together(self, pool: Pool, how: str) -> None:
+        """Play all tasks at once, and fail if one goes otherwise than alone."""
         self.server.script = self.script
-        results = players.play([self.job(task) for task in self.rows])
-        return [Play(task, result, ()) for task, result in zip(self.rows, results, strict=True)]
+        for alone, result in zip(self.plays, self.play([self.job(task) for task in self.rows], pool), strict=True):
+            different = alone.differs(Play(alone.task, result))
+            if different:
+                raise CheckFailed(f"task {alone.task.id}, {how}: {different}")
 
     @cached_property
     def plays(self) -> list[Play]:
@@ -159,85 +241,75 @@ class AgentBench(Bench):
         return {name: self.alone(self.rows[0], reply) for name, reply in ODD.items()}
 
 
-TABLE = Table("agent", AgentBench, builds=False)
-check = TABLE.check
+def check_starts(subject: AgentSubject) -> None:
+    """A runner process builds it.
+
+    Why: No runner starts, so no run does.
+    Cure: Build it in a fresh process: no state of yours, only the variables of `AgentSpec.environment`.
+    """
+    _ = subject.pool
 
 
-@check(
-    "starts",
-    why="No runner starts, so no run does.",
-    cure="Build it in a fresh process: no state of yours, only the variables of `AgentSpec.environment`.",
-)
-def starts(bench: AgentBench) -> None:
-    """A runner process builds it."""
-    bench.players.start()
+@needs(check_starts)
+def check_calls_endpoint(subject: AgentSubject) -> None:
+    """Each task leads to a call to the endpoint that the agent was given.
 
-
-@check(
-    "calls-endpoint",
-    why="The model that is trained is not asked: nothing can be learned.",
-    cure="Make the client of `endpoint.base_url`, `endpoint.api_key` and `endpoint.model`, in every call of the agent. "
-    "Anthropic's Messages and OpenAI's Responses need `gateway.use=on`.",
-    needs=["starts"],
-)
-def calls_endpoint(bench: AgentBench) -> None:
-    """Each task leads to a call to the endpoint that the agent was given."""
-    for play in bench.plays:
+    Why: The model that is trained is not asked: nothing can be learned.
+    Cure: Make the client of `endpoint.base_url`, `endpoint.api_key` and `endpoint.model`, in every call of the agent.
+        Anthropic's Messages and OpenAI's Responses need `gateway.use=on`.
+    """
+    for play in subject.plays:
         if not play.requests and play.failure in (None, "llm-error"):
             how = play.says() if play.failure else f"task {play.task.id}: it answered"
             raise CheckFailed(f"{how}; no call of /chat/completions arrived at the endpoint")
 
 
-@check(
-    "answers",
-    why="Failed rollouts are left out of training; over 25% of them stop the run.",
-    cure="Mend the error that the message names; `agentrig dev` shows such a rollout with its spans.",
-    needs=["calls-endpoint"],
-)
-def answers(bench: AgentBench) -> None:
-    """Each task is answered, with an endpoint that works."""
-    for play in bench.plays:
+@needs(check_calls_endpoint)
+def check_answers(subject: AgentSubject) -> None:
+    """Each task is answered, with an endpoint that works.
+
+    Why: Failed rollouts are left out of training; over 25% of them stop the run.
+    Cure: Mend the error that the message names; `agentrig dev` shows such a rollout with its spans.
+    """
+    for play in subject.plays:
         if play.failure not in (None, "bad-answer", READ_PRIVATE):
             raise CheckFailed(play.says())
 
 
-@check(
-    "json-answer",
-    why="The answer has to reach the reward in another process: each such rollout fails with `bad-answer`.",
-    cure="Return text, numbers, lists or dicts of them; no objects, bytes or sets.",
-    needs=["answers"],
-)
-def json_answer(bench: AgentBench) -> None:
-    """Each answer is a JSON value."""
-    for play in bench.plays:
+@needs(check_answers)
+def check_json_answer(subject: AgentSubject) -> None:
+    """Each answer is a JSON value.
+
+    Why: The answer has to reach the reward in another process: each such rollout fails with `bad-answer`.
+    Cure: Return text, numbers, lists or dicts of them; no objects, bytes or sets.
+    """
+    for play in subject.plays:
         if play.failure == "bad-answer":
             raise CheckFailed(play.says())
 
 
-@check(
-    "recorded",
-    why="Calls without their token ids cannot be trained.",
-    cure="Set `gateway.use=on`, or use a client on httpx (openai, langchain-openai, httpx itself).",
-    needs=["answers"],
-)
-def recorded(bench: AgentBench) -> None:
-    """Every call that arrives is recorded, with its token ids."""
-    for play in bench.plays:
+@needs(check_answers)
+def check_recorded(subject: AgentSubject) -> None:
+    """Every call that arrives is recorded, with its token ids.
+
+    Why: Calls without their token ids cannot be trained.
+    Cure: Set `gateway.use=on`, or use a client on httpx (openai, langchain-openai, httpx itself).
+    """
+    for play in subject.plays:
         calls = [c for c in play.result.trace.llm_calls() if c.attributes.get("response_token_ids")]
         if play.failure is None and len(calls) != len(play.requests):
             raise CheckFailed(f"task {play.task.id}: {len(play.requests)} calls arrived, {len(calls)} were recorded")
 
 
-@check(
-    "sampling",
-    why="Log-probabilities are not those of the policy: the run ends in its first step.",
-    cure="Leave these fields out of the calls, as the run adds its own; or set the run's to the agent's "
-    "(`algorithm.temperature`).",
-    needs=["answers"],
-)
-def sampling(bench: AgentBench) -> None:
-    """Every call arrives with the endpoint's sampling fields, or with a lower limit of tokens."""
-    for play in bench.plays:
+@needs(check_answers)
+def check_sampling(subject: AgentSubject) -> None:
+    """Every call arrives with the endpoint's sampling fields, or with a lower limit of tokens.
+
+    Why: Log-probabilities are not those of the policy: the run ends in its first step.
+    Cure: Leave these fields out of the calls, as the run adds its own; or set the run's to the agent's
+        (`algorithm.temperature`).
+    """
+    for play in subject.plays:
         for request in play.requests:
             limit = min((request.body[name] for name in LIMIT if request.body.get(name)), default=None)
             got = {**{key: request.body.get(key) for key in SAMPLING}, LIMIT[0]: limit}
@@ -245,37 +317,35 @@ def sampling(bench: AgentBench) -> None:
                 raise CheckFailed(f"task {play.task.id}: the run samples with {dict(SAMPLING)}, a call with {got}")
 
 
-@check(
-    "model",
-    why="A server with several models, such as one per adapter, answers with another one.",
-    cure="Pass `model=endpoint.model` with every call.",
-    needs=["answers"],
-)
-def model(bench: AgentBench) -> None:
-    """Every call names the endpoint's model."""
-    for play in bench.plays:
+@needs(check_answers)
+def check_model(subject: AgentSubject) -> None:
+    """Every call names the endpoint's model.
+
+    Why: A server with several models, such as one per adapter, answers with another one.
+    Cure: Pass `model=endpoint.model` with every call.
+    """
+    for play in subject.plays:
         for request in play.requests:
-            if request.body.get("model") != bench.server.model:
+            if request.body.get("model") != subject.server.model:
                 raise CheckFailed(f"task {play.task.id}: a call names {request.body.get('model')!r}")
 
 
-@check(
-    "private",
-    why="The agent knows the answer: rewards and accuracy mean nothing.",
-    cure="Use only `task_input`. Keep gold out of the agent's modules, prompts and files.",
-    needs=["answers"],
-)
-def private(bench: AgentBench) -> None:
-    """It asks for no key of `private`, and no private text is in its calls or its answer."""
-    if bench.subject.spec and bench.subject.spec.whole_rows:
+@needs(check_answers)
+def check_private(subject: AgentSubject) -> None:
+    """It asks for no key of `private`, and no private text is in its calls or its answer.
+
+    Why: The agent knows the answer: rewards and accuracy mean nothing.
+    Cure: Use only `task_input`. Keep gold out of the agent's modules, prompts and files.
+    """
+    if subject.spec and subject.spec.whole_rows:
         raise CheckSkipped("its spec asks for whole rows, gold included (whole_rows)")
-    for play in bench.plays:
+    for play in subject.plays:
         if play.failure == READ_PRIVATE:
             raise CheckFailed(play.says())
     said = {
-        play.task.id: json.dumps([play.asked, play.result.outcome.answer], ensure_ascii=False) for play in bench.plays
+        play.task.id: json.dumps([play.asked, play.result.outcome.answer], ensure_ascii=False) for play in subject.plays
     }
-    for play in bench.plays:
+    for play in subject.plays:
         given = json.dumps(dict(play.task.input), ensure_ascii=False)
         others = [text for task_id, text in said.items() if task_id != play.task.id]
         for text in texts_of(dict(play.task.private)):
@@ -286,61 +356,48 @@ def private(bench: AgentBench) -> None:
                 )
 
 
-@check(
-    "same-twice",
-    why="The difference between rollouts of a group is not the policy's, and no run can be repeated.",
-    cure="Seed random choices from the task's input; put no clock and no counter into prompts.",
-    needs=["recorded"],
-)
-def same_twice(bench: AgentBench) -> None:
-    """With equal replies, a task leads to the same calls and the same answer again."""
-    for play in bench.plays:
-        again = bench.alone(play.task)
-        different = difference(_seen(play), _seen(again))
+@needs(check_recorded)
+def check_same_twice(subject: AgentSubject) -> None:
+    """With equal replies, a task leads to the same calls and the same answer again.
+
+    Why: The difference between rollouts of a group is not the policy's, and no run can be repeated.
+    Cure: Seed random choices from the task's input; put no clock and no counter into prompts.
+    """
+    for play in subject.plays:
+        different = play.differs(subject.alone(play.task))
         if different:
             raise CheckFailed(f"task {play.task.id}, played again: {different}")
 
 
-@check(
-    "threads",
-    why="A runner plays several rollouts at once: they would mix up their tasks.",
-    cure="Keep what belongs to a rollout in local variables, not in the agent object or in globals.",
-    needs=["same-twice"],
-)
-def threads(bench: AgentBench) -> None:
-    """Many rollouts at once in one process make the same calls and give the same answers as alone."""
+@needs(check_same_twice)
+def check_threads(subject: AgentSubject) -> None:
+    """Many rollouts at once in one process make the same calls and give the same answers as alone.
+
+    Why: A runner plays several rollouts at once: they would mix up their tasks.
+    Cure: Keep what belongs to a rollout in local variables, not in the agent object or in globals.
+    """
     for _ in range(2):
-        for play, alone in zip(bench.together(bench.players), bench.plays, strict=True):
-            different = difference(_seen(alone), _seen(play))
-            if different:
-                raise CheckFailed(f"task {play.task.id}, alone and with {len(bench.plays)} at once: {different}")
+        subject.compare_together(subject.pool, f"alone and with {len(subject.plays)} at once")
 
 
-@check(
-    "processes",
-    why="A run has several runner processes: only one of them would work.",
-    cure="Take no fixed port, file or lock; use `tempfile`, and port 0.",
-    needs=["same-twice"],
-)
-def processes(bench: AgentBench) -> None:
-    """Two processes at once build it, and give the same answers."""
-    players = bench.processes_of(n=2, threads=1)
-    players.start()
-    for play, alone in zip(bench.together(players), bench.plays, strict=True):
-        different = difference(_seen(alone), _seen(play))
-        if different:
-            raise CheckFailed(f"task {play.task.id}, in two processes: {different}")
+@needs(check_same_twice)
+def check_processes(subject: AgentSubject) -> None:
+    """Two processes at once build it, and give the same answers.
+
+    Why: A run has several runner processes: only one of them would work.
+    Cure: Take no fixed port, file or lock; use `tempfile`, and port 0.
+    """
+    subject.compare_together(subject.started(threads=1), "in a second process, while there is a first")
 
 
-@check(
-    "server-error",
-    why="An answer made up after a failed call gets a reward: the policy is trained on a fault of the server.",
-    cure="Let errors of the client pass, or raise `AgentFailure(message, kind=...)`; return no answer in their place.",
-    needs=["answers"],
-)
-def server_error(bench: AgentBench) -> None:
-    """If the server refuses a call, the rollout fails; it has no answer."""
-    play = bench.alone(bench.rows[0], Reply(status=400, text="the prompt is too long"))
+@needs(check_answers)
+def check_server_error(subject: AgentSubject) -> None:
+    """If the server refuses a call, the rollout fails; it has no answer.
+
+    Why: An answer made up after a failed call gets a reward: the policy is trained on a fault of the server.
+    Cure: Let errors of the client pass, or raise `AgentFailure(message, kind=...)`; return no answer in their place.
+    """
+    play = subject.alone(subject.rows[0], Reply(status=400, text="the prompt is too long"))
     if play.failure is None:
         answer = play.result.outcome.answer
         raise CheckFailed(
@@ -348,20 +405,18 @@ def server_error(bench: AgentBench) -> None:
         )
 
 
-@check(
-    "odd-replies",
-    why="A weak model's odd replies end rollouts as faults of the agent: what it should learn from is left out.",
-    cure="Catch errors of parsing: return what the model said as the answer, so that the reward can judge it.",
-    needs=["answers"],
-)
-def odd_replies(bench: AgentBench) -> str:
+@needs(check_answers)
+def check_odd_replies(subject: AgentSubject) -> str:
     """Odd replies lead to an answer or to a typed failure, not to an exception.
 
     Malformed, cut and long texts must. That an empty reply, or a call of a tool that nobody offered, ends the rollout
     is how many libraries work: it is reported as a fact.
+
+    Why: A weak model's odd replies end rollouts as faults of the agent: what it should learn from is left out.
+    Cure: Catch errors of parsing: return what the model said as the answer, so that the reward can judge it.
     """
     facts = []
-    for name, play in bench.odd.items():
+    for name, play in subject.odd.items():
         if play.failure == "agent-error" and name in OWN_ENDS:
             facts.append(f"{name}: {play.says()}")
         elif play.failure in ("agent-error", "runner-died", "bad-answer"):
@@ -369,21 +424,19 @@ def odd_replies(bench: AgentBench) -> str:
     return _no_fault(facts, "Rollouts that end so are not trained on; over 25% of them stop a run")
 
 
-@check(
-    "deadline",
-    why="Its runner is killed at the deadline, with what other rollouts had done; steps take as long as the deadline.",
-    cure="Limit the number of turns, and give what is there when it is reached.",
-    needs=["answers"],
-)
-def deadline(bench: AgentBench) -> str:
+@needs(check_answers)
+def check_deadline(subject: AgentSubject) -> str:
     """It ends by itself, also when the model never says what it waits for.
 
     A model that calls tools for ever may keep it going: that is reported as a fact.
+
+    Why: Its runner is killed at the deadline, with what other rollouts had done; steps take as long as the deadline.
+    Cure: Limit the number of turns, and give what is there when it is reached.
     """
     facts = []
-    for name, play in bench.odd.items():
+    for name, play in subject.odd.items():
         if play.failure == "deadline":
-            what = f"{name}: after {bench.deadline_s:g} s and {len(play.requests)} calls it had not ended"
+            what = f"{name}: after {subject.deadline_s:g} s and {len(play.requests)} calls it had not ended"
             if name not in OWN_ENDS:
                 raise CheckFailed(what)
             facts.append(what)
@@ -394,43 +447,21 @@ def _no_fault(facts: Sequence[str], then: str) -> str:
     return "\n".join([f"a fact, no fault: {facts[0]}", *facts[1:], then]) if facts else ""
 
 
-@check(
-    "slow-server",
-    why="During training a server is busy: impatient agents fail or make up answers.",
-    cure="Use the client's default timeout, or one of minutes; the run ends a rollout at `runners.deadline_s`.",
-    needs=["same-twice"],
-)
-def slow_server(bench: AgentBench) -> None:
-    """A server that takes its time for each call changes nothing."""
-    alone = bench.plays[0]
-    if bench.slow_s * len(alone.requests) >= bench.deadline_s:
+@needs(check_same_twice)
+def check_slow_server(subject: AgentSubject) -> None:
+    """A server that takes its time for each call changes nothing.
+
+    Why: During training a server is busy: impatient agents fail or make up answers.
+    Cure: Use the client's default timeout, or one of minutes; the run ends a rollout at `runners.deadline_s`.
+    """
+    alone = subject.plays[0]
+    if subject.slow_s * len(alone.requests) >= subject.deadline_s:
         raise CheckSkipped(f"{len(alone.requests)} slow calls take longer than the deadline")
 
     def slow(body: Mapping[str, Any]) -> Reply:
-        made = bench.script(body) if callable(bench.script) else bench.script
-        return attrs.evolve(Reply(text=made) if isinstance(made, str) else made, delay_s=bench.slow_s)
+        made = subject.script(body) if callable(subject.script) else subject.script
+        return attrs.evolve(Reply(text=made) if isinstance(made, str) else made, delay_s=subject.slow_s)
 
-    play = bench.alone(alone.task, slow)
-    different = difference(_seen(alone), _seen(play))
+    different = alone.differs(subject.alone(alone.task, slow))
     if different:
-        raise CheckFailed(f"task {play.task.id}, {bench.slow_s:g} s for each call: {different}")
-
-
-def _seen(play: Play) -> dict[str, Any]:
-    """Return what must be the same when a task is played again."""
-    outcome = play.result.outcome
-    calls = sorted(play.asked, key=lambda body: json.dumps(body, sort_keys=True))  # some may run at once
-    return {"failure": outcome.failure, "calls": calls, "answer": outcome.answer}
-
-
-def check_agent(
-    subject: Any, *, settings: Any = None, only: Sequence[str] | None = None, raise_failed: bool = True, **options: Any
-) -> Report:
-    """Run the checks of an agent; see `agentrig.testing.check`, and `AgentBench` for the options.
-
-    Example:
-        ```python
-        check_agent("my_agent.py:mine", tasks="my-tasks", script="SELECT 1")
-        ```
-    """
-    return TABLE.check_all(subject, settings, only, raise_failed, options)
+        raise CheckFailed(f"task {alone.task.id}, {subject.slow_s:g} s for each call: {different}")

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import attrs
 
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, CheckpointDamaged, place_of
-from agentrig.run.checkpoints import verify
-from agentrig.testing.algorithm_bench import TABLE, AlgorithmBench, Run
+from agentrig.plan import Plan, resolve
+from agentrig.run.checkpoints import Checkpoints, verify
+from agentrig.run.loop import looped
+from agentrig.testing import bandit
 from agentrig.testing.bandit import OPTIMUM, pull
-from agentrig.testing.checks import CheckFailed, CheckSkipped, Report
+from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
+from agentrig.testing.subject import Subject
+from agentrig.testing.tiny_model import make_tiny_model
 
 CLOSE = 0.2
 """How far a stated weight change may be from the checkpoints' own difference, as a share."""
@@ -27,14 +34,155 @@ ASIDE = (".files.json", "keep", "trainer", "delivery.json")
 """What a checkpoint holds besides what was trained."""
 
 
-@TABLE.check(
-    "keys-declared",
-    why="`agentrig plugins show`, the docs and a run's checks know only what is declared.",
-    cure="Declare each key by agentrig.setting, with help, bounds and a default.",
-)
-def keys_declared(bench: AlgorithmBench) -> None:
-    """Every key has a help text."""
-    spec = bench.subject.spec
+@attrs.frozen(kw_only=True)
+class Run:
+    """A run that has ended.
+
+    Attributes:
+        path: Its directory.
+        error: What ended it; None if nothing did.
+    """
+
+    path: Path
+    error: Exception | None
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines of its metrics."""
+        file = self.path / "metrics.jsonl"
+        return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.is_file() else []
+
+    def checkpoint(self, step: int = 0) -> Path | None:
+        """Return the checkpoint of a step, or the latest one."""
+        checkpoints = Checkpoints(self.path / "checkpoints")
+        if not step:
+            return checkpoints.latest()[0]
+        return checkpoints.path(step) if step in checkpoints.steps() else None
+
+
+@attrs.define(kw_only=True, eq=False, slots=False)
+class AlgorithmSubject(Subject):
+    """An algorithm, and real runs of the kit's bandit with a tiny model.
+
+    Attributes:
+        steps: Training steps of a run, at least 2; set by the key `steps` if the algorithm has one.
+        learns: Steps in which it should solve the bandit; 0 leaves that check out.
+        model: A directory for the key `model`; None for a tiny random one.
+        variants: More settings, one short run each: keys that matter only together with others are read there.
+        source: A recipe or run file that the algorithm can train; the kit's bandit if it is empty.
+        overrides: `section.key=value`, for each run.
+    """
+
+    steps: int = 3
+    learns: int = 0
+    model: Path | None = None
+    variants: Sequence[Mapping[str, Any]] = ()
+    source: str = bandit.NAME
+    overrides: Sequence[str] = ()
+    read: set[str] = attrs.field(factory=set, init=False)
+
+    @property
+    def keys(self) -> list[str]:
+        """The algorithm's keys."""
+        return [f.name for f in attrs.fields(self.spec.config)] if self.spec else []
+
+    @cached_property
+    def start(self) -> Path | None:
+        """The model that training starts from; None if the algorithm has no key `model`."""
+        if "model" not in self.keys:
+            return None
+        return self.model or make_tiny_model(self.folder / "model")
+
+    def plan(self, name: str, **more: Any) -> Plan:
+        """Return the plan of a run.
+
+        Args:
+            name: Of its directory.
+            more: Keys of the algorithm.
+
+        Raises:
+            CheckSkipped: The subject is no registered component.
+        """
+        if not self.registered:
+            raise CheckSkipped("give its name or FILE.py:NAME: a run finds its algorithm by its name")
+        keys: dict[str, Any] = {"steps": self.steps} if "steps" in self.keys else {}
+        keys |= {"model": str(self.start)} if self.start is not None else {}
+        keys |= {**(self.settings or {}), **more}
+        files = [*([str(self.file)] if self.file else []), str(Path(bandit.__file__))]
+        return resolve(
+            self.source,
+            uses={"algorithm": self.spec.name},
+            overrides=[
+                *(f"algorithm.{key}={json.dumps(value)}" for key, value in keys.items()),
+                *(f"run.directory={json.dumps(str(self.folder / 'runs'))}", f"run.name={name}"),
+                *self.overrides,
+            ],
+            files=files,
+        )
+
+    def run(self, plan: Plan, *, stop_after: int = 0, resume: Path | None = None) -> Run:
+        """Train by a plan; an error is kept, not raised. The run is asked to stop after a step, as Ctrl-C does."""
+        from agentrig.run.session import RunSession
+        from agentrig.run.training import train
+
+        component, end_step = plan.components["algorithm"], RunSession.end_step
+        spec: Any = component.spec
+        build, error = spec.build, None
+
+        def ends(session: RunSession, step: int, **more: Any) -> None:
+            end_step(session, step, **more)
+            session.stopping = session.stopping or step == stop_after
+
+        spec = attrs.evolve(spec, build=lambda config: build(reading(config, self.read)))
+        components = {**plan.components, "algorithm": attrs.evolve(component, spec=spec)}
+        try:
+            with mock.patch.object(RunSession, "end_step", ends):
+                train(attrs.evolve(plan, components=components), resume=resume)
+        except (Exception, SystemExit) as raised:
+            error = raised if isinstance(raised, Exception) else AgentrigError(f"it calls sys.exit({raised.code!r})")
+        return Run(path=resume or Path(plan.run.directory) / plan.run.name, error=error)
+
+    @cached_property
+    def whole(self) -> Run:
+        """A run from start to end."""
+        return self.run(self.plan("whole"))
+
+    @cached_property
+    def stopped(self) -> Run:
+        """The same run, stopped by the user before its last step."""
+        return self.run(self.plan("stopped"), stop_after=self.steps - 1)
+
+    @cached_property
+    def resumed(self) -> Run:
+        """The stopped run, resumed to its end."""
+        path = self.folder / "runs" / "resumed"
+        shutil.copytree(self.stopped.path, path, symlinks=True)
+        return self.run(resolve(str(path / "config.toml")), resume=path)
+
+
+def reading(config: Any, read: set[str]) -> Any:
+    """Return a config object with the same values that adds the name of each key that is read to `read`."""
+    cls: Any = type(config)
+    values = {f.name: getattr(config, f.name) for f in attrs.fields(cls)}
+
+    def get(self: Any, name: str) -> Any:
+        if name in values:
+            read.add(name)
+        return cls.__getattribute__(self, name)
+
+    def reduce(self: Any) -> Any:  # a process that gets it gets a plain one
+        return partial(cls, **values), ()
+
+    return type(cls.__name__, (cls,), {"__getattribute__": get, "__reduce__": reduce})(**values)
+
+
+def check_keys_declared(subject: AlgorithmSubject) -> None:
+    """Every key has a help text.
+
+    Why: `agentrig plugins show`, the docs and a run's checks know only what is declared.
+    Cure: Declare each key by agentrig.setting, with help, bounds and a default.
+    """
+    spec = subject.spec
     if spec is None:
         raise CheckSkipped("it was given already built, so its keys are not known")
     bare = [f.name for f in attrs.fields(spec.config) if not f.metadata.get("help")]
@@ -42,16 +190,15 @@ def keys_declared(bench: AlgorithmBench) -> None:
         raise CheckFailed(f"{', '.join(bare)} of {spec.config.__name__} has no help")
 
 
-@TABLE.check(
-    "runs",
-    why="Nothing can be trained.",
-    cure="Follow agentrig.algorithms.Session: rollouts, end_step and save_checkpoint for each step.",
-)
-def runs(bench: AlgorithmBench) -> None:
-    """A whole run ends without an error, with a line and a checkpoint."""
-    run = bench.whole
+def check_runs(subject: AlgorithmSubject) -> None:
+    """A whole run ends without an error, with a line and a checkpoint.
+
+    Why: Nothing can be trained.
+    Cure: Follow agentrig.algorithms.Session: rollouts, end_step and save_checkpoint for each step.
+    """
+    run = subject.whole
     _ended(run, "a run")
-    wanted = list(range(1, bench.steps + 1)) if "steps" in bench.keys else [line["step"] for line in run.lines]
+    wanted = list(range(1, subject.steps + 1)) if "steps" in subject.keys else [line["step"] for line in run.lines]
     found = [line["step"] for line in run.lines]
     if found != wanted or not found:
         raise CheckFailed(f"the run has the steps {found}; {wanted} were asked for")
@@ -59,15 +206,14 @@ def runs(bench: AlgorithmBench) -> None:
         raise CheckFailed("the run has no checkpoint: a crash would lose all of it", "Call session.save_checkpoint.")
 
 
-@TABLE.check(
-    "figures",
-    why="Figures that are not finite break plots and the guards that stop a diverged run.",
-    cure="Report finite numbers, the same names in every step; leave a figure out where it has no value.",
-    needs=("runs",),
-)
-def figures(bench: AlgorithmBench) -> None:
-    """The figures and times of each step are finite numbers."""
-    for line in bench.whole.lines:
+@needs(check_runs)
+def check_figures(subject: AlgorithmSubject) -> None:
+    """The figures and times of each step are finite numbers.
+
+    Why: Figures that are not finite break plots and the guards that stop a diverged run.
+    Cure: Report finite numbers, the same names in every step; leave a figure out where it has no value.
+    """
+    for line in subject.whole.lines:
         for where, values in (("metrics", line["algorithm"]), ("time_s", line["time_s"])):
             for name, value in values.items():
                 number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -75,15 +221,14 @@ def figures(bench: AlgorithmBench) -> None:
                     raise CheckFailed(f'step {line["step"]}: {where}["{name}"] is {value}')
 
 
-@TABLE.check(
-    "checkpoints",
-    why="A run resumes from them, and `agentrig export` hands them on.",
-    cure="Write a whole Hugging Face directory, tokenizer included, and what only training needs under trainer/.",
-    needs=("runs",),
-)
-def checkpoints(bench: AlgorithmBench) -> None:
-    """The last checkpoint can be read: all its files, its tensors, and the model if it is one."""
-    folder = _checkpoint(bench.whole)
+@needs(check_runs)
+def check_checkpoints(subject: AlgorithmSubject) -> None:
+    """The last checkpoint can be read: all its files, its tensors, and the model if it is one.
+
+    Why: A run resumes from them, and `agentrig export` hands them on.
+    Cure: Write a whole Hugging Face directory, tokenizer included, and what only training needs under trainer/.
+    """
+    folder = _checkpoint(subject.whole)
     try:
         verify(folder)
     except CheckpointDamaged as error:
@@ -109,31 +254,29 @@ def checkpoints(bench: AlgorithmBench) -> None:
     maker.from_pretrained(str(folder), local_files_only=True)
 
 
-@TABLE.check(
-    "moves",
-    why="A run whose weights stay the same learns nothing, and costs as much.",
-    cure="Apply the update before you save; check the learning rate and what is trainable.",
-    needs=("runs",),
-)
-def moves(bench: AlgorithmBench) -> None:
-    """What is trained changes from one checkpoint to another."""
-    run = bench.whole
-    first = run.checkpoint(run.lines[-1]["step"] - 1) or bench.start
+@needs(check_runs)
+def check_moves(subject: AlgorithmSubject) -> None:
+    """What is trained changes from one checkpoint to another.
+
+    Why: A run whose weights stay the same learns nothing, and costs as much.
+    Cure: Apply the update before you save; check the learning rate and what is trainable.
+    """
+    run = subject.whole
+    first = run.checkpoint(run.lines[-1]["step"] - 1) or subject.start
     if first is None:
         raise CheckSkipped("there is one checkpoint only, and no model that training starts from")
     if not _differences(first, _checkpoint(run)):
         raise CheckFailed(f"the checkpoint of step {run.lines[-1]['step']} is the same as {first.name}, bit by bit")
 
 
-@TABLE.check(
-    "weight-change",
-    why="A run stops if this figure is 0 twice: a made-up one hides that nothing is learned.",
-    cure="Report the L2 norm of the step's change of all trained weights.",
-    needs=("moves",),
-)
-def weight_change(bench: AlgorithmBench) -> None:
-    """The stated weight change is that of the checkpoints."""
-    run = bench.whole
+@needs(check_moves)
+def check_weight_change(subject: AlgorithmSubject) -> None:
+    """The stated weight change is that of the checkpoints.
+
+    Why: A run stops if this figure is 0 twice: a made-up one hides that nothing is learned.
+    Cure: Report the L2 norm of the step's change of all trained weights.
+    """
+    run = subject.whole
     last = run.lines[-1]
     before = run.checkpoint(last["step"] - 1)
     old, new = (tensors_of(before) if before else {}), tensors_of(_checkpoint(run))
@@ -147,15 +290,14 @@ def weight_change(bench: AlgorithmBench) -> None:
         )
 
 
-@TABLE.check(
-    "stops",
-    why="Ctrl-C, a cluster's time limit and `--resume` rely on it: what is under way would be lost.",
-    cure="Look at session.stopping after each step: finish it, save, return, and report nothing.",
-    needs=("runs",),
-)
-def stops(bench: AlgorithmBench) -> None:
-    """Asked to stop, it finishes the step, saves, and returns."""
-    run, step = bench.stopped, bench.steps - 1
+@needs(check_runs)
+def check_stops(subject: AlgorithmSubject) -> None:
+    """Asked to stop, it finishes the step, saves, and returns.
+
+    Why: Ctrl-C, a cluster's time limit and `--resume` rely on it: what is under way would be lost.
+    Cure: Look at session.stopping after each step: finish it, save, return, and report nothing.
+    """
+    run, step = subject.stopped, subject.steps - 1
     _ended(run, "a run that the user stops")
     found = [line["step"] for line in run.lines]
     if found != list(range(1, step + 1)):
@@ -164,15 +306,14 @@ def stops(bench: AlgorithmBench) -> None:
         raise CheckFailed(f"the user stopped it in step {step}, and there is no checkpoint of that step")
 
 
-@TABLE.check(
-    "resumes",
-    why="A run that was interrupted would end with other weights, and nobody could tell why.",
-    cure="Save the state of the optimizer and of every random stream under trainer/, and derive streams from the step.",
-    needs=("stops",),
-)
-def resumes(bench: AlgorithmBench) -> None:
-    """A stopped and resumed run ends as the uninterrupted one, bit by bit."""
-    whole, resumed = bench.whole, bench.resumed
+@needs(check_stops)
+def check_resumes(subject: AlgorithmSubject) -> None:
+    """A stopped and resumed run ends as the uninterrupted one, bit by bit.
+
+    Why: A run that was interrupted would end with other weights, and nobody could tell why.
+    Cure: Save the state of the optimizer and of every random stream under trainer/, and derive streams from the step.
+    """
+    whole, resumed = subject.whole, subject.resumed
     _ended(resumed, "a resumed run")
     steps = [line["step"] for line in resumed.lines]
     if steps != [line["step"] for line in whole.lines]:
@@ -184,57 +325,54 @@ def resumes(bench: AlgorithmBench) -> None:
         raise CheckFailed(f"the resumed run ends with another {different[0]}, and {len(different) - 1} more differ")
 
 
-@TABLE.check(
-    "keys-read",
-    why="A key without an effect lets a user believe in a setting that was never used.",
-    cure="Use the key, remove it, or give the kit the settings under which it counts: variants=[{...}].",
-    needs=("runs",),
-)
-def keys_read(bench: AlgorithmBench) -> None:
-    """Every key is read in a run."""
-    runs = [bench.whole]
-    for i, settings in enumerate(bench.variants):
-        short = {"steps": 1} if "steps" in bench.keys else {}
-        runs.append(bench.run(bench.plan(f"variant-{i}", **{**short, **settings})))
+@needs(check_runs)
+def check_keys_read(subject: AlgorithmSubject) -> None:
+    """Every key is read in a run.
+
+    Why: A key without an effect lets a user believe in a setting that was never used.
+    Cure: Use the key, remove it, or give the kit the settings under which it counts: variants=[{...}].
+    """
+    runs = [subject.whole]
+    for i, settings in enumerate(subject.variants):
+        short = {"steps": 1} if "steps" in subject.keys else {}
+        runs.append(subject.run(subject.plan(f"variant-{i}", **{**short, **settings})))
         _ended(runs[-1], f"a run with {dict(settings)}")
-    unread = [key for key in bench.keys if key not in bench.read]
+    unread = [key for key in subject.keys if key not in subject.read]
     if unread:
         raise CheckFailed(f"nothing read {', '.join(unread)} in {len(runs)} runs")
 
 
-@TABLE.check(
-    "names-no-model",
-    why="A mistyped path must end the run with that path, not with the traceback of a library.",
-    cure="Raise agentrig.errors.ConfigError with the key and its value, before anything starts.",
-    needs=("runs",),
-)
-def names_no_model(bench: AlgorithmBench) -> None:
-    """A model that is not there is named."""
-    if bench.start is None:
+@needs(check_runs)
+def check_names_no_model(subject: AlgorithmSubject) -> None:
+    """A model that is not there is named.
+
+    Why: A mistyped path must end the run with that path, not with the traceback of a library.
+    Cure: Raise agentrig.errors.ConfigError with the key and its value, before anything starts.
+    """
+    if subject.start is None:
         raise CheckSkipped("it has no key `model`")
-    missing = str(bench.folder / "no-such-model")
-    error = bench.run(bench.plan("no-model", model=missing)).error
+    missing = str(subject.folder / "no-such-model")
+    error = subject.run(subject.plan("no-model", model=missing)).error
     if error is None:
         raise CheckFailed(f"with model={missing}, which is not there, the run ends as if all were well")
     if not isinstance(error, AgentrigError) or "no-such-model" not in str(error):
         raise CheckFailed(f"with model={missing} the run ends with {type(error).__name__}: {error}")
 
 
-@TABLE.check(
-    "serves",
-    why="`agentrig eval` and `agentrig dev` measure what `serve` serves.",
-    cure="Serve the checkpoint that is given, or the starting model, until the block ends.",
-    needs=("checkpoints",),
-)
-def serves(bench: AlgorithmBench) -> None:
-    """`serve` answers with the checkpoint; if that is a model of transformers, with its likeliest tokens."""
-    plan = bench.plan("served")
-    algorithm, folder = plan.build("algorithm"), _checkpoint(bench.whole)
+@needs(check_checkpoints)
+def check_serves(subject: AlgorithmSubject) -> None:
+    """`serve` answers with the checkpoint; if that is a model of transformers, with its likeliest tokens.
+
+    Why: `agentrig eval` and `agentrig dev` measure what `serve` serves.
+    Cure: Serve the checkpoint that is given, or the starting model, until the block ends.
+    """
+    plan = subject.plan("served")
+    algorithm, folder = looped(plan.build("algorithm")), _checkpoint(subject.whole)
     more: Mapping[str, Any] = {}
     if getattr(plan.components["algorithm"].spec, "server", False):
-        from agentrig.run.setup import make_server
+        from agentrig.run.setup import Setup
 
-        more = {"server": make_server(plan)}
+        more = {"server": Setup(plan).server()}
     with algorithm.serve(hardware=plan.build("hardware"), checkpoint=folder, **more) as served:
         endpoint: Endpoint = served if isinstance(served, Endpoint) else served[0]
         asked = {"question": "pull"}
@@ -250,17 +388,16 @@ def serves(bench: AlgorithmBench) -> None:
             raise CheckFailed(f"`serve` answers {first!r}; transformers, with the checkpoint's weights, {own!r}")
 
 
-@TABLE.check(
-    "solves",
-    why="Weights that move in a wrong direction pass every other check.",
-    cure="Look at the sign of the advantage and of the loss, and at the learning rate in `settings`.",
-    needs=("runs",),
-)
-def solves(bench: AlgorithmBench) -> None:
-    """It solves a bandit whose best mean reward is 1."""
-    if not bench.learns:
+@needs(check_runs)
+def check_solves(subject: AlgorithmSubject) -> None:
+    """It solves a bandit whose best mean reward is 1.
+
+    Why: Weights that move in a wrong direction pass every other check.
+    Cure: Look at the sign of the advantage and of the loss, and at the learning rate in `settings`.
+    """
+    if not subject.learns:
         raise CheckSkipped("give the number of steps in which it should solve the kit's bandit: learns=STEPS")
-    run = bench.run(bench.plan("learns", steps=bench.learns))
+    run = subject.run(subject.plan("learns", steps=subject.learns))
     _ended(run, "a run of the bandit")
     rewards = [line["reward"] for line in run.lines]
     best = max((sum(rewards[i : i + 2]) / 2 for i in range(len(rewards) - 1)), default=0.0)
@@ -317,15 +454,3 @@ def _ended(run: Run, what: str) -> None:
         error = run.error
         kind = "" if isinstance(error, AgentrigError) else f"{type(error).__name__}: "
         raise CheckFailed(f"{what} ends with {kind}{error}{place_of(error)}") from error
-
-
-def check_algorithm(
-    subject: Any, *, settings: Any = None, only: Sequence[str] | None = None, raise_failed: bool = True, **options: Any
-) -> Report:
-    """Run the checks of an algorithm; see `agentrig.testing.check`.
-
-    Its options: `steps` of each run, `learns`, the steps in which it should solve the bandit (0 leaves that out),
-    `model`, `variants` (settings under which more keys are read), `source` (a recipe that it can train, instead of the
-    bandit) and `overrides` for each run.
-    """
-    return TABLE.check_all(subject, settings, only, raise_failed, options)

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import attrs
 
 from agentrig.errors import AgentrigError
 from agentrig.findings import Finding
-from agentrig.hardware import Cpu, Hardware, HardwareError, Stack, installed, select
-from agentrig.hardware.tools import ask
-from agentrig.testing.checks import CheckFailed, CheckSkipped, Report
-from agentrig.testing.hardware_look import CODE, ROLES, look
-from agentrig.testing.table import Bench, Table
+from agentrig.hardware import Context, Cpu, Hardware, HardwareError, Probe, Stack, installed, select
+from agentrig.testing.elsewhere import elsewhere
+from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
+from agentrig.testing.subject import Subject
+
+HEAVY = ("torch", "transformers", "tensorflow", "jax", "ray", "verl", "vllm", "agentlightning", "litellm", "torch_npu")
+"""Modules that take seconds to import, or open a device."""
+
+ROLES: tuple[Literal["", "driver", "worker", "rollout"], ...] = ("", "driver", "worker", "rollout")
+"""The processes that an environment is asked for; '' for no context at all."""
+
+FRESH_S = 120.0
+"""Seconds that a fresh interpreter may take to load the plugin, look at the hardware, and import torch."""
+
+NO_TORCH = "no torch"
+
+R = TypeVar("R")
 
 LEAST_MEMORY, MOST_MEMORY = 64 << 20, 64 << 40
 """Bytes that one device may have, 64 MiB to 64 TiB: a figure in MiB or GiB is far below, one in bits is above."""
@@ -29,8 +43,8 @@ RESULTS = ("ok", "warning", "problem", "skipped")
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
-class HardwareBench(Bench):
-    """What the checks of hardware share.
+class HardwareSubject(Subject):
+    """Hardware; its methods are called in fresh interpreters, if it has a name to load it by.
 
     Attributes:
         compute: Whether to import torch in a fresh process and compute on the device, if it is there.
@@ -38,70 +52,105 @@ class HardwareBench(Bench):
 
     compute: bool = True
 
-    def fresh(self, **environment: str) -> dict[str, Any] | None:
-        """Return what a fresh interpreter saw, with these variables set; None if the subject has no name to load."""
-        subject, component = self.subject, self.subject.component
-        if component is None or component.plugin == "given":
-            return None
-        if subject.settings is not None and not isinstance(subject.settings, dict):
-            raise CheckSkipped("a fresh interpreter takes settings as a dict of keys")
-        others = [p.name for p in subject.registry.plugins if p.name not in (component.plugin, "core")]
-        asked = {
-            "name": component.spec.name,
-            "block": others,
-            "files": [str(subject.file)] if subject.file else [],
-            "settings": subject.settings or {},
-            "compute": self.compute and not environment,
-        }
-        answer = ask(CODE, json.dumps(asked), environ={**os.environ, **environment})
-        if not answer.ok:
-            raise CheckFailed(f"a fresh interpreter that loads, builds and probes it fails: {answer.reason}")
-        return dict(answer.data)
-
-    @cached_property
-    def alone(self) -> dict[str, Any] | None:
-        """What a fresh interpreter saw, with this process's environment."""
-        return self.fresh()
-
-    @cached_property
-    def seen(self) -> dict[str, Any]:
-        """What its methods return, from a fresh interpreter if there can be one."""
-        return self.alone or look(self.made)
-
-    def needs_fresh(self) -> dict[str, Any]:
-        """Return what a fresh interpreter saw.
+    def fresh(self, function: Callable[[HardwareSubject], R], **environment: str) -> R:
+        """Call a function in a fresh interpreter, with these variables set.
 
         Raises:
-            CheckSkipped: There is none.
+            CheckSkipped: The hardware has no name to load it by.
         """
-        if self.alone is None:
+        if not self.registered:
             raise CheckSkipped("give its name or FILE.py:NAME: what it imports is seen in a fresh interpreter")
-        return self.alone
+        return elsewhere(function, self.sendable(), deadline_s=FRESH_S, environment={**self.blocking, **environment})
+
+    @cached_property
+    def imports(self) -> dict[str, list[str]]:
+        """The heavy modules that a fresh interpreter imports, by what does so."""
+        return self.fresh(imports)
+
+    @cached_property
+    def probes(self) -> tuple[Any, Any, float]:
+        """What two probes in a row return, and the seconds of the first."""
+        return self.fresh(probes) if self.registered else probes(self)
+
+    @property
+    def probe(self) -> Probe:
+        """The first probe, which the check `probe` has examined."""
+        found: Probe = self.probes[0]
+        return found
 
 
-TABLE = Table("hardware", HardwareBench)
+def imports(subject: HardwareSubject) -> dict[str, list[str]]:
+    """Build the hardware and call its methods; return the heavy modules that each step imports."""
+    known, found = set(HEAVY) & sys.modules.keys(), {}
+
+    def step(name: str) -> None:
+        found[name] = [module for module in HEAVY if module in sys.modules and module not in known]
+        known.update(found[name])
+
+    made = subject.made
+    step("loading the plugin and building the hardware")
+    with contextlib.suppress(Exception):  # another check's matter
+        environments(subject)
+    step("`environment`")
+    with contextlib.suppress(Exception):
+        made.probe()
+    step("`probe`")
+    return found
 
 
-@TABLE.check(
-    "imports-light",
-    why="Every command would wait for these imports, also for runs on other hardware.",
-    cure="Import them inside the functions that need them.",
-)
-def imports_light(bench: HardwareBench) -> None:
-    """Loading the plugin and building the hardware imports nothing heavy."""
-    found = bench.needs_fresh()["built"]
-    if found:
-        raise CheckFailed(f"loading the plugin and building the hardware imports {', '.join(found)}")
+def environments(subject: HardwareSubject) -> dict[str, Any]:
+    """Return the environment of each role, and of no context (''); fail if a call changes `os.environ`."""
+    kept = dict(os.environ)
+    found: dict[str, Any] = {role: subject.made.environment(Context(role=role) if role else None) for role in ROLES}
+    changed = sorted(k for k in {*kept, *os.environ} if kept.get(k) != os.environ.get(k))
+    if changed:
+        raise CheckFailed(
+            f"`environment` changes os.environ itself: {', '.join(changed)}",
+            "Return the variables: the run sets them where the user has not.",
+        )
+    return found
 
 
-@TABLE.check(
-    "declares",
-    why="A run compares these names: a wrong one gives the wrong device, or none.",
-    cure="Give `name` the spec's name, and the other fields the values that agentrig.hardware.Hardware describes.",
-)
-def declares(bench: HardwareBench) -> None:
-    """Its fields have the values that the contract allows."""
-    made, spec = bench.made, bench.subject.spec
+def probes(subject: HardwareSubject) -> tuple[Any, Any, float]:
+    """Probe twice; return what was found, and the seconds of the first."""
+    start = time.perf_counter()
+    first = subject.made.probe()
+    seconds = time.perf_counter() - start
+    return first, subject.made.probe(), seconds
+
+
+def computed(subject: HardwareSubject) -> str:
+    """Set the environment, import torch, and compute on the device; return what is wrong, or ''."""
+    device = subject.made.torch_device
+    for name, value in subject.made.environment().items():
+        os.environ.setdefault(name, value)
+    try:
+        import torch
+    except ImportError:
+        return NO_TORCH
+    try:
+        found = (torch.ones(2, 2, device=device) @ torch.ones(2, 2, device=device)).sum()
+        return "" if float(found) == 8.0 else f"a sum of products on {device} is {float(found)}, not 8.0"
+    except Exception as error:
+        return f'torch cannot compute on the device "{device}": {type(error).__name__}: {error}'
+
+
+def check_imports_light(subject: HardwareSubject) -> None:
+    """Loading the plugin and building the hardware imports nothing heavy.
+
+    Why: Every command would wait for these imports, also for runs on other hardware.
+    Cure: Import them inside the functions that need them.
+    """
+    _light(subject, "loading the plugin and building the hardware")
+
+
+def check_declares(subject: HardwareSubject) -> None:
+    """Its fields have the values that the contract allows.
+
+    Why: A run compares these names: a wrong one gives the wrong device, or none.
+    Cure: Give `name` the spec's name, and the other fields the values that agentrig.hardware.Hardware describes.
+    """
+    made, spec = subject.made, subject.spec
     if not isinstance(made, Hardware):
         raise CheckFailed(f"it is a {type(made).__name__}: derive it from agentrig.hardware.Hardware")
     wrong = []
@@ -117,149 +166,135 @@ def declares(bench: HardwareBench) -> None:
         raise CheckFailed("; ".join(wrong))
 
 
-@TABLE.check(
-    "environment",
-    why="A run sets these variables before torch is imported; a value that is no text ends it.",
-    cure="Return a mapping of text to text, the same at each call, for any context and for none.",
-)
-def environment(bench: HardwareBench) -> None:
-    """`environment` returns variables for every role, and changes nothing itself."""
-    for role in ROLES:
-        found = bench.seen[f"environment {role}".strip()]
-        wrong = found.get("raised") or found.get("wrong")
+def check_environment(subject: HardwareSubject) -> None:
+    """`environment` returns variables for every role, and changes nothing itself.
+
+    Why: A run sets these variables before torch is imported; a value that is no text ends it.
+    Cure: Return a mapping of text to text, the same at each call, for any context and for none.
+    """
+    found = subject.fresh(environments) if subject.registered else environments(subject)
+    for role, variables in found.items():
+        wrong = "" if isinstance(variables, Mapping) else f"it returned {variables!r:.80}, which is no mapping"
+        for k, v in variables.items() if not wrong else ():
+            if not isinstance(k, str) or not isinstance(v, str):
+                wrong = f"{k}={v!r:.40}: the name or the value is no text"
         if wrong:
             raise CheckFailed(f"`environment` for {role or 'no context'}: {wrong}")
-    if bench.seen["changed"]:
-        names = ", ".join(bench.seen["changed"])
+
+
+def check_environment_light(subject: HardwareSubject) -> None:
+    """`environment` imports nothing heavy.
+
+    Why: torch reads variables such as thread counts when it is imported: set later, they have no effect.
+    Cure: Compute the variables without torch; import nothing heavy in `environment`.
+    """
+    _light(subject, "`environment`")
+
+
+def check_probe(subject: HardwareSubject) -> None:
+    """`probe` returns a typed answer, twice the same, in time.
+
+    Why: `--hardware auto` and the doctor decide by it; one that raises or changes leaves the hardware out.
+    Cure: Return an agentrig.hardware.Probe: catch what drivers and tools raise, and say it in `problems`.
+    """
+    first, again, seconds = subject.probes
+    for found in (first, again):
+        if not isinstance(found, Probe):
+            raise CheckFailed(f"`probe` returned {found!r:.200}")
+    if not isinstance(first.available, bool):
+        raise CheckFailed(f"available is {first.available!r:.80}, which is neither True nor False")
+    if first.available and not first.devices:
+        raise CheckFailed("it is available, and `devices` is empty", "List the devices that a run may use.")
+    for line in (*first.evidence, *first.problems):
+        if not isinstance(line, str):
+            raise CheckFailed(f"a line of `evidence` or `problems` is no text: {line!r:.80}")
+    if first != again:
+        raise CheckFailed(f"two probes in a row found different things: {first} and {again}")
+    if seconds > PROBE_S:
         raise CheckFailed(
-            f"`environment` changes os.environ itself: {names}",
-            "Return the variables: the run sets them where the user has not.",
+            f"`probe` took {seconds:.0f} s", f"Give every tool a timeout: at most {PROBE_S:.0f} s in all."
         )
 
 
-@TABLE.check(
-    "environment-light",
-    why="torch reads variables such as thread counts when it is imported: set later, they have no effect.",
-    cure="Compute the variables without torch; import nothing heavy in `environment`.",
-)
-def environment_light(bench: HardwareBench) -> None:
-    """`environment` imports nothing heavy."""
-    imported = bench.needs_fresh()["imported"]
-    found = sorted({m for role in ROLES for m in imported[f"environment {role}".strip()]})
-    if found:
-        raise CheckFailed(f"`environment` imports {', '.join(found)}")
+@needs(check_probe)
+def check_probe_light(subject: HardwareSubject) -> None:
+    """`probe` imports nothing heavy.
+
+    Why: `agentrig plugins` and every run with --hardware auto would import it, whatever hardware they use.
+    Cure: Look at device files, the vendor's tool and metadata; never import torch in `probe`.
+    """
+    _light(subject, "`probe`")
 
 
-@TABLE.check(
-    "probe",
-    why="`--hardware auto` and the doctor decide by it; one that raises or changes leaves the hardware out.",
-    cure="Return an agentrig.hardware.Probe: catch what drivers and tools raise, and say it in `problems`.",
-)
-def probe(bench: HardwareBench) -> None:
-    """`probe` returns a typed answer, twice the same, in time."""
-    first, again = bench.seen["probe"], bench.seen["probe again"]
-    for found in (first, again):
-        if "raised" in found:
-            raise CheckFailed(f"`probe` raised {found['raised']}")
-        if "wrong" in found:
-            raise CheckFailed(f"`probe` returned {found['wrong']}")
-    if not isinstance(first["available"], bool):
-        raise CheckFailed(f"available is {first['available']}, which is neither True nor False")
-    if first["available"] and not first["devices"]:
-        raise CheckFailed("it is available, and `devices` is empty", "List the devices that a run may use.")
-    if first != again:
-        raise CheckFailed(f"two probes in a row found different things: {first} and {again}")
-    slow = bench.seen["seconds"]["probe"]
-    if slow > PROBE_S:
-        raise CheckFailed(f"`probe` took {slow:.0f} s", f"Give every tool a timeout: at most {PROBE_S:.0f} s in all.")
+def _light(subject: HardwareSubject, step: str) -> None:
+    if found := subject.imports[step]:
+        raise CheckFailed(f"{step} imports {', '.join(found)}")
 
 
-@TABLE.check(
-    "probe-light",
-    why="`agentrig plugins` and every run with --hardware auto would import it, whatever hardware they use.",
-    cure="Look at device files, the vendor's tool and metadata; never import torch in `probe`.",
-    needs=("probe",),
-)
-def probe_light(bench: HardwareBench) -> None:
-    """`probe` imports nothing heavy."""
-    imported = bench.needs_fresh()["imported"]
-    found = sorted({*imported["probe"], *imported["probe again"]})
-    if found:
-        raise CheckFailed(f"`probe` imports {', '.join(found)}")
+@needs(check_probe)
+def check_hidden(subject: HardwareSubject) -> None:
+    """With an empty `visible_devices` variable no device is there.
 
-
-@TABLE.check(
-    "hidden",
-    why="A run would take devices that the user, or the cluster, has given to somebody else.",
-    cure="List only the devices that the variable shows; with an empty one there is none.",
-    needs=("probe",),
-)
-def hidden(bench: HardwareBench) -> None:
-    """With an empty `visible_devices` variable no device is there."""
-    variable = bench.made.visible_devices
+    Why: A run would take devices that the user, or the cluster, has given to somebody else.
+    Cure: List only the devices that the variable shows; with an empty one there is none.
+    """
+    variable = subject.made.visible_devices
     if not variable:
         raise CheckSkipped("it names no variable that hides its devices (visible_devices)")
-    if not bench.seen["probe"]["available"]:
+    if not subject.probe.available:
         raise CheckSkipped("it is not available here, so there is nothing to hide")
-    found = bench.fresh(**{variable: ""})
-    if found is None:
-        raise CheckSkipped("give its name or FILE.py:NAME: it is probed again in a fresh interpreter")
-    devices = found["probe"].get("devices", ())
-    if found["probe"].get("available") or devices:
-        raise CheckFailed(f'with {variable}="" it is still available, with {len(devices)} devices')
+    found = subject.fresh(probes, **{variable: ""})[0]
+    if found.available or found.devices:
+        raise CheckFailed(f'with {variable}="" it is still available, with {len(found.devices)} devices')
 
 
-@TABLE.check(
-    "explains",
-    why="The user gets this text when the hardware is not there; without words nobody knows what to repair.",
-    cure="Put what was looked at into `evidence`, and what is broken into `problems` as `what: cure`.",
-    needs=("probe", "declares"),
-)
-def explains(bench: HardwareBench) -> None:
-    """Hardware that is not available is refused with a message."""
-    found = bench.seen["probe"]
-    bare = [line for line in found["problems"] if ":" not in line.strip(" :") or not line.rpartition(":")[2].strip()]
+@needs(check_probe, check_declares)
+def check_explains(subject: HardwareSubject) -> None:
+    """Hardware that is not available is refused with a message.
+
+    Why: The user gets this text when the hardware is not there; without words nobody knows what to repair.
+    Cure: Put what was looked at into `evidence`, and what is broken into `problems` as `what: cure`.
+    """
+    found = subject.probe
+    bare = [line for line in found.problems if ":" not in line.strip(" :") or not line.rpartition(":")[2].strip()]
     if bare:
         raise CheckFailed(f"a problem has no cure: {bare[0]!r}")
-    if not any(line.strip() for line in (*found["evidence"], *found["problems"])):
+    if not any(line.strip() for line in (*found.evidence, *found.problems)):
         raise CheckFailed("`evidence` and `problems` are empty: nobody learns what was looked at")
-    if found["available"]:
+    if found.available:
         return
     try:
-        select(bench.made.name, [bench.made])
+        select(subject.made.name, [subject.made])
     except HardwareError as error:
-        if bench.made.name not in str(error):
+        if subject.made.name not in str(error):
             raise CheckFailed(f"the refusal does not name it: {error}") from None
         return
     raise CheckFailed("a run would start on it although its probe found nothing in a fresh interpreter")
 
 
-@TABLE.check(
-    "memory",
-    why="The doctor and the learner compute from it what fits; a wrong unit refuses every model, or none.",
-    cure="Give each device its memory in bytes, or None if it is unknown.",
-    needs=("probe",),
-)
-def memory(bench: HardwareBench) -> None:
-    """The memory of devices is in bytes."""
-    devices = bench.seen["probe"]["devices"]
-    stated = [d for d in devices if d["memory"] is not None]
-    for device in stated:
-        size = device["memory"]
-        if not isinstance(size, int) or not LEAST_MEMORY <= size <= MOST_MEMORY:
-            raise CheckFailed(f"{device['name']} states a memory of {size}; a device has 64 MiB to 64 TiB, in bytes")
+@needs(check_probe)
+def check_memory(subject: HardwareSubject) -> None:
+    """The memory of devices is in bytes.
+
+    Why: The doctor and the learner compute from it what fits; a wrong unit refuses every model, or none.
+    Cure: Give each device its memory in bytes, or None if it is unknown.
+    """
+    stated = [(device.name, device.memory) for device in subject.probe.devices if device.memory is not None]
+    for name, size in stated:
+        whole = isinstance(size, int) and not isinstance(size, bool)
+        if not whole or not LEAST_MEMORY <= size <= MOST_MEMORY:
+            raise CheckFailed(f"{name} states a memory of {size!r:.80}; a device has 64 MiB to 64 TiB, in bytes")
     if not stated:
         raise CheckSkipped("no device that was found states its memory")
 
 
-@TABLE.check(
-    "stacks",
-    why="The doctor tells by them which versions work together, and verl gets the overrides.",
-    cure="Name distributions with PEP 440 specifiers, and say where the set was tested.",
-)
-def stacks(bench: HardwareBench) -> None:
-    """Its stacks and overrides can be read and compared."""
-    made, versions = bench.made, installed(("torch", "verl", "vllm", "transformers"))
+def check_stacks(subject: HardwareSubject) -> None:
+    """Its stacks and overrides can be read and compared.
+
+    Why: The doctor tells by them which versions work together, and verl gets the overrides.
+    Cure: Name distributions with PEP 440 specifiers, and say where the set was tested.
+    """
+    made, versions = subject.made, installed(("torch", "verl", "vllm", "transformers"))
     for stack in made.stacks():
         if not isinstance(stack, Stack):
             raise CheckFailed(f"`stacks` returns {stack!r:.80}, which is no agentrig.hardware.Stack")
@@ -274,22 +309,21 @@ def stacks(bench: HardwareBench) -> None:
         raise CheckFailed(f'worker_setup is "{setup}"; it must be "package:function"')
 
 
-@TABLE.check(
-    "doctor",
-    why="The doctor of every run calls its checks: one that raises is reported as a problem of this plugin.",
-    cure="Return agentrig.findings.Finding objects: evidence always, a cure for each problem and warning.",
-    needs=("declares", "probe"),
-)
-def doctor(bench: HardwareBench) -> None:
-    """Its own checks run and return findings, for a run that uses it and for one that does not."""
+@needs(check_declares, check_probe)
+def check_doctor(subject: HardwareSubject) -> None:
+    """Its own checks run and return findings, for a run that uses it and for one that does not.
+
+    Why: The doctor of every run calls its checks: one that raises is reported as a problem of this plugin.
+    Cure: Return agentrig.findings.Finding objects: evidence always, a cure for each problem and warning.
+    """
     from agentrig.doctor import Situation
 
-    spec = bench.subject.spec
+    spec = subject.spec
     if spec is None or not spec.checks:
         raise CheckSkipped("its spec brings no checks for the doctor")
-    for used in (bench.made, Cpu(), None):
+    for used in (subject.made, Cpu(), None):
         versions = installed(("torch", "vllm", "transformers", "torch_npu", "vllm-ascend", "flash-attn"))
-        situation = Situation(hardware=used, candidates=[bench.made], versions=versions)
+        situation = Situation(hardware=used, candidates=[subject.made], versions=versions)
         for check in spec.checks:
             where = f"{getattr(check, '__name__', check)} in a run on {used.name if used else 'unknown hardware'}"
             try:
@@ -311,27 +345,19 @@ def _check_finding(finding: Any, where: str) -> None:
         raise CheckFailed(f"{where} found a {finding.result} and names no cure: {finding.evidence}")
 
 
-@TABLE.check(
-    "computes",
-    why="A probe that says yes on a device that torch cannot use lets every run start and fail.",
-    cure="Say in `problems` what is missing (driver, torch build), or correct torch_device.",
-    needs=("probe", "environment"),
-)
-def computes(bench: HardwareBench) -> None:
-    """If the probe says that it is available, torch computes on it, in the environment that it asks for."""
-    if not bench.compute:
+@needs(check_probe, check_environment)
+def check_computes(subject: HardwareSubject) -> None:
+    """If the probe says that it is available, torch computes on it, in the environment that it asks for.
+
+    Why: A probe that says yes on a device that torch cannot use lets every run start and fail.
+    Cure: Say in `problems` what is missing (driver, torch build), or correct torch_device.
+    """
+    if not subject.compute:
         raise CheckSkipped("compute=False")
-    found = bench.needs_fresh()
-    if not found["probe"]["available"]:
+    if not subject.probe.available:
         raise CheckSkipped("it is not available here")
-    if found["compute"] == "no torch":
+    found = subject.fresh(computed)
+    if found == NO_TORCH:
         raise CheckSkipped("torch is not installed")
-    if found["compute"]:
-        raise CheckFailed(found["compute"])
-
-
-def check_hardware(
-    subject: Any, *, settings: Any = None, only: Sequence[str] | None = None, raise_failed: bool = True, **options: Any
-) -> Report:
-    """Run the checks of hardware; see `agentrig.testing.check`. Its one option: `compute=False` imports no torch."""
-    return TABLE.check_all(subject, settings, only, raise_failed, options)
+    if found:
+        raise CheckFailed(found)

@@ -1,41 +1,273 @@
-"""The kit's entrances: a list of checks for pytest, and a report of all checks of one component."""
+"""Checks: functions `check_…(subject)`, listed by kind. pytest and `agentrig validate` run the same list.
+
+The module `agentrig.testing.KIND` has the checks of a kind, in the order in which they run. A check raises
+`CheckFailed` or `CheckSkipped`, or it passes; then it may return a fact that the author should know. Its docstring says
+what it asks for, why that matters in training ("Why:"), and what to do if it fails ("Cure:").
+"""
 
 from __future__ import annotations
 
 import atexit
-from collections.abc import Sequence
+import inspect
+import re
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
-from agentrig.errors import ConfigError, nearest
-from agentrig.testing.checks import Check, Report
-from agentrig.testing.table import Table
+import attrs
 
-CHECKED: Sequence[str] = (
-    "tasks",
-    "agent",
-    "reward",
-    "adapter",
-    "algorithm",
-    "server",
-    "hardware",
-    "runners",
-    "observer",
-    "recipe",
+from agentrig.errors import AgentrigError, ConfigError, nearest, place_of
+from agentrig.testing.elsewhere import elsewhere
+from agentrig.testing.subject import Subject
+from agentrig.text import words_of
+
+CHECKED = (
+    *("tasks", "agent", "reward", "adapter", "algorithm"),
+    *("server", "hardware", "runners", "observer", "recipe"),
 )
-"""The kinds that have checks; the module of each is `agentrig.testing.KIND`, with its `TABLE`."""
+"""The kinds that have checks."""
+
+TRIAL = "play"
+"""The checks of an agent with its tasks and its reward; `agentrig validate` runs them."""
+
+LOADS_S = 120.0
+"""Seconds that a plugin file may take to load and to build."""
+
+Function = Callable[[Any], str | None]
 
 
-def table_of(kind: str) -> Table[Any]:
-    """Return the table of a kind's checks.
+class CheckFailed(AssertionError):
+    """A component lacks a property that training needs.
+
+    Args:
+        what: What was seen, and where.
+        cure: What to do about it, if it is not the check's own cure.
+        why: What goes wrong in training, if it is not the check's own reason.
+        check: The check's name; `Check` adds it.
+    """
+
+    def __init__(self, what: str, cure: str = "", why: str = "", check: str = "") -> None:
+        super().__init__(what, cure, why, check)
+        self.what, self.cure, self.why, self.check = what, cure, why, check
+
+    def __str__(self) -> str:
+        parts = [f"{self.check}: {self.what}" if self.check else self.what]
+        parts += [f"  why it matters: {self.why}"] if self.why else []
+        parts += [f"  what to do: {self.cure}"] if self.cure else []
+        return "\n".join(parts)
+
+
+class CheckSkipped(Exception):
+    """A check does not apply here; the message says why. Under pytest it is a skipped test."""
+
+
+_needs: dict[Function, tuple[Function, ...]] = {}
+
+
+def needs(*before: Function) -> Callable[[Function], Function]:
+    """Skip a check if one of these checks has not passed."""
+
+    def mark(function: Function) -> Function:
+        _needs[function] = before
+        return function
+
+    return mark
+
+
+def check_loads(subject: Subject) -> None:
+    """It can be found and built.
+
+    Why: A run with it does not start.
+    Cure: Mend what the message names; `agentrig plugins` shows every plugin and its error. What takes long to import
+        belongs into `build`.
+    """
+    if subject.file is not None:  # its code has not run in this process yet, and may end it
+        elsewhere(_load, subject.sendable(), deadline_s=LOADS_S)
+    _load(subject)
+
+
+def _load(subject: Subject) -> None:
+    _ = subject.made if subject.builds else subject.config
+
+
+@attrs.frozen(kw_only=True)
+class Check:
+    """One check of one component. Call it: it raises `CheckFailed` or `CheckSkipped`, or returns a fact or ''.
+
+    Attributes:
+        kind: The kind of component.
+        function: What is asked of it.
+        subject: The component; None in a list of what there is.
+    """
+
+    kind: str
+    function: Function = attrs.field(repr=False)
+    subject: Any = attrs.field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Kind, dot, words with hyphens: `reward.same-twice`."""
+        return _name(self.kind, self.function)
+
+    @property
+    def why(self) -> str:
+        """What goes wrong in training without the property."""
+        return self._section("Why")
+
+    @property
+    def cure(self) -> str:
+        """What to do if it fails; a failure may name a better cure."""
+        return self._section("Cure")
+
+    def _section(self, title: str) -> str:
+        text = inspect.getdoc(self.function) or ""
+        found = re.search(rf"^{title}: (.*?)(?=^\w+: |\Z)", text, re.M | re.S)
+        return " ".join(found[1].split()) if found else ""
+
+    def __call__(self) -> str:
+        """Do the check.
+
+        Raises:
+            CheckFailed: The component lacks the property.
+            CheckSkipped: The check does not apply, or one that it needs has failed.
+        """
+        __tracebackhide__ = True  # pytest shows the test and the message, not this function
+        found = self._done(self.function)
+        if isinstance(found, str):
+            return found
+        if isinstance(found, CheckSkipped):
+            raise found
+        if isinstance(found, CheckFailed):
+            what, cure, why, cause = found.what, found.cure, found.why, found.__cause__
+        else:  # of the component: the checks' own failures are CheckFailed
+            own = isinstance(found, AgentrigError)
+            what, cure, why, cause = str(found) if own else f"{words_of(found)}{place_of(found)}", "", "", found
+        raise CheckFailed(what, cure or self.cure, why or self.why, self.name) from cause
+
+    def _done(self, function: Function) -> BaseException | str:
+        """Return a check's error, or its fact; it runs once for each subject, after what it needs."""
+        done = self.subject.done
+        if function not in done:
+            done[function] = self._attempt(function)
+        found: BaseException | str = done[function]
+        return found
+
+    def _attempt(self, function: Function) -> BaseException | str:
+        for before in () if function is check_loads else (check_loads, *_needs.get(function, ())):
+            error = self._done(before)
+            if isinstance(error, CheckSkipped):
+                return error
+            if isinstance(error, BaseException):
+                return CheckSkipped(f"it needs {_name(self.kind, before)}, which failed")
+        try:
+            return function(self.subject) or ""
+        except (Exception, SystemExit) as error:
+            return error
+
+    def result(self) -> Result:
+        """Do the check and return what was found; a failure is not raised."""
+        start = time.perf_counter()
+        status: Literal["passed", "failed", "skipped"] = "passed"
+        try:
+            message = self()
+        except CheckFailed as failed:
+            status, message = "failed", str(failed)
+        except CheckSkipped as skipped:
+            status, message = "skipped", str(skipped)
+        return Result(check=self.name, status=status, message=message, seconds=time.perf_counter() - start)
+
+    def __str__(self) -> str:
+        """Return the name; pytest shows it (`ids=str`)."""
+        return self.name
+
+
+def _name(kind: str, function: Function) -> str:
+    return f"{kind}.{function.__name__.removeprefix('check_').replace('_', '-')}"
+
+
+@attrs.frozen(kw_only=True)
+class Result:
+    """What one check found.
+
+    Attributes:
+        check: Its name.
+        status: `passed`, `failed` or `skipped`.
+        message: What was seen, why it matters and what to do; for a skipped check the reason; for one that passed
+            a fact, which is no fault.
+        seconds: Wall time.
+    """
+
+    check: str
+    status: Literal["passed", "failed", "skipped"]
+    message: str = ""
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        first, _, rest = self.message.removeprefix(f"{self.check}: ").partition("\n")
+        row = f"  {self.status:<8} {self.check:<26} {self.seconds:5.2f} s  {first}".rstrip()
+        return f"{row}\n{textwrap.indent(rest, ' ' * 11)}" if rest else row
+
+
+@attrs.frozen(kw_only=True)
+class Report:
+    """What the checks of one component found; `str(report)` has a line for each.
+
+    Attributes:
+        kind: The kind of component.
+        subject: Its name.
+        results: One for each check, in the order in which they ran.
+    """
+
+    kind: str
+    subject: str
+    results: Sequence[Result]
+
+    @property
+    def failed(self) -> list[Result]:
+        """The checks that failed; a skipped check is no failure."""
+        return [r for r in self.results if r.status == "failed"]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check failed."""
+        return not self.failed
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.kind} {self.subject}", *map(str, self.results), self.counts])
+
+    @property
+    def counts(self) -> str:
+        """How many checks passed, failed and were skipped."""
+        found = [r.status for r in self.results]
+        return "  " + ", ".join(f"{found.count(s)} {s}" for s in ("passed", "failed", "skipped") if s in found)
+
+
+def declared(kind: str) -> list[Check]:
+    """Return the checks of a kind, in order, without a subject.
 
     Raises:
         ConfigError: There are no checks of that kind.
     """
-    if kind not in CHECKED:
+    if kind not in (*CHECKED, TRIAL):
         raise ConfigError(f'there are no checks of a "{kind}".{nearest(kind, CHECKED)} Kinds: {", ".join(CHECKED)}')
-    table: Table[Any] = import_module(f"agentrig.testing.{kind}").TABLE
-    return table
+    module = import_module(f"agentrig.testing.{kind}")
+    own: list[Any] = [f for f in vars(module).values() if inspect.isfunction(f) and f.__module__ == module.__name__]
+    return [Check(kind=kind, function=f) for f in (check_loads, *own) if f.__name__.startswith("check_")]
+
+
+def subject_class(kind: str) -> type[Subject]:
+    """Return the class whose fields are the options of a kind's checks, and on which they call."""
+    found: type[Subject] = getattr(import_module(f"agentrig.testing.{kind}"), f"{kind.capitalize()}Subject")
+    return found
+
+
+def options_of(kind: str) -> list[str]:
+    """Return the names of the options of a kind's checks."""
+    common = {f.name for f in attrs.fields(Subject)}
+    return [f.name for f in attrs.fields(subject_class(kind)) if f.init and f.name not in common]
 
 
 def checks(
@@ -48,7 +280,7 @@ def checks(
         subject: The name of an installed component, `FILE.py:name`, its spec, or the component itself.
         settings: Its keys, as in a run file.
         only: Names of checks, with or without the kind, or patterns (`same-*`); None for all.
-        options: The options of this kind's checks (docs/how-to/test-a-plugin.md).
+        options: The options of this kind's checks (docs/tutorials/publish-it.md).
 
     Raises:
         ConfigError: There is no such kind, check or option.
@@ -60,10 +292,30 @@ def checks(
             check()
         ```
     """
-    table = table_of(kind)
-    bench = table.open(subject, settings, options)
-    atexit.register(bench.close)  # pytest calls the checks one by one: nobody says when the last one has ended
-    return table.made(bench, only)
+    every = declared(kind)
+    if not isinstance(subject, Subject):
+        known = options_of(kind)
+        for name in options:
+            if name not in known:
+                raise ConfigError(
+                    f"the checks of a {kind} have no option {name!r}.{nearest(name, known)}\n"
+                    f"  their options: {', '.join(known) or 'none'}"
+                )
+        subject = subject_class(kind)(kind=kind, given=subject, settings=settings, **options)
+        atexit.register(subject.close)  # pytest calls the checks one by one: nobody says when the last one has ended
+    short = [check.name.partition(".")[2] for check in every]
+    for wanted in only or ():
+        if not any(_matches(check, wanted) for check in every):
+            raise ConfigError(
+                f"the checks of a {kind} have none called {wanted!r}.{nearest(wanted, short)}\n"
+                f"  they are: {', '.join(short)}"
+            )
+    chosen = [check for check in every if only is None or any(_matches(check, wanted) for wanted in only)]
+    return [attrs.evolve(check, subject=subject) for check in chosen]
+
+
+def _matches(check: Check, wanted: str) -> bool:
+    return fnmatchcase(check.name, wanted) or fnmatchcase(check.name.partition(".")[2], wanted)
 
 
 def check(
@@ -73,20 +325,36 @@ def check(
     settings: Any = None,
     only: Sequence[str] | None = None,
     raise_failed: bool = True,
+    say: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Report:
-    """Run the checks of a component and return the report; `check_reward` and the others are this, for one kind.
+    """Run the checks of a component and return the report.
 
     Args:
         kind: The component's kind.
         subject: See `checks`.
         settings: See `checks`.
         only: See `checks`.
-        raise_failed: Whether a failed check raises `ChecksFailed`, with the whole table.
+        raise_failed: Whether failed checks raise `CheckFailed`, with the whole report.
+        say: Gets the lines of the report one by one, each as soon as it is known.
         options: See `checks`.
 
     Raises:
-        ChecksFailed: A check failed.
+        CheckFailed: A check failed.
         ConfigError: There is no such kind, check or option.
     """
-    return table_of(kind).check_all(subject, settings, only, raise_failed, options)
+    found, results = checks(kind, subject, settings=settings, only=only, **options), []
+    tell = say or (lambda line: None)
+    tell(f"{kind} {found[0].subject}")
+    try:
+        for each in found:
+            results.append(each.result())
+            tell(str(results[-1]))
+    finally:
+        if not isinstance(subject, Subject):
+            found[0].subject.close()
+    report = Report(kind=kind, subject=str(found[0].subject), results=results)
+    tell(f"{report.counts}\n")
+    if raise_failed and report.failed:
+        raise CheckFailed(str(report))
+    return report

@@ -21,13 +21,11 @@ from agentrig.pools import Job
 from agentrig.rewards import Score
 from agentrig.run.demonstration_server import Conversation
 from agentrig.tasks import Task
-from agentrig.testing.agent import AgentBench, Play
-from agentrig.testing.checks import CheckFailed, CheckSkipped
-from agentrig.testing.reward import RewardBench
-from agentrig.testing.samples import task_set_of
+from agentrig.testing.agent import AgentSubject, Play
+from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
+from agentrig.testing.reward import RewardSubject
 from agentrig.testing.scripted import Reply, Script
-from agentrig.testing.subject import subject_of
-from agentrig.testing.table import Table
+from agentrig.testing.subject import Subject
 
 FORMS = ("{}", "Answer: {}", "```\n{}\n```", "### ANSWER: {} ###", "### {} ###", "<answer>{}</answer>", "\\boxed{{{}}}")
 """How a model may write a right answer; the agent reads one of these."""
@@ -60,41 +58,32 @@ class Trial:
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
-class PlayBench(AgentBench):
-    """What the checks of a trial share; `AgentBench` has the other options.
+class PlaySubject(AgentSubject):
+    """An agent with its tasks, its reward and an adapter; `AgentSubject` has the other options.
 
     Attributes:
-        reward: The reward: its name, `FILE.py:name`, its spec, or itself.
-        reward_settings: Its keys.
+        reward: The reward.
         adapter: The adapter.
-        adapter_settings: Its keys.
-        gold: The key of `private` with the right answer, or a function of the task; None to find it.
         endpoint: A real model's server; None for the scripted one.
     """
 
     limit: int = 12
     script: Any = None
-    reward: Any
-    reward_settings: Any = None
-    adapter: Any = "agent-match"
-    adapter_settings: Any = None
-    gold: Any = None
+    reward: RewardSubject | None = None
+    adapter: Subject | None = None
     endpoint: Endpoint | None = None
 
     @cached_property
-    def judge(self) -> RewardBench:
+    def judge(self) -> RewardSubject:
         """Scores answers as a run does."""
-        return RewardBench(
-            subject=subject_of("reward", self.reward, self.reward_settings),
-            tasks=self.rows,
-            limit=len(self.rows),
-            gold=self.gold,
-        )
+        assert self.reward is not None
+        return attrs.evolve(self.reward, tasks=self.rows, limit=len(self.rows))
 
-    @cached_property
+    @property
     def adapt(self) -> Adapter:
         """The adapter, built."""
-        adapter: Adapter = subject_of("adapter", self.adapter, self.adapter_settings).made
+        assert self.adapter is not None
+        adapter: Adapter = self.adapter.made
         return adapter
 
     @cached_property
@@ -136,15 +125,10 @@ class PlayBench(AgentBench):
     @cached_property
     def demonstrator(self) -> Demonstrate | None:
         """Who says what a right reply to a call is: the agent's spec, or else the task set; None if neither does."""
-        spec: Any = self.subject.spec
-        if spec is not None and spec.demonstrate is not None:
-            found: Demonstrate = spec.demonstrate(self.subject.config)
+        if self.spec is not None and self.spec.demonstrate is not None:
+            found: Demonstrate = self.spec.demonstrate(self.config)
             return found
-        if isinstance(self.tasks, Sequence) and not isinstance(self.tasks, str):
-            return None
-        return getattr(
-            task_set_of(self.tasks, subject=self.subject, settings=self.tasks_settings).made, "demonstrate", None
-        )
+        return getattr(self.task_set.made, "demonstrate", None) if self.task_set else None
 
     @cached_property
     def trials(self) -> list[Trial]:
@@ -181,8 +165,8 @@ class PlayBench(AgentBench):
         failures = Counter(t.play.failure for t in trials if t.play.failure)
         seconds = sum(t.play.result.duration_s for t in trials)
         return {
-            "agent": str(self.subject),
-            "reward": str(self.judge.subject),
+            "agent": str(self),
+            "reward": str(self.judge),
             "adapter": str(self.adapter),
             "rollouts": len(trials),
             "failures": dict(failures),
@@ -202,61 +186,53 @@ class PlayBench(AgentBench):
         }
 
 
-TABLE = Table("play", PlayBench, builds=False)
-check = TABLE.check
+def check_parts(subject: PlaySubject) -> None:
+    """Tasks, reward and adapter are found and built.
+
+    Why: A run with these parts does not start.
+    Cure: Mend what the message names: the tasks, the reward or the adapter.
+    """
+    _ = subject.rows, subject.judge.made, subject.adapt
 
 
-@check(
-    "parts",
-    why="A run with these parts does not start.",
-    cure="Mend what the message names: the tasks, the reward or the adapter.",
-)
-def parts(bench: PlayBench) -> None:
-    """Tasks, reward and adapter are found and built."""
-    _ = bench.rows, bench.judge.made, bench.adapt
+@needs(check_parts)
+def check_rollouts(subject: PlaySubject) -> None:
+    """At most a quarter of the rollouts fail.
+
+    Why: Failed rollouts are left out of training, and more than 25% of them stop the run.
+    Cure: See the checks of the agent above; `agentrig dev` shows such a rollout with its spans.
+    """
+    failed = [t for t in subject.trials if t.play.failure]
+    if len(failed) > FAILURES * len(subject.trials):
+        raise CheckFailed(f"{len(failed)} of {len(subject.trials)} rollouts failed; the first: {failed[0].play.says()}")
 
 
-@check(
-    "rollouts",
-    why="Failed rollouts are left out of training, and more than 25% of them stop the run.",
-    cure="See the checks of the agent above; `agentrig dev` shows such a rollout with its spans.",
-    needs=["parts"],
-)
-def rollouts(bench: PlayBench) -> None:
-    """At most a quarter of the rollouts fail."""
-    failed = [t for t in bench.trials if t.play.failure]
-    if len(failed) > FAILURES * len(bench.trials):
-        raise CheckFailed(f"{len(failed)} of {len(bench.trials)} rollouts failed; the first: {failed[0].play.says()}")
+@needs(check_rollouts)
+def check_scored(subject: PlaySubject) -> None:
+    """The reward can read what the agent answers.
 
-
-@check(
-    "scored",
-    why="An `invalid` score leaves the rollout out, as if the environment had failed.",
-    cure="Let the agent return what the reward reads (its type, its form), or change the reward.",
-    needs=["rollouts"],
-)
-def scored(bench: PlayBench) -> None:
-    """The reward can read what the agent answers."""
-    for trial in bench.trials:
+    Why: An `invalid` score leaves the rollout out, as if the environment had failed.
+    Cure: Let the agent return what the reward reads (its type, its form), or change the reward.
+    """
+    for trial in subject.trials:
         if trial.score is not None and trial.score.status == "invalid":
             reason = trial.score.details.get("reason")
             answer = trial.play.result.outcome.answer
             raise CheckFailed(f"task {trial.play.task.id}, answer {answer!r:.80}: the score is invalid ({reason})")
 
 
-@check(
-    "readable",
-    why="Right answers earn nothing: there is nothing to learn from.",
-    cure="Compare the agent's answer with what the reward expects. If it needs several replies, give a script.",
-    needs=["scored"],
-)
-def readable(bench: PlayBench) -> None:
-    """A model that says the right answers gets more reward than one that says nonsense."""
-    right, nonsense = bench.values("gold"), bench.values("nonsense")
+@needs(check_scored)
+def check_readable(subject: PlaySubject) -> None:
+    """A model that says the right answers gets more reward than one that says nonsense.
+
+    Why: Right answers earn nothing: there is nothing to learn from.
+    Cure: Compare the agent's answer with what the reward expects. If it needs several replies, give a script.
+    """
+    right, nonsense = subject.values("gold"), subject.values("nonsense")
     if not right:
         raise CheckSkipped("no right answers were played: they are not known, or there is a script or a real model")
     if not math.fsum(right) / len(right) > math.fsum(nonsense) / max(1, len(nonsense)):
-        first = next(t for t in bench.trials if t.said == "gold")
+        first = next(t for t in subject.trials if t.said == "gold")
         raise CheckFailed(
             f"the model said the right answer of each task, and the mean reward was {_mean(right)}; with nonsense "
             f"it was {_mean(nonsense)}. Task {first.play.task.id}: the agent answered "
@@ -264,21 +240,20 @@ def readable(bench: PlayBench) -> None:
         )
 
 
-@check(
-    "trains",
-    why="No call would be trained: the run stops in its first step.",
-    cure='Set `adapter.match` to a regular expression that finds one of these names; `adapter.match=""` keeps all.',
-    needs=["rollouts"],
-)
-def trains(bench: PlayBench) -> None:
-    """The adapter keeps calls of the agent."""
-    if bench.real and not bench.real.token_ids:
+@needs(check_rollouts)
+def check_trains(subject: PlaySubject) -> None:
+    """The adapter keeps calls of the agent.
+
+    Why: No call would be trained: the run stops in its first step.
+    Cure: Set `adapter.match` to a regular expression that finds one of these names; `adapter.match=""` keeps all.
+    """
+    if subject.real and not subject.real.token_ids:
         raise CheckSkipped(
-            f"{bench.real.base_url} returns no token ids (`return_token_ids`, as vLLM does), and without them no call "
-            "can be trained; without an endpoint, the scripted model shows what the adapter keeps"
+            f"{subject.real.base_url} returns no token ids (`return_token_ids`, as vLLM does), and without them no "
+            "call can be trained; without an endpoint, the scripted model shows what the adapter keeps"
         )
-    if not any(t.triplets for t in bench.trials):
-        traces = [t.play.result.trace for t in bench.trials]
+    if not any(t.triplets for t in subject.trials):
+        traces = [t.play.result.trace for t in subject.trials]
         nodes = sorted({node for trace in traces for call in trace.llm_calls() for node in trace.nodes(call)})
         calls = sum(len(trace.llm_calls()) for trace in traces)
         raise CheckFailed(

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,9 @@ from agentrig.errors import AgentrigError
 from agentrig.pools import Job, Result, RunnerPool
 from agentrig.runners.jobs import AgentPlan
 from agentrig.testing import runners_agent
-from agentrig.testing.checks import CheckFailed, CheckSkipped, Report
+from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
 from agentrig.testing.runners_agent import described
-from agentrig.testing.table import Bench, Table
+from agentrig.testing.subject import Subject
 
 NOWHERE = Endpoint(base_url="http://127.0.0.1:9/v1", model="kit", sampling={"temperature": 0.5}, headers={"x-kit": "é"})
 SECRET = "KIT_OF_RUNNERS_KEY"
@@ -33,8 +32,8 @@ LONG_S = 300.0
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
-class RunnersBench(Bench):
-    """What the checks of runners share.
+class RunnersSubject(Subject):
+    """Runners, and the agent that they run.
 
     Attributes:
         start_s: Seconds that a runner may take to find its place and to build the agent.
@@ -48,7 +47,7 @@ class RunnersBench(Bench):
         """Return a pool that is closed at the end."""
         plan = AgentPlan(name=agent, config={}, files=(str(Path(runners_agent.__file__)),))
         made: RunnerPool = self.made(plan, **{"n": 1, "threads": 2, "deadline_s": LONG_S, "retries": 1, **limits})
-        self._open.callback(made.close)
+        self.opened.callback(made.close)
         return made
 
     @cached_property
@@ -93,51 +92,45 @@ def job(name: str, do: str = "describe", **more: Any) -> Job:
     return Job(**{"id": name, "input": {"do": do, "text": f"{name} ü\n"}, "endpoint": NOWHERE, **more})
 
 
-TABLE = Table("runners", RunnersBench)
+def check_builds(subject: RunnersSubject) -> None:
+    """An agent that cannot be built is an error with its reason.
 
-
-@TABLE.check(
-    "builds",
-    why="A run would wait for an agent that never comes, without a reason.",
-    cure="Raise an AgentrigError with the agent's own error from `build_first` and `poll`.",
-)
-def builds(bench: RunnersBench) -> None:
-    """An agent that cannot be built is an error with its reason."""
-    pool = bench.pool("kit-unbuilt")
-    end = time.monotonic() + bench.start_s
+    Why: A run would wait for an agent that never comes, without a reason.
+    Cure: Raise an AgentrigError with the agent's own error from `build_first` and `poll`.
+    """
+    pool = subject.pool("kit-unbuilt")
+    end = time.monotonic() + subject.start_s
     try:
-        pool.build_first(bench.start_s)
+        pool.build_first(subject.start_s)
         while time.monotonic() < end:
             pool.poll(0.1)
     except AgentrigError as error:
         if "the agent of the kit cannot be built" not in str(error):
             raise CheckFailed(f"the error does not have the agent's own: {error}") from error
         return
-    raise CheckFailed(f"an agent that cannot be built raised nothing within {bench.start_s:g} s")
+    raise CheckFailed(f"an agent that cannot be built raised nothing within {subject.start_s:g} s")
 
 
-@TABLE.check(
-    "results-once",
-    why="A rollout that is lost stops the step; one that comes twice counts twice in its group's baseline.",
-    cure="Return each job's result from `poll` once, with the job's id.",
-)
-def results_once(bench: RunnersBench) -> None:
-    """Every job comes back once, with its own answer."""
+def check_results_once(subject: RunnersSubject) -> None:
+    """Every job comes back once, with its own answer.
+
+    Why: A rollout that is lost stops the step; one that comes twice counts twice in its group's baseline.
+    Cure: Return each job's result from `poll` once, with the job's id.
+    """
     jobs = [job(f"job-{i}") for i in range(24)]
-    for asked, result in zip(jobs, bench.run(bench.shared, *jobs), strict=True):
+    for asked, result in zip(jobs, subject.run(subject.shared, *jobs), strict=True):
         answer = result.outcome.answer
         if result.outcome.failure or answer["input"]["text"] != asked.input["text"]:
             raise CheckFailed(f"{asked.id} came back with another answer: {answer!r:.100} {result.outcome.message}")
 
 
-@TABLE.check(
-    "sends-whole-jobs",
-    why="An agent would see another task, another model or another mode than the run gave it.",
-    cure="Send the job as it is: it can be pickled. Its result comes as JSON: see agentrig.pools.Result.packed.",
-    needs=["results-once"],
-)
-def sends_whole_jobs(bench: RunnersBench) -> None:
-    """Every field of a job reaches the agent."""
+@needs(check_results_once)
+def check_sends_whole_jobs(subject: RunnersSubject) -> None:
+    """Every field of a job reaches the agent.
+
+    Why: An agent would see another task, another model or another mode than the run gave it.
+    Cure: Send the job as it is: it can be pickled. Its result comes as JSON: see agentrig.pools.Result.packed.
+    """
     given = job(
         "whole",
         input={"do": "describe", "nested": [{"a": [1, 2.5, None, True]}], "text": "日本" * 1000},
@@ -148,99 +141,93 @@ def sends_whole_jobs(bench: RunnersBench) -> None:
         resources={"main": {"x": 1}},
         resources_id="rs-1",
     )
-    (result,) = bench.run(bench.shared, given)
+    (result,) = subject.run(subject.shared, given)
     want, got = described(given), result.outcome.answer or {}
     changed = sorted(name for name in want if got.get(name) != want[name])
     if changed:
         raise CheckFailed(f"the agent got another {', '.join(changed)}: {result.outcome.message or got!r:.300}")
 
 
-@TABLE.check(
-    "types-failures",
-    why="One bad rollout would end the run, or count as a reward of 0.",
-    cure="Run jobs by agentrig.runners.attempt.packed, which returns a failure for whatever the agent does.",
-    needs=["results-once"],
-)
-def types_failures(bench: RunnersBench) -> None:
-    """An agent that raises, or returns what is no JSON, is a failure with a kind."""
-    results = bench.run(bench.shared, job("raises", "raise"), job("answers", "object"), job("fine"))
+@needs(check_results_once)
+def check_types_failures(subject: RunnersSubject) -> None:
+    """An agent that raises, or returns what is no JSON, is a failure with a kind.
+
+    Why: One bad rollout would end the run, or count as a reward of 0.
+    Cure: Run jobs by agentrig.runners.attempt.packed, which returns a failure for whatever the agent does.
+    """
+    results = subject.run(subject.shared, job("raises", "raise"), job("answers", "object"), job("fine"))
     kinds = [r.outcome.failure for r in results]
     if kinds != ["agent-error", "bad-answer", None]:
         raise CheckFailed(f"an agent that raises, one that returns an object and a good one gave {kinds}")
 
 
-@TABLE.check(
-    "keeps-keys",
-    why="The agent, and whatever the model makes it do, could read the run's API keys.",
-    cure="Call agentrig.processes.confine.confine in the runner before the agent is built.",
-    needs=["results-once"],
-)
-def keeps_keys(bench: RunnersBench) -> None:
-    """The runner does not have a variable of the run that the agent does not declare."""
-    (result,) = bench.run(bench.shared, job("environment", "environment"))
+@needs(check_results_once)
+def check_keeps_keys(subject: RunnersSubject) -> None:
+    """The runner does not have a variable of the run that the agent does not declare.
+
+    Why: The agent, and whatever the model makes it do, could read the run's API keys.
+    Cure: Call agentrig.processes.confine.confine in the runner before the agent is built.
+    """
+    (result,) = subject.run(subject.shared, job("environment", "environment"))
     if SECRET in (result.outcome.answer or ()):
         raise CheckFailed(f"the runner has the run's variable {SECRET}, which its agent does not declare")
 
 
-@TABLE.check(
-    "counts",
-    why="The run gives work by these figures: it would wait for ever, or queue rollouts whose deadlines run out.",
-    cure="Let `room` be runners times threads minus `pending`, and return the limits that the pool was made with.",
-    needs=["results-once"],
-)
-def counts(bench: RunnersBench) -> None:
-    """The pool's own figures are true, before and after a job."""
-    pool = bench.shared
+@needs(check_results_once)
+def check_counts(subject: RunnersSubject) -> None:
+    """The pool's own figures are true, before and after a job.
+
+    Why: The run gives work by these figures: it would wait for ever, or queue rollouts whose deadlines run out.
+    Cure: Let `room` be runners times threads minus `pending`, and return the limits that the pool was made with.
+    """
+    pool = subject.shared
     idle = (pool.n, pool.deadline_s, pool.retries, pool.room, pool.pending, pool.built.is_set())
     if idle != (1, LONG_S, 1, 2, 0, True):
         raise CheckFailed(f"n, deadline_s, retries, room, pending, built of an idle pool of 1 times 2 are {idle}")
     pool.submit(job("counted"))
     busy = (pool.room, pool.pending)
-    bench.run(pool)
+    subject.run(pool)
     if busy != (1, 1):
         raise CheckFailed(f"room and pending with one job are {busy}, not (1, 1)")
 
 
-@TABLE.check(
-    "wakes",
-    why="Rollouts would wait until a poll ends by itself: each step would be slower.",
-    cure="Let `wake`, called in another thread, end a `poll` that waits.",
-    needs=["results-once"],
-)
-def wakes(bench: RunnersBench) -> None:
-    """A poll that waits ends when it is woken."""
-    timer = threading.Timer(0.2, bench.shared.wake)
+@needs(check_results_once)
+def check_wakes(subject: RunnersSubject) -> None:
+    """A poll that waits ends when it is woken.
+
+    Why: Rollouts would wait until a poll ends by itself: each step would be slower.
+    Cure: Let `wake`, called in another thread, end a `poll` that waits.
+    """
+    timer = threading.Timer(0.2, subject.shared.wake)
     start = time.monotonic()
     timer.start()
-    bench.shared.poll(8.0)
+    subject.shared.poll(8.0)
     if time.monotonic() - start > 6.0:
         raise CheckFailed("a poll of 8 s was woken after 0.2 s and went on")
 
 
-@TABLE.check(
-    "keeps-deadlines",
-    why="One agent that hangs would stop its step for ever.",
-    cure="Kill the runner of a rollout that runs past deadline_s; fail it with `deadline`, repeat the others.",
-    needs=["results-once"],
-)
-def keeps_deadlines(bench: RunnersBench) -> None:
-    """A rollout that hangs fails with `deadline`; the pool goes on."""
-    pool = bench.pool(deadline_s=HANDLED_S, threads=1, retries=9)
-    hangs, fine = bench.run(pool, job("hangs", "hang"), job("fine"))
+@needs(check_results_once)
+def check_keeps_deadlines(subject: RunnersSubject) -> None:
+    """A rollout that hangs fails with `deadline`; the pool goes on.
+
+    Why: One agent that hangs would stop its step for ever.
+    Cure: Kill the runner of a rollout that runs past deadline_s; fail it with `deadline`, repeat the others.
+    """
+    pool = subject.pool(deadline_s=HANDLED_S, threads=1, retries=9)
+    hangs, fine = subject.run(pool, job("hangs", "hang"), job("fine"))
     if (hangs.outcome.failure, fine.outcome.failure) != ("deadline", None):
         raise CheckFailed(f"a rollout that hangs gave {hangs.outcome.failure!r}, the next {fine.outcome.failure!r}")
 
 
-@TABLE.check(
-    "repeats-lost",
-    why="A runner that dies would lose its rollouts, or a rollout that kills its runner would come back for ever.",
-    cure="Submit `job.again()` when a runner dies, at most `retries` times; then fail it with `runner-died`.",
-    needs=["results-once"],
-)
-def repeats_lost(bench: RunnersBench) -> None:
-    """A rollout whose runner died starts again; after the last retry it fails."""
-    pool = bench.pool(threads=1)
-    once, always, fine = bench.run(pool, job("once", "die-once"), job("always", "die"), job("fine"))
+@needs(check_results_once)
+def check_repeats_lost(subject: RunnersSubject) -> None:
+    """A rollout whose runner died starts again; after the last retry it fails.
+
+    Why: A runner that dies would lose its rollouts, or a rollout that kills its runner would come back for ever.
+    Cure: Submit `job.again()` when a runner dies, at most `retries` times; then fail it with `runner-died`.
+    """
+    pool = subject.pool(threads=1)
+    once, always, fine = subject.run(pool, job("once", "die-once"), job("always", "die"), job("fine"))
     kinds = [r.outcome.failure for r in (once, always, fine)]
     if kinds != [None, "runner-died", None]:
         raise CheckFailed(f"with retries=1, a runner that dies once, one that always dies and a good one gave {kinds}")
@@ -248,16 +235,15 @@ def repeats_lost(bench: RunnersBench) -> None:
         raise CheckFailed(f"a rollout that started again says it is attempt {once.outcome.answer['attempt']}, not 2")
 
 
-@TABLE.check(
-    "leaves-nothing",
-    why="Each run would leave processes that take memory, and may still write files.",
-    cure="End each runner together with all processes that its agent started, detached ones too.",
-    needs=["results-once"],
-)
-def leaves_nothing(bench: RunnersBench) -> None:
-    """After `close`, no process of a runner or its agent is left; a second `close` does nothing."""
-    pool = bench.pool()
-    (result,) = bench.run(pool, job("child", "child"))
+@needs(check_results_once)
+def check_leaves_nothing(subject: RunnersSubject) -> None:
+    """After `close`, no process of a runner or its agent is left; a second `close` does nothing.
+
+    Why: Each run would leave processes that take memory, and may still write files.
+    Cure: End each runner together with all processes that its agent started, detached ones too.
+    """
+    pool = subject.pool()
+    (result,) = subject.run(pool, job("child", "child"))
     answer = result.outcome.answer or {}
     pids = {name: pid for name, pid in answer.items() if psutil.pid_exists(pid)}
     if not pids:
@@ -265,15 +251,8 @@ def leaves_nothing(bench: RunnersBench) -> None:
     processes = [psutil.Process(pid) for pid in {*pids.values(), *pool.processes()}]
     pool.close()
     pool.close()
-    _, alive = psutil.wait_procs(processes, timeout=bench.ends_s)
+    _, alive = psutil.wait_procs(processes, timeout=subject.ends_s)
     alive = [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     if alive:
         names = [next((name for name, pid in pids.items() if pid == p.pid), "runner") for p in alive]
-        raise CheckFailed(f"after close, these run {bench.ends_s:g} s later: {', '.join(sorted(names))}")
-
-
-def check_runners(
-    subject: Any, *, settings: Any = None, only: Sequence[str] | None = None, raise_failed: bool = True, **options: Any
-) -> Report:
-    """Run the checks of runners; see `agentrig.testing.check`. Options: `start_s`, `ends_s`, both in seconds."""
-    return TABLE.check_all(subject, settings, only, raise_failed, options)
+        raise CheckFailed(f"after close, these run {subject.ends_s:g} s later: {', '.join(sorted(names))}")

@@ -3,67 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
+
+import attrs
 
 from agentrig.errors import ConfigError
 from agentrig.run.splits import check_set, read_split
 from agentrig.tasks import Task
-from agentrig.testing.checks import CheckFailed
-from agentrig.testing.subject import Subject, subject_of
-
-TASKS_N = 12
-"""How many tasks a component is tried on by default."""
+from agentrig.testing.kit import CheckFailed
+from agentrig.testing.subject import Subject
 
 
-def some_tasks(given: Any, *, subject: Subject, settings: Any = None, split: str = "", n: int = TASKS_N) -> list[Task]:
-    """Return the first tasks of a split.
+@attrs.define(kw_only=True, eq=False, slots=False)
+class TriedSubject(Subject):
+    """A component that is tried on tasks.
 
-    Args:
-        given: A list of `Task`; or a task set: its name, `FILE.py:name`, its spec, or itself. None for the only task
-            set of the subject's own plugin.
-        subject: The component that is tried.
-        settings: The task set's keys.
-        split: The split's name; '' for the one that is validated on, else the one that is trained on.
-        n: How many.
-
-    Raises:
-        CheckFailed: No tasks were given, and the subject's plugin does not bring exactly one task set.
-        ConfigError: The split has no tasks.
-        agentrig.errors.AgentrigError: They cannot be loaded.
+    Attributes:
+        tasks: A list of `Task`; or a task set: its name, `FILE.py:name`, its spec, or itself. None for the only one of
+            the component's own plugin.
+        tasks_settings: The task set's keys.
+        split: Its split; '' for the one that is validated on, else the one that is trained on.
+        limit: How many tasks are tried.
     """
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        return list(given[:n])
-    tasks = task_set_of(given, subject=subject, settings=settings)
-    made = tasks.made
-    who = f"task set {tasks}"
-    check_set(made, who)
-    name = split or made.roles.get("validation") or made.roles.get("train") or made.splits[0]
-    found = list(read_split(made, name, who=who)[:n])
-    if not found:
-        raise ConfigError(f'{who}: the split "{name}" has no tasks; give another: split=NAME')
-    return found
 
+    tasks: Any = None
+    tasks_settings: Any = None
+    split: str = ""
+    limit: int = 12
 
-def task_set_of(given: Any, *, subject: Subject, settings: Any = None) -> Subject:
-    """Return the task set that `some_tasks` takes tasks from."""
-    return subject_of("tasks", _own(subject) if given is None else given, settings)
+    @cached_property
+    def task_set(self) -> Subject | None:
+        """The task set; None for a list of tasks.
 
+        Raises:
+            CheckFailed: No tasks were given, and the component's plugin does not bring exactly one task set.
+        """
+        if isinstance(self.tasks, Sequence) and not isinstance(self.tasks, str):
+            return None
+        given = self._own_tasks() if self.tasks is None else self.tasks
+        return Subject(kind="tasks", given=given, settings=self.tasks_settings)
 
-def _own(subject: Subject) -> Any:
-    """Return the spec of the only task set of the subject's plugin."""
-    component = subject.component
-    known = subject.registry.components("tasks") if component and component.plugin != "given" else []
-    own = [c.spec for c in known if component and c.plugin == component.plugin]
-    if len(own) != 1:
-        brought = ", ".join(spec.name for spec in own) or "no task set"
-        names = ", ".join(sorted({c.spec.name for c in subject.registry.components("tasks")})) or "none"
-        raise CheckFailed(
-            f"it is not known with which tasks to try it: its plugin brings {brought}",
-            cure=f'Name a task set: `agentrig validate NAME --tasks TASKS`; in a test `tasks="TASKS"`, '
-            f'`tasks="FILE.py:NAME"` or a list of agentrig.Task. Installed: {names}.',
-            why=f"The checks of {'an' if subject.kind == 'agent' else 'a'} {subject.kind} play it on a few tasks.",
-        )
-    return own[0]
+    @cached_property
+    def rows(self) -> list[Task]:
+        """The first tasks of the split.
+
+        Raises:
+            ConfigError: The split has no tasks.
+        """
+        if self.task_set is None:
+            return list(self.tasks[: self.limit])
+        made, who = self.task_set.made, f"task set {self.task_set}"
+        check_set(made, who)
+        name = self.split or made.roles.get("validation") or made.roles.get("train") or made.splits[0]
+        found = list(read_split(made, name, who=who)[: self.limit])
+        if not found:
+            raise ConfigError(f'{who}: the split "{name}" has no tasks; give another: split=NAME')
+        return found
+
+    def _own_tasks(self) -> Any:
+        component, known = self.component, self.registry.components("tasks") if self.registered else []
+        own = [c.spec for c in known if component and c.plugin == component.plugin]
+        if len(own) != 1:
+            brought = ", ".join(spec.name for spec in own) or "no task set"
+            names = ", ".join(sorted({c.spec.name for c in self.registry.components("tasks")})) or "none"
+            raise CheckFailed(
+                f"it is not known with which tasks to try it: its plugin brings {brought}",
+                cure=f'Name a task set: `agentrig validate NAME --tasks TASKS`; in a test `tasks="TASKS"`, '
+                f'`tasks="FILE.py:NAME"` or a list of agentrig.Task. Installed: {names}.',
+                why=f"The checks of {'an' if self.kind == 'agent' else 'a'} {self.kind} play it on a few tasks.",
+            )
+        return own[0]
 
 
 def texts_of(value: Any) -> list[str]:

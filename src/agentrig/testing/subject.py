@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import cached_property
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import attrs
 import cloudpickle
@@ -16,14 +19,16 @@ from agentrig.errors import ConfigError, LookupFailed
 from agentrig.plugins import composing
 from agentrig.plugins.building import built
 from agentrig.plugins.loading import load
-from agentrig.plugins.registry import Component, Registry
-from agentrig.plugins.specs import KINDS, Spec
+from agentrig.plugins.registry import BLOCK_VARIABLE, Component, Registry
+from agentrig.plugins.specs import Spec
 from agentrig.settings import structure
 
 
-@attrs.frozen(kw_only=True, slots=False)
+@attrs.define(kw_only=True, eq=False, slots=False)
 class Subject:
-    """A component that is checked; it is found and built when it is first needed.
+    """A component that is checked, found and built when it is first needed, and what its checks share.
+
+    The class of a kind, `RewardSubject` and so on, adds the options of its checks as fields.
 
     Attributes:
         kind: `reward`, `agent` …
@@ -32,9 +37,14 @@ class Subject:
         settings: Its keys, as in a run file; or its config object.
     """
 
+    builds: ClassVar[bool] = True
+    """Whether the check `loads` builds the component."""
+
     kind: str
     given: Any
     settings: Any = None
+    done: dict[Any, BaseException | str] = attrs.field(factory=dict, init=False, repr=False)
+    opened: ExitStack = attrs.field(factory=ExitStack, init=False, repr=False)
 
     def __str__(self) -> str:
         """Return the name by which messages call it."""
@@ -43,13 +53,15 @@ class Subject:
         name = getattr(self.given, "name", None)
         return name if isinstance(name, str) else type(self.given).__name__
 
-    def sendable(self) -> Subject:
-        """Return the same subject for another process: its file by its whole path, a spec by value if need be."""
+    def sendable(self) -> Self:
+        """Return the same subject, without options, for another process: its file by its whole path."""
         if self.file is not None:
             name = self._parts[1]
-            return attrs.evolve(self, given=f"{self.file.resolve()}{':' if name else ''}{name}")
-        by_value(self.given)
-        return attrs.evolve(self)
+            given = f"{self.file.resolve()}{':' if name else ''}{name}"
+        else:
+            given = self.given
+            _send_by_value(given)
+        return type(self)(kind=self.kind, given=given, settings=self.settings)
 
     @property
     def file(self) -> Path | None:
@@ -133,8 +145,30 @@ class Subject:
         """The component, built once and shared by checks."""
         return self.build()
 
+    @cached_property
+    def folder(self) -> Path:
+        """A folder for the checks, which goes at the end."""
+        folder = Path(tempfile.mkdtemp(prefix="agentrig-kit-"))
+        self.opened.callback(shutil.rmtree, folder, ignore_errors=True)
+        return folder
 
-def by_value(given: Any) -> None:
+    @property
+    def registered(self) -> bool:
+        """Whether other processes can find it by a name."""
+        return self.component is not None and self.component.plugin != "given"
+
+    @property
+    def blocking(self) -> dict[str, str]:
+        """The variable with which another process loads no other plugin than the component's own."""
+        own = {"core", self.component.plugin if self.component else ""}
+        return {BLOCK_VARIABLE: ",".join(p.name for p in self.registry.plugins if p.name not in own)}
+
+    def close(self) -> None:
+        """End what the checks have started."""
+        self.opened.close()
+
+
+def _send_by_value(given: Any) -> None:
     """Let cloudpickle send the module of a spec's or component's code whole, if no other process can import it."""
     made = getattr(given, "build", given)
     name = getattr(made, "__module__", None) or type(made).__module__
@@ -145,16 +179,3 @@ def by_value(given: Any) -> None:
         and name not in sys.builtin_module_names
     ):
         cloudpickle.register_pickle_by_value(module)
-
-
-def subject_of(kind: str, given: Any, settings: Any = None) -> Subject:
-    """Return a subject; it is loaded when a check first needs it.
-
-    Raises:
-        ConfigError: There is no such kind.
-    """
-    if isinstance(given, Subject):
-        return given
-    if kind not in KINDS:
-        raise ConfigError(f'there is no kind "{kind}"; kinds: {", ".join(KINDS)}')
-    return Subject(kind=kind, given=given, settings=settings)

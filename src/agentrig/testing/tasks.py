@@ -12,11 +12,10 @@ import attrs
 
 from agentrig.run.splits import ROLES, check_set, read_split
 from agentrig.tasks import Task, Tasks, fingerprint, overlap
-from agentrig.testing.checks import CheckFailed, Report
 from agentrig.testing.elsewhere import elsewhere
+from agentrig.testing.kit import CheckFailed, needs
 from agentrig.testing.samples import difference, texts_of
 from agentrig.testing.subject import Subject
-from agentrig.testing.table import Bench, Table
 
 LONG = 20
 """From this many characters on, a gold answer inside a longer text of the input counts as given away."""
@@ -29,8 +28,8 @@ ELSEWHERE_S = 120.0
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
-class TasksBench(Bench):
-    """What the checks of a task set share.
+class TasksSubject(Subject):
+    """A task set.
 
     Attributes:
         splits: The splits to load; None for those that have a role.
@@ -43,7 +42,7 @@ class TasksBench(Bench):
     @property
     def who(self) -> str:
         """How messages call it."""
-        return f"task set {self.subject}"
+        return f"task set {self}"
 
     @cached_property
     def names(self) -> list[str]:
@@ -51,27 +50,28 @@ class TasksBench(Bench):
         made: Tasks = self.made
         return list(self.splits if self.splits is not None else dict.fromkeys(made.roles.values()))
 
+    def load(self, names: Sequence[str], made: Tasks | None = None) -> dict[str, Sequence[Task]]:
+        """Load splits and check their rows, as a run does."""
+        tasks: Tasks = self.made if made is None else made
+        return {name: read_split(tasks, name, who=self.who) for name in names}
+
     @cached_property
     def rows(self) -> dict[str, Sequence[Task]]:
         """The tasks of each split."""
-        return self.load(self.made, self.names)
+        return self.load(self.names)
 
     @cached_property
     def there(self) -> Mapping[str, Any]:
         """The contents of each split in another process."""
-        return elsewhere(_loaded_there, self.subject.sendable(), self.names, deadline_s=ELSEWHERE_S)
+        return elsewhere(_loaded_there, self.sendable(), self.names, deadline_s=ELSEWHERE_S)
 
     @cached_property
     def again(self) -> dict[str, dict[str, Sequence[Task]]]:
         """The tasks of each split, loaded twice more; by how."""
         return {
-            "loaded twice": self.load(self.made, self.names),
-            "built again, its splits loaded in the other order": self.load(self.subject.build(), self.names[::-1]),
+            "loaded twice": self.load(self.names),
+            "built again, its splits loaded in the other order": self.load(self.names[::-1], self.build()),
         }
-
-    def load(self, made: Tasks, names: Sequence[str]) -> dict[str, Sequence[Task]]:
-        """Load splits and check their rows, as a run does."""
-        return {name: read_split(made, name, who=self.who) for name in names}
 
     def part(self, role: str) -> tuple[str, Sequence[Task]]:
         """Return a role's split and tasks; an empty name if it has none."""
@@ -79,45 +79,38 @@ class TasksBench(Bench):
         return name, self.rows.get(name, ())
 
 
-TABLE = Table("tasks", TasksBench)
-check = TABLE.check
+def check_splits(subject: TasksSubject) -> None:
+    """`splits` names the splits, `roles` says which role each has.
+
+    Why: A run does not find its training, validation or test tasks.
+    Cure: Write `splits = ("train", "test")` and `roles = {"train": "train", "report": "test"}`.
+    """
+    check_set(subject.made, subject.who)
 
 
-@check(
-    "splits",
-    why="A run does not find its training, validation or test tasks.",
-    cure='Write `splits = ("train", "test")` and `roles = {"train": "train", "report": "test"}`.',
-)
-def splits(bench: TasksBench) -> None:
-    """`splits` names the splits, `roles` says which role each has."""
-    check_set(bench.made, bench.who)
+@needs(check_splits)
+def check_rows(subject: TasksSubject) -> None:
+    """Every split loads, and every row is a valid `Task` with an id of its own.
+
+    Why: A run does not start with such rows, or mixes up two tasks with one id.
+    Cure: Give each task an id of its own, and only JSON values (text, numbers, lists, dicts) as input and private.
+    """
+    _ = subject.there  # first where it can end nothing else
+    _ = subject.rows
 
 
-@check(
-    "rows",
-    why="A run does not start with such rows, or mixes up two tasks with one id.",
-    cure="Give each task an id of its own, and only JSON values (text, numbers, lists, dicts) as input and private.",
-    needs=["splits"],
-)
-def rows(bench: TasksBench) -> None:
-    """Every split loads, and every row is a valid `Task` with an id of its own."""
-    _ = bench.there  # first where it can end nothing else
-    _ = bench.rows
+@needs(check_rows)
+def check_roles(subject: TasksSubject) -> None:
+    """Training, validation and report have a split each, with tasks.
 
-
-@check(
-    "roles",
-    why="Without training tasks nothing is learned; without held-out tasks nobody can say what was learned.",
-    cure="Give each role a split of its own with tasks: hold some tasks out for validation and for the report.",
-    needs=["rows"],
-)
-def roles(bench: TasksBench) -> None:
-    """Training, validation and report have a split each, with tasks."""
-    optional = getattr(bench.made, "optional", ())
+    Why: Without training tasks nothing is learned; without held-out tasks nobody can say what was learned.
+    Cure: Give each role a split of its own with tasks: hold some tasks out for validation and for the report.
+    """
+    optional = getattr(subject.made, "optional", ())
     named: dict[str, str] = {}
     for role in ROLES:
-        name, tasks = bench.part(role)
-        if bench.splits is not None and name not in bench.splits:
+        name, tasks = subject.part(role)
+        if subject.splits is not None and name not in subject.splits:
             continue
         if not tasks and role not in optional:
             raise CheckFailed(f'the split "{name}" of {role} has no tasks' if name else f"no split serves {role}")
@@ -126,54 +119,50 @@ def roles(bench: TasksBench) -> None:
         named[name] = role
 
 
-@check(
-    "same-twice",
-    why="A resumed run would go on with other tasks, and an audit finds others.",
-    cure="Seed a random generator of your own: `random.Random(0)`; keep the order of files and rows.",
-    needs=["rows"],
-)
-def same_twice(bench: TasksBench) -> None:
-    """Loading again, and building again, gives the same tasks in the same order."""
-    for how, found in bench.again.items():
-        _compare(bench, how, {name: _contents(tasks) for name, tasks in found.items()})
+@needs(check_rows)
+def check_same_twice(subject: TasksSubject) -> None:
+    """Loading again, and building again, gives the same tasks in the same order.
+
+    Why: A resumed run would go on with other tasks, and an audit finds others.
+    Cure: Seed a random generator of your own: `random.Random(0)`; keep the order of files and rows.
+    """
+    for how, found in subject.again.items():
+        _compare(subject, how, {name: _contents(tasks) for name, tasks in found.items()})
 
 
-@check(
-    "stable-ids",
-    why="Rollouts, resumed runs and comparisons of runs find a task by its id.",
-    cure="Make ids from the data, for example the row's number in its file; use no counter, no `hash()`, no `uuid4()`.",
-    needs=["rows"],
-)
-def stable_ids(bench: TasksBench) -> None:
-    """Ids are the same when a split is loaded again, alone, and after other splits."""
-    known = {name: [task.id for task in tasks] for name, tasks in bench.rows.items()}
-    for how, found in bench.again.items():
+@needs(check_rows)
+def check_stable_ids(subject: TasksSubject) -> None:
+    """Ids are the same when a split is loaded again, alone, and after other splits.
+
+    Why: Rollouts, resumed runs and comparisons of runs find a task by its id.
+    Cure: Make ids from the data, for example the row's number in its file; use no counter, no `hash()`, no `uuid4()`.
+    """
+    known = {name: [task.id for task in tasks] for name, tasks in subject.rows.items()}
+    for how, found in subject.again.items():
         for name, ids in known.items():
             different = difference(ids, [task.id for task in found[name]])
             if different:
                 raise CheckFailed(f"split {name}, {how}: the ids differ: {different}")
 
 
-@check(
-    "other-process",
-    why="Another machine, or the same command tomorrow, would train and measure on other tasks.",
-    cure="Sort sets and listings of folders; use no `hash()` of a text.",
-    needs=["same-twice"],
-)
-def other_process(bench: TasksBench) -> None:
-    """A process with another hash seed loads the same tasks."""
-    _compare(bench, "here and in another process", bench.there)
+@needs(check_same_twice)
+def check_other_process(subject: TasksSubject) -> None:
+    """A process with another hash seed loads the same tasks.
+
+    Why: Another machine, or the same command tomorrow, would train and measure on other tasks.
+    Cure: Sort sets and listings of folders; use no `hash()` of a text.
+    """
+    _compare(subject, "here and in another process", subject.there)
 
 
-@check(
-    "disjoint",
-    why="Accuracy on tasks that were trained on says nothing about new ones.",
-    cure="Split by what makes two tasks the same (the question, the document, the database), then remove repetitions.",
-    needs=["rows"],
-)
-def disjoint(bench: TasksBench) -> None:
-    """No task of one role is in another role's split."""
-    parts = {role: bench.part(role) for role in ROLES}
+@needs(check_rows)
+def check_disjoint(subject: TasksSubject) -> None:
+    """No task of one role is in another role's split.
+
+    Why: Accuracy on tasks that were trained on says nothing about new ones.
+    Cure: Split by what makes two tasks the same (the question, the document, the database), then remove repetitions.
+    """
+    parts = {role: subject.part(role) for role in ROLES}
     for one, other in combinations(ROLES, 2):
         (first, mine), (second, theirs) = parts[one], parts[other]
         shared = overlap(mine, theirs) if first != second else []
@@ -185,15 +174,14 @@ def disjoint(bench: TasksBench) -> None:
             )
 
 
-@check(
-    "picklable",
-    why="A task's input is sent to the processes that run the agent.",
-    cure="Use plain dicts and lists: no `MappingProxyType`, no objects of your own, no open files.",
-    needs=["rows"],
-)
-def picklable(bench: TasksBench) -> None:
-    """Each task survives the way to another process unchanged."""
-    for name, tasks in bench.rows.items():
+@needs(check_rows)
+def check_picklable(subject: TasksSubject) -> None:
+    """Each task survives the way to another process unchanged.
+
+    Why: A task's input is sent to the processes that run the agent.
+    Cure: Use plain dicts and lists: no `MappingProxyType`, no objects of your own, no open files.
+    """
+    for name, tasks in subject.rows.items():
         for task in tasks:
             try:
                 found = pickle.loads(pickle.dumps(task))
@@ -204,16 +192,15 @@ def picklable(bench: TasksBench) -> None:
                 raise CheckFailed(f"split {name}, task {task.id}: it arrives changed: {different}")
 
 
-@check(
-    "gold-apart",
-    why="The agent reads the answer instead of working it out, and accuracy is worthless.",
-    cure="Put what only the reward may know into `private` alone; if the agent may know a key, say shared=[KEY].",
-    needs=["rows"],
-)
-def gold_apart(bench: TasksBench) -> None:
-    """What is in `private` is not in `input` too."""
-    for name, tasks in bench.rows.items():
-        keys = {key for task in tasks for key in task.private if key not in bench.shared}
+@needs(check_rows)
+def check_gold_apart(subject: TasksSubject) -> None:
+    """What is in `private` is not in `input` too.
+
+    Why: The agent reads the answer instead of working it out, and accuracy is worthless.
+    Cure: Put what only the reward may know into `private` alone; if the agent may know a key, say shared=[KEY].
+    """
+    for name, tasks in subject.rows.items():
+        keys = {key for task in tasks for key in task.private if key not in subject.shared}
         for key in sorted(keys):
             golds = [(task, text) for task in tasks for text in texts_of(task.private.get(key))[:1] if text]
             found = [task for task, text in golds if _given_away(text, texts_of(dict(task.input)))]
@@ -237,15 +224,14 @@ def _marks(tasks: Sequence[Any]) -> list[str]:
     return [fingerprint([Task(id="", input=given, private=private)]) for given, private, _ in tasks]
 
 
-def _loaded_there(subject: Subject, names: Sequence[str]) -> Mapping[str, Any]:
+def _loaded_there(subject: TasksSubject, names: Sequence[str]) -> Mapping[str, Any]:
     """Load in the other process."""
-    bench = TasksBench(subject=subject, splits=names)
-    return {name: _contents(tasks) for name, tasks in bench.rows.items()}
+    return {name: _contents(tasks) for name, tasks in subject.load(names).items()}
 
 
-def _compare(bench: TasksBench, how: str, found: Mapping[str, Any]) -> None:
+def _compare(subject: TasksSubject, how: str, found: Mapping[str, Any]) -> None:
     """Fail if the contents of splits differ from those of the first load."""
-    for name, tasks in bench.rows.items():
+    for name, tasks in subject.rows.items():
         known = _contents(tasks)
         if len(known) != len(found[name]):
             raise CheckFailed(f"split {name}, {how}: {len(known)} tasks and {len(found[name])}")
@@ -254,16 +240,3 @@ def _compare(bench: TasksBench, how: str, found: Mapping[str, Any]) -> None:
         ):
             if mark != second:
                 raise CheckFailed(f"split {name}, task {task.id}, {how}: {difference(one, other)}")
-
-
-def check_tasks(
-    subject: Any, *, settings: Any = None, only: Sequence[str] | None = None, raise_failed: bool = True, **options: Any
-) -> Report:
-    """Run the checks of a task set; see `agentrig.testing.check`, and `TasksBench` for the options.
-
-    Example:
-        ```python
-        check_tasks("my_tasks.py:mine", settings={"size": 40})
-        ```
-    """
-    return TABLE.check_all(subject, settings, only, raise_failed, options)

@@ -1,4 +1,4 @@
-"""Validates plugins as `agentrig validate` does: the kit on every component, and a trial of each agent."""
+"""Validates plugins as `agentrig validate` does: the checks of every component, and a trial of each agent."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, LookupFailed, nearest
 from agentrig.plan import read_run_file
 from agentrig.plugins.loading import load
-from agentrig.testing.checks import Report
 from agentrig.testing.elsewhere import EndedElsewhere, elsewhere
-from agentrig.testing.kit import CHECKED, table_of
-from agentrig.testing.play import TABLE as PLAY
-from agentrig.testing.subject import subject_of
-from agentrig.testing.table import LOADS_S, Table
+from agentrig.testing.kit import CHECKED, LOADS_S, TRIAL, Report, check, declared
+from agentrig.testing.play import PlaySubject
+from agentrig.testing.reward import RewardSubject
+from agentrig.testing.subject import Subject
 
 UNPLAYABLE = {"agent.loads", "agent.starts", "agent.calls-endpoint", "agent.answers", "play.loads", "play.parts"}
 """Checks without which an agent is not played."""
@@ -36,63 +35,124 @@ class Target:
     has_tasks: bool = False
 
 
-@attrs.frozen(kw_only=True)
-class Asked:
-    """What to validate with.
+Part = tuple[str, Mapping[str, Any]]
+"""A component of a trial: what finds it, '' if nothing does, and its keys."""
 
-    Attributes:
+
+def validated(
+    word: str | None,
+    *,
+    uses: Mapping[str, str],
+    settings: Mapping[str, Mapping[str, Any]],
+    files: Sequence[str] = (),
+    script: str | None = None,
+    endpoint: Endpoint | None = None,
+    limit: int = 12,
+    only: Sequence[str] = (),
+    say: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Run the checks of each component, and a trial of each agent that has tasks and a reward.
+
+    Args:
+        word: What names the components; None for the package in the current folder.
         uses: Kind to name: the task set, reward and adapter for agents and rewards that do not bring them.
         settings: Kind to keys, as the sections of a run file; `gateway` too.
         files: Plugin files in which names are looked up first.
         script: What the scripted model says; None for right answers and nonsense.
         endpoint: A real model for the trial.
         limit: Tasks of a trial.
-        only: Names of checks, with their kind (`agent.sampling`); None for all.
+        only: Names of checks, with their kind (`agent.sampling`); none for all.
         say: Gets the lines of the reports one by one, each as soon as it is known: some checks take minutes.
+
+    Returns:
+        `ok`, `reports` with what each check found, and `trials` with the figures of each trial; all as JSON values.
+
+    Raises:
+        ConfigError: A section that nothing here reads; a check that does not exist; or no tasks for an agent or a
+            reward.
     """
+    found = targets(word, files)
+    every = [each.name for kind in (*CHECKED, TRIAL) for each in declared(kind)]
+    for name in only:
+        if name not in every:
+            raise ConfigError(f'there is no check "{name}".{nearest(name, every)} docs/reference/checks.md lists them')
+    kinds = {target.kind for target in found}
+    known = sorted({*kinds, *(("tasks", "agent", "reward", "adapter", "gateway") if kinds & set(TRIED) else ())})
+    for section in settings:
+        if section not in known:
+            raise ConfigError(
+                f"nothing that is validated reads [{section}].{nearest(section, known)} Known: {', '.join(known)}"
+            )
+    uses = {kind: _in_files(name, files, kind) for kind, name in uses.items()}
+    reports: list[Report] = []
+    trials: list[Mapping[str, Any]] = []
 
-    uses: Mapping[str, str] = attrs.field(factory=dict)
-    settings: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
-    files: Sequence[str] = ()
-    script: str | None = None
-    endpoint: Endpoint | None = None
-    limit: int = 12
-    only: Sequence[str] | None = None
-    say: Callable[[str], None] | None = None
+    def chosen(kind: str) -> list[str] | None:
+        return [name for name in only if name.startswith(f"{kind}.")] if only else None
+
+    for target in found:
+        kind, keys = target.kind, settings.get(target.kind)
+        options: dict[str, Any] = {}
+        if kind in TRIED:
+            parts = _parts(target, found, uses, settings)
+            keys, (tasks, tasks_keys) = parts[kind][1], parts["tasks"]
+            options = {"tasks": tasks or None, "tasks_settings": tasks_keys}
+            if not tasks and not target.has_tasks and not only:
+                raise ConfigError(
+                    f"say on which tasks to try {target.given}: --tasks NAME, or --tasks FILE.py:NAME.\n"
+                    "  agentrig plugins lists the installed task sets"
+                )
+        if kind == "agent":
+            options |= {"gateway": settings.get("gateway"), **({} if script is None else {"script": script})}
+        failed: set[str] = set()
+        if chosen(kind) != []:
+            report = check(kind, target.given, settings=keys, only=chosen(kind), raise_failed=False, say=say, **options)
+            reports.append(report)
+            failed = {r.check for r in report.failed}
+        if kind != "agent" or not parts["reward"][0] or chosen(TRIAL) == [] or failed & UNPLAYABLE:
+            continue
+        (reward, reward_keys), (adapter, adapter_keys) = parts["reward"], parts["adapter"]
+        options |= {"limit": limit, "script": script, "endpoint": endpoint}
+        options["reward"] = RewardSubject(kind="reward", given=reward, settings=reward_keys)
+        options["adapter"] = Subject(kind="adapter", given=adapter, settings=adapter_keys)
+        trial = PlaySubject(kind=kind, given=target.given, settings=keys, **options)
+        try:
+            reports.append(check(TRIAL, trial, only=chosen(TRIAL), raise_failed=False, say=say))
+            if not {r.check for r in reports[-1].failed} & UNPLAYABLE:
+                trials.append(trial.figures())
+        finally:
+            trial.close()
+    said = [{**attrs.asdict(report), "ok": report.ok} for report in reports]
+    return {"ok": all(report.ok for report in reports), "reports": said, "trials": trials}
 
 
-@attrs.frozen
-class _Part:
-    """A component of a trial: what finds it, '' if nothing does, and its keys."""
+def _parts(
+    target: Target, found: Sequence[Target], uses: Mapping[str, str], settings: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Part]:
+    """Return with what an agent or a reward is tried: what is asked for, else its recipe's, else what is beside it."""
+    recipe: Mapping[str, Mapping[str, Any]] = {}
+    for other in found:
+        if other.kind == "recipe" and not recipe:
+            sections = Subject(kind="recipe", given=other.given).spec.settings
+            recipe = sections if _same(target.given, sections.get(target.kind, {}).get("use", "")) else {}
+    parts = {}
+    for kind in ("tasks", "agent", "reward", "adapter"):
+        keys = dict(recipe.get(kind, {}))
+        use = keys.pop("use", "")
+        beside = [other.given for other in found if other.kind == kind]
+        own = next((given for given in beside if _same(given, use)), use) or next(iter(beside), "")
+        given = target.given if kind == target.kind else uses.get(kind) or own
+        if kind == "adapter" and not given:
+            given, keys = "agent-match", {"match": ""}
+        elif not _same(given, use):
+            keys = {}
+        parts[kind] = given, {**keys, **settings.get(kind, {})}
+    return parts
 
-    given: str
-    keys: Mapping[str, Any]
 
-
-@attrs.frozen(kw_only=True)
-class Validation:
-    """What was found.
-
-    Attributes:
-        reports: One for each component, and one for each trial.
-        trials: The figures of each trial.
-    """
-
-    reports: Sequence[Report]
-    trials: Sequence[Mapping[str, Any]]
-
-    @property
-    def ok(self) -> bool:
-        """Whether no check failed."""
-        return all(report.ok for report in self.reports)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        reports = [
-            {"kind": r.kind, "subject": r.subject, "ok": r.ok, "results": [attrs.asdict(x) for x in r.results]}
-            for r in self.reports
-        ]
-        return {"ok": self.ok, "reports": reports, "trials": list(self.trials)}
+def _same(given: str, use: str) -> bool:
+    """Whether what finds a component (`NAME`, `FILE.py:NAME`) means the one that a recipe uses (also `OWNER:NAME`)."""
+    return bool(use) and given.rpartition(":")[2] == use.rpartition(":")[2]
 
 
 def targets(word: str | None, files: Sequence[str] = ()) -> list[Target]:
@@ -166,119 +226,6 @@ def _of_run_file(file: str) -> str:
         f"  agentrig validate {uses['agent']}{plugins} --tasks {uses['tasks']} --reward {uses['reward']}{keys}\n"
         f"  agentrig dev {file} plays the run's own agent"
     )
-
-
-def validated(found: Sequence[Target], asked: Asked) -> Validation:
-    """Run the checks of each component, and a trial of each agent that has tasks and a reward.
-
-    Raises:
-        ConfigError: A section that nothing here reads; or no tasks for an agent or a reward.
-    """
-    kinds = {target.kind for target in found}
-    known = sorted({*kinds, *(("tasks", "agent", "reward", "adapter", "gateway") if kinds & set(TRIED) else ())})
-    for section in asked.settings:
-        if section not in known:
-            raise ConfigError(
-                f"nothing that is validated reads [{section}].{nearest(section, known)} Known: {', '.join(known)}"
-            )
-    asked = attrs.evolve(asked, uses={kind: _in_files(name, asked.files, kind) for kind, name in asked.uses.items()})
-    reports: list[Report] = []
-    trials: list[Mapping[str, Any]] = []
-    for target in found:
-        parts = _parts(target, found, asked) if target.kind in TRIED else {}
-        options: dict[str, Any] = {}
-        if parts:
-            options = {"tasks": parts["tasks"].given or None, "tasks_settings": parts["tasks"].keys}
-            if not parts["tasks"].given and not target.has_tasks and asked.only is None:
-                raise ConfigError(
-                    f"say on which tasks to try {target.given}: --tasks NAME, or --tasks FILE.py:NAME.\n"
-                    "  agentrig plugins lists the installed task sets"
-                )
-        if target.kind == "agent":
-            options["gateway"] = asked.settings.get("gateway")
-            if asked.script is not None:
-                options["script"] = asked.script
-        table = table_of(target.kind)
-        only = _chosen(table, asked.only)
-        settings = parts[target.kind].keys if parts else asked.settings.get(target.kind)
-        report: Report = table.check_all(target.given, settings, only, False, options, asked.say)
-        if report.results:
-            reports.append(report)
-        plays = target.kind == "agent" and parts["reward"].given and _chosen(PLAY, asked.only) != []
-        if plays and not {r.check for r in report.failed} & UNPLAYABLE:
-            report, figures = _trial(parts, asked)
-            reports.append(report)
-            trials += [figures] if figures else []
-    return Validation(reports=reports, trials=trials)
-
-
-def _chosen(table: Table[Any], only: Sequence[str] | None) -> list[str] | None:
-    """Return the names of a table's checks among those that were asked for; None for all.
-
-    Raises:
-        ConfigError: A check that no table has.
-    """
-    if only is None:
-        return None
-    every = [d.name for known in (*(table_of(kind) for kind in CHECKED), PLAY) for d in known]
-    for word in only:
-        if word not in every:
-            raise ConfigError(f'there is no check "{word}".{nearest(word, every)} docs/reference/checks.md lists them')
-    return [d.name for d in table if d.name in only]
-
-
-def _parts(target: Target, found: Sequence[Target], asked: Asked) -> Mapping[str, _Part]:
-    """Return with what an agent or a reward is tried: what is asked for, else its recipe's, else what is beside it."""
-    recipe = _recipe(target, found)
-    parts = {}
-    for kind in ("tasks", "agent", "reward", "adapter"):
-        keys = dict(recipe.get(kind, {}))
-        use = keys.pop("use", "")
-        beside = [other.given for other in found if other.kind == kind]
-        own = next((g for g in beside if _same(g, use)), use) or next(iter(beside), "")
-        given = target.given if kind == target.kind else asked.uses.get(kind) or own
-        if kind == "adapter" and not given:
-            given, keys = "agent-match", {"match": ""}
-        elif not _same(given, use):
-            keys = {}
-        parts[kind] = _Part(given, {**keys, **asked.settings.get(kind, {})})
-    return parts
-
-
-def _recipe(target: Target, found: Sequence[Target]) -> Mapping[str, Mapping[str, Any]]:
-    """Return the sections of the first recipe among them that uses a component; none if there is no such recipe."""
-    for other in found:
-        if other.kind == "recipe":
-            sections: Mapping[str, Mapping[str, Any]] = subject_of("recipe", other.given).spec.settings
-            if _same(target.given, sections.get(target.kind, {}).get("use", "")):
-                return sections
-    return {}
-
-
-def _same(given: str, use: str) -> bool:
-    """Whether what finds a component (`NAME`, `FILE.py:NAME`) means the one that a recipe uses (also `OWNER:NAME`)."""
-    return bool(use) and given.rpartition(":")[2] == use.rpartition(":")[2]
-
-
-def _trial(parts: Mapping[str, _Part], asked: Asked) -> tuple[Report, Mapping[str, Any] | None]:
-    """Play the agent with its tasks and reward; return the report, and the figures if it could be played."""
-    more: dict[str, Any] = {kind: part.given or None for kind, part in parts.items() if kind != "agent"}
-    more |= {f"{kind}_settings": part.keys for kind, part in parts.items() if kind != "agent"}
-    bench = PLAY.open(
-        subject_of("agent", parts["agent"].given, parts["agent"].keys),
-        None,
-        {
-            **more,
-            **{"limit": asked.limit, "script": asked.script, "endpoint": asked.endpoint},
-            "gateway": asked.settings.get("gateway"),
-        },
-    )
-    try:
-        report = PLAY.report(bench, _chosen(PLAY, asked.only), asked.say)
-        figures = bench.figures() if not {r.check for r in report.failed} & UNPLAYABLE else None
-    finally:
-        bench.close()
-    return report, figures
 
 
 def _listed(file: str) -> list[tuple[str, str, str, str]]:

@@ -11,6 +11,9 @@ from agentrig.text import words_of
 from agentrig.traces import MODEL, NODE
 from agentrig.tracing.recorder import Recorder, plain
 
+ROLES = {"ai": "assistant", "human": "user"}
+"""LangChain's types of messages, and the roles that requests have for them."""
+
 _variable: ContextVar[Any] | None = None
 _make: Callable[[Recorder], Any]
 
@@ -36,7 +39,15 @@ def install() -> None:
     """
     global _variable, _make
     from langchain_core.callbacks.base import BaseCallbackHandler
+    from langchain_core.messages import BaseMessage
     from langchain_core.tracers.context import register_configure_hook
+
+    def shown(value: Any) -> Any:
+        """Return a node's value as JSON values; a message is its role, text and tool calls, as in a request."""
+        try:
+            return plain(_said(value, BaseMessage))
+        except RecursionError:  # it contains itself
+            return plain(value)
 
     class Handler(BaseCallbackHandler):
         """Turns LangChain's runs into spans."""
@@ -55,11 +66,11 @@ def install() -> None:
             name = more.get("name") or (serialized or {}).get("name") or "chain"
             attributes: dict[str, Any] = {NODE: name}
             if parent is None:
-                attributes["input"] = plain(inputs)
+                attributes["input"] = shown(inputs)
             self._recorder.open(run_id.hex, parent.hex if parent else None, "chain.chain", attributes)
 
         def on_chain_end(self, outputs: Any, *, run_id: Any, **more: Any) -> None:
-            self._recorder.close(run_id.hex, attributes={"output": plain(outputs)})
+            self._recorder.close(run_id.hex, attributes={"output": shown(outputs)})
 
         def on_chain_error(self, error: BaseException, *, run_id: Any, **more: Any) -> None:
             self._recorder.close(run_id.hex, error=words_of(error))
@@ -87,7 +98,7 @@ def install() -> None:
             self._recorder.open(run_id.hex, parent.hex if parent else None, "tool", attributes)
 
         def on_tool_end(self, output: Any, *, run_id: Any, **more: Any) -> None:
-            self._recorder.close(run_id.hex, attributes={"output": plain(output)})
+            self._recorder.close(run_id.hex, attributes={"output": shown(output)})
 
         def on_tool_error(self, error: BaseException, *, run_id: Any, **more: Any) -> None:
             self._recorder.close(run_id.hex, error=words_of(error))
@@ -95,3 +106,17 @@ def install() -> None:
     variable: ContextVar[Any] = ContextVar("agentrig_langchain_handler", default=None)
     register_configure_hook(variable, inheritable=True)
     _variable, _make = variable, Handler
+
+
+def _said(value: Any, message: type) -> Any:
+    if isinstance(value, message):
+        found: Any = value
+        calls = getattr(found, "tool_calls", None)
+        return {
+            "role": ROLES.get(found.type, found.type),
+            "content": found.content,
+            **({"tool_calls": calls} if calls else {}),
+        }
+    if isinstance(value, dict):
+        return {key: _said(part, message) for key, part in value.items()}
+    return [_said(part, message) for part in value] if isinstance(value, list | tuple) else value

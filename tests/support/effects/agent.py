@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import attrs
-import httpx
+import openai
 
 from agentrig import AgentFailure, Endpoint
 from effects import Flip, Settings, folder
@@ -56,7 +56,7 @@ def ask(reply: str = QUERY, wish: str = "", **beside: Any) -> Any:
         error = ""
         try:
             agent({"question": question, "database": zoo()}, endpoint)
-        except (httpx.HTTPError, AgentFailure) as found:
+        except (openai.OpenAIError, AgentFailure) as found:
             error = type(found).__name__
         bodies = server().bodies()
         return Asked(bodies, ["\n".join(m["content"] for m in body["messages"]) for body in bodies], error)
@@ -101,7 +101,10 @@ TABLE = {
         shows=lambda a, b: b == a + 1,
     ),
     "max_tokens": Flip(
-        a=7, b=8, look=lambda s: {r["max_tokens"] for r in ask()(s).bodies}, shows=lambda a, b: (a, b) == ({7}, {8})
+        a=7,
+        b=8,
+        look=lambda s: {r["max_completion_tokens"] for r in ask()(s).bodies},
+        shows=lambda a, b: (a, b) == ({7}, {8}),
     ),
     "query_timeout_s": Flip(
         a=0.2,
@@ -115,7 +118,7 @@ TABLE = {
         look=lambda s: ask()(s).check.count("animal-"),
         shows=lambda a, b: (a, b) == (3, 30),
     ),
-    "llm_timeout_s": Flip(
+    "timeout": Flip(
         a=0.2,
         b=600.0,
         look=lambda s: ask(wish="[sleep=0.8]")(s).error,

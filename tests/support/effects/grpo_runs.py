@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from agentrig.hardware import Cpu, CpuConfig
 from agentrig.plan import resolve
 from agentrig.run.directory import RunDirectory
+from agentrig.run.loop import Loop
 from agentrig.run.training import train
 from effects import Elsewhere, Settings, Together, config_of, folder
 from effects.run import OWN, overrides
@@ -74,7 +75,7 @@ def run(settings: Settings) -> Mapping[str, Any]:
     rows = [row for file in sorted((path / "rollouts").glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
     checkpoints = sorted(p for p in (path / "checkpoints").iterdir() if p.is_dir() and not p.is_symlink())
     last = checkpoints[-1]
-    best = torch.load(last / "trainer" / "best.pt", weights_only=True)
+    kept = torch.load(last / "trainer" / "learner.pt", weights_only=True)["kept"]
     served = load_file(last / "model.safetensors")
     return {
         "lines": [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()],
@@ -84,7 +85,7 @@ def run(settings: Settings) -> Mapping[str, Any]:
         "saved": list(dict.fromkeys(saved)),
         "kept": [int(p.name.rpartition("-")[2]) for p in checkpoints if (p / "keep").exists()],
         "context": json.loads((last / "config.json").read_text())["max_position_embeddings"],
-        "ends_with_best": bool(best["trained"]) and all(torch.equal(served[n], t) for n, t in best["trained"].items()),
+        "ends_with_best": bool(kept) and all(torch.equal(served[n], t) for n, t in kept.items()),
     }
 
 
@@ -109,7 +110,7 @@ def serve(settings: Settings) -> Mapping[str, Any]:
     hardware = Cpu(config=CpuConfig(threads=1))
     own = {key: value for key, value in settings.items() if key != "max_length"}
     make = partial(Embedded, config_of("server.embedded", own))
-    algorithm = Grpo(config_of(PLACE, {"max_length": settings["max_length"]}))
+    algorithm = Loop(Grpo(config_of(PLACE, {"max_length": settings["max_length"]})))
     with algorithm.serve(hardware=hardware, checkpoint=None, server=make) as endpoint:
         url = endpoint.base_url.removesuffix("/v1")
         with httpx.Client(timeout=60, headers={"Authorization": f"Bearer {endpoint.api_key}"}) as client:

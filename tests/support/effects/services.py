@@ -15,7 +15,7 @@ from agentrig.secrets import Secret
 from agentrig.services import exchange
 from agentrig.services.agent import HttpAgent
 from agentrig.services.config import HttpConfig
-from agentrig.testing.local_server import LocalServer, QuietHandler, serving
+from agentrig.testing.scripted import LocalServer, QuietHandler, serving
 from effects import Elsewhere, Flip, Settings
 
 JOB = Job(id="r", input={"question": "2 + 2?"}, endpoint=Endpoint(base_url="http://127.0.0.1:9/v1", model="tiny"))

@@ -1,4 +1,4 @@
-"""Hardware with one fault each: `breaks-X` is caught by the check `hardware.X` and by no other."""
+"""Hardware with one fault each: the one called X is caught by the check `hardware.X` and by no other."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def uncured(situation: Any) -> list[Finding]:
 def heavy_build(config: Any) -> Board:
     """Import Ray."""
     importlib.import_module("ray")
-    return Board(name="breaks-imports-light")
+    return Board(name="imports-light")
 
 
 def numbered() -> Probe:
@@ -80,12 +80,10 @@ FAULTS: Mapping[str, Mapping[str, Any]] = {
 def register_hardware() -> Iterable[HardwareSpec]:
     """Bring one for each check."""
     for check, fields in FAULTS.items():
-        name = f"breaks-{check}"
+        name = f"{check}"
         yield HardwareSpec(
             name=name, summary="Broken.", build=lambda config, name=name, fields=fields: Board(name=name, **fields)
         )
-    yield HardwareSpec(name="breaks-loads", summary="Broken.", build=lambda config: 1 / 0)
-    yield HardwareSpec(name="breaks-imports-light", summary="Broken.", build=heavy_build)
-    yield HardwareSpec(
-        name="breaks-doctor", summary="Broken.", build=lambda config: Board(name="breaks-doctor"), checks=(uncured,)
-    )
+    yield HardwareSpec(name="loads", summary="Broken.", build=lambda config: 1 / 0)
+    yield HardwareSpec(name="imports-light", summary="Broken.", build=heavy_build)
+    yield HardwareSpec(name="doctor", summary="Broken.", build=lambda config: Board(name="doctor"), checks=(uncured,))

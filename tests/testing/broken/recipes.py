@@ -1,4 +1,4 @@
-"""Recipes and observers with one fault each: `breaks-X` is caught by the check of that name and by no other."""
+"""Recipes and observers with one fault each: the one called X is caught by the check of that name and by no other."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def register_tasks() -> Iterable[TasksSpec]:
 
 @hookimpl
 def register_observers() -> Iterable[ObserverSpec]:
-    yield ObserverSpec(name="breaks-loads", summary="x", build=broken)
+    yield ObserverSpec(name="loads", summary="x", build=broken)
     for fault in ("fine", "hooks", "whole-run", "failing-run", "fast", "leaves-the-run"):
-        yield ObserverSpec(name=f"breaks-{fault}", summary="x", build=lambda config, fault=fault: Watcher(fault))
+        yield ObserverSpec(name=f"{fault}", summary="x", build=lambda config, fault=fault: Watcher(fault))
 
 
 @hookimpl
@@ -100,4 +100,4 @@ def register_recipes() -> Iterable[RecipeSpec]:
         "tasks": {"tasks": {"use": "no-training"}},
     }
     for fault, change in changes.items():
-        yield RecipeSpec(name=f"breaks-{fault}", summary="x", settings={**whole, **change})
+        yield RecipeSpec(name=f"{fault}", summary="x", settings={**whole, **change})

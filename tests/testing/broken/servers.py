@@ -1,4 +1,4 @@
-"""Servers with one fault each: `breaks-X` is caught by the check `server.X` and by no other.
+"""Servers with one fault each: the one called X is caught by the check `server.X` and by no other.
 
 They serve in a thread of their run, with the model of the example `agentrig-file-server`, so that they start at once.
 """
@@ -201,10 +201,10 @@ class Broken:
 @hookimpl
 def register_servers() -> Iterable[ServerSpec]:
     """Bring one for each check."""
-    yield ServerSpec(name="breaks-loads", summary="Broken.", build=lambda config: 1 / 0)
+    yield ServerSpec(name="loads", summary="Broken.", build=lambda config: 1 / 0)
     for fault in FAULTS:
         yield ServerSpec(
-            name=f"breaks-{fault}",
+            name=f"{fault}",
             summary="Broken.",
             build=lambda config, fault=fault: lambda plan: Broken(fault, plan),
         )

@@ -1,4 +1,7 @@
-"""The algorithm `grpo`, group-relative policy optimization in torch, and the LLM server `embedded`."""
+"""The algorithm `grpo`, group-relative policy optimization in torch, and the LLM server `embedded`.
+
+`from_credit` makes an algorithm of a credit of your own, with the same learner.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,47 @@ from typing import TYPE_CHECKING
 
 from agentrig import AlgorithmSpec, ServerSpec, hookimpl
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
+from agentrig_grpo.config import LearnerConfig as LearnerConfig
 
 if TYPE_CHECKING:
-    from agentrig.algorithms import Algorithm
+    from agentrig.algorithms import LoopAlgorithm
+    from agentrig.credit import Credit
     from agentrig.demonstrations import StartingModel, StartPlan, Turn
     from agentrig.hardware.memory import Workload
     from agentrig.servers import MakeServer
 
 
-def build(config: GrpoConfig) -> Algorithm:
-    """Build the algorithm; torch is imported here."""
-    from agentrig_grpo.algorithm import Grpo
+def from_credit(
+    credit: Credit | None, *, name: str, summary: str, config: type[LearnerConfig] = LearnerConfig
+) -> AlgorithmSpec:
+    """Return the spec of an algorithm that trains by a credit, with the learner of `grpo`.
 
-    return Grpo(config)
+    Args:
+        credit: `credit(groups, config)`, see `agentrig.credit.Credit`; None for that of `grpo`.
+        name: The algorithm's name.
+        summary: One line about it.
+        config: Its settings: `LearnerConfig`, or a class that adds keys of the credit's own.
+    """
+
+    def build(settings: LearnerConfig) -> LoopAlgorithm:
+        from agentrig_grpo.algorithm import Grpo  # imports torch
+
+        return Grpo(settings, credit)
+
+    return AlgorithmSpec(
+        name=name,
+        summary=summary,
+        config=config,
+        build=build,
+        workload=workload,
+        ready=ready,
+        server=True,
+        make_start=make_start,
+        formulas="" if credit else "grpo",
+    )
 
 
-def workload(config: GrpoConfig) -> Workload | None:
+def workload(config: LearnerConfig) -> Workload | None:
     """Say what training asks of the device, for the doctor; None when there is no such model."""
     from agentrig.errors import ConfigError
     from agentrig.hardware.memory import Workload
@@ -42,14 +70,16 @@ def workload(config: GrpoConfig) -> Workload | None:
     )
 
 
-def ready(config: GrpoConfig) -> None:
+def ready(config: LearnerConfig) -> None:
     """Make sure that the starting model is there."""
     from agentrig_grpo.naming import model_directory
 
     model_directory(config.model)
 
 
-def make_start(config: GrpoConfig, plan: StartPlan, turns: Sequence[Turn], log: Callable[[str], None]) -> StartingModel:
+def make_start(
+    config: LearnerConfig, plan: StartPlan, turns: Sequence[Turn], log: Callable[[str], None]
+) -> StartingModel:
     """Make a starting model; torch is imported here."""
     from agentrig_grpo import starting
 
@@ -79,14 +109,5 @@ def register_servers() -> Iterable[ServerSpec]:
 @hookimpl
 def register_algorithms() -> Iterable[AlgorithmSpec]:
     """Bring `grpo`."""
-    yield AlgorithmSpec(
-        name="grpo",
-        summary="Group-relative policy optimization in torch, for a CPU or one device.",
-        config=GrpoConfig,
-        build=build,
-        workload=workload,
-        ready=ready,
-        server=True,
-        make_start=make_start,
-        formulas="grpo",
-    )
+    summary = "Group-relative policy optimization in torch, for a CPU or one device."
+    yield from_credit(None, name="grpo", summary=summary, config=GrpoConfig)

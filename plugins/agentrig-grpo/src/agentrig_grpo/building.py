@@ -11,7 +11,7 @@ import torch  # noqa: TID253  (imported with the learner only)
 from agentrig.forest.kernels import fuse_norms
 from agentrig.forest.scoring import prepare
 from agentrig_grpo import lora
-from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.masters import Masters, round_weights
 
 
@@ -34,7 +34,7 @@ class Built:
     trained: dict[str, torch.nn.Parameter]
 
 
-def build(model: Any, config: GrpoConfig, *, bf16: bool, seed: int, recomputed: int | None) -> Built:
+def build(model: Any, config: LearnerConfig, *, bf16: bool, seed: int, recomputed: int | None) -> Built:
     """Prepare a model in fp32 for training.
 
     Args:

@@ -1,4 +1,4 @@
-"""Settings of `grpo`. Free of torch."""
+"""Settings of `grpo` and its server. Free of torch."""
 
 from __future__ import annotations
 
@@ -7,19 +7,14 @@ from typing import Literal
 import attrs
 
 from agentrig import setting
-
-MOST_ROLLOUTS = 1 << 17
-"""Most rollouts of one step."""
+from agentrig.learners import LoopSettings
 
 
 @attrs.frozen(kw_only=True)
-class GrpoConfig:
-    """Settings of `grpo`."""
+class LearnerConfig(LoopSettings):
+    """Settings of the learner, and of the loop around it: those of each algorithm that is a credit for this learner."""
 
     model: str = setting("mini", help="a local Hugging Face directory, or the name of a shipped model")
-    steps: int = setting(60, help="training steps", ge=1)
-    tasks_per_step: int = setting(32, help="tasks of one step", ge=1, le=16_384)
-    group_size: int = setting(8, help="rollouts of each task", ge=2, le=1024)
     optimizer: str = setting(
         "adamw",
         help="AdamW with its two moments in fp32, or in 8 bits (agentrig-grpo[8bit]), which saves 6 bytes a weight",
@@ -36,15 +31,9 @@ class GrpoConfig:
     beta2: float = setting(0.95, help="AdamW's decay of the mean squared gradient", ge=0, lt=1)
     weight_decay: float = setting(0.0, help="AdamW's weight decay", ge=0)
     max_grad_norm: float = setting(1.0, help="the gradient is clipped to this L2 norm", gt=0)
-    temperature: float = setting(1.0, help="temperature of training rollouts, and of the ratio", gt=0, le=2)
-    top_p: float = setting(1.0, help="nucleus sampling in training; below 1 the ratio is not exact", gt=0, le=1)
-    max_tokens: int = setting(256, help="most tokens of one reply", ge=1, le=1 << 24)
-    val_temperature: float = setting(0.0, help="temperature of validation and report rollouts", ge=0, le=2)
     clip_low: float = setting(0.2, help="how far the ratio may fall below 1", gt=0, lt=1)
     clip_high: float = setting(0.28, help="how far the ratio may rise above 1", gt=0)
     kl_loss_coef: float = setting(0.0, help="weight of the KL loss to the starting model; 0 for none", ge=0)
-    scale_rewards: bool = setting(False, help="divide advantages by the group's standard deviation")
-    negative_scale: float = setting(1.0, help="negative advantages are multiplied by this", ge=0)
     loss_agg_mode: str = setting(
         "token-mean",
         help="loss aggregation: mean over all tokens, or over each rollout's tokens and then over rollouts",
@@ -64,45 +53,20 @@ class GrpoConfig:
     )
     lora_alpha: int = setting(16, help="adapters are scaled by this over their rank", ge=1)
     lora_targets: str = setting("all-linear", help="modules that get adapters, with commas between")
-    validate_every: int = setting(10, help="validate after every so many steps; 0 for never", ge=0)
-    save_every: int = setting(1, help="save a checkpoint after every so many steps", ge=1)
-    keep_every: int = setting(
-        0, help="keep the checkpoint of every so many steps for good; 0 for the latest two only", ge=0
-    )
-    final: str = setting(
-        "last",
-        help="weights that the run ends with: the last, or the best in validation by accuracy, then mean reward",
-        choices=("last", "best"),
-    )
     max_length: int = setting(
         0, help="context of the server in tokens, at most the model's; 0 for the model's own", ge=0, le=1 << 24
-    )
-    server_sleep: bool = setting(
-        False, help="let the model's server give its device memory to the learner during each update"
-    )
-    max_staleness: int = setting(
-        0,
-        help="how many versions the weights that sample may be behind those that are trained; with 1 the next step's "
-        "rollouts run during an update",
-        ge=0,
-        le=1,
     )
     rollout_is_threshold: float = setting(
         2.0, help="with max_staleness = 1, importance weights of sampled tokens are truncated here", ge=1
     )
 
-    def __attrs_post_init__(self) -> None:
-        if self.max_staleness and self.server_sleep:
-            raise ValueError(
-                "max_staleness = 1 and server_sleep = true exclude each other: the server samples during an update, so "
-                "it can't give its memory to the learner. Leave one of them out; without server_sleep both must fit"
-            )
-        rollouts = self.tasks_per_step * self.group_size
-        if rollouts > MOST_ROLLOUTS:
-            raise ValueError(
-                f"tasks_per_step × group_size is {rollouts} rollouts a step; at most {MOST_ROLLOUTS}: all of them are "
-                "held in memory until the update"
-            )
+
+@attrs.frozen(kw_only=True)
+class GrpoConfig(LearnerConfig):
+    """Settings of `grpo`."""
+
+    scale_rewards: bool = setting(False, help="divide advantages by the group's standard deviation")
+    negative_scale: float = setting(1.0, help="negative advantages are multiplied by this", ge=0)
 
 
 @attrs.frozen(kw_only=True)

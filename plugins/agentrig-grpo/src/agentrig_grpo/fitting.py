@@ -16,7 +16,7 @@ import torch  # noqa: TID253  (imported with the algorithm only)
 from agentrig.errors import ConfigError
 from agentrig.forest.scoring import CHUNK
 from agentrig.hardware.memory import ModelShape
-from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.learner import GPU_CHUNK
 from agentrig_grpo.memory import Need, in_gib, need_of
 
@@ -44,13 +44,13 @@ class Fit:
         need: The memory; None where a rough upper bound fits, or where it is not known.
     """
 
-    config: GrpoConfig
+    config: LearnerConfig
     chunk: int
     recomputed: int | None = None
     need: Need | None = None
 
 
-def fitted(directory: Path, config: GrpoConfig, *, dtype: str, device: str, attention: str) -> Fit:
+def fitted(directory: Path, config: LearnerConfig, *, dtype: str, device: str, attention: str) -> Fit:
     """Choose gradient checkpointing and the chunks of logits so that an update fits into a device's free memory.
 
     With `gradient_checkpointing = "auto"` only as many layers compute their activations twice as have to.
@@ -197,7 +197,7 @@ def _weight_bytes(directory: Path, dtype: str) -> int:
     return shape.parameters * size if shape else sum(file.stat().st_size for file in files)
 
 
-def _roughly(directory: Path, config: GrpoConfig) -> float:
+def _roughly(directory: Path, config: LearnerConfig) -> float:
     """Return more bytes than an update needs without checkpointing, from the model's sizes; infinite if unknown."""
     shape = _shape(directory)
     if shape is None:
@@ -210,7 +210,7 @@ def _shape(directory: Path) -> ModelShape | None:
     return ModelShape.from_config(json.loads((directory / "config.json").read_text("utf-8")))
 
 
-def _refusal(config: GrpoConfig, found: Need, left: int, device: str, server: str, need: Callable[..., Need]) -> str:
+def _refusal(config: LearnerConfig, found: Need, left: int, device: str, server: str, need: Callable[..., Need]) -> str:
     """Return why an update does not fit, and what to set so that it does."""
     what = (
         f"an update needs about {in_gib(found.peak * MARGIN)} of memory, and {in_gib(left)} of {device} are free for it"

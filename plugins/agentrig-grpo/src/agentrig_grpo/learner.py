@@ -6,29 +6,36 @@ import contextlib
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
 import torch  # noqa: TID253  (imported by the algorithm when it runs)
 
 from agentrig.audit.sketch import Sketch
-from agentrig.errors import AgentrigError
+from agentrig.delivery.digests import digests, fingerprint
+from agentrig.delivery.noise import with_noise
+from agentrig.delivery.verdict import difference
+from agentrig.errors import AgentrigError, RunStopped
 from agentrig.forest.scoring import CHUNK, score, why_not_shared
 from agentrig.forest.segments import Pack
-from agentrig.forest.sequences import Batch, Sample, collate, packed
+from agentrig.forest.sequences import Batch, collate, packed
+from agentrig.learners import TrainSample as TrainSample
 from agentrig.ledger import NOT_FINITE, ZERO_ADVANTAGE
+from agentrig_grpo import checkpoint, trainer_files
 from agentrig_grpo.building import build
-from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.figures import SUSPECTS, Figures, of_pass
-from agentrig_grpo.loss import sample_weights, token_losses
+from agentrig_grpo.lora import live_weights
+from agentrig_grpo.loss import sample_weights, token_losses, tokens_in_loss
 from agentrig_grpo.masters import computing_with
+from agentrig_grpo.model_files import weight_files
 from agentrig_grpo.optimizers import check_state, learning_rate, optimizer_of
 from agentrig_grpo.passes import memory_in_words
-from agentrig_grpo.samples import TrainSample as TrainSample
-from agentrig_grpo.samples import check_recorded
+from agentrig_grpo.server.chat import Chat
 from agentrig_grpo.tables import Table
-from agentrig_grpo.used import Used, tokens_in_loss
 
 GPU_CHUNK = 1 << 28
 """Most logits in memory at once on a GPU: almost two thousand tokens of a large vocabulary. With 2^29 an update takes
@@ -36,7 +43,7 @@ GPU_CHUNK = 1 << 28
 
 
 class Learner:
-    """Holds the trained model and its optimizer.
+    """Implements `agentrig.learners.Learner`: holds the trained model and its optimizer.
 
     Args:
         model: A Hugging Face causal language model in fp32, on its device; adapters are added here.
@@ -46,27 +53,29 @@ class Learner:
         seed: Of the order of mini-batches and of new adapters.
         chunk: Most logits that are held at once; None for the device's usual number.
         recomputed: With gradient checkpointing: how many layers compute their activations twice; None for all.
+        tokenizer: The model's, for `save` and `prompt`.
+        ready: Checks the memory once the model's server has the weights too.
 
     Attributes:
         share: Whether tokens that calls share are computed once.
         path: That, in words: one sentence.
-        furthest: Of the samples of the latest `update`, the one whose recorded log-probabilities differ most from those
-            under the weights that sampled, and the mean absolute difference of its tokens. These weights are the
-            learner's before the update; of stale samples, those before the update before. None where not all samples
-            have recorded ones.
+        layers: How many blocks the model has.
     """
 
     def __init__(
         self,
         model: Any,
-        config: GrpoConfig,
+        config: LearnerConfig,
         *,
         dtype: str,
         seed: int,
         chunk: int | None = None,
         recomputed: int | None = None,
+        tokenizer: Any = None,
+        ready: Callable[[], None] = lambda: None,
     ) -> None:
-        self.config, self._seed = config, seed
+        self.config, self.tokenizer, self.ready = config, tokenizer, ready
+        self._dtype, self._seed = dtype, seed
         self._bf16 = dtype == "bfloat16"
         built = build(model, config, bf16=self._bf16, seed=seed, recomputed=recomputed)
         self.model, self.share, self.trained = built.model, built.share, built.trained
@@ -79,59 +88,44 @@ class Learner:
         self._device = next(iter(self.trained.values())).device
         self.optimizer = optimizer_of(self.trained.values(), config)
         self._chunk = chunk or (CHUNK if self._device.type == "cpu" else GPU_CHUNK)
+        self.layers: int = getattr(model.config, "num_hidden_layers", 1)
         self.updates = 0
-        self.used = Used(0)
+        self.used: Sequence[tuple[int, str]] = ()
         self.furthest: tuple[float, TrainSample] | None = None
+        self._in_loss: list[list[int]] = []  # for each epoch, the tokens of each sample that the gradient came from
+        self._reasons: dict[int, str] = {}  # why a sample was not trained in some epoch
+        self._kept: dict[str, torch.Tensor] = {}
         self._sketch: Sketch | None = None
         self._earlier: dict[str, torch.Tensor] = {}  # what the model computed with before the latest update
 
     def update(
         self, samples: Sequence[TrainSample], *, step: int, staleness: int = 0, sketch: Sketch | None = None
     ) -> dict[str, float]:
-        """Update the weights on a step's samples.
-
-        Args:
-            samples: The trained calls of all rollouts that have an advantage.
-            step: Seeds the order of mini-batches, so a resumed run repeats it.
-            staleness: How many updates the weights that sampled are behind the learner's: 0, or 1 with
-                `max_staleness = 1`. Only `furthest` depends on it.
-            sketch: What the auditor of this step gets; None if it is not audited.
-
-        Returns:
-            Figures: loss, clip_fraction, ratio_mean, ratio_max, entropy (nats), kl and kl_k1 (k3 and k1
-            estimates of behaviour against policy), kl_reference, grad_norm, lr, weight_change (L2 norm of the
-            step's change of all trained weights), updates, trained_tokens (response tokens that the
-            gradient came from), learner_tokens_per_s (all tokens through the model a second),
-            computed_tokens (tokens through the model), traced_tokens (what they would be if no two calls shared
-            any), repeated_tokens (those computed again because a group did not fit into one pass), sharing (1 if
-            shared tokens are computed once, 0 if each call is computed in full) and sampled_difference (mean difference
-            of the recorded log-probabilities and those of the first update, nats; 0 without recorded ones). With
-            `max_staleness = 1` the ratio and the clip are those against the weights that the step began with
-            (`token_losses`), and there are rollout_is_mean, rollout_is_max (importance weights before they are
-            truncated) and rollout_is_ratio_fraction_high (share of tokens whose weight was truncated).
-
-        Raises:
-            agentrig.errors.RunStopped: The device has too little memory for an update, or a stale sample has no
-                log-probabilities.
+        """Update the weights on a step's samples; see `agentrig.learners.Learner`.
 
         An update with a gradient that is not finite is skipped; `grad_norm` is then NaN or infinite.
+
+        Returns:
+            The figures of `agentrig_grpo.figures.Figures.metrics`, the learning rate, `weight_change` (L2 norm of the
+            step's change of all trained weights), `learner_tokens_per_s` (all tokens through the model a second) and
+            `sharing` (1 if shared tokens are computed once, 0 if each call is computed in full).
         """
         self._sketch = sketch
-        self.used = Used(len(samples))
-        self.furthest = None
+        self._in_loss, self._reasons, self.used, self.furthest = [], {}, (), None
         if not samples:
             self._earlier = {}
             return {"weight_change": 0.0, "updates": 0.0, "trained_tokens": 0.0}
         start = time.perf_counter()
         figures = Figures(recorded=all(s.logprobs is not None for s in samples))
         if self.config.max_staleness:
-            check_recorded(samples, step)
+            _check_recorded(samples, step)
         samples = self._with_behaviour(samples, figures)
         with memory_in_words(figures, self.config, step):
             for epoch in range(self.config.ppo_epochs):
+                self._in_loss.append([0] * len(samples))
                 for mini_batch in self._mini_batches(samples, step=step, epoch=epoch):
                     self._one_update([samples[i] for i in mini_batch], figures, mini_batch, step)
-                self.used.end_epoch()
+        self.used = [self._used(place, len(sample.response_ids)) for place, sample in enumerate(samples)]
         suspects = figures.furthest
         if staleness and self._earlier:
             # The policy has moved since: a changed call stands out there too, or is found by chance.
@@ -163,7 +157,7 @@ class Learner:
         # A sample with advantage 0 has a gradient only from the KL loss. Its tokens still count in the
         # aggregation, or the update would be larger when more groups have zero variance.
         active = [i for i, s in enumerate(samples) if s.advantage or config.kl_loss_coef]
-        self.used.drop([places[i] for i in set(range(len(samples))).difference(active)], ZERO_ADVANTAGE)
+        self._reasons |= {places[i]: ZERO_ADVANTAGE for i in set(range(len(samples))).difference(active)}
         if not active:
             return
         chosen, shares = [samples[i] for i in active], [weights[i] for i in active]
@@ -210,7 +204,7 @@ class Learner:
         figures.norms.append(norm)
         if not math.isfinite(norm):  # skipped: it would make all weights NaN; the run's guard sees the metric
             self.optimizer.zero_grad(set_to_none=True)
-            self.used.drop([places[i] for i in active], NOT_FINITE)
+            self._reasons |= {places[i]: NOT_FINITE for i in active}
             return
         self.updates += 1
         for group in self.optimizer.param_groups:
@@ -226,7 +220,14 @@ class Learner:
             self._sketch.after(self.trained, None if self._masters is None else self._masters.copies)
         self.optimizer.zero_grad(set_to_none=True)
         figures.updates += 1
-        self.used.train([places[i] for i in active], in_loss.tolist())
+        for i, tokens in zip(active, in_loss.tolist(), strict=True):
+            self._in_loss[-1][places[i]] += tokens
+
+    def _used(self, place: int, tokens: int) -> tuple[int, str]:
+        """Return how many of a sample's tokens were trained, in the epoch that is furthest from all, and why not."""
+        reason = self._reasons.get(place, "")
+        expected = 0 if reason else tokens
+        return max((epoch[place] for epoch in self._in_loss), key=lambda n: abs(n - expected)), reason
 
     @torch.no_grad()
     def _change(self, before: list[torch.Tensor]) -> float:
@@ -259,22 +260,52 @@ class Learner:
         return [(math.inf if math.isnan(gap) else gap, s) for gap, s in zip(gaps, samples, strict=True)]
 
     @torch.no_grad()
-    def logprobs(self, sample: Sample, *, temperature: float = 1.0, dtype: torch.dtype | None = None) -> list[float]:
-        """Return the log-probabilities of a sample's response under the current weights.
+    def logprobs(
+        self, ids: Sequence[int], *, temperature: float = 1.0, dtype: torch.dtype | None = None
+    ) -> list[float]:
+        """Return the log-probabilities of all tokens except the first, under the current weights.
 
         Args:
-            sample: Prompt and response.
+            ids: The tokens.
             temperature: Of the softmax.
             dtype: Of weights and arithmetic; None for those of training.
         """
+        sample = TrainSample(
+            prompt_ids=ids[:1], response_ids=ids[1:], logprobs=None, advantage=0.0, rollout=0, group=""
+        )
         (pack,) = packed([sample], 1, share=self.share)
-        if dtype is None:
-            return self._score(self.model, self._collate(pack), temperature)[0].tolist()
-        parameters = dict(self.model.named_parameters())
-        exact = parameters if self._masters is None else self._masters.trained
-        with computing_with(parameters, {name: p.data.to(dtype) for name, p in exact.items()}):
-            batch = collate(pack, share=self.share).to(self._device)
-            return score(self.model, batch, temperature)[0].tolist()
+        modes = {module: module.training for module in self.model.modules()}
+        self.model.eval()
+        try:
+            if dtype is None:
+                return self._score(self.model, self._collate(pack), temperature)[0].tolist()
+            parameters = dict(self.model.named_parameters())
+            exact = parameters if self._masters is None else self._masters.trained
+            with computing_with(parameters, {name: p.data.to(dtype) for name, p in exact.items()}):
+                batch = collate(pack, share=self.share).to(self._device)
+                return score(self.model, batch, temperature)[0].tolist()
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+    def digests(self, dtype: str) -> dict[str, str]:
+        """Return name to digest of the current weights with adapters merged, rounded to the server's dtype."""
+        return digests(live_weights(self.model), getattr(torch, dtype))
+
+    def spread(self, ids: Sequence[int], dtype: str) -> float:
+        """Return the largest change of a log-probability by the server's dtype and the learner's mixed precision.
+
+        Each is measured against fp32, on these tokens and with these weights. They may differ from fp32 in opposite
+        directions, so the two are added. For a server in fp32 it is twice the largest change by noise of one rounding
+        step: its own rounding and the learner's.
+        """
+        trained = self.logprobs(ids)
+        if dtype == "float32":
+            noisy = with_noise(self.model, partial(self.logprobs, ids), "float32")
+            return 2 * max(difference(trained, found) for found in noisy)
+        exact = self.logprobs(ids, dtype=torch.float32)
+        rounded = self.logprobs(ids, dtype=getattr(torch, dtype))
+        return difference(exact, rounded) + difference(exact, trained)
 
     def _score(self, model: Any, batch: Batch, temperature: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16 and self._masters is None):
@@ -337,13 +368,54 @@ class Learner:
             chosen = set(groups[part :: min(parts, len(groups))])
             yield [i for i, s in enumerate(samples) if s.group in chosen]
 
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights for the model's server, adapters merged."""
+        yield from checkpoint.weights(self.model).items()
+
+    def fingerprint(self) -> str:
+        """Return a digest of the trained weights."""
+        return fingerprint(self.trained)
+
+    def prompt(self, text: str) -> list[int]:
+        """Return the token ids of a user's message as a chat prompt."""
+        return list(Chat(self.tokenizer).prompt_ids([{"role": "user", "content": text}]))
+
+    def keep(self) -> None:
+        """Copy the trained weights, for `restore`."""
+        self._kept = {name: p.detach().cpu().clone() for name, p in self.trained.items()}
+
+    def restore(self) -> None:
+        """Set the weights of the latest `keep`."""
+        self._set(self._kept)
+
+    def save(self, directory: Path) -> None:
+        """Write the model, and under `trainer/` what `load` needs."""
+        checkpoint.save(self.model, self.tokenizer, directory, dtype=getattr(torch, self._dtype))
+        trainer_files.write(directory, self.state())
+
+    def load(self, directory: Path) -> None:
+        """Continue from what `save` wrote; see `agentrig.learners.Learner`."""
+        with trainer_files.fitting(directory):
+            weight_files(directory)
+            self.load_state(trainer_files.read(directory))
+
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs: trained weights, optimizer, number of updates."""
+        """Return what a resumed run needs: trained weights, optimizer, number of updates, the weights that are kept."""
         trained = {name: p.detach().cpu() for name, p in self.trained.items()}
-        return {"trained": trained, "optimizer": self.optimizer.state_dict(), "updates": self.updates}
+        state = {"trained": trained, "optimizer": self.optimizer.state_dict(), "updates": self.updates}
+        return {**state, "kept": self._kept}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned; see `_set` for the errors."""
+        check_state(state["optimizer"], self.config)
+        self._set(state["trained"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:  # torch restores the old values; a resumed run may set others
+            group.update(betas=(self.config.beta1, self.config.beta2), weight_decay=self.config.weight_decay)
+        self.updates, self._kept = state["updates"], state["kept"]
 
     @torch.no_grad()
-    def load_weights(self, trained: dict[str, torch.Tensor]) -> None:
+    def _set(self, trained: Mapping[str, torch.Tensor]) -> None:
         """Set the trained weights.
 
         Raises:
@@ -359,11 +431,18 @@ class Learner:
         if self._masters is not None:
             self._masters.refresh()
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned; see `load_weights` for the errors."""
-        check_state(state["optimizer"], self.config)
-        self.load_weights(state["trained"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group in self.optimizer.param_groups:  # torch restores the old values; a resumed run may set others
-            group.update(betas=(self.config.beta1, self.config.beta2), weight_decay=self.config.weight_decay)
-        self.updates = state["updates"]
+
+def _check_recorded(samples: Sequence[TrainSample], step: int) -> None:
+    """Check that the server gave log-probabilities with all samples: those of older weights can't be computed again.
+
+    Raises:
+        RunStopped: It did not.
+    """
+    lacking = sum(s.logprobs is None for s in samples)
+    if lacking:
+        raise RunStopped(
+            f"step {step}: {lacking} of {len(samples)} calls have no log-probabilities. With max_staleness = 1 other "
+            "weights than the learner's may have sampled them, and without theirs the importance weights are unknown.\n"
+            "  Use a server that returns `logprobs`, or set algorithm.max_staleness = 0",
+            cause="stale-rollouts",
+        )

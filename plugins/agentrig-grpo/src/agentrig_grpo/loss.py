@@ -92,6 +92,27 @@ def token_losses(
     return TokenLoss(loss, ratio.detach(), (cut < plain).detach(), kl, rollout_is)
 
 
+def tokens_in_loss(logprobs: torch.Tensor, out: TokenLoss, advantages: torch.Tensor) -> torch.Tensor:
+    """Return which tokens contribute to the gradient, after `backward`, [T].
+
+    The gradient by a token's loss is the token's actual weight in the total loss. It is 0 if a mask or a factor removed
+    the token there. The gradient by its log-probability is 0 if a mask or a factor removed it inside the loss. It is
+    also 0 if the ratio is clipped or 0, or the importance weight of a stale token is 0, which counts as trained. With
+    advantage 0 only the KL loss has a gradient, which is 0 as long as the policy equals the reference.
+
+    Args:
+        logprobs: The tokens' log-probabilities; they and `out.loss` retain their gradients.
+        out: The tokens' loss.
+        advantages: The advantage of each token's call, [T].
+    """
+    if out.loss.grad is None or logprobs.grad is None:  # no gradient came from these tokens
+        return torch.zeros_like(advantages, dtype=torch.bool)
+    policy = (logprobs.grad != 0) | (out.clipped != 0) | (out.ratio == 0)
+    if out.rollout_is is not None:
+        policy = policy | (out.rollout_is == 0)
+    return (out.loss.grad != 0) & torch.where(advantages != 0, policy, out.kl_reference is not None)
+
+
 def sample_weights(
     lengths: Sequence[int], rollouts: Sequence[int], aggregation: Literal["token-mean", "seq-mean-token-mean"]
 ) -> list[float]:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: TID253
 from torch.utils._pytree import tree_leaves  # noqa: TID253
 
 from agentrig.forest.sequences import collate, packed
-from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.loss import token_losses
 from agentrig_grpo.optimizers import optimizer_bytes
@@ -103,7 +103,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def need_of(
     directory: Path,
-    config: GrpoConfig,
+    config: LearnerConfig,
     *,
     dtype: str,
     device: str,
@@ -191,7 +191,7 @@ def _staying() -> Iterator[None]:
         torch.nn.Module.to = move  # type: ignore[method-assign]
 
 
-def _full(config: GrpoConfig) -> list[TrainSample]:
+def _full(config: LearnerConfig) -> list[TrainSample]:
     """Return the samples of one full pass: answers as long as allowed, each after the same, longest possible prompt."""
     budget, size = config.tokens_per_batch, config.group_size
     answer = max(1, min(config.max_tokens, budget // (2 * size)))

@@ -9,7 +9,7 @@ from typing import Any
 import torch  # noqa: TID253  (imported with the learner only)
 
 from agentrig.errors import AgentrigError, ConfigError
-from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.config import LearnerConfig
 
 BLOCK = 256
 """Elements of an 8-bit moment that have one scale."""
@@ -18,7 +18,7 @@ SMALL = 4096
 """Tensors with fewer elements have moments in fp32, also in the 8-bit optimizer."""
 
 
-def optimizer_of(parameters: Iterable[torch.nn.Parameter], config: GrpoConfig) -> torch.optim.Optimizer:
+def optimizer_of(parameters: Iterable[torch.nn.Parameter], config: LearnerConfig) -> torch.optim.Optimizer:
     """Return the optimizer that the settings ask for: AdamW in fp32 (torch), or in 8 bits (bitsandbytes).
 
     Raises:
@@ -42,7 +42,7 @@ def optimizer_of(parameters: Iterable[torch.nn.Parameter], config: GrpoConfig) -
     return made
 
 
-def learning_rate(config: GrpoConfig, *, step: int, update: int) -> float:
+def learning_rate(config: LearnerConfig, *, step: int, update: int) -> float:
     """Return the learning rate of an update; `step`, of the run, and `update`, of the optimizer, count from 1."""
     rate = config.lr * min(1.0, update / max(config.warmup_steps, 1))
     if config.lr_scheduler_type == "linear":
@@ -60,7 +60,7 @@ def optimizer_bytes(tensors: Sequence[torch.Tensor], name: str) -> int:
     )
 
 
-def check_state(state: Mapping[str, Any], config: GrpoConfig) -> None:
+def check_state(state: Mapping[str, Any], config: LearnerConfig) -> None:
     """Check that a checkpoint's optimizer is the one of the settings.
 
     Raises:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch  # noqa: TID253  (imported with the learner only)
 
 from agentrig.errors import RunStopped
-from agentrig_grpo.config import GrpoConfig
+from agentrig.tasks import Task
+from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.figures import Figures
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def memory_in_words(figures: Figures, config: GrpoConfig, step: int) -> Iterator[None]:
+def memory_in_words(figures: Figures, config: LearnerConfig, step: int) -> Iterator[None]:
     """Say what to do where an update runs out of the device's memory."""
     try:
         yield
@@ -37,16 +38,22 @@ def memory_in_words(figures: Figures, config: GrpoConfig, step: int) -> Iterator
         ) from error
 
 
-def too_small(prompts: Sequence[int], config: GrpoConfig) -> str:
+LOOKED_AT = 64
+"""About how many tasks are looked at for long prompts."""
+
+
+def too_small(tasks: Sequence[Task], prompt: Callable[[str], Sequence[int]], config: LearnerConfig) -> str:
     """Say that prompts are computed for each answer again, because a pass holds no prompt with two answers.
 
     Args:
-        prompts: Tokens of some tasks' prompts; an agent's own instructions come on top.
+        tasks: Their inputs are the least that a prompt has; an agent's own instructions come on top.
+        prompt: Returns the tokens of a text as a chat prompt.
         config: Settings.
 
     Returns:
         A message; an empty string if `tokens_per_batch` is larger than each prompt.
     """
+    prompts = [len(prompt(task.input_text())) for task in tasks[:: max(1, len(tasks) // LOOKED_AT)]]
     longest, budget = max(prompts, default=0), config.tokens_per_batch
     if longest < budget:
         return ""

@@ -16,7 +16,7 @@ from agentrig.demonstrations import Reply, StartingModel, StartPlan, Turn
 from agentrig.errors import ConfigError
 from agentrig.run.checkpoints import verify
 from agentrig_grpo import checkpoint, warmup
-from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.context import context_of
 from agentrig_grpo.naming import model_directory, shipped
 from agentrig_grpo.own_tokenizer import save_trained
@@ -42,7 +42,9 @@ STEPS = 1500
 """Optimizer steps that a warm-up should have at least, where batches are not too small already."""
 
 
-def make_start(config: GrpoConfig, plan: StartPlan, turns: Sequence[Turn], log: Callable[[str], None]) -> StartingModel:
+def make_start(
+    config: LearnerConfig, plan: StartPlan, turns: Sequence[Turn], log: Callable[[str], None]
+) -> StartingModel:
     """Make a starting model and write it; what `AlgorithmSpec.make_start` of `grpo` is.
 
     Raises:

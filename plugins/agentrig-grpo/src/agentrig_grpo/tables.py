@@ -8,7 +8,7 @@ import attrs
 import torch  # noqa: TID253  (imported with the learner only)
 
 from agentrig.forest.sequences import Batch
-from agentrig_grpo.samples import TrainSample
+from agentrig.learners import TrainSample
 
 
 @attrs.frozen(eq=False)

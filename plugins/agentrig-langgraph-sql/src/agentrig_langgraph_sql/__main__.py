@@ -24,17 +24,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not 1 <= options.max_turns <= 33:
         parser.error(f"--max-turns is {options.max_turns}; it goes from 1 to 33")
 
-    from httpx import HTTPError
+    from langchain_openai import ChatOpenAI
+    from openai import OpenAIError
+    from pydantic import SecretStr
 
     from agentrig_langgraph_sql.database import DatabaseBroken
-    from agentrig_langgraph_sql.graph import Limits, Question, build_graph, mermaid
-    from agentrig_langgraph_sql.model import LLM, LLMError
+    from agentrig_langgraph_sql.graph import Limits, NotACompletion, Question, build_graph, mermaid
 
-    llm = LLM(
+    llm = ChatOpenAI(
         base_url=options.base_url,
         model=options.model,
-        api_key=os.environ.get("OPENAI_API_KEY") or "none",
-        sampling={"temperature": options.temperature, "max_tokens": options.max_tokens},
+        api_key=SecretStr(os.environ.get("OPENAI_API_KEY") or "none"),
+        temperature=options.temperature,
+        max_completion_tokens=options.max_tokens,
     )
     limits = Limits(max_turns=options.max_turns, sample_rows=options.sample_rows)
     graph = build_graph(llm, limits=limits, prompts=PRESETS[options.prompts])
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 query = values.get("query", query)
                 shown = values.get("query") or values.get("result") or values.get("feedback") or ""
                 print(f"--- {node}\n{shown}", file=sys.stderr)
-    except (HTTPError, LLMError) as error:
+    except (OpenAIError, NotACompletion) as error:
         print(f"The model at {options.base_url} failed: {error}", file=sys.stderr)
         return 1
     except (DatabaseBroken, FileNotFoundError) as error:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -12,6 +15,8 @@ from agentrig_langgraph_sql.prompts import PRESETS, Prompts
 from agentrig_langgraph_sql.schema import STYLES
 
 if TYPE_CHECKING:
+    from langchain_openai import ChatOpenAI
+
     from agentrig.demonstrations import Demonstrate
     from agentrig_langgraph_sql.graph import Graph
 
@@ -39,9 +44,9 @@ class SqlAgentConfig:
     max_tokens: int = setting(2048, help="most new tokens per call; the endpoint may set a lower limit", ge=1)
     query_timeout_s: float = setting(5.0, help="time limit of a query, in seconds", gt=0)
     max_rows: int = setting(1000, help="most rows of a result that are fetched", ge=1)
-    llm_timeout_s: float = setting(600.0, help="time limit of each attempt of a call to the model, in seconds", gt=0)
+    timeout: float = setting(600.0, help="of ChatOpenAI: time limit of each attempt of a call, in seconds", gt=0)
     max_retries: int = setting(
-        2, help="further attempts of a call that failed in the network or at an overloaded server", ge=0
+        2, help="of ChatOpenAI: further attempts of a call that failed in the network or at an overloaded server", ge=0
     )
 
     def preset(self) -> Prompts:
@@ -68,15 +73,14 @@ class SqlAgent:
             endpoint: The model. Its sampling fields and headers go with every call.
 
         Raises:
-            httpx.HTTPError: The model's server can't be reached, or takes too long.
-            AgentFailure: The task lacks a field; or, of kind `llm-error`, the model's server refused a call, or its
-                response is not a completion; or, of kind `database-error`, the database can't be read.
+            openai.OpenAIError: The model's server can't be reached, takes too long, or refused a call.
+            AgentFailure: The task lacks a field; or, of kind `llm-error`, the response of the model's server is not a
+                completion; or, of kind `database-error`, the database can't be read.
         """
         from langsmith import tracing_context
 
         from agentrig_langgraph_sql.database import DatabaseBroken
-        from agentrig_langgraph_sql.graph import Question
-        from agentrig_langgraph_sql.model import LLM, LLMError
+        from agentrig_langgraph_sql.graph import NotACompletion, Question
 
         missing = [name for name in ("question", "database") if not isinstance(task_input.get(name), str)]
         if missing:
@@ -85,26 +89,70 @@ class SqlAgent:
                 f" {', '.join(sorted(task_input)) or 'nothing'}; choose tasks over SQLite databases, such as mini-sql"
             )
         config = self.config
-        max_tokens = min(config.max_tokens, endpoint.sampling.get("max_tokens") or config.max_tokens)
-        llm = LLM(
-            base_url=endpoint.base_url,
-            model=endpoint.model,
-            api_key=endpoint.api_key,
-            sampling={**endpoint.sampling, "max_tokens": max_tokens},
-            headers=endpoint.headers,
-            timeout_s=config.llm_timeout_s,
-            max_retries=config.max_retries,
-        )
+        llm = chat_model(endpoint, max_tokens=config.max_tokens, timeout=config.timeout, max_retries=config.max_retries)
         question = Question(question=task_input["question"], database=task_input["database"])
         try:
             # Prompts are never sent to LangSmith, whatever the environment is: agentrig's tracer records them.
             with tracing_context(enabled=False):
                 answer = self._graph.invoke(question, context={"llm": llm})
-        except LLMError as error:
+        except NotACompletion as error:
             raise AgentFailure(str(error), kind="llm-error") from error
         except (DatabaseBroken, FileNotFoundError) as error:
             raise AgentFailure(f"the task's database can't be read: {error}", kind="database-error") from error
         return str(answer["query"])
+
+
+NAMED = ("temperature", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias")
+"""Sampling fields that `ChatOpenAI` has by name; others go with the request as they are."""
+
+
+def chat_model(endpoint: Endpoint, *, max_tokens: int, timeout: float, max_retries: int) -> ChatOpenAI:
+    """Return LangChain's client of an endpoint, with its sampling; the smaller limit of new tokens holds.
+
+    A process has one for each endpoint: to make one takes a quarter of a call's CPU time.
+    """
+    sampling = dict(endpoint.sampling)
+    limit = min(max_tokens, sampling.pop("max_tokens", None) or max_tokens)
+    fields = {name: sampling.pop(name) for name in NAMED if name in sampling}
+    return _chat_model(
+        json.dumps(
+            {
+                "model": endpoint.model,
+                "base_url": endpoint.base_url,
+                "api_key": endpoint.api_key,
+                "default_headers": dict(endpoint.headers),
+                "timeout": timeout,
+                "max_retries": max_retries,
+                "max_tokens": limit,
+                "extra_body": sampling,
+                **fields,
+            }
+        )
+    )
+
+
+@lru_cache(maxsize=64)
+def _chat_model(fields: str) -> ChatOpenAI:
+    from langchain_openai import ChatOpenAI
+
+    return ChatOpenAI(**json.loads(fields), http_client=_connections())
+
+
+@lru_cache(maxsize=1)
+def _connections() -> Any:
+    """Return the process's HTTP client."""
+    from openai import DefaultHttpxClient
+
+    return DefaultHttpxClient()
+
+
+def _forget_connections() -> None:
+    """Let a forked process open connections of its own."""
+    _chat_model.cache_clear()
+    _connections.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forget_connections)
 
 
 def _build_graph(config: SqlAgentConfig) -> Graph:
@@ -143,7 +191,8 @@ def register_agents() -> Iterable[AgentSpec]:
         config=SqlAgentConfig,
         build=SqlAgent,
         graph=_mermaid,
-        preload=("agentrig_langgraph_sql.graph", "httpcore"),
+        # openai imports its resources on the first call only, which would cost every runner a second.
+        preload=("agentrig_langgraph_sql.graph", "langchain_openai", "openai.resources", "httpcore"),
         demonstrate=_demonstrate,
     )
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import attrs
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AnyMessage
 from langgraph.graph import END, START, StateGraph  # noqa: TID253  (only imported when the agent is built)
+from langgraph.graph.message import add_messages  # noqa: TID253
 from langgraph.graph.state import CompiledStateGraph  # noqa: TID253
 from langgraph.runtime import Runtime  # noqa: TID253
 
 from agentrig_langgraph_sql.database import cut, run_query
-from agentrig_langgraph_sql.model import LLM
 from agentrig_langgraph_sql.prompts import FULL, Prompts, Template
 from agentrig_langgraph_sql.replies import sql_of, verdict_of
 from agentrig_langgraph_sql.schema import schema_text
+
+LEFT_TO_RIGHT = ("graph TD;", "graph LR;")
 
 RECURSION_LIMIT = 100
 """Nodes that one question may pass through; a turn passes three."""
@@ -52,11 +56,12 @@ class Question(TypedDict):
 
 
 class State(Question):
-    """The state of the nodes.
+    """The state of the nodes; `messages` are the model's replies, one a call.
 
     It does not have the schema, which is the same in every node and would be copied into every trace.
     """
 
+    messages: Annotated[list[AnyMessage], add_messages]
     query: str
     result: str
     feedback: str
@@ -67,24 +72,28 @@ class State(Question):
 class Context(TypedDict):
     """Values that can differ from one call of the graph to the next."""
 
-    llm: LLM
+    llm: BaseChatModel
+
+
+class NotACompletion(Exception):
+    """The model's server answered with something that is not a chat completion."""
 
 
 Graph = CompiledStateGraph[State, Context, Question, State]
 
 
-def build_graph(llm: LLM | None = None, *, limits: Limits | None = None, prompts: Prompts = FULL) -> Graph:
+def build_graph(llm: BaseChatModel | None = None, *, limits: Limits | None = None, prompts: Prompts = FULL) -> Graph:
     """Return the agent: `graph.invoke({"question": …, "database": …})["query"]` is the final SQL.
 
     Args:
-        llm: The model that the nodes call. None if each call passes its own,
+        llm: The chat model that the nodes call, for example a `ChatOpenAI`. None if each call passes its own,
             `graph.invoke(question, context={"llm": llm})`, so that the graph is compiled only once.
         limits: Limits for one question.
         prompts: The prompts, and how replies are parsed.
     """
     limits = limits or Limits()
 
-    def ask(template: Template, state: State, runtime: Runtime[Context]) -> str:
+    def ask(template: Template, state: State, runtime: Runtime[Context]) -> AIMessage:
         model = runtime.context["llm"] if runtime.context else llm
         if model is None:
             raise ValueError('the graph was built without a model; call `graph.invoke(question, context={"llm": …})`')
@@ -103,10 +112,22 @@ def build_graph(llm: LLM | None = None, *, limits: Limits | None = None, prompts
             "result": state.get("result", ""),
             "feedback": cut(state.get("feedback", ""), limits.reply_truncate),
         }
-        return model.ask(template.messages(**fields))
+        try:
+            return model.invoke(template.messages(**fields))
+        except (
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as error:  # what ChatOpenAI raises when it can't read a response
+            raise NotACompletion(
+                f"the model's server did not answer with a chat completion ({type(error).__name__}: {error}); "
+                "check that its address ends in /v1 and belongs to an OpenAI-compatible server"
+            ) from error
 
     def write_query(state: State, runtime: Runtime[Context]) -> dict[str, Any]:
-        return {"query": sql_of(ask(prompts.write, state, runtime)), "turn": 1}
+        reply = ask(prompts.write, state, runtime)
+        return {"messages": [reply], "query": sql_of(reply.text), "turn": 1}
 
     def execute_query(state: State) -> dict[str, Any]:
         result = run_query(
@@ -116,12 +137,12 @@ def build_graph(llm: LLM | None = None, *, limits: Limits | None = None, prompts
 
     def check_query(state: State, runtime: Runtime[Context]) -> dict[str, Any]:
         reply = ask(prompts.check, state, runtime)
-        return {"feedback": reply, "correct": verdict_of(reply, prompts)}
+        return {"messages": [reply], "feedback": reply.text, "correct": verdict_of(reply.text, prompts)}
 
     def rewrite_query(state: State, runtime: Runtime[Context]) -> dict[str, Any]:
         reply = ask(prompts.rewrite, state, runtime)
         former = state["query"] if prompts.fenced else None
-        return {"query": sql_of(reply, former), "turn": state["turn"] + 1}
+        return {"messages": [reply], "query": sql_of(reply.text, former), "turn": state["turn"] + 1}
 
     def after_check(state: State) -> str:
         done = state["correct"] or state["turn"] >= limits.max_turns
@@ -139,5 +160,5 @@ def build_graph(llm: LLM | None = None, *, limits: Limits | None = None, prompts
 
 
 def mermaid(graph: Graph) -> str:
-    """Return the graph as Mermaid text."""
-    return graph.get_graph().draw_mermaid()
+    """Return the graph as Mermaid text, from left to right."""
+    return graph.get_graph().draw_mermaid().replace(*LEFT_TO_RIGHT)

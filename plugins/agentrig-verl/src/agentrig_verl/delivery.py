@@ -46,11 +46,11 @@ class Transfers:
         """Return the actor's log-probabilities of the probe; none of other tokens, which it cannot score now."""
         return self._told["logprobs"] if list(ids) == self._ids and temperature == 1.0 else ()
 
-    def digests(self) -> Mapping[str, str]:
+    def digests(self, dtype: str) -> Mapping[str, str]:
         """Return the digests of what was sent."""
         return self._sent
 
-    def spread(self, ids: Sequence[int]) -> float:
+    def spread(self, ids: Sequence[int], dtype: str) -> float:
         """Return the largest change of a log-probability by rounding to the servers' dtype in each layer."""
         return float(self._told["noise"])
 
@@ -75,6 +75,7 @@ class Transfers:
             self._delivery.begin(
                 version=version,
                 learner=self,
+                dtype=self.dtype,
                 servers=[endpoint.with_sampling(temperature=1.0) for endpoint in endpoints],
                 context=self._context,
                 prompt=self._prompt,

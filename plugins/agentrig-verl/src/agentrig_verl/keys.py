@@ -52,7 +52,7 @@ def attention(flat: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
 
     By default verl requests flash_attention_2 from transformers; the hardware knows whether its kernels are
     installed. Without them sdpa is used on padded sequences: it has no varlen kernel for packed ones, which were
-    slower (docs/benchmarks.md). If the run file sets an attention, its `use_remove_padding` is kept too.
+    slower (tests/benchmarks/verl_step.md). If the run file sets an attention, its `use_remove_padding` is kept too.
     """
     key = f"{MODEL}.override_config.attn_implementation"
     if key in flat:

@@ -2,7 +2,7 @@
 
 verl computes them with flash-attn's cross-entropy. If that is not installed, it loops over the rows of the logits. The
 rows that its FSDP engine passes are single tokens, so this is a Python loop over every token of a batch, which takes
-most of a training step (docs/benchmarks.md has the figures).
+most of a training step (tests/benchmarks/verl_step.md has the figures).
 """
 
 from __future__ import annotations

@@ -73,7 +73,6 @@ class LoopManager:
     def __init__(self, config: Any, context: ManagerContext) -> None:
         self.config, self.context = config, context
         self.figures: dict[str, float] = {}
-        self.rollouts: Sequence[Rollout] = ()
         self.trajectories: dict[str, Trajectory] = {}
 
     @classmethod
@@ -116,7 +115,6 @@ class LoopManager:
             rollouts = self.context.session.rollouts(
                 tasks, n=n, endpoint=self.context.endpoints, step=step, on_groups=write_groups
             )
-        self.rollouts = rollouts
         self.trajectories = lightened([t for uid in uids for t in found.get(uid, ())])
         self.figures = _figures(rollouts, found, self.config.data.max_prompt_length)
 

@@ -1,6 +1,6 @@
 """The recipes `fast`, `qwen`, `llama` and `npu`: the reference's values under verl 0.9's keys.
 
-If a value differs from the reference, `DEPARTURES` says why; docs/gpu.md has the same list.
+If a value differs from the reference, `DEPARTURES` says why; the plugin's README has the same list.
 """
 
 from __future__ import annotations

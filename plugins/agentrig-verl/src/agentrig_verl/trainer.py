@@ -251,11 +251,9 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             return [Entry(call, "dropped", n, CRITIC_WARMUP) for call, _, n in found]
         return entries_of(
             manager.trajectories,
-            manager.rollouts,
             rows,
             always=bool(actor.use_kl_loss or actor.entropy_coeff),
             rejects=bool((self.config.algorithm.get("rollout_correction") or {}).get("rollout_rs")),
-            negative_scale=manager.context.negative_scale,
         )
 
     def _save_checkpoint(self) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from agentrig.ledger import Call, Entry, without_gradient
-from agentrig.rollouts import Rollout
+from agentrig.ledger import ZERO_ADVANTAGE, Call, Entry
 from agentrig_verl.counted import PRIME, Counted
 from agentrig_verl.trajectories import Trajectory
 
@@ -53,13 +52,7 @@ def sent_rows(rows: Iterable[UsedRow], trajectories: Mapping[str, Trajectory]) -
 
 
 def entries_of(
-    trajectories: Mapping[str, Trajectory],
-    rollouts: Sequence[Rollout],
-    rows: Iterable[UsedRow],
-    *,
-    always: bool,
-    rejects: bool,
-    negative_scale: float,
+    trajectories: Mapping[str, Trajectory], rows: Iterable[UsedRow], *, always: bool, rejects: bool
 ) -> list[Entry]:
     """Return the ledger's entries of a step.
 
@@ -67,16 +60,10 @@ def entries_of(
 
     Args:
         trajectories: What was written to TransferQueue, by key.
-        rollouts: The step's rollouts.
         rows: The rows that the actor trained on.
         always: Whether rows with advantage 0 have a gradient too, from a KL loss or an entropy bonus.
         rejects: Whether rollout correction may take tokens out of the loss.
-        negative_scale: The factor of negative advantages.
     """
-    by_id = {r.id: r for r in rollouts}
-    members: dict[str, list[float | None]] = defaultdict(list)
-    for rollout in rollouts:
-        members[rollout.group].append(rollout.value)
     found = []
     for row in rows:
         pieces = trajectories[row.key].pieces if row.key in trajectories else ()
@@ -91,9 +78,7 @@ def entries_of(
                 found += [Entry(call, "trained", tokens)] if tokens else []
                 found += [Entry(call, "masked", length - tokens)] if rejects and tokens < length else []
                 continue
-            rollout = by_id[call.rollout]
-            reason = without_gradient(members[rollout.group], rollout.value, negative_scale=negative_scale)
-            found.append(Entry(call, "dropped", length, reason))
+            found.append(Entry(call, "dropped", length, ZERO_ADVANTAGE))
         if not pieces and row.key not in trajectories:
             found.append(Entry(Call(f"(verl's row {row.key})", ""), "trained", sum(row.mask)))
     return found

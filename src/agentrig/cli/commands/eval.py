@@ -91,8 +91,12 @@ def eval_(
 
 
 def _show(found: Evaluation) -> None:
-    for database, (right, n) in found.databases.items() if any(found.databases) else ():
-        click.echo(f"{database:<40} {right:>4} of {n:<4} {right / n:7.1%}")
+    for name, parts in found.slices.items():
+        click.echo(name)
+        for part, (right, n) in parts.items():
+            click.echo(f"  {part:<38} {right:>4} of {n:<4} {right / n:7.1%}")
+    if found.wrong:
+        click.echo("wrong answers: " + ", ".join(f"{count} {kind}" for kind, count in found.wrong.items()))
     if found.accuracy is not None and found.ci95 is not None:
         click.echo(f"accuracy {found.accuracy:.1%}  (95%: {found.ci95[0]:.1%} to {found.ci95[1]:.1%}, n = {found.n})")
         click.echo(f"mean reward {found.reward:.4g}")

@@ -23,7 +23,11 @@ from agentrig.plugins.specs import RUN_KINDS
 @click.option(
     "--from-step", type=click.IntRange(min=1), metavar="N", help="With --resume: from the checkpoint of step N."
 )
-@click.option("--store", metavar="HOST:PORT", help="Let runners of other machines join; short for runners.store=…")
+@click.option(
+    "--store",
+    metavar="HOST:PORT",
+    help="Let runners of other machines join; short for runners.use=lightning runners.store=…",
+)
 @click.option("--otlp", metavar="URL", help="Send traces to this OpenTelemetry collector (OTLP/HTTP).")
 @click.option("--json", "as_json", is_flag=True, help="Print summary.json at the end, and no display.")
 @click.option("--watch", "watched", is_flag=True, help="Serve the live page of this run's folder, and print its link.")
@@ -60,7 +64,7 @@ def train(
     if from_step is not None and resume is None:
         raise ConfigError("--from-step needs --resume RUN: it selects the checkpoint that the run resumes from")
     if store is not None:
-        words = [*words, f"runners.store={store}"]
+        words = [*words, "runners.use=lightning", f"runners.store={store}"]
     senders = []
     if otlp is not None:
         words, senders = [*words, f"observer.otlp.url={otlp}"], ["otlp"]

@@ -48,7 +48,7 @@ def validate(
     agentrig validate agentrig-spider --json
     """
     from agentrig.plan import parse_override
-    from agentrig.testing.validating import Asked, targets, validated
+    from agentrig.testing.validating import validated
 
     word = words[0] if words and "=" not in words[0] else None
     settings: dict[str, dict[str, Any]] = {}
@@ -57,24 +57,22 @@ def validate(
         settings.setdefault(section, {})[key] = value
     with stdout_to_stderr() as stdout:
         found = validated(
-            targets(word, files),
-            Asked(
-                uses={kind: name for kind, name in uses.items() if name},
-                settings=settings,
-                files=files,
-                script=script,
-                endpoint=measured_server(endpoint, model, None) if endpoint or model else None,
-                limit=limit,
-                only=only or None,
-                say=None if as_json else partial(click.echo, file=stdout),
-            ),
+            word,
+            uses={kind: name for kind, name in uses.items() if name},
+            settings=settings,
+            files=files,
+            script=script,
+            endpoint=measured_server(endpoint, model, None) if endpoint or model else None,
+            limit=limit,
+            only=only,
+            say=None if as_json else partial(click.echo, file=stdout),
         )
     if as_json:
-        click.echo(json.dumps(found.as_dict(), indent=2))
+        click.echo(json.dumps(found, indent=2))
     else:
-        for figures in found.trials:
+        for figures in found["trials"]:
             click.echo(_shown(figures))
-    if not found.ok:
+    if not found["ok"]:
         raise SystemExit(1)
 
 

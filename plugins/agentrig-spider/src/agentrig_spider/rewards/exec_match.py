@@ -101,7 +101,8 @@ class ExecMatch:
 
         Returns:
             `ok` with 1.0 or 0.0; `timeout` with 0.0 if the prediction exceeded its time limit; `invalid`
-            if the database is missing or damaged or the gold query fails. `details["reason"]` says why.
+            if the database is missing or damaged or the gold query fails. `details["reason"]` says why, and
+            `details["wrong"]` in one word: no-query, error, columns, rows, empty, order, values, tables.
         """
         budget = self.timeout_s if budget_s is None else min(self.timeout_s, budget_s)
         return self._guarded(predicted, gold, database, budget=budget, workers=True)
@@ -167,7 +168,7 @@ class ExecMatch:
         try:
             text = self._rules.read_prediction(predicted)
         except Refused as error:
-            return _verdict(0.0, str(error), executes=False)
+            return _verdict(0.0, str(error), wrong="error" if predicted.strip() else "no-query")
         if text == query.text and not is_volatile(text):
             return _verdict(1.0, "the prediction is the gold query")
         for (path, mark), result in zip(suite, golds, strict=True):
@@ -182,14 +183,14 @@ class ExecMatch:
                     raise Unsound(f"the gold query took {gold_s:.2f} s of a budget of {budget:g} s") from None
                 return Score.timeout(f"the prediction ran past its budget of {budget:g} s")
             except QueryTooLarge as error:
-                return _verdict(0.0, str(error), executes=False)
+                return _verdict(0.0, str(error), wrong="error")
             except QueryFailed as error:
                 if error.damaged and (problem := damage(path, mark, deadline)):
                     raise Unsound(problem) from None
-                return _verdict(0.0, f"the prediction fails: {error}", executes=False)
-            if difference:
+                return _verdict(0.0, f"the prediction fails: {error}", wrong="error")
+            if difference is not None:
                 on = f" on {Path(path).name}" if len(suite) > 1 else ""
-                return _verdict(0.0, difference + on)
+                return _verdict(0.0, difference.words + on, wrong=difference.kind)
         return _verdict(1.0, "the results match")
 
     def _run(self, path: str, mark: Fingerprint, sql: str, max_rows: int, deadline: float, workers: bool) -> Fetched:
@@ -229,8 +230,10 @@ def _mark(path: str) -> Fingerprint:
         raise Unsound(f"the database {path} can't be read: {error}") from None
 
 
-def _verdict(value: float, reason: str, *, executes: bool = True) -> Score:
-    return Score(status="ok", value=value, components={"executes": float(executes)}, details={"reason": _plain(reason)})
+def _verdict(value: float, reason: str, *, wrong: str = "") -> Score:
+    executes = wrong not in ("error", "no-query")
+    details = {"reason": _plain(reason), **({"wrong": wrong} if wrong else {})}
+    return Score(status="ok", value=value, components={"executes": float(executes)}, details=details)
 
 
 def _plain(reason: str) -> str:

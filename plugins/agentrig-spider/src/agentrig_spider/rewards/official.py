@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentrig_spider.rewards.golds import Gold
 from agentrig_spider.rewards.lexing import TooLong, official_text, order_matters
 from agentrig_spider.rewards.matching import same_result
-from agentrig_spider.rewards.rules import Query, Refused, Run, Unsound
+from agentrig_spider.rewards.rules import Difference, Query, Refused, Run, Unsound, difference_of
 from agentrig_spider.sandbox import Fetched
 
 
@@ -43,8 +43,8 @@ class Official:
         """Run it unchanged."""
         return Gold(fetched=run(query.text, max_rows))
 
-    def difference(self, query: Query, gold: Gold, predicted: Fetched, deadline: float) -> str:
+    def difference(self, query: Query, gold: Gold, predicted: Fetched, deadline: float) -> Difference | None:
         """Compare multisets, or lists if the order matters, for any order of columns."""
         assert gold.fetched is not None
         same = same_result(gold.fetched.rows, predicted.rows, ordered=query.ordered, deadline=deadline)
-        return "" if same else "the results differ"
+        return None if same else difference_of(gold.fetched, predicted)

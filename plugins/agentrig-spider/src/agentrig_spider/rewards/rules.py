@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -35,6 +36,34 @@ class Query:
     ordered: bool = False
 
 
+@attrs.frozen
+class Difference:
+    """Why a prediction is wrong.
+
+    Attributes:
+        kind: `columns`, `rows`, `empty`, `order`, `values` or `tables`.
+        words: One sentence.
+    """
+
+    kind: str
+    words: str
+
+
+def difference_of(gold: Fetched, predicted: Fetched) -> Difference:
+    """Return how two results that do not match differ, the plainest difference first."""
+    if gold.columns != predicted.columns:
+        return Difference("columns", f"the prediction has {predicted.columns} columns, the gold query {gold.columns}")
+    wanted, found = len(gold.rows), len(predicted.rows)
+    if not found:
+        return Difference("empty", f"the prediction returns no row, the gold query {wanted}")
+    if wanted != found:
+        more = "more than " if found > wanted else ""  # no further row was fetched
+        return Difference("rows", f"the prediction returns {more}{min(wanted, found)} rows, the gold query {wanted}")
+    if Counter(map(repr, gold.rows)) == Counter(map(repr, predicted.rows)):
+        return Difference("order", "the rows are those of the gold query in another order")
+    return Difference("values", "the prediction returns other values than the gold query")
+
+
 class Rules(Protocol):
     """The interface of a mode."""
 
@@ -58,8 +87,8 @@ class Rules(Protocol):
         """Run a gold query on one database."""
         ...
 
-    def difference(self, query: Query, gold: Gold, predicted: Fetched, deadline: float) -> str:
-        """Return how the results differ; empty if they match.
+    def difference(self, query: Query, gold: Gold, predicted: Fetched, deadline: float) -> Difference | None:
+        """Return how the results differ; None if they match.
 
         Raises:
             matching.OutOfTime: The deadline passed first.

@@ -11,7 +11,7 @@ import attrs
 
 from agentrig_spider.rewards.golds import Gold, Ties
 from agentrig_spider.rewards.matching import arrangeable
-from agentrig_spider.rewards.rules import Query, Refused, Run, Unsound
+from agentrig_spider.rewards.rules import Difference, Query, Refused, Run, Unsound, difference_of
 from agentrig_spider.rewards.sql import NotAQuery, Select, Token, read_select
 from agentrig_spider.sandbox import Fetched, QueryFailed, Row
 
@@ -55,18 +55,16 @@ class Strict:
         ties = _ties(query.select, fetched, run) if query.ordered and fetched.rows else None
         return Gold(fetched=fetched, ties=ties)
 
-    def difference(self, query: Query, gold: Gold, predicted: Fetched, deadline: float) -> str:
+    def difference(self, query: Query, gold: Gold, predicted: Fetched, deadline: float) -> Difference | None:
         """Compare columns, tables read and rows; tied rows may come in any order."""
         wanted = gold.fetched
         assert wanted is not None
         if wanted.tables and not wanted.tables & predicted.tables:
-            return "the prediction reads no table of the gold query"
-        if wanted.columns != predicted.columns:
-            return f"the prediction has {predicted.columns} columns, the gold query {wanted.columns}"
+            return Difference("tables", "the prediction reads no table of the gold query")
+        if wanted.columns != predicted.columns or len(wanted.rows) != len(predicted.rows):
+            return difference_of(wanted, predicted)
         if wanted.rows == predicted.rows:
-            return ""
-        if len(wanted.rows) != len(predicted.rows):
-            return "the number of rows differs"
+            return None
         if gold.ties is None:
             rows: Sequence[Row] = wanted.rows
             groups = predicted_groups = [0] * len(rows)
@@ -75,7 +73,7 @@ class Strict:
             predicted_groups = groups[gold.ties.offset : gold.ties.offset + len(predicted.rows)]
         gold_rows, predicted_rows = _rounded(rows, predicted.rows)
         same = arrangeable(gold_rows, predicted_rows, groups, predicted_groups, deadline=deadline)
-        return "" if same else "the results differ"
+        return None if same else difference_of(wanted, predicted)
 
 
 def _ties(select: Select, fetched: Fetched, run: Run) -> Ties:

@@ -18,6 +18,7 @@ import attrs
 from agentrig import Task
 from agentrig.errors import AgentrigError, ConfigError, nearest
 from agentrig.settings import setting
+from agentrig_spider.difficulty import difficulty
 from agentrig_spider.tasks.databases import rows_of, write_database
 from agentrig_spider.tasks.domains import SEEN, UNSEEN, Domain
 from agentrig_spider.tasks.questions import Question, Wording, questions_of
@@ -84,6 +85,7 @@ def _task(row: Mapping[str, Any], folder: Path) -> Task:
         id=row["id"],
         input={"question": row["question"], "db_id": row["db_id"], "database": str(database.absolute())},
         private={name: row[name] for name in ("gold", "intent", "frame", "conditions")},
+        slices={"difficulty": difficulty(row["gold"]), "database": row["db_id"]},
     )
 
 

@@ -17,6 +17,7 @@ import attrs
 
 from agentrig import Task, setting
 from agentrig.errors import AgentrigError
+from agentrig_spider.difficulty import difficulty
 
 VARIABLES = ("AGENTRIG_SPIDER_DIR", "VERL_SPIDER_DATA_DIR")
 
@@ -101,6 +102,7 @@ class Spider:
                 },
                 private={"gold": row["query"]},
                 row=row,
+                slices={"difficulty": difficulty(row["query"]), "database": row["db_id"]},
             )
             for i, row in enumerate(rows)
         ]

@@ -1,8 +1,10 @@
 """Runs the checks of `agentrig.testing` on `best-of-group`, and a test of its own."""
 
+from typing import Any
+
 import attrs
 import pytest
-from agentrig_best_of_group import best_rollouts
+from agentrig_best_of_group import Config, best_of_group
 
 from agentrig.testing import Check, checks
 
@@ -34,14 +36,12 @@ def test_the_contract_in_further_runs(check: Check) -> None:
 
 @attrs.frozen
 class Result:
-    """What `best_rollouts` reads of a rollout."""
+    """What `best_of_group` reads of a rollout."""
 
-    group: str
     value: float | None
 
 
 def test_the_best_above_the_mean_are_imitated() -> None:
-    rollouts = [Result("a", v) for v in (0.0, 1.0, None, 0.5)] + [Result("b", 1.0), Result("b", 1.0)]
-    assert best_rollouts(rollouts, 0.5) == {1}
-    assert best_rollouts(rollouts, 1.0) == {1}
-    assert best_rollouts([Result("a", 0.0), Result("a", 0.9), Result("a", 1.0)], 1.0) == {1, 2}
+    groups: Any = [[Result(v) for v in values] for values in ([0.0, 1.0, None, 0.5], [1.0, 1.0], [0.0, 0.9, 1.0])]
+    assert list(best_of_group(groups, Config())) == [[None, 1.0, None, None], [None, None], [None, None, 1.0]]
+    assert list(best_of_group(groups, Config(best=1.0)))[2] == [None, 1.0, 1.0]

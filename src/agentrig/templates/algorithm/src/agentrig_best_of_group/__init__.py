@@ -1,66 +1,31 @@
 """The algorithm `best-of-group`: imitates the best rollouts of each group, with the learner of `grpo`."""
 
-from __future__ import annotations
-
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
-from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo import LearnerConfig, from_credit
 
 from agentrig import AlgorithmSpec, hookimpl, setting
-
-if TYPE_CHECKING:
-    from agentrig.algorithms import Algorithm
-    from agentrig.rollouts import Rollout
+from agentrig.rollouts import Rollout
 
 
 @attrs.frozen(kw_only=True)
-class Config(GrpoConfig):
-    """The settings: `[algorithm]` of a run file; those of `grpo`, and one more."""
+class Config(LearnerConfig):
+    """The settings: `[algorithm]` of a run file."""
 
-    best: float = setting(
-        0.5, help="share of a group that is imitated: at most so many, and none below the mean", gt=0, le=1
-    )
+    best: float = setting(0.5, help="share of a group that is imitated, if it is above the mean", gt=0, le=1)
 
 
-def build(config: Config) -> Algorithm:
-    """Build the algorithm. torch is imported here, not when the plugin is loaded."""
-    from agentrig_grpo.algorithm import Grpo
-
-    class BestOfGroup(Grpo):
-        """`samples` is what differs from `grpo`: which calls are trained, and with which advantage."""
-
-        def samples(self, rollouts: Sequence[Rollout]) -> list[Any]:
-            """Return the calls of the imitated rollouts; each counts the same."""
-            imitated = best_rollouts(rollouts, config.best)
-            return [attrs.evolve(s, advantage=1.0) for s in super().samples(rollouts) if s.rollout in imitated]
-
-    return BestOfGroup(config)
-
-
-def best_rollouts(rollouts: Sequence[Rollout], share: float) -> set[int]:
-    """Return the places of the rollouts that are imitated: the best of each group, if they are above its mean."""
-    groups: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    for place, rollout in enumerate(rollouts):
-        if rollout.value is not None:  # a failure is no result of the model
-            groups[rollout.group].append((rollout.value, place))
-    found: set[int] = set()
-    for group in groups.values():
-        mean = sum(value for value, _ in group) / len(group)
-        best = sorted(group, key=lambda one: (-one[0], one[1]))[: max(1, int(share * len(group)))]
-        found.update(place for value, place in best if value > mean)
-    return found
+def best_of_group(groups: Sequence[Sequence[Rollout]], config: Config) -> Iterator[list[float | None]]:
+    """Yield what the rollouts of each group are worth: 1 for those that are imitated, None leaves the others out."""
+    for group in groups:
+        values = sorted((r.value for r in group if r.value is not None), reverse=True)  # a failure has no value
+        mean = sum(values) / max(len(values), 1)
+        least = values[max(1, int(config.best * len(values))) - 1] if values else 0.0
+        yield [1.0 if r.value is not None and mean < r.value >= least else None for r in group]
 
 
 @hookimpl
 def register_algorithms() -> Iterable[AlgorithmSpec]:
     """Bring `best-of-group`."""
-    yield AlgorithmSpec(
-        name="best-of-group",
-        summary="Imitates the best rollouts of each group.",
-        config=Config,
-        build=build,
-        server=True,
-    )
+    yield from_credit(best_of_group, name="best-of-group", summary="Imitates the best of each group.", config=Config)

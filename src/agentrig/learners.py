@@ -1,0 +1,172 @@
+"""Learners: from a step's samples to new weights; and the settings of the loop that calls them, `agentrig.run.loop`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+
+from agentrig import delivery
+from agentrig.ledger import Call
+from agentrig.settings import setting
+
+if TYPE_CHECKING:
+    import torch
+
+    from agentrig.audit.sketch import Sketch
+
+MOST_ROLLOUTS = 1 << 17
+"""Most rollouts of one step."""
+
+
+@attrs.frozen(kw_only=True)
+class TrainSample:
+    """One trained LLM call.
+
+    Attributes:
+        prompt_ids: Token ids.
+        response_ids: Token ids.
+        logprobs: Of the response under the policy that sampled it; None to compute them.
+        advantage: What the credit says that the call is worth.
+        rollout: Which of the step's rollouts it belongs to.
+        group: Which group that belongs to.
+        call: Which recorded call it is, for the ledger; None if it is none.
+        proximal: With stale rollouts: log-probabilities of the response under the weights that the step began with;
+            None where the update's own pass gives them.
+    """
+
+    prompt_ids: Sequence[int]
+    response_ids: Sequence[int]
+    logprobs: Sequence[float] | None
+    advantage: float
+    rollout: int
+    group: str
+    call: Call | None = None
+    proximal: Sequence[float] | None = None
+
+
+class Learner(delivery.Learner, Protocol):
+    """Holds the weights that are trained. It knows nothing of agents, rollouts and rewards.
+
+    Attributes:
+        used: What the latest `update` did with each of its samples: how many response tokens the gradient came from,
+            and why it was none (a reason of `agentrig.ledger`), else ''. Count the tokens where the loss is computed.
+        furthest: Of the samples of the latest `update`, the one whose recorded log-probabilities differ most from those
+            under the weights that sampled, after the mean absolute difference of its tokens; None where not all samples
+            have recorded ones. Of stale samples, these weights are those before the update before.
+    """
+
+    used: Sequence[tuple[int, str]]
+    furthest: tuple[float, TrainSample] | None
+
+    def update(
+        self, samples: Sequence[TrainSample], *, step: int, staleness: int = 0, sketch: Sketch | None = None
+    ) -> Mapping[str, float]:
+        """Update the weights on a step's samples.
+
+        Args:
+            samples: All calls of the step that the credit gives a worth, also a worth of 0.
+            step: Derive every random stream from it, so that a resumed run repeats the step.
+            staleness: How many updates the weights that sampled are behind the learner's.
+            sketch: What the auditor of this step gets: call `take` right before each `optimizer.step()`, and `after`
+                right behind it. None if the step is not audited.
+
+        Returns:
+            The step's figures, see `Session.end_step`: `weight_change` is required.
+
+        Raises:
+            agentrig.errors.RunStopped: The device has too little memory, or samples cannot be learned from.
+        """
+        ...
+
+    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Return the weights for the model's server, see `agentrig.servers.Server.take`."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """Write a Hugging Face directory that vLLM and transformers can load, and what `load` needs under `trainer/`.
+
+        The weights of the latest `keep` belong to that.
+        """
+        ...
+
+    def load(self, directory: Path) -> None:
+        """Continue from what `save` wrote.
+
+        Raises:
+            agentrig.errors.CheckpointDamaged: A file is missing or damaged, or does not fit.
+            agentrig.errors.AgentrigError: It belongs to other settings.
+        """
+        ...
+
+    def keep(self) -> None:
+        """Copy the weights, so that `restore` can set them again; the copy before goes."""
+        ...
+
+    def restore(self) -> None:
+        """Set the weights of the latest `keep`."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return a digest of what is trained: a resumed run begins with no other weights."""
+        ...
+
+    def prompt(self, text: str) -> Sequence[int]:
+        """Return the token ids of a user's message, as the server would prompt the model with it."""
+        ...
+
+    def ready(self) -> None:
+        """Check that the memory is enough for an update, now that the server has the weights too.
+
+        Raises:
+            agentrig.errors.ConfigError: It is not; the message says what to set.
+        """
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class LoopSettings:
+    """The keys of the loop: `[algorithm]` of each algorithm that is a credit and a learner has them."""
+
+    steps: int = setting(60, help="training steps", ge=1)
+    tasks_per_step: int = setting(32, help="tasks of one step", ge=1, le=16_384)
+    group_size: int = setting(8, help="rollouts of each task", ge=2, le=1024)
+    temperature: float = setting(1.0, help="temperature of training rollouts, and of the ratio", gt=0, le=2)
+    top_p: float = setting(1.0, help="nucleus sampling in training; below 1 the ratio is not exact", gt=0, le=1)
+    max_tokens: int = setting(256, help="most tokens of one reply", ge=1, le=1 << 24)
+    val_temperature: float = setting(0.0, help="temperature of validation and report rollouts", ge=0, le=2)
+    validate_every: int = setting(10, help="validate after every so many steps; 0 for never", ge=0)
+    save_every: int = setting(1, help="save a checkpoint after every so many steps", ge=1)
+    keep_every: int = setting(
+        0, help="keep the checkpoint of every so many steps for good; 0 for the latest two only", ge=0
+    )
+    final: str = setting(
+        "last",
+        help="weights that the run ends with: the last, or the best in validation by accuracy, then mean reward",
+        choices=("last", "best"),
+    )
+    server_sleep: bool = setting(
+        False, help="let the model's server give its device memory to the learner during each update"
+    )
+    max_staleness: int = setting(
+        0,
+        help="how many versions the weights that sample may be behind those that are trained; with 1 the next step's "
+        "rollouts run during an update",
+        ge=0,
+        le=1,
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.max_staleness and self.server_sleep:
+            raise ValueError(
+                "max_staleness = 1 and server_sleep = true exclude each other: the server samples during an update, so "
+                "it can't give its memory to the learner. Leave one of them out; without server_sleep both must fit"
+            )
+        rollouts = self.tasks_per_step * self.group_size
+        if rollouts > MOST_ROLLOUTS:
+            raise ValueError(
+                f"tasks_per_step × group_size is {rollouts} rollouts a step; at most {MOST_ROLLOUTS}: all of them are "
+                "held in memory until the update"
+            )

@@ -1,0 +1,389 @@
+"""The training loop, step by step from tasks to new weights.
+
+    tasks → rollouts → credit → samples → update → weights to the server → validation → end of step → checkpoint
+
+With `max_staleness = 1` the next step's rollouts run while a step is learned. They are one version behind, and the
+learner's loss corrects for that:
+
+    rollouts k+1 (weights k-1)  ┐
+    update k  (makes weights k) ┘  wait for both, the server takes weights k, validate, end the step, save
+
+An algorithm says what each call of a step is worth (its credit), how the model is served, and brings the learner.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import random
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import attrs
+
+from agentrig.algorithms import Algorithm, LoopAlgorithm
+from agentrig.endpoints import Endpoint
+from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError
+from agentrig.hardware import Hardware
+from agentrig.learners import Learner, TrainSample
+from agentrig.ledger import LEFT_OUT_BY_CREDIT, ZERO_ADVANTAGE, Call, Entry
+from agentrig.rollouts import Rollout
+from agentrig.run.ahead import RolloutsAhead
+from agentrig.run.checkpoints import reading
+from agentrig.run.guards import dead_server_first
+from agentrig.servers import MakeServer, Server
+
+if TYPE_CHECKING:
+    from agentrig.run.session import RunSession
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+STATE = Path("trainer") / "state.json"
+"""What the loop adds to the learner's checkpoint."""
+
+
+@attrs.define
+class Best:
+    """The weights that did best in validation so far: by accuracy, among equals by mean reward.
+
+    Attributes:
+        step: The step that made them.
+        accuracy: None before the first validation.
+        reward: The mean reward; None before the first validation.
+        kept: Whether the learner has a copy of them.
+    """
+
+    step: int = 0
+    accuracy: float | None = None
+    reward: float | None = None
+    kept: bool = False
+
+
+class Loop:
+    """Runs an algorithm that is a credit and a learner, once; as `agentrig.algorithms.Algorithm` does it itself.
+
+    Args:
+        algorithm: Brings them.
+    """
+
+    session: RunSession
+    server: Server
+    learner: Learner
+
+    def __init__(self, algorithm: LoopAlgorithm) -> None:
+        self.algorithm, self.settings, self.best = algorithm, algorithm.config, Best()
+
+    def run(self, session: RunSession) -> None:
+        """Train until `steps` are done, the tasks are solved or the user asked to end."""
+        settings, self.session = self.settings, session
+        if settings.final == "best" and not settings.validate_every:
+            raise ConfigError('[algorithm] final = "best" needs validation, and validate_every = 0 turns it off')
+        plan = self.algorithm.serving(session.hardware, session.checkpoint)
+        plan = attrs.evolve(plan, seed=session.seed, log=session.directory / "server.log", sleeps=settings.server_sleep)
+        with session.server(plan) as self.server, dead_server_first(self.server, session):
+            self.learner = learner = self.algorithm.learner(session)  # a server may start meanwhile
+            if session.checkpoint is not None:
+                with reading(session.checkpoint):
+                    self._resume(session.checkpoint)
+            self._deliver(session.first_step - 1)
+            learner.ready()
+            session.plan_steps(settings.steps)  # a resumed run rewrites its directory from here on
+            if session.checkpoint is None:
+                session.report(self._greedy(), when="before", step=0)
+                if settings.validate_every:
+                    self._validate(0)
+
+            step, ahead = session.first_step - 1, None
+            while step < settings.steps and not (session.stopping or session.solved):
+                step += 1
+                staleness = 0 if ahead is None else settings.max_staleness
+                rollouts = self._rollouts(step) if ahead is None else ahead.rollouts()
+                ahead = self._begin_rollouts(step + 1)
+                session.delivery.settle()
+                if settings.server_sleep:
+                    session.delivery.prepare(self._sampling())
+
+                start = time.perf_counter()
+                samples, left_out = self._samples(rollouts)
+                if settings.server_sleep:
+                    self.server.sleep()
+                metrics = learner.update(samples, step=step, staleness=staleness, sketch=session.sketch(step))
+                digests = {"dtype": plan.dtype, "weights": learner.fingerprint()}
+                if settings.server_sleep:
+                    self.server.wake()
+                if learner.furthest is not None:
+                    gap, sample = learner.furthest
+                    session.delivery.sampled(
+                        step=step,
+                        difference=gap,
+                        call=_words(sample, rollouts),
+                        dtype=plan.dtype,
+                        version=step - 1 - staleness,
+                    )
+                update_s = time.perf_counter() - start
+                if ahead is not None:
+                    ahead.wait()  # a server takes weights only while no request is running
+
+                updated = time.perf_counter()
+                proof_s = self._deliver(step)
+                delivered = time.perf_counter()
+                last = step == settings.steps or session.solved
+                if settings.validate_every and (
+                    step % settings.validate_every == 0 or (last and settings.final == "best")
+                ):
+                    self._validate(step)
+                validated = time.perf_counter()
+
+                session.end_step(
+                    step,
+                    metrics=metrics,
+                    time_s={
+                        "update": update_s,
+                        "push": delivered - updated - proof_s,
+                        "validation": validated - delivered,
+                    },
+                    digests=digests,
+                    calls=[*self._entries(samples), *left_out],
+                )
+                last = step == settings.steps or session.stopping or session.solved
+                if last or step % settings.save_every == 0:
+                    keep = bool(settings.keep_every) and step % settings.keep_every == 0
+                    self._save(step, weights_of=step, keep=keep or last)
+
+            session.delivery.settle()
+            if session.stopping:
+                return
+            if settings.final == "best":
+                self._take_best(step)
+            session.report(self._greedy(), when="after", step=step)
+            session.delivery.settle()
+
+    @contextmanager
+    def serve(
+        self, *, hardware: Hardware, checkpoint: Path | None, server: MakeServer
+    ) -> Iterator[Endpoint | Sequence[Endpoint]]:
+        """Serve a checkpoint, or the starting model, at the validation temperature."""
+        with server(self.algorithm.serving(hardware, checkpoint)) as self.server:
+            measured = self._greedy()
+            yield measured if len(measured) > 1 else measured[0]
+
+    # --- rollouts and samples ---------------------------------------------------------------------
+
+    def _rollouts(self, step: int) -> list[Rollout]:
+        """Run a step's rollouts with the weights that it begins with."""
+        settings, session = self.settings, self.session
+        tasks = tasks_of_step(session.train_tasks, n=settings.tasks_per_step, step=step, seed=session.seed)
+        return session.rollouts(tasks, n=settings.group_size, endpoint=self._sampling(), step=step, version=step - 1)
+
+    def _begin_rollouts(self, step: int) -> RolloutsAhead | None:
+        """Begin a step's rollouts while the step before is learned; None if it has to wait, or won't come."""
+        settings, session = self.settings, self.session
+        if not settings.max_staleness or step > settings.steps or session.stopping or session.solved:
+            return None
+        return session.begin_rollouts(
+            tasks_of_step(session.train_tasks, n=settings.tasks_per_step, step=step, seed=session.seed),
+            n=settings.group_size,
+            endpoint=self._sampling(),
+            step=step,
+            version=step - 2,
+            max_staleness=settings.max_staleness,
+        )
+
+    def _samples(self, rollouts: Sequence[Rollout]) -> tuple[list[TrainSample], list[Entry]]:
+        """Return a sample for each call that the credit gives a worth, and the ledger's entries of the others.
+
+        Raises:
+            AgentrigError: The credit does not give one worth for each rollout or call.
+        """
+        groups: dict[str, list[int]] = defaultdict(list)
+        for place, rollout in enumerate(rollouts):
+            groups[rollout.group].append(place)
+        found = list(self.algorithm.credit([[rollouts[i] for i in places] for places in groups.values()]))
+        samples, left_out = [], []
+        try:
+            worth = dict(
+                pair
+                for places, worths in zip(groups.values(), found, strict=True)
+                for pair in zip(places, worths, strict=True)
+            )
+            for place, rollout in enumerate(rollouts):
+                whole = worth[place]
+                calls = list(whole) if isinstance(whole, Iterable) else [whole] * len(rollout.triplets)
+                for triplet, advantage in zip(rollout.triplets, calls, strict=True):
+                    call = Call(rollout.id, triplet.span_id)
+                    if advantage is None:
+                        left_out.append(Entry(call, "dropped", len(triplet.response_ids), LEFT_OUT_BY_CREDIT))
+                        continue
+                    if not math.isfinite(advantage):
+                        raise ValueError(f"{advantage} for rollout {rollout.id}")
+                    sample = TrainSample(
+                        prompt_ids=triplet.prompt_ids,
+                        response_ids=triplet.response_ids,
+                        logprobs=triplet.logprobs,
+                        advantage=advantage,
+                        rollout=place,
+                        group=rollout.group,
+                        call=call,
+                    )
+                    samples.append(sample)
+        except (TypeError, ValueError) as error:
+            raise AgentrigError(
+                "the algorithm's credit has to return, for each group, a list with a worth for each rollout: a finite "
+                f"number for all its calls, one number for each call (each triplet), or None to leave it out ({error})"
+            ) from error
+        return samples, left_out
+
+    def _entries(self, samples: Sequence[TrainSample]) -> Iterator[Entry]:
+        """Yield the ledger's entries: what the learner says that it did with the samples."""
+        for sample, (tokens, reason) in zip(samples, self.learner.used, strict=True):
+            call = sample.call or Call("(no call)", "")
+            if tokens:
+                yield Entry(call, "trained", tokens, advantage=sample.advantage)
+            elif reason:
+                why = self.algorithm.zero_advantage if reason == ZERO_ADVANTAGE else reason
+                yield Entry(call, "dropped", len(sample.response_ids), why, sample.advantage)
+
+    # --- the server -------------------------------------------------------------------------------
+
+    def _sampling(self) -> list[Endpoint]:
+        """Return the server's addresses with the sampling of training."""
+        settings = self.settings
+        fields = {"temperature": settings.temperature, "top_p": settings.top_p, "max_tokens": settings.max_tokens}
+        return [endpoint.with_sampling(**fields) for endpoint in self.server.endpoints]
+
+    def _greedy(self) -> list[Endpoint]:
+        """Return the server's addresses with the sampling of validation."""
+        return [e.with_sampling(temperature=self.settings.val_temperature, top_p=1.0) for e in self._sampling()]
+
+    def _deliver(self, version: int) -> float:
+        """Give the server the learner's weights, and begin to prove that it answers with them.
+
+        Returns:
+            How long the proof held the run up, seconds.
+        """
+        delivery, endpoints, start = self.session.delivery, self._sampling(), time.perf_counter()
+        if not self.settings.server_sleep:
+            delivery.prepare(endpoints)
+        prepared = time.perf_counter()
+        self.server.take(self.learner.weights(), version)
+        taken = time.perf_counter()
+        delivery.begin(
+            version=version,
+            learner=self.learner,
+            dtype=self.server.dtype,
+            servers=endpoints,
+            context=self.server.context,
+            prompt=lambda: self.learner.prompt(self.session.train_tasks[0].input_text()),
+            held=self.server.held,
+        )
+        return prepared - start + time.perf_counter() - taken
+
+    # --- validation and checkpoints ---------------------------------------------------------------
+
+    def _validate(self, step: int) -> None:
+        """Validate, and keep the weights if they are the best."""
+        session, best = self.session, self.best
+        accuracy = session.validate(self._greedy(), step=step)
+        reward = session.measured.reward if session.measured is not None else None
+        if accuracy is None or reward is None:
+            return
+        if best.accuracy is None or best.reward is None or (accuracy, reward) > (best.accuracy, best.reward):
+            self.best = Best(step, accuracy, reward, kept=self.settings.final == "best")
+            if self.best.kept:
+                self.learner.keep()
+
+    def _take_best(self, step: int) -> None:
+        """End a run with the weights that did best in validation."""
+        best = self.best
+        if not best.kept:
+            log.warning("there was nothing to validate on: the run ends with the last weights instead of the best")
+        elif best.step != step:
+            kept = f"step {best.step}" if best.step else "the start: no step did better"
+            figures = best.accuracy, best.reward
+            log.warning("ending with the weights of %s, validation accuracy %.3f, mean reward %.4g", kept, *figures)
+            self.learner.restore()
+            self._deliver(best.step)
+            self._save(step, weights_of=best.step, keep=True)
+
+    def _save(self, step: int, *, weights_of: int, keep: bool) -> None:
+        session = self.session
+        state = {"step": step, "weights_of": weights_of, "seed": session.seed, "best": attrs.asdict(self.best)}
+
+        def write(directory: Path) -> None:
+            session.delivery.settle()  # until then the proof uses the model
+            self.learner.save(directory)
+            session.delivery.sign(directory)
+            (directory / STATE).write_text(json.dumps(state) + "\n", "utf-8")
+
+        session.save_checkpoint(step, write, keep=keep)
+
+    def _resume(self, checkpoint: Path) -> None:
+        """Load the learner and the best weights so far.
+
+        Raises:
+            CheckpointDamaged: A file is damaged, or the weights are not those of the run after that step.
+        """
+        try:
+            state = json.loads((checkpoint / STATE).read_text("utf-8"))
+            weights_of, self.best = state["weights_of"], Best(**state["best"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            what = f"{checkpoint / STATE} cannot be read ({type(error).__name__}: {error})"
+            raise CheckpointDamaged(checkpoint, what) from None
+        self.learner.load(checkpoint)
+        line = next((line for line in self.session.lines if line["step"] == weights_of), {})
+        recorded = line.get("digests", {}).get("weights")
+        if recorded and recorded != self.learner.fingerprint():
+            raise CheckpointDamaged(
+                checkpoint,
+                f"its weights are not those of the run after step {weights_of} (digests.weights, metrics.jsonl)",
+            )
+        if self.settings.final == "best" and self.best.accuracy is not None and not self.best.kept:
+            log.warning("the best weights of the earlier steps were not saved (final was last): only later steps count")
+            self.best = Best()
+
+
+def looped(built: Algorithm | LoopAlgorithm) -> Algorithm:
+    """Return what `AlgorithmSpec.build` made as an algorithm that runs: one without a loop of its own gets `Loop`."""
+    return cast(Algorithm, built if hasattr(built, "run") else Loop(built))
+
+
+def tasks_of_step(tasks: Sequence[T], *, n: int, step: int, seed: int) -> list[T]:
+    """Return a step's tasks: each epoch shuffles all tasks, and steps take consecutive slices.
+
+    The result depends only on the arguments, so a resumed run continues exactly.
+
+    Args:
+        tasks: All of them.
+        n: Tasks of a step. If there are fewer tasks, some come twice.
+        step: From 1.
+        seed: The run's.
+
+    Raises:
+        ValueError: There are no tasks.
+    """
+    if not tasks:
+        raise ValueError("there are no training tasks")
+    chosen: list[T] = []
+    place = (step - 1) * n
+    while len(chosen) < n:
+        epoch, offset = divmod(place, len(tasks))
+        order = list(range(len(tasks)))
+        random.Random(f"tasks {seed} {epoch}").shuffle(order)
+        taken = order[offset : offset + n - len(chosen)]
+        chosen += [tasks[i] for i in taken]
+        place += len(taken)
+    return chosen
+
+
+def _words(sample: TrainSample, rollouts: Sequence[Rollout]) -> str:
+    """Name the call that a sample was made of, for a message."""
+    rollout = rollouts[sample.rollout]
+    nodes = [t.node for t in rollout.triplets if t.prompt_ids is sample.prompt_ids]
+    return f"a call of {nodes[0] if nodes and nodes[0] else 'no node'} in rollout {rollout.id}"
