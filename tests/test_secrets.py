@@ -200,7 +200,7 @@ def test_the_main_process_keeps_its_environment(plan: MakePlan, monkeypatch: pyt
 
 
 def test_settings_mark_secrets() -> None:
-    from agentrig.lightning import LightningAlgorithmConfig
+    from agentrig_lightning import LightningAlgorithmConfig
 
     assert attrs.fields_dict(LightningAlgorithmConfig)["api_key"].metadata["secret"] is True
     config: Any = LightningAlgorithmConfig(api_key=Secret(KEY))

@@ -352,7 +352,11 @@ def _select(merged: Mapping[str, Mapping[str, Any]], registry: Registry, elsewhe
     def select(kind: str, use: str, keys: Mapping[str, Any]) -> tuple[Component, Any]:
         component = registry.find(kind, use)
         owner = f"{use} ({component.distribution} {component.version})"
-        return component, structure(component.spec.config, keys, owner=owner, section=kind, elsewhere=elsewhere)
+
+        def others(key: str) -> str:
+            return elsewhere(key) or _of_another(kind, key, registry)
+
+        return component, structure(component.spec.config, keys, owner=owner, section=kind, elsewhere=others)
 
     components: dict[str, Component] = {}
     configs: dict[str, Any] = {}
@@ -433,6 +437,12 @@ def _elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Regi
                 found[section] = f"{section}.{key}"
     sections, keys = " and ".join(f"[{s}]" for s in found), " or ".join(found.values())
     return f" It is a key of {sections}: write {keys}." if found else ""
+
+
+def _of_another(kind: str, key: str, registry: Registry) -> str:
+    """Return ` It is a key of NAME: …` for another component of that kind which has it, or ''."""
+    names = [c.spec.name for c in registry.components(kind) if key in attrs.fields_dict(c.spec.config)]
+    return f" It is a key of {' and '.join(names)}: {kind}.use={names[0]} selects it." if names else ""
 
 
 def _strings(keys: Mapping[str, Any], key: str) -> list[str]:

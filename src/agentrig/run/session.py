@@ -28,7 +28,6 @@ from agentrig.run.ahead import RolloutsAhead
 from agentrig.run.auditing import Auditing
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.directory import RunDirectory
-from agentrig.run.foreign import ForeignBooks
 from agentrig.run.guards import (
     check_failures,
     check_rewards,
@@ -409,18 +408,6 @@ class RunSession:
         self._guards.check(line)
         self.auditing.end(step, line)
         self._step_start = time.perf_counter()  # an audit is no part of the next step
-
-    def foreign(
-        self,
-        *,
-        learns: Callable[[], bool],
-        sampling: Callable[[str | None], Mapping[str, Any]],
-        unfinished: Callable[[str | None], int],
-    ) -> ForeignBooks:
-        """Return the books for an algorithm that does not use this session (Agent Lightning's own); see there."""
-        self.begin()
-        limit = self.plan.run.failure_limit
-        return ForeignBooks(self, failure_limit=limit, learns=learns, sampling=sampling, unfinished=unfinished)
 
     def step_seconds(self) -> float:
         """Return the seconds since the last step ended."""

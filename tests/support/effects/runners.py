@@ -15,7 +15,7 @@ from agentrig.runners.jobs import Job, Result
 from effects import Elsewhere, Settings, Together, folder
 from effects.run import OWN, TOY, overrides
 
-LATE = "tests/runners/test_late_runners.py::test_one_joins_late_one_is_killed_and_one_leaves"
+LATE = "plugins/agentrig-lightning/tests/test_late_runners.py::test_one_joins_late_one_is_killed_and_one_leaves"
 OTHERS = "it needs runners in processes of their own, which join over the network"
 NOWHERE = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
 SIGN = "EFFECTS_SIGN"
@@ -70,8 +70,9 @@ TABLE = {
         "deadline_s", 0.5, 30.0, lambda seen: seen[0], lambda a, b: (a, b) == ("deadline", None)
     ),
     "retries": TROUBLE.flip("retries", 0, 2, lambda seen: seen[1], lambda a, b: (a, b) == (1, 3)),
-    **dict.fromkeys(("store", "store_token", "lease_s"), Elsewhere(LATE, OTHERS)),
 }
+
+LIGHTNING_TABLE = dict.fromkeys(("store", "store_token", "lease_s"), Elsewhere(LATE, OTHERS))
 
 RAY = "plugins/agentrig-ray/tests/test_ray_pool.py"
 RAY_TABLE = {
