@@ -160,7 +160,7 @@ TEMPLATES: Mapping[str, Template] = {
             name="best-of-group",
             says="An algorithm for agentrig: it imitates the best rollouts of each group, with the learner of `grpo`.",
             edit="`pytest` trains small models for about a minute; `pytest -m slow` makes the further runs that the "
-            "longer checks need. Replace what `best_of_group` yields: what each rollout or call is worth. "
+            "longer checks need. Replace what the credit yields: what each rollout or call is worth. "
             'The page "Algorithms" of the docs has more, also algorithms with a learner or a loop of their own.',
             use="mini --algorithm {name} algorithm.model=mini",
             requires=("agentrig-grpo",),
