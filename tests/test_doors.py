@@ -39,9 +39,9 @@ def control() -> Iterator[Door]:
 
 @contextmanager
 def store() -> Iterator[Door]:
-    from agentrig.runners.joining import JOIN, Joining
-    from agentrig.runners.lightning_store import Store
-    from agentrig.runners.store_server import ServedStore
+    from agentrig_lightning.joining import JOIN, Joining
+    from agentrig_lightning.store import Store
+    from agentrig_lightning.store_server import ServedStore
 
     token = "a-token-of-this-test-0123"
     known = {"silent_s": 5.0, "deadline_s": 9.0, "retries": 1, "agent": {"name": "toy"}, "token": token}
@@ -66,7 +66,7 @@ def callbacks() -> Iterator[Door]:
 
 @contextmanager
 def watch(place: Path) -> Iterator[Door]:
-    from agentrig.view.watch.serving import serving
+    from agentrig.view.watch.app import serving
 
     with serving(place) as link:
         parts = urlsplit(link)

@@ -14,7 +14,7 @@ import pytest
 
 from agentrig import Outcome, Score, Task
 from agentrig.plan import Plan
-from agentrig.run.setup import make_scorer
+from agentrig.run.setup import Setup
 from agentrig.runners.scorer import GRACE_S, Scorer
 from agentrig.traces import LLM_CALL, Span, Trace
 
@@ -144,7 +144,7 @@ def test_a_reward_that_never_ends_holds_up_nobody(toy_plan: Callable[..., Plan],
     task = Task(id="t", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
     rollouts = [(task, Outcome(answer=answer), Trace(rollout_id="r")) for answer in ["spin"] * 6 + ["odd", "even"] * 3]
     start = time.monotonic()
-    with contextlib.closing(make_scorer(plan)) as scorer:
+    with contextlib.closing(Setup(plan).scorer()) as scorer:
         first = scorer(rollouts)
         assert [s.status for s in first] == ["invalid"] * 6 + ["ok"] * 6
         assert [s.value for s in first[6:]] == [1.0, 0.0] * 3
@@ -159,7 +159,7 @@ def test_a_reward_that_never_ends_holds_up_nobody(toy_plan: Callable[..., Plan],
 def test_a_reward_may_judge_in_processes_from_the_start(toy_plan: Callable[..., Plan]) -> None:
     plan = toy_plan("run.reward_process=true", "reward.odd=true")
     task = Task(id="t-1", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
-    with contextlib.closing(make_scorer(plan)) as scorer:
+    with contextlib.closing(Setup(plan).scorer()) as scorer:
         (score,) = scorer([(task, Outcome(answer="odd"), Trace(rollout_id="r"))])
     assert (score.value, score.correct) == (1.0, True)
     assert "half" in str(score.details)

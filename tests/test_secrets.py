@@ -23,7 +23,7 @@ from agentrig.errors import AgentrigError, ConfigError
 from agentrig.plan import Plan, resolve
 from agentrig.processes.confine import BASE, hint
 from agentrig.run.resume import resume_plan
-from agentrig.run.setup import agent_plan
+from agentrig.run.setup import Setup
 from agentrig.run.training import train
 from agentrig.text import storable
 
@@ -80,7 +80,7 @@ def test_a_secret_is_used_and_written_nowhere(
     assert f"<secret from {form} {where}>" in written  # in the failure's message and in the prompts
     assert f'{form} = "{where}"' in (run / "config.toml").read_text()
     assert json.loads((run / "manifest.json").read_text())["config"]["agent"]["api_key"] == {form: where}
-    assert KEY not in repr(made) + str(made.as_dict()) + repr(agent_plan(made)) + "".join(capfd.readouterr())
+    assert KEY not in repr(made) + str(made.as_dict()) + repr(Setup(made).agent_plan()) + "".join(capfd.readouterr())
     model.requests.clear()
     train(resume_plan(run, overrides=["algorithm.steps=2"]), resume=run)  # reads it again
     assert KEY in json.dumps(model.bodies())
@@ -200,7 +200,7 @@ def test_the_main_process_keeps_its_environment(plan: MakePlan, monkeypatch: pyt
 
 
 def test_settings_mark_secrets() -> None:
-    from agentrig.lightning import LightningAlgorithmConfig
+    from agentrig_lightning import LightningAlgorithmConfig
 
     assert attrs.fields_dict(LightningAlgorithmConfig)["api_key"].metadata["secret"] is True
     config: Any = LightningAlgorithmConfig(api_key=Secret(KEY))

@@ -45,28 +45,6 @@ class Measurement:
         return cls(accuracy=right / n if n else None, reward=statistics.fmean(values) if n else None, n=n)
 
 
-class RolloutsAhead(Protocol):
-    """Training rollouts that run while the algorithm does something else; `Session.begin_rollouts` returns it."""
-
-    def wait(self) -> None:
-        """Block until all have ended: the server then gets no request, and may take new weights.
-
-        The seconds count as `rollout` and `reward` of the current step.
-
-        Raises:
-            agentrig.errors.AgentrigError: The runners broke, or the run was interrupted.
-        """
-        ...
-
-    def rollouts(self) -> list[Rollout]:
-        """Return them as `Session.rollouts` does, stored and checked. Call it once, after the `end_step` before theirs.
-
-        Raises:
-            agentrig.errors.RunStopped: As `Session.rollouts` does.
-        """
-        ...
-
-
 class Session(Protocol):
     """What a run passes to its algorithm.
 
@@ -150,35 +128,6 @@ class Session(Protocol):
         """
         ...
 
-    def begin_rollouts(
-        self,
-        tasks: Sequence[Task],
-        *,
-        n: int,
-        endpoint: Endpoint | Sequence[Endpoint],
-        step: int,
-        version: int,
-        max_staleness: int,
-    ) -> RolloutsAhead:
-        """Start the training rollouts of the next step, and return at once: they run while this step is learned.
-
-        One batch at a time: call `wait` of what it returns before `rollouts`, `validate`, `report`, the next
-        `begin_rollouts`, and before the server takes weights.
-
-        Args:
-            tasks: What to run.
-            n: The group's size.
-            endpoint: One server or several, as in `rollouts`.
-            step: The step that will learn from them.
-            version: Version of the weights that the server has.
-            max_staleness: How many versions the rollouts may be behind the weights that their step begins with,
-                `step - 1`. One that is further behind fails with the kind `stale-weights`.
-
-        Raises:
-            ValueError: `version` itself is further behind.
-        """
-        ...
-
     def validate(self, endpoint: Endpoint | Sequence[Endpoint], *, step: int) -> float | None:
         """Return the accuracy on the validation split (greedy unless the run says otherwise).
 
@@ -218,8 +167,8 @@ class Session(Protocol):
                 NaN or infinity twice in a row stops the run.
             time_s: Wall seconds by part. The report plots `rollout`, `reward` and `update`; others
                 may be added.
-            digests: What a resumed run and the auditor need to know of the learner: `weights`, a digest for each group
-                of the new weights (`agentrig.delivery.digests`), and `dtype`, what it computes in.
+            digests: What a resumed run and the auditor need to know of the learner: `weights`, a digest of the new
+                weights, and `dtype`, what it computes in.
             calls: What was done with each call of the step's triplets, counted where the loss is computed, see
                 `agentrig.ledger`. None: the report says that the algorithm doesn't say.
 

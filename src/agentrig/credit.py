@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
@@ -33,7 +32,7 @@ Weighting = Literal["rollout", "call"]
 
 def advantages(
     values: Sequence[float | None],
-    calls: Sequence[int],
+    calls: Sequence[int] | None = None,
     *,
     weighting: Weighting = "rollout",
     normalize: bool = True,
@@ -51,7 +50,7 @@ def advantages(
 
     Args:
         values: The rollouts' values; None for a failure, which is left out of the baseline.
-        calls: How many trained calls (or sequences) each rollout has; used by `call` only.
+        calls: How many trained calls (or sequences) each rollout has; needed by `call` only.
         weighting: `rollout`: each rollout counts once in mean and deviation. `call`: each trained
             call counts once, so that a rollout with more calls pulls the baseline towards itself
             (as in algorithms that see only calls).
@@ -63,10 +62,18 @@ def advantages(
         that is alone in its group: there is nothing to compare it with.
 
     Raises:
+        AgentrigError: A reward is larger than `LARGEST`, or is not a number.
         ValueError: `values` and `calls` differ in length.
     """
+    calls = [1] * len(values) if calls is None else calls
     if len(values) != len(calls):
         raise ValueError(f"{len(values)} values, but {len(calls)} counts of calls")
+    for value in values:
+        if value is not None and not abs(value) <= LARGEST:
+            raise AgentrigError(
+                f"a rollout of this step has the reward {value:g}; the loss is computed in fp32, where rewards beyond "
+                f"{LARGEST:g} overflow. Scale the reward: most lie between 0 and 1"
+            )
     valid = [(v, 1 if weighting == "rollout" else c) for v, c in zip(values, calls, strict=True) if v is not None]
     total = sum(w for _, w in valid)
     counted = [v for v, w in valid if w > 0]
@@ -77,41 +84,3 @@ def advantages(
     scale = math.sqrt(squares / (total - 1)) + EPSILON if normalize else 1.0
     found = [0.0 if v is None else (v - mean) / scale for v in values]
     return [a * negative_scale if a < 0 else a for a in found]
-
-
-def group_advantages(
-    groups: Sequence[str], values: Sequence[float | None], *, scale: bool = False, negative_scale: float = 1.0
-) -> list[float | None]:
-    """Return the advantages of the rollouts of several groups; see `advantages` for the formula.
-
-    Args:
-        groups: The group (task) of each rollout, in any order.
-        values: Each rollout's value; None for a failure.
-        scale: Divide by the group's standard deviation.
-        negative_scale: Negative advantages are multiplied by this.
-
-    Returns:
-        One number a rollout, each compared with its own group; None for failures.
-
-    Raises:
-        AgentrigError: A reward is larger than `LARGEST`, or is not a number.
-        ValueError: `groups` and `values` differ in length.
-    """
-    members: dict[str, list[int]] = defaultdict(list)
-    for place, (group, value) in enumerate(zip(groups, values, strict=True)):
-        if value is None:
-            continue
-        if not abs(value) <= LARGEST:
-            raise AgentrigError(
-                f"rollout {place} of this step, of group {group}, has the reward {value:g}; the loss is computed "
-                f"in fp32, where rewards beyond {LARGEST:g} overflow. Scale the reward: most lie between 0 and 1"
-            )
-        members[group].append(place)
-    found: list[float | None] = [None] * len(values)
-    for places in members.values():
-        credit = advantages(
-            [values[i] for i in places], [1] * len(places), normalize=scale, negative_scale=negative_scale
-        )
-        for place, advantage in zip(places, credit, strict=True):
-            found[place] = advantage
-    return found

@@ -8,7 +8,8 @@ import os
 import resource
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -80,6 +81,23 @@ class AgentFailure(AgentrigError):
     def __init__(self, message: str, *, kind: str = "agent-error") -> None:
         super().__init__(message)
         self.kind = kind
+
+
+@contextmanager
+def extra(name: str, what: str) -> Iterator[None]:
+    """Name the extra of agentrig that brings a package, if the block can't import it.
+
+    Args:
+        name: The extra.
+        what: What needs it, as the beginning of the message: `frames need pandas`.
+
+    Raises:
+        AgentrigError: The package is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise AgentrigError(f"{what}, which is not installed: pip install 'agentrig[{name}]'") from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -109,8 +109,8 @@ class Learner(delivery.Learner, Protocol):
         """Set the weights of the latest `keep`."""
         ...
 
-    def trained_digests(self) -> Mapping[str, str]:
-        """Return name to digest of what is trained: a resumed run begins with no other weights."""
+    def fingerprint(self) -> str:
+        """Return a digest of what is trained: a resumed run begins with no other weights."""
         ...
 
     def prompt(self, text: str) -> Sequence[int]:

@@ -55,6 +55,9 @@ REASONS: Mapping[str, str] = {
 }
 """Why a call was dropped, by reason. An algorithm or adapter of your own may add reasons: lower case, with hyphens."""
 
+BY_REWARDS = (ZERO_ADVANTAGE, ZERO_VARIANCE, ALONE, NEGATIVE_SCALE)
+"""Of these reasons, the ledger finds the one that the rewards of the group show, and stops the run if there is none."""
+
 
 class Call(NamedTuple):
     """Which LLM call: a rollout's id, and the id of the call's span in its trace."""
@@ -75,8 +78,7 @@ class Entry:
         place: `trained`: the tokens are in a loss that changed the weights. `masked`: they were in a sequence as
             context, without loss. `dropped`: they were left out.
         tokens: Number of response tokens.
-        reason: Why it was dropped (see `REASONS`); empty for the other places. Of `zero-advantage`, the ledger finds
-            the closer reason from the rewards of the group.
+        reason: Why it was dropped (see `REASONS`, `BY_REWARDS`); empty for the other places.
         advantage: The advantage that the tokens were trained with; None if it is not one number, or not known. It is
             only shown.
     """
@@ -119,14 +121,14 @@ class Recorded:
         return f"rollout {self.call.rollout}, task {self.task}, node {node}, call {self.call.span}"
 
     def row(self, place: str, tokens: int, reason: str = "", advantage: float | None = None) -> dict[str, Any]:
-        """Return where some of its tokens went, for `Books.rows`."""
+        """Return where some of its tokens went, for `StepTotals.rows`."""
         where = {"rollout": self.call.rollout, "span": self.call.span, "node": self.node}
         return {**where, "place": place, "reason": reason, "tokens": tokens, "advantage": advantage}
 
 
 @attrs.frozen
-class Books:
-    """The counts of a step.
+class StepTotals:
+    """What became of the calls of a step.
 
     Attributes:
         rows: Each recorded call and where it went: `rollout`, `span`, `node`, `place`, `reason`, `tokens` and
@@ -239,16 +241,22 @@ class Ledger:
             return self._left_out(rollout.trace, call) or ""
         return DUPLICATE if any(_same(call, other) for other in calls) else LEFT_OUT_BY_ADAPTER
 
-    def _without_gradient(self, value: float | None, group: Sequence[float]) -> str:
-        """Return why a rollout with this value has the advantage 0 in its group."""
-        if len(group) < 2:
-            return ALONE
-        if min(group) == max(group):
-            return ZERO_VARIANCE
-        worse = value is not None and value < sum(group) / len(group)
-        return NEGATIVE_SCALE if worse and not self._negative_scale else ZERO_ADVANTAGE
+    def _explain(self, value: float | None, group: Sequence[tuple[float, bool]]) -> tuple[str, str]:
+        """Return why a call has the advantage 0, and how the rewards of its group contradict that; '' if they don't."""
+        everyone, callers = [v for v, _ in group], [v for v, has_calls in group if has_calls]
+        for values in (everyone, callers):  # a baseline over calls uses the callers only
+            if len(values) < 2:
+                return ALONE, ""
+            if min(values) == max(values):
+                return ZERO_VARIANCE, ""
+        if value is not None and value < sum(everyone) / len(everyone) and not self._negative_scale:
+            return NEGATIVE_SCALE, ""
+        if value is None or min(everyone) < value < max(everyone):
+            return ZERO_ADVANTAGE, ""
+        others = ", ".join(f"{v:g}" for v in everyone)
+        return ZERO_ADVANTAGE, f"its reward is {value:g}, those of its group are {others}"
 
-    def close(self, entries: Iterable[Entry] | None, *, step: int) -> Books:
+    def close(self, entries: Iterable[Entry] | None, *, step: int) -> StepTotals:
         """Close a step's books.
 
         Args:
@@ -276,13 +284,15 @@ class Ledger:
                 rows.append(r.row("handed_over", r.tokens))
             elif told[call] and tokens == r.tokens:
                 for entry in sorted(told[call], key=lambda e: ("trained", "masked", "dropped").index(e.place)):
-                    reason = entry.reason
-                    if reason == ZERO_ADVANTAGE:
-                        reason = self._without_gradient(r.value, [value for value, _ in values[r.group]])
+                    reason, wrong = entry.reason, ""
+                    if reason in BY_REWARDS:
+                        reason, wrong = self._explain(r.value, values[r.group])
                     rows.append(r.row(entry.place, entry.tokens, reason, entry.advantage))
-                    if entry.place == "dropped" and (wrong := _contradiction(r, reason, values[r.group])):
+                    if wrong:
                         what = f"a call was dropped for a reason that its group's rewards contradict, {reason}"
-                        faults[what if reason else "a call was dropped without a reason"].append(f"{r} ({wrong})")
+                        faults[what].append(f"{r} ({wrong})")
+                    if entry.place == "dropped" and not reason:
+                        faults["a call was dropped without a reason"].append(str(r))
             else:
                 rows.append(r.row("unaccounted", r.tokens))
                 if not told[call]:
@@ -293,9 +303,9 @@ class Ledger:
                 else:
                     faults["a part of a call's response got lost"].append(f"{r} ({tokens} of {r.tokens} tokens)")
         counted = sum(r.tokens for r in recorded.values())
-        books = Books(rows, _book(rows, len(recorded), calls=True), _book(rows, counted, calls=False))
+        result = StepTotals(rows, _book(rows, len(recorded), calls=True), _book(rows, counted, calls=False))
         if not faults:
-            return books
+            return result
         start = (
             f"step {step}: the ledger of calls does not close: what the algorithm {self._algorithm} did with its "
             f"{len(handed)} calls ({sum(r.tokens for r in handed.values())} response tokens) is not what it was given."
@@ -304,7 +314,7 @@ class Ledger:
             "The adapter's side is right: look for the fault in the algorithm, between its samples and its loss "
             "(docs/proofs.md). The weights of this step are not saved."
         )
-        return attrs.evolve(books, wrong=_message(start, faults, end))
+        return attrs.evolve(result, wrong=_message(start, faults, end))
 
 
 def _message(start: str, faults: Mapping[str, Sequence[str]], end: str) -> str:
@@ -330,25 +340,6 @@ def _book(rows: Iterable[Mapping[str, Any]], recorded: int, *, calls: bool) -> d
         else:
             book[row["place"]] = book.get(row["place"], 0) + n
     return {**book, "dropped": dict(sorted(dropped.items()))}
-
-
-def _contradiction(recorded: Recorded, reason: str, group: Sequence[tuple[float, bool]]) -> str:
-    """Return why the rewards of its group contradict the reason for which a call was dropped; '' if they do not."""
-    if not reason:
-        return "each dropped call needs one"
-    value, everyone = recorded.value, [v for v, _ in group]
-    callers = [v for v, has_calls in group if has_calls]  # a baseline over calls uses only these
-    if value is None:
-        return ""
-    wrong = {
-        ZERO_VARIANCE: len(set(everyone)) > 1 and len(set(callers)) > 1,
-        ALONE: len(everyone) > 1 and len(callers) > 1,
-        ZERO_ADVANTAGE: not min(everyone) < value < max(everyone),
-        NEGATIVE_SCALE: value == max(everyone),
-    }
-    if not wrong.get(reason):
-        return ""
-    return f"its reward is {value:g}, those of its group are {', '.join(f'{v:g}' for v in everyone)}"
 
 
 def _unusable(call: Span) -> str:

@@ -96,6 +96,17 @@ class Plan:
             return bool(self.gateway.models) or getattr(self.components["agent"].spec, "calls", "tap") == "gateway"
         return self.gateway.use == "on"
 
+    @property
+    def sees_gold(self) -> bool:
+        """Whether the agent gets whole rows, with their gold columns."""
+        spec: Any = self.components["agent"].spec
+        return bool(spec.whole_rows)
+
+    @property
+    def whose_tasks(self) -> str:
+        """The task set, for messages about its rows."""
+        return f"task set {self.components['tasks'].spec.name}"
+
     def build(self, kind: str) -> Any:
         """Build the selected component of a kind; its heavy imports happen here.
 
@@ -250,64 +261,105 @@ def resolve(
         ConfigError, LookupFailed, PluginError: The message names the key, the plugin and the nearest valid name.
     """
     from agentrig.plugins.loading import load
-    from agentrig.plugins.specs import RecipeSpec
 
+    # Read: the run file, the overrides, the plugins.
     name = source or "mini"
-    own: dict[str, Any] = {}
-    base = name
+    base, own = _read_source(name)
+    parsed = [parse_override(o) for o in overrides]
+    # `use` first: a new component drops the keys of the old one, and a new algorithm those of the server too.
+    parsed.sort(key=lambda override: (override[1] != "use", override[0] != "algorithm"))
+    wanted = {**own.get("run", {}), **{key: value for section, key, value in parsed if section == "run"}}
+    registry = load(
+        block=_strings(wanted, "block"), files=[*_strings(wanted, "plugins"), *files], strict=strict_plugins
+    )
+
+    # Merge: each source over the one before.
+    merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for settings in (
+        _own_first(registry.find("recipe", base), registry) if base else {},
+        own,
+        *({kind: {"use": use}} for kind, use in (uses or {}).items() if use is not None),
+        *({section: {key: value}} for section, key, value in parsed),
+    ):
+        _merge(merged, settings, registry)
+    overridden = any((section, key) == ("run", "plugins") for section, key, _ in parsed)
+    if files or overridden:  # absolute, so that a resumed run finds them from any folder
+        own_files = _strings(merged["run"], "plugins")
+        own_files = [str(Path(f).resolve()) for f in own_files] if overridden else own_files
+        merged["run"]["plugins"] = [*own_files, *(str(Path(f).resolve()) for f in files)]
+    for section, names in ((observing.SECTION, observers), (observing.TRACKERS, trackers)):
+        if names:
+            merged[section]["use"] = list(dict.fromkeys([*observing.used(merged[section], section), *names]))
+
+    # Select: a component of each kind, and its config object. `auto` waits until it is asked for.
+    elsewhere = partial(_elsewhere, merged=merged, registry=registry)
+    run = structure(RunSettings, merged["run"], owner="a run", section="run", elsewhere=elsewhere)
+    gateway = structure(GatewaySettings, merged["gateway"], owner="a run", section="gateway", elsewhere=elsewhere)
+    second = composing.second_rewards(run.second_reward, merged[composing.SECOND], registry, elsewhere)
+    selected = _select(merged, registry, elsewhere)
+    composing.parts_of(selected.components["reward"], selected.configs["reward"], registry)
+
+    # Check what only makes sense together.
+    _check_gateway(gateway, selected.components["agent"].spec)
+    return Plan(
+        recipe=_plain_name(Path(name).stem if _is_file(name) else name),
+        run=run,
+        runners=selected.configs["runners"],
+        components=selected.components,
+        configs=selected.configs,
+        registry=registry,
+        reasons=selected.reasons,
+        observers=tuple(
+            found for s in observing.SECTIONS for found in observing.selected(merged[s], registry, elsewhere, s)
+        ),
+        second_rewards=second,
+        gateway=gateway,
+    )
+
+
+def _is_file(source: str) -> bool:
+    return source.endswith(".toml") or "/" in source
+
+
+def _read_source(name: str) -> tuple[str, dict[str, Any]]:
+    """Return the recipe that a run begins with, '' for none, and the sections of its run file."""
     if name.endswith(".py"):
         raise ConfigError(
             f"{name} is Python and no run file; name a recipe, and give the file as a plugin:\n"
             f"  agentrig train mini --plugin {name} --agent NAME"
         )
-    if name.endswith(".toml") or "/" in name:
-        own = read_run_file(Path(name))
-        base = own.pop("recipe", "")
-        name = Path(name).stem
-    parsed = [parse_override(o) for o in overrides]
-    # `use` first: a new component drops the keys of the old one, and a new algorithm those of the server too.
-    parsed.sort(key=lambda override: (override[1] != "use", override[0] != "algorithm"))
+    if not _is_file(name):
+        return name, {}
+    own = read_run_file(Path(name))
+    base = own.pop("recipe", "")
     for section in own:
         _check_section(section)
         if not isinstance(own[section], dict):
             raise ConfigError(f'"{section}" must be a section: write [{section}] and its keys below it')
-    wanted = dict(own.get("run", {}))
-    wanted.update({key: value for section, key, value in parsed if section == "run"})
-    registry = load(
-        block=_strings(wanted, "block"), files=[*_strings(wanted, "plugins"), *files], strict=strict_plugins
-    )
-    sources: list[Mapping[str, Mapping[str, Any]]] = []
-    if base:
-        recipe = registry.find(RecipeSpec.kind, base)
-        sources.append(_own_first(recipe, registry))
-    sources.append(own)
-    sources += [{kind: {"use": use}} for kind, use in (uses or {}).items() if use is not None]
-    sources += [{section: {key: value}} for section, key, value in parsed]
-    merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    for settings in sources:
-        _merge(merged, settings, registry)
-    for section, key, _ in parsed:
-        if (section, key) == ("run", "plugins"):  # absolute, so that a resumed run finds them from any folder
-            merged["run"]["plugins"] = [str(Path(f).resolve()) for f in _strings(merged["run"], "plugins")]
-    if files:
-        merged["run"]["plugins"] = [*_strings(merged["run"], "plugins"), *(str(Path(f).resolve()) for f in files)]
+    return base, own
 
-    def elsewhere(key: str) -> str:
-        return _elsewhere(key, merged, registry)
 
-    for section, names in ((observing.SECTION, observers), (observing.TRACKERS, trackers)):
-        if names:
-            merged[section]["use"] = list(dict.fromkeys([*observing.used(merged[section], section), *names]))
-    run = structure(RunSettings, merged["run"], owner="a run", section="run", elsewhere=elsewhere)
-    gateway = structure(GatewaySettings, merged["gateway"], owner="a run", section="gateway", elsewhere=elsewhere)
-    second = composing.second_rewards(run.second_reward, merged[composing.SECOND], registry, elsewhere)
+@attrs.frozen
+class _Selected:
+    components: Mapping[str, Component]
+    configs: Mapping[str, Any]
+    reasons: Mapping[str, str]
+
+
+def _select(merged: Mapping[str, Mapping[str, Any]], registry: Registry, elsewhere: Callable[[str], str]) -> _Selected:
+    """Return the component and the config object of each kind; `auto` is resolved on first access."""
 
     def select(kind: str, use: str, keys: Mapping[str, Any]) -> tuple[Component, Any]:
         component = registry.find(kind, use)
         owner = f"{use} ({component.distribution} {component.version})"
-        return component, structure(component.spec.config, keys, owner=owner, section=kind, elsewhere=elsewhere)
 
-    selected: dict[str, tuple[Component, Any]] = {}
+        def others(key: str) -> str:
+            return elsewhere(key) or _of_another(kind, key, registry)
+
+        return component, structure(component.spec.config, keys, owner=owner, section=kind, elsewhere=others)
+
+    components: dict[str, Component] = {}
+    configs: dict[str, Any] = {}
     auto_keys: dict[str, dict[str, Any]] = {}
     for kind in RUN_KINDS:
         keys = dict(merged[kind])
@@ -316,27 +368,14 @@ def resolve(
             names = ", ".join(c.spec.name for c in registry.components(kind))
             raise ConfigError(f'[{kind}] does not say what to use; write use = "NAME" with one of: {names or "none"}')
         if kind == "server":
-            algorithm = selected["algorithm"][0]
-            auto.check_server(algorithm, use, keys)
-            use = use if getattr(algorithm.spec, "server", False) else auto.OWN
+            auto.check_server(components["algorithm"], use, keys)
+            use = use if getattr(components["algorithm"].spec, "server", False) else auto.OWN
         if kind == "runners":
-            use = auto.runners_of(registry, selected["algorithm"][0], use)
+            use = auto.runners_of(registry, components["algorithm"], use)
         if kind in ("hardware", "server") and use == "auto":
             auto_keys[kind] = keys
         else:
-            selected[kind] = select(kind, use, keys)
-    composing.parts_of(*selected["reward"], registry)
-    runners: RunnerSettings = selected["runners"][1]
-    spec: Any = selected["agent"][0].spec
-    if gateway.use == "off" and gateway.models:
-        raise ConfigError('[gateway] use = "off", but [gateway.models] names models that only the gateway can reach')
-    if gateway.use == "off" and getattr(spec, "calls", "tap") == "gateway":
-        raise ConfigError(
-            f'[gateway] use = "off", but the calls of agent {spec.name} leave the runner\'s process: without the '
-            'gateway nobody records them. Leave it out: "auto" starts the gateway'
-        )
-    components: Mapping[str, Component] = {kind: component for kind, (component, _) in selected.items()}
-    configs: Mapping[str, Any] = {kind: config for kind, (_, config) in selected.items()}
+            components[kind], configs[kind] = select(kind, use, keys)
     if "hardware" in auto_keys:
         auto.check_hardware_keys(registry, components["algorithm"], auto_keys["hardware"], elsewhere)
     if "server" in auto_keys:
@@ -348,28 +387,28 @@ def resolve(
         if kind == "hardware":
             name = auto.auto_hardware(registry, components["algorithm"])
         else:
-            hardware = built(components["hardware"], configs["hardware"])
-            found, why = auto.auto_server(registry, hardware, auto_keys[kind])
-            name = registry.reference(found)
+            hardware = built(found.components["hardware"], found.configs["hardware"])
+            component, why = auto.auto_server(registry, hardware, auto_keys[kind])
+            name = registry.reference(component)
         return *select(kind, name, auto_keys[kind]), why
 
-    components = Deferred(components, {kind: partial(_nth, chosen, kind, 0) for kind in auto_keys})
-    configs = Deferred(configs, {kind: partial(_nth, chosen, kind, 1) for kind in auto_keys})
-    reasons = Deferred({}, {kind: partial(_nth, chosen, kind, 2) for kind in auto_keys if kind == "server"})
-    return Plan(
-        recipe=_plain_name(name),
-        run=run,
-        runners=runners,
-        components=components,
-        configs=configs,
-        registry=registry,
-        reasons=reasons,
-        observers=tuple(
-            found for s in observing.SECTIONS for found in observing.selected(merged[s], registry, elsewhere, s)
-        ),
-        second_rewards=second,
-        gateway=gateway,
+    found = _Selected(
+        Deferred(components, {kind: partial(_nth, chosen, kind, 0) for kind in auto_keys}),
+        Deferred(configs, {kind: partial(_nth, chosen, kind, 1) for kind in auto_keys}),
+        Deferred({}, {kind: partial(_nth, chosen, kind, 2) for kind in auto_keys if kind == "server"}),
     )
+    return found
+
+
+def _check_gateway(gateway: GatewaySettings, agent: Any) -> None:
+    """Raise if the gateway is off, and something needs it."""
+    if gateway.use == "off" and gateway.models:
+        raise ConfigError('[gateway] use = "off", but [gateway.models] names models that only the gateway can reach')
+    if gateway.use == "off" and getattr(agent, "calls", "tap") == "gateway":
+        raise ConfigError(
+            f'[gateway] use = "off", but the calls of agent {agent.name} leave the runner\'s process: without the '
+            'gateway nobody records them. Leave it out: "auto" starts the gateway'
+        )
 
 
 def _nth(chosen: Callable[[str], tuple[Any, ...]], kind: str, n: int) -> Any:
@@ -398,6 +437,12 @@ def _elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Regi
                 found[section] = f"{section}.{key}"
     sections, keys = " and ".join(f"[{s}]" for s in found), " or ".join(found.values())
     return f" It is a key of {sections}: write {keys}." if found else ""
+
+
+def _of_another(kind: str, key: str, registry: Registry) -> str:
+    """Return ` It is a key of NAME: …` for another component of that kind which has it, or ''."""
+    names = [c.spec.name for c in registry.components(kind) if key in attrs.fields_dict(c.spec.config)]
+    return f" It is a key of {' and '.join(names)}: {kind}.use={names[0]} selects it." if names else ""
 
 
 def _strings(keys: Mapping[str, Any], key: str) -> list[str]:

@@ -208,6 +208,8 @@ class RunnerPool(Protocol):
         pending: Number of jobs that were submitted and have not come back.
         replaced: How many runners were replaced.
         built: Set once a runner has built the agent.
+
+    A pool may also have `warnings`, a sequence of texts: what the run's summary says of its runners.
     """
 
     built: threading.Event

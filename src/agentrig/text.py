@@ -90,6 +90,15 @@ def copied(value: Any) -> Any:
     return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
 
 
+def flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings, each with its keys joined by dots."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
 DEPTH_LIMIT = 254
 """Most levels of lists and dicts in plain data, as orjson has it: what reads and writes it is recursive."""
 

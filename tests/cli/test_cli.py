@@ -8,7 +8,7 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +214,7 @@ def test_broken_hardware_under_auto_does_not_end_a_command(
     from agentrig.doctor.devices import check_hardware
     from agentrig.hardware import HardwareError
     from agentrig.plan import resolve
-    from agentrig.run.setup import ready_hardware
+    from agentrig.run.setup import Setup
 
     (here / "faulty.py").write_text(FAULTY)
     more = ["--plugin", toy_file, "--plugin", "faulty.py"]
@@ -228,7 +228,7 @@ def test_broken_hardware_under_auto_does_not_end_a_command(
     assert (unmade.exit_code, "(faulty.py:12 in <lambda>)" in unmade.stderr) == (1, True), unmade.output
     plan = resolve("toy", overrides=["hardware.use=faulty"], files=[toy_file, str(here / "faulty.py")])
     with pytest.raises(HardwareError, match=r"faulty\.py:7 in probe"):
-        ready_hardware(plan)
+        Setup(plan).hardware()
     monkeypatch.setattr("agentrig.doctor.examination.CHECKS", (check_hardware,))
     looked = invoke("doctor", "toy", *more, "--hardware", "cpu", "--json")
     lines = {f["check"]: f for f in json.loads(looked.stdout)["findings"]}
@@ -426,3 +426,37 @@ def test_predictions_of_a_measurement_that_did_not_begin_leave_no_file(tmp_path:
     done = CliRunner().invoke(main, words)
     assert "a measurement runs the agent on this machine" in done.output, done.output
     assert not file.exists()
+
+
+WITHOUT = "import sys\nsys.modules[sys.argv.pop(1)] = None\nfrom agentrig.cli.entry import main\nmain(sys.argv[1:])"
+
+
+def without(package: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command where a package is not installed that the core alone does not bring."""
+    command = [sys.executable, "-c", WITHOUT, package, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+
+@pytest.mark.parametrize(
+    ("absent", "words", "said"),
+    [
+        (
+            "agentrig_lightning",
+            ["run", "script.py"],
+            "agentrig run needs agentrig-lightning: pip install agentrig-ligh",
+        ),
+        ("agentrig_lightning", ["runner", "--store", "x"], "agentrig runner needs agentrig-lightning: pip install"),
+        ("opentelemetry.sdk", ["train", "mini", "--otlp", "http://127.0.0.1:1"], "pip install 'agentrig[otlp]'"),
+    ],
+)
+def test_what_is_not_installed_is_named_with_its_cure(absent: str, words: list[str], said: str, here: Path) -> None:
+    done = without(absent, *words)
+    assert (done.returncode, said in done.stderr) == (1, True), done.stderr
+
+
+def test_a_report_without_matplotlib_has_no_images(ended_run: Callable[..., Path], tmp_path: Path) -> None:
+    done = without("matplotlib", "report", str(ended_run()), "--out", str(tmp_path / "page.html"))
+    assert done.returncode == 0, done.stderr
+    assert "has no images, because matplotlib is not installed: pip install 'agentrig[plots]'" in done.stderr
+    assert "<svg" in (tmp_path / "page.html").read_text("utf-8")
+    assert not (tmp_path / "plots").exists()

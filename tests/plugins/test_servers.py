@@ -10,7 +10,7 @@ import pytest
 from agentrig import ServerSpec
 from agentrig.errors import AgentrigError, ConfigError, PluginError
 from agentrig.plan import Plan, resolve
-from agentrig.run.setup import make_server, ready_hardware, ready_server
+from agentrig.run.setup import Setup
 from agentrig.servers import ServerPlan
 
 FAST = """
@@ -92,11 +92,11 @@ def test_a_key_that_one_server_has_selects_it(fast: Callable[..., str]) -> None:
 def test_verbose_names_the_server_and_the_reason(fast: Callable[..., str], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", logger="agentrig")
     plan = cpu(files=(fast("it needs a GPU"),))
-    ready_server(plan, ready_hardware(plan))
+    Setup(plan).check_server(Setup(plan).hardware())
     assert "the model's server is embedded (fast: it needs a GPU); another one: --server NAME" in caplog.text
     named = cpu("server.use=fast", files=(fast("it needs a GPU"),))
     with pytest.raises(ConfigError, match=r"server fast can't serve on cpu: it needs a GPU"):
-        ready_server(named, ready_hardware(named))
+        Setup(named).check_server(Setup(named).hardware())
     assert "server" not in named.reasons
 
 
@@ -140,7 +140,7 @@ def test_an_algorithm_whose_spec_does_not_declare_it_gets_a_server_with_a_warnin
 ) -> None:
     plan = resolve("mini", overrides=["hardware.use=cpu"], uses={"algorithm": "silent"}, files=[fast("no GPU")])
     assert plan.components["server"].spec.name == "own"
-    made = make_server(plan)(ServerPlan(model=tmp_path, name="policy", hardware=ready_hardware(plan)))
+    made = Setup(plan).server()(ServerPlan(model=tmp_path, name="policy", hardware=Setup(plan).hardware()))
     assert type(made).__name__ == "Embedded"
     assert "algorithm silent asks for a model server; let its spec say so" in caplog.text
 
@@ -155,4 +155,4 @@ def test_a_server_that_cannot_be_built_names_its_plugin(tmp_path: Path) -> None:
     )
     plan = cpu("server.use=wrong", files=(str(file),))
     with pytest.raises(PluginError, match=r"the server wrong cannot be built: .*wrong.py:4.* must return a callable"):
-        make_server(plan)
+        Setup(plan).server()

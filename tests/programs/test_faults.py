@@ -78,7 +78,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
         Gateway(GatewaySettings()) as gateway,
         closing(subject),
     ):
-        pool = subject.started(n=1, threads=len(DOS) + GOOD + 1)
+        pool = subject.started(threads=len(DOS) + GOOD + 1)
         endpoint = attrs.evolve(server.endpoint(temperature=0.5), gateway=gateway.address)
 
         def submit(do: str, name: str = "") -> None:

@@ -30,8 +30,7 @@ from agentrig.cli import main
 from agentrig.delivery import Delivery
 from agentrig.errors import RunStopped
 from agentrig.run.loop import Loop
-from agentrig.view.findings import findings
-from agentrig.view.reading import read_run
+from agentrig.view.diagnosis import diagnose
 
 MODELS = tiny()
 QUICK = ("the swap is skipped, the version is not", "the adapter is merged twice", "the prefix cache is stale",
@@ -347,5 +346,5 @@ def test_the_report_has_a_line_about_delivery(seen: dict[str, Any], level: str, 
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content), "utf-8")
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "algorithm": {}}) + "\n", "utf-8")
-    found = [(finding.level, finding.text) for finding in findings(read_run(tmp_path))]
-    assert [each for each in found if "arrived" in each[1]] == [(level, text)]
+    found = diagnose(tmp_path)
+    assert [(f.level, f.text) for f in (*found.warnings, *found.checks) if "arrived" in f.text] == [(level, text)]

@@ -122,7 +122,7 @@ def samples_of_an_earlier_step_are_trained_again(patch: Patch) -> None:
     f"{WHERE} \\(its reward is 0, those of its group are 0, 1, 0, 1\\)"
 )
 def all_advantages_are_zero(patch: Patch) -> None:
-    around(patch, algorithm, "group_advantages", lambda found, *_: [v and 0.0 for v in found])
+    around(patch, algorithm, "group_relative", lambda found, *_: [[v and 0.0 for v in group] for group in found])
 
 
 # --- learner ---
@@ -283,7 +283,7 @@ def test_a_credit_that_returns_something_else_is_named(tmp_path: Path, worth: An
 
 
 def test_negative_advantages_without_weight_have_their_own_reason(tmp_path: Path) -> None:
-    line = run_steps(session_in(tmp_path), steps=1, negative_scale=0.0)[0]
+    line = run_steps(session_in(tmp_path, negative_scale=0.0), steps=1, negative_scale=0.0)[0]
     assert line["calls"]["trained"] == 10
     assert line["calls"]["dropped"] == {**DROPPED, "zero-variance-group": 8, "negative-scale-zero": 12}
 

@@ -471,7 +471,9 @@ def test_rollouts_of_a_server_without_the_weights_do_not_count(
         real(self, steps)
         dead = Endpoint(base_url="http://127.0.0.1:9/v1", model="policy")
         learner: Any = None  # is not asked: there is no answer to compare with
-        self.delivery.begin(version=0, learner=learner, servers=[dead], context=64, prompt=lambda: [1, 2, 3])
+        self.delivery.begin(
+            version=0, learner=learner, dtype="float32", servers=[dead], context=64, prompt=lambda: [1, 2, 3]
+        )
 
     monkeypatch.setattr(RunSession, "plan_steps", begun)
     with pytest.raises(RunStopped, match=r"step 0: the model server http://127\.0\.0\.1:9/v1\S* does not answer"):
@@ -496,7 +498,15 @@ def test_rollouts_one_at_a_time_wait_for_the_proof_and_others_do_not(
         real(self, steps)
         dead = Endpoint(base_url="http://127.0.0.1:9/v1", model="policy")
         learner: Any = None
-        self.delivery.begin(version=0, learner=learner, servers=[dead], context=64, prompt=lambda: [1, 2], held=held)
+        self.delivery.begin(
+            version=0,
+            learner=learner,
+            dtype="float32",
+            servers=[dead],
+            context=64,
+            prompt=lambda: [1, 2],
+            held=held,
+        )
 
     monkeypatch.setattr(RunSession, "plan_steps", begun)
     with pytest.raises(RunStopped, match=r"step 0: the model server .* does not answer"):

@@ -13,7 +13,7 @@ from agentrig import Endpoint, Score, Task
 from agentrig.errors import AgentrigError
 from agentrig.plan import Plan
 from agentrig.rollouts import Rollout
-from agentrig.run.setup import make_engine
+from agentrig.run.setup import Setup
 from agentrig.runners.scorer import Scorer
 
 Roll = Callable[..., list[Rollout]]
@@ -46,7 +46,7 @@ def roll(model: ModelServer, toy_plan: Callable[..., Plan]) -> Roll:
     ) -> list[Rollout]:
         plan = toy_plan(*overrides, **uses)
         scorer = Scorer(plan.build("reward"), budget_s=2)
-        engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter or plan.build("adapter"))
+        engine, runtime = Setup(plan).engine(scorer=scorer, adapter=adapter or plan.build("adapter"))
         found: list[Rollout] = []
 
         def body() -> None:
@@ -187,8 +187,8 @@ def test_every_rollout_is_reported_once_and_batches_do_not_mix(
 
     plan = toy_plan()
     plan.registry.add_observer(Watch(), "watch")
-    engine, runtime = make_engine(
-        plan, scorer=Scorer(lambda t, o, b: Score.ok(1.0), budget_s=2), adapter=plan.build("adapter")
+    engine, runtime = Setup(plan).engine(
+        scorer=Scorer(lambda t, o, b: Score.ok(1.0), budget_s=2), adapter=plan.build("adapter")
     )
     found: list[Rollout] = []
 

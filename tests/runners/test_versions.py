@@ -14,7 +14,7 @@ from agentrig.errors import RunStopped
 from agentrig.plan import Plan
 from agentrig.rollouts import Rollout
 from agentrig.run.guards import check_failures
-from agentrig.run.setup import make_engine
+from agentrig.run.setup import Setup
 from agentrig.runners.jobs import Result
 from agentrig.runners.scorer import Scorer
 from agentrig.runners.versions import Versions
@@ -35,7 +35,7 @@ def answered(*fingerprints: str | None) -> Trace:
 def test_the_version_of_a_rollout_is_checked_and_recorded(toy_plan: Callable[..., Plan]) -> None:
     plan = toy_plan()
     told: list[Rollout] = []
-    engine, _ = make_engine(plan, scorer=Scorer(plan.build("reward"), budget_s=2), adapter=plan.build("adapter"))
+    engine, _ = Setup(plan).engine(scorer=Scorer(plan.build("reward"), budget_s=2), adapter=plan.build("adapter"))
     engine._on_rollout = told.append
     traces = {
         "one-behind": answered("v5", "v5"),

@@ -69,10 +69,11 @@ SWAP = """pairs = [(i, j) for i in range({first}) for j in range({second}) if fo
 
 ADVANTAGES = """
 from agentrig_grpo import algorithm
-real = algorithm.group_advantages
-def group_advantages(groups, values, **more):
+real = algorithm.group_relative
+def group_relative(groups, config):
+    found = list(real(groups, config))
     {body}
-algorithm.group_advantages = group_advantages
+algorithm.group_relative = group_relative
 """
 
 WEIGHTS = """
@@ -194,26 +195,23 @@ FAULTS = {
     ),
     "advantages are 100 times as large in one group": Fault(
         link="advantages",
-        code=ADVANTAGES.format(
-            body="found = real(groups, values, **more)\n"
-            "    return [a and a * (100 if g == groups[0] else 1) for g, a in zip(groups, found)]"
-        ),
+        code=ADVANTAGES.format(body="return [[a and a * (1 if i else 100) for a in g] for i, g in enumerate(found)]"),
     ),
     "the size of advantages is ignored": Fault(
         link="advantages",
-        code=ADVANTAGES.format(body="return [a and (1.0 if a > 0 else -1.0) for a in real(groups, values, **more)]"),
+        code=ADVANTAGES.format(body="return [[a and (1.0 if a > 0 else -1.0) for a in g] for g in found]"),
     ),
     "advantages are mixed up between rollouts": Fault(
-        link="advantages", code=ADVANTAGES.format(body="return real(groups, values, **more)[::-1]")
+        link="advantages", code=ADVANTAGES.format(body="return [g[::-1] for g in found[::-1]]")
     ),
     "advantages are shifted from the third step on": Fault(
         link="advantages",
         settings=("algorithm.steps=4",),
-        code="from agentrig_grpo import algorithm\nreal, steps = algorithm.group_advantages, []\n"
-        "def group_advantages(groups, values, **more):\n"
+        code="from agentrig_grpo import algorithm\nreal, steps = algorithm.group_relative, []\n"
+        "def group_relative(groups, config):\n"
         "    steps.append(1)\n"
-        "    return [a + 0.4 * (len(steps) > 2) for a in real(groups, values, **more)]\n"
-        "algorithm.group_advantages = group_advantages",
+        "    return [[a + 0.4 * (len(steps) > 2) for a in g] for g in real(groups, config)]\n"
+        "algorithm.group_relative = group_relative",
     ),
     "the warm-up begins again in the third step": Fault(
         link="weights",

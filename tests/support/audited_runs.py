@@ -112,7 +112,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return
     monkeypatch.delenv("AUDIT_EQUAL", raising=False)
     for owner, names in {
-        algorithm: ("group_advantages",),
+        algorithm: ("group_relative",),
         loop: ("tasks_of_step",),
         learner: ("sample_weights", "tokens_in_loss", "build", "learning_rate", "optimizer_of", "token_losses"),
         learner.Learner: ("_batches", "_reference_logprobs"),

@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 import agentlightning as agl
+import agentrig_lightning as lightning
 import httpx
 
-from agentrig import AdapterSpec, AgentSpec, RewardSpec, Score, hookimpl, lightning
+from agentrig import AdapterSpec, AgentSpec, RewardSpec, Score, hookimpl
 
 # --- algorithms ---
 

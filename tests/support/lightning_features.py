@@ -13,6 +13,7 @@ from pathlib import Path
 import attrs
 
 ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "plugins" / "agentrig-lightning" / "tests"
 
 HEAD = """# What of Agent Lightning 0.3 works
 
@@ -25,9 +26,9 @@ Lightning's own Trainer, in one environment, against one scripted model server. 
 with its mode, status and reward, and the best prompt are the same. To run these tests yourself:
 
 ```bash
-tests/upstream/setup.sh /some/folder/venv
+plugins/agentrig-lightning/tests/upstream/setup.sh /some/folder/venv
 export AGENTRIG_AGENT_LIGHTNING=/path/to/agent-lightning-0.3.0
-/some/folder/venv/bin/python -m pytest -m slow tests/upstream
+/some/folder/venv/bin/python -m pytest -m slow plugins/agentrig-lightning/tests/upstream
 ```
 
 `setup.sh` copies `.venv` and installs what the examples need. AutoGen needs protobuf 5 and MCP 1, agentrig's own
@@ -45,7 +46,7 @@ class Row:
     Attributes:
         feature: What a user of Agent Lightning knows it as.
         verdict: `works`, `works with ...`, or `does not work: ...`, with the reason and what to use.
-        tests: `file::test` for each test that proves it, below `tests/`.
+        tests: `file::test` for each test that proves it, in the tests of agentrig-lightning.
     """
 
     feature: str
@@ -57,8 +58,8 @@ AGENTS = "test_lightning_agents.py"
 ALGORITHMS = "test_lightning_algorithms.py"
 FAULTS = "test_lightning_faults.py"
 LIGHTNING = "test_lightning.py"
-RESULTS = "runners/test_lightning_results.py"
-SPANS = "runners/test_lightning_spans.py"
+RESULTS = "test_lightning_results.py"
+SPANS = "test_lightning_spans.py"
 TASKS = "test_lightning_tasks.py"
 TRAINER = "test_lightning_trainer.py"
 TRIPLETS = "test_lightning_triplets.py"
@@ -174,7 +175,7 @@ FEATURES: Mapping[str, Sequence[Row]] = {
     "Scripts": [
         Row(
             "`Trainer(...)`, `fit`, `dev`",
-            "works with `agentrig run SCRIPT`, or `from agentrig.lightning import Trainer`",
+            "works with `agentrig run SCRIPT`, or `from agentrig_lightning import Trainer`",
             [f"{TRAINER}::test_fit_runs_each_row_once_in_its_mode", f"{TRAINER}::test_dev_prints_every_span"],
         ),
         Row(
@@ -216,22 +217,22 @@ FEATURES: Mapping[str, Sequence[Row]] = {
         Row(
             "runners that join a run at any time, and leave or die",
             "works with `agentrig train --store HOST:PORT` and `agentrig runner --store URL`",
-            ["runners/test_late_runners.py::test_one_joins_late_one_is_killed_and_one_leaves"],
+            ["test_late_runners.py::test_one_joins_late_one_is_killed_and_one_leaves"],
         ),
         Row(
             "`LitAgentRunner` with a `LightningStoreClient`",
             "works with the run's token in the address",
-            ["runners/test_late_runners.py::test_agent_lightnings_own_runner_joins_by_hand"],
+            ["test_late_runners.py::test_agent_lightnings_own_runner_joins_by_hand"],
         ),
         Row(
             "`AGL_CURRENT_ROLE`, `AGL_SERVER_HOST`, `AGL_SERVER_PORT`",
             "works with the run's token",
-            ["runners/test_roles.py::test_a_role_is_honoured"],
+            ["test_roles.py::test_a_role_is_honoured"],
         ),
         Row(
             "`AGL_MANAGED_STORE=0`: a store that another process keeps",
             "does not work: a run has a store of its own, which others can join",
-            ["runners/test_roles.py::test_what_train_cannot_be_is_refused"],
+            ["test_roles.py::test_what_train_cannot_be_is_refused"],
         ),
     ],
     "Upstream's examples": [
@@ -279,8 +280,8 @@ def problems(features: Mapping[str, Sequence[Row]]) -> list[str]:
             found.append(f"{row.feature}: no test proves it")
         for test in row.tests:
             file, _, name = test.partition("::")
-            if not (ROOT / "tests" / file).is_file() or name not in _tests_of(ROOT / "tests" / file):
-                found.append(f"{row.feature}: there is no test tests/{test}")
+            if not (TESTS / file).is_file() or name not in _tests_of(TESTS / file):
+                found.append(f"{row.feature}: agentrig-lightning has no test {test}")
     return found
 
 

@@ -12,10 +12,11 @@ import sqlite3
 from typing import Any, TypedDict
 
 import agentlightning as agl
+import agentrig_lightning as lightning
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 
-from agentrig import hookimpl, lightning
+from agentrig import hookimpl
 
 
 class State(TypedDict, total=False):

@@ -14,10 +14,11 @@ import socket
 from pathlib import Path
 
 import agentlightning as agl
+import agentrig_lightning as lightning
 from agentlightning import AgentOpsTracer, LitAgent, OtelTracer, TracerTraceToTriplet, TraceToMessages
 from openai import AsyncOpenAI, OpenAI
 
-from agentrig import hookimpl, lightning
+from agentrig import hookimpl
 
 
 class Parity(LitAgent):

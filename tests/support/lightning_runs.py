@@ -67,7 +67,7 @@ def main() -> None:
     mine = str(Path(__file__).parent / "lightning_plugin.py")
     from agentrig import Endpoint
     from agentrig.plan import resolve
-    from agentrig.run.setup import make_engine
+    from agentrig.run.setup import Setup
     from agentrig.run.training import train
     from agentrig.runners.scorer import Scorer
 
@@ -84,7 +84,7 @@ def main() -> None:
         tasks = resolved.build("tasks").load("train")[:6]
         sees_trace = resolved.components["reward"].spec.sees_trace
         scorer = Scorer(resolved.build("reward"), budget_s=5, sees_trace=sees_trace)
-        engine, runtime = make_engine(resolved, scorer=scorer, adapter=resolved.build("adapter"))
+        engine, runtime = Setup(resolved).engine(scorer=scorer, adapter=resolved.build("adapter"))
         endpoint = Endpoint(base_url=url, model="toy-model", sampling={"temperature": 0.5}, token_ids=True)
         rollouts = []
         runtime.run(lambda: rollouts.extend(engine.run(tasks, n=1, endpoint=endpoint, step=1, mode="train")))

@@ -110,12 +110,11 @@ def mini() -> Any:
     return checkpoint.load_model(model_directory("mini"))
 
 
-def session_in(folder: Path, *, logprobs: bool = False, adapter: Any = None) -> RunSession:
+def session_in(folder: Path, *, logprobs: bool = False, adapter: Any = None, negative_scale: float = 1.0) -> RunSession:
     """Return a run's session over recorded rollouts."""
     # No audit: these rollouts were made up.
-    plan = resolve(
-        "mini", overrides=[f"run.directory={json.dumps(str(folder))}", "run.failure_limit=0.5", "run.audit=false"]
-    )
+    own = ["run.failure_limit=0.5", "run.audit=false", f"algorithm.negative_scale={negative_scale}"]
+    plan = resolve("mini", overrides=[f"run.directory={json.dumps(str(folder))}", *own])
     runtime: Any = Recorded(logprobs=logprobs)
     scorer = Scorer(lambda task, outcome, budget_s: Score.ok(outcome.answer), budget_s=5.0)
     return RunSession(

@@ -9,7 +9,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from agentrig.lightning_import import import_lightning
+from agentrig_lightning.imports import import_lightning
+
 from agentrig.run.rows import _span
 from agentrig.traces import Span, Trace
 
@@ -17,8 +18,7 @@ import_lightning()
 
 from agentlightning.adapter import LlmProxyTraceToTriplet, TraceToMessages  # noqa: E402
 from agentlightning.adapter.triplet import TraceTree  # noqa: E402
-
-from agentrig.runners.lightning_spans import from_lightning, to_lightning  # noqa: E402
+from agentrig_lightning.spans import from_lightning, to_lightning  # noqa: E402
 
 converted = 0
 

@@ -16,7 +16,7 @@ import pytest
 from agentrig import RewardSpec, Score
 from agentrig.errors import ConfigError
 from agentrig.run.directory import RunDirectory
-from agentrig.testing import Check, CheckFailed, ChecksFailed, CheckSkipped, check, checks
+from agentrig.testing import Check, CheckFailed, CheckSkipped, check, checks
 from agentrig.testing.kit import needs
 from agentrig.testing.scripted import Reply, ScriptedServer, logprob, prompt_ids
 from agentrig.testing.subject import Subject
@@ -94,7 +94,7 @@ def test_a_report_is_said_line_by_line_and_raises() -> None:
     assert len(said) == 4
     assert "cannot be built: ZeroDivisionError" in str(report)
     assert "1 failed, 1 skipped" in str(report)
-    with pytest.raises(ChecksFailed, match=r"reward\.loads"):
+    with pytest.raises(CheckFailed, match=r"reward\.loads"):
         check("reward", broken, only=["loads"])
     assert check("reward", FINE, only=["loads"]).ok
 

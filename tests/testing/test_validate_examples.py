@@ -1,4 +1,4 @@
-"""`agentrig validate` on the two example domains: green, and red for six mistakes planted in copies of each package."""
+"""`agentrig validate` on the two example domains: green, and red for six mistakes planted in copies of one package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Patch = tuple[str, str, str]
 """A file, a text in it, and what replaces it."""
 
-SAMPLING = ("agent.py", "                extra_body=dict(endpoint.sampling),\n", "                temperature=0.2,\n")
 FEW = {
     "units": ("tasks.py", '"train": 1400, "validation": 128, "test": 400', '"train": 24, "validation": 12, "test": 12'),
     "json-repair": (
@@ -29,81 +28,39 @@ FEW = {
 }
 """Few tasks: making those of `json-repair` takes seconds."""
 
-PLANTED: list[tuple[str, str, Patch, str, str]] = [
-    (
-        "units",
-        "leaking gold",
+PLANTED: dict[str, tuple[Patch, str, str]] = {
+    "leaking gold": (
         ("tasks.py", 'input={"question": question}', 'input={"question": question, "hint": private["gold"]}'),
         "tasks.gold-apart",
         'split train: private["gold"] is in the input of 24 of 24 tasks; the first: train-0-0000',
     ),
-    (
-        "units",
-        "reward always 1",
+    "reward always 1": (
         ("reward.py", "return Score.ok(value,", "return Score.ok(1.0,"),
         "reward.tells-apart",
         "no higher values than those of other tasks; values seen: [1.0]",
     ),
-    (
-        "units",
-        "unmatched node",
+    "unmatched node": (
         ("agent.py", 'agentrig.span("assistant")', 'agentrig.span("asistant")'),
         "play.trains",
         "of 6 calls the adapter keeps none; the calls are under: asistant",
     ),
-    (
-        "units",
-        "endpoint not used",
+    "endpoint not used": (
         ("agent.py", "OpenAI(base_url=base_url,", 'OpenAI(base_url="http://127.0.0.1:9/v1",'),
         "agent.calls-endpoint",
         "no call of /chat/completions arrived at the endpoint",
     ),
-    ("units", "a temperature of its own", SAMPLING, "agent.sampling", "a call with {'temperature': 0.2"),
-    (
-        "units",
-        "answers that no reward can read",
+    "a temperature of its own": (
+        ("agent.py", "                extra_body=dict(endpoint.sampling),\n", "                temperature=0.2,\n"),
+        "agent.sampling",
+        "a call with {'temperature': 0.2",
+    ),
+    "answers that no reward can read": (
         ("agent.py", "                return result\n", '                return f"That makes {result}."\n'),
         "play.readable",
         "the mean reward was 0.0; with nonsense it was 0.0. Task validation-0-0000: the agent answered 'That makes",
     ),
-    (
-        "json-repair",
-        "leaking gold",
-        ("tasks.py", 'input={"schema": schema,', 'input={"like": gold, "schema": schema,'),
-        "tasks.gold-apart",
-        'split train: private["gold"] is in the input of 24 of 24 tasks; the first: train-0-0000',
-    ),
-    (
-        "json-repair",
-        "reward always 1",
-        ("reward.py", "return Score.ok(1.0 if correct else 0.5 * repaired * kept,", "return Score.ok(1.0,"),
-        "reward.tells-apart",
-        "no higher values than those of other tasks; values seen: [1.0]",
-    ),
-    (
-        "json-repair",
-        "unmatched node",
-        ("__init__.py", '"match": "repair"', '"match": "^fix"'),
-        "play.trains",
-        "the adapter keeps none; the calls are under: repair",
-    ),
-    (
-        "json-repair",
-        "endpoint not used",
-        ("agent.py", "for _ in range(turns):", "for _ in range(0):"),
-        "agent.calls-endpoint",
-        "task validation-0-0000: it answered; no call of /chat/completions arrived at the endpoint",
-    ),
-    ("json-repair", "a temperature of its own", SAMPLING, "agent.sampling", "a call with {'temperature': 0.2"),
-    (
-        "json-repair",
-        "answers that no reward can read",
-        ("agent.py", "return json.dumps(document)", "return str(document)"),
-        "play.readable",
-        "the mean reward was 0.0; with nonsense it was 0.0. Task validation-0-0000: the agent answered \"{'",
-    ),
-]
-"""Domain, mistake, how it is planted, the check that finds it, and what that says."""
+}
+"""How a mistake is planted in the domain `units`, the check that finds it, and what that says."""
 
 
 @pytest.fixture
@@ -155,21 +112,12 @@ def test_a_whole_domain_is_green(validate: Callable[..., Result], domain: str, n
     green(validate(domain, [], "--json"), domain, node)
 
 
-@pytest.mark.parametrize(
-    ("domain", "mistake", "patch", "caught", "said"), PLANTED, ids=[f"{p[0]}-{p[1]}".replace(" ", "-") for p in PLANTED]
-)
-def test_a_mistake_in_a_domain_is_red(
-    validate: Callable[..., Result], domain: str, mistake: str, patch: Patch, caught: str, said: str
-) -> None:
-    result = validate(domain, [FEW[domain], patch], "--only", caught, "--limit", "2")
+@pytest.mark.parametrize("mistake", PLANTED)
+def test_a_mistake_in_a_domain_is_red(validate: Callable[..., Result], mistake: str) -> None:
+    patch, caught, said = PLANTED[mistake]
+    result = validate("units", [FEW["units"], patch], "--only", caught, "--limit", "2")
     assert result.exit_code == 1, result.output
     assert f"failed   {caught}" in result.stdout
     assert said in result.stdout
     assert "why it matters: " in result.stdout
     assert "what to do: " in result.stdout
-
-
-def test_both_domains_have_the_same_six_mistakes() -> None:
-    by_domain = {domain: [p[1] for p in PLANTED if p[0] == domain] for domain in FEW}
-    assert by_domain["units"] == by_domain["json-repair"]
-    assert len(set(by_domain["units"])) == 6

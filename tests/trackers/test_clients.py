@@ -20,7 +20,7 @@ import tracked_run
 import tracker_readers
 from quick import quick_first
 
-from agentrig.trackers.figures import of_step, of_summary
+from agentrig.trackers.names import of_step, of_summary
 from agentrig.trackers.own import OWN
 
 NAMES = [own.name for own in OWN]

@@ -20,10 +20,9 @@ from agentrig.errors import ConfigError, LookupFailed
 from agentrig.plan import Plan, resolve, to_toml
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
-from agentrig.trackers.figures import flat_config, of_step
+from agentrig.trackers.names import flat_config, of_step
 from agentrig.trackers.tracking import best_checkpoint
-from agentrig.view.findings import findings
-from agentrig.view.reading import read_run
+from agentrig.view.diagnosis import diagnose
 
 MakePlan = Callable[..., Plan]
 FILE = str(Path(__file__).parents[1] / "support" / "tracker_plugin.py")
@@ -62,7 +61,7 @@ def test_a_run_that_is_resumed_is_one_run_of_tensorboard_while_other_trackers_fa
     assert "no route to the tracker in step 4" in writes["failing"]["error"]
     assert writes["stuck"]["unsent"] == 2  # the first step, and the next one that waits
     assert writes["stuck"]["dropped"] == 4  # what came after the run had stopped waiting
-    told = "\n".join(f.text for f in findings(read_run(run)) if f.level == "warn")
+    told = "\n".join(f.text for f in diagnose(run).warnings)
     assert "failing: 3 of 8 writes failed (the latest: ConnectionError: no route" in told
     assert "stuck: 4 were dropped, because it was too slow; 2 were not finished when the run ended" in told
 

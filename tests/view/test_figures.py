@@ -15,7 +15,6 @@ from agentrig.testing.run_directory import write_run
 from agentrig.view import build_report, figures
 from agentrig.view.page import view
 from agentrig.view.reading import read_run
-from agentrig.view.table import row_of
 
 
 def test_wilson_agrees_with_published_values():
@@ -27,16 +26,10 @@ def test_wilson_agrees_with_published_values():
         (1, 29): (0.0061, 0.1718),
     }.items():
         assert wilson(right, n) == pytest.approx(expected, abs=5e-5)
-
-
-def test_the_wilson_interval_contains_the_share_at_both_ends():
-    for n in range(1, 3000):
+    for n in range(1, 3000):  # it contains the share at both ends
         for right in (0, n):
             low, high = wilson(right, n)
             assert 0.0 <= low <= right / n <= high <= 1.0
-
-
-def test_the_wilson_interval_of_no_samples_is_0_to_1():
     assert wilson(0, 0) == (0.0, 1.0)
 
 
@@ -74,7 +67,7 @@ def test_the_best_validation_is_one_measurement(tmp_path: Path):
 
     def best() -> list[tuple[str, str, str]]:
         run = read_run(made)
-        tiles = view(run, row_of(run), whole=False)["tiles"]
+        tiles = view(run, whole=False)["tiles"]
         return [tile for tile in tiles if tile[0] == "best validation"]
 
     lines = [json.loads(line) for line in (made / "metrics.jsonl").read_text().splitlines()]

@@ -12,13 +12,13 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import attrs
 import pytest
 from rich.console import Console
 
 from agentrig import Score
-from agentrig.figures import counted
 from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
 from agentrig.plugins.loading import load
 from agentrig.processes.ends import Interrupted
@@ -87,6 +87,12 @@ def test_the_line_of_a_step_has_every_figure():
         "step  3/20  reward 0.500 (mean of 1: 0.500)  validation 48.2%  12.3 rollouts/s  1,830 tokens/s"
         "  10.0 s: rollout 60%, reward 5%, update 30%  failed 3 (2 deadline, 1 llm-error)  eta 2:50"
     )
+    shown, buffer = display()
+    shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25, "validation_reward": -0.25}))
+    assert "reward 0.500 (mean of 1: 0.500)  accuracy 25.0%  validation 48.2% (reward -0.250)" in buffer.getvalue()
+    shown, buffer = display()
+    shown.on_step_end(event=StepEnd(step=1, metrics={"step": 1, "reward": None, "tokens_per_s": None, "time_s": {}}))
+    assert buffer.getvalue() == "step 1\n"
 
 
 def test_the_panel_counts_running_rollouts():
@@ -102,22 +108,24 @@ def test_the_panel_counts_running_rollouts():
         assert "1 (1 deadline)" in text
         shown.on_rollout_end(rollout=rollout_of(1, right=True, mode="train", step=1))
         assert "rolling out: 1 rollouts, 1 right" in panel(shown)
-        shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
+        shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25, "validation_reward": -0.25}))
+        score = Score(status="ok", value=0.7, correct=True)
+        shown.on_rollout_end(rollout=attrs.evolve(rollout_of(0, right=False, mode="train", step=4), score=score))
+        shown.on_rollout_end(rollout=rollout_of(1, right=False, mode="train", step=4))
         text = panel(shown)
-        for expected in ("step 3 of 20", "48.2% at step 3", "1,830 tokens/s", "rollout 60%", "eta 2:50", "0.500"):
+        for expected in ("step 3 of 20", "48.2% (reward -0.250) at step 3", "1,830 tokens/s", "rollout 60%", "0.500"):
+            assert expected in text
+        for expected in ("eta 2:50", "25.0%", "2 rollouts, 1 right, reward 0.350"):
             assert expected in text
     finally:
         shown.close()
 
 
-def test_the_display_of_a_resumed_run_starts_at_its_step():
+def test_a_resumed_run_starts_at_its_step_and_one_of_unknown_length_has_no_eta():
     shown, buffer = display()
     shown.on_run_start(event=start(first_step=12))
     assert "resuming at step 12" in buffer.getvalue()
     assert "step 11 of 20" in panel(shown)
-
-
-def test_a_run_that_does_not_know_its_steps_has_no_bar_and_no_eta():
     shown, buffer = display()
     shown.on_run_start(event=start(None))
     shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
@@ -125,12 +133,16 @@ def test_a_run_that_does_not_know_its_steps_has_no_bar_and_no_eta():
     assert "eta" not in buffer.getvalue() + panel(shown)
 
 
-def test_an_error_closes_the_panel_and_names_the_last_step():
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(KeyboardInterrupt(), "KeyboardInterrupt"), (Interrupted(signal.SIGHUP, "ended early"), "SIGHUP")],
+)
+def test_an_error_closes_the_panel_and_names_the_last_step(error: BaseException, said: str):
     shown, buffer = display(terminal=True)
     shown.on_run_start(event=start())
     shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
-    shown.on_run_error(event=RunError(directory=Path("runs/demo"), error=KeyboardInterrupt()))
-    assert "runs/demo: KeyboardInterrupt ended the run after step 3" in buffer.getvalue()
+    shown.on_run_error(event=RunError(directory=Path("runs/demo"), error=error))
+    assert f"runs/demo: {said} ended the run after step 3" in buffer.getvalue()
     assert buffer.getvalue().count("\x1b[?25l") == buffer.getvalue().count("\x1b[?25h") == 1  # the cursor is back
 
 
@@ -183,12 +195,26 @@ def test_the_display_is_an_ordinary_observer():
     assert len(buffer.getvalue().splitlines()) == 3
 
 
-def test_empty_metrics_and_summary_are_no_error(tmp_path: Path):
-    shown, buffer = display()
-    shown.on_run_start(event=start())
-    shown.on_step_end(event=StepEnd(step=1, metrics={"step": 1, "reward": None, "tokens_per_s": None, "time_s": {}}))
-    shown.on_run_end(event=RunEnd(directory=tmp_path, summary={}))
-    assert "no held-out accuracy: there are no report tasks" in buffer.getvalue()
+@pytest.mark.parametrize(
+    ("summary", "said"),
+    [
+        ({}, "no held-out accuracy: there are no report tasks · ? steps in 0:00 · "),
+        ({"accuracy": {"before": 0.5}, "steps": 2}, "accuracy 50.0% → – · 2 steps"),
+        (
+            {"accuracy": {"before": 0.0, "after": 0.0, "n": 40}, "reward": {"before": 0.2163, "after": 0.2891}},
+            "accuracy 0.0% → 0.0% (+0.0 points, n = 40) · reward 0.216 → 0.289 · ",
+        ),
+        (
+            {"steps": 2, "wall_s": 3725.4, "failures": {"llm-error": 1, "deadline": 1, "agent-error": 2}},
+            " · 2 steps in 1:02:05 · failed 4 (2 agent-error, 1 deadline, 1 llm-error) · ",
+        ),
+    ],
+)
+def test_the_last_line_has_what_is_known(tmp_path: Path, summary: dict[str, Any], said: str):
+    assert said in final_line(summary, tmp_path)
+    assert final_line(summary, tmp_path).endswith(f"no report; `agentrig report {tmp_path}` says why")
+    (tmp_path / "report.html").touch()
+    assert final_line(summary, tmp_path).endswith(f" · report {tmp_path / 'report.html'}")
 
 
 def test_names_are_never_read_as_markup():
@@ -198,58 +224,6 @@ def test_names_are_never_read_as_markup():
     shown.on_run_error(event=RunError(directory=Path("[/x]"), error=SimpleNamespace()))  # type: ignore[arg-type]
     assert "runs/[red]x[/bold]" in buffer.getvalue()
     assert "[/x]" in buffer.getvalue()
-
-
-def test_the_last_line_has_the_mean_reward_beside_accuracy(tmp_path):
-    accuracy = {"before": 0.0, "after": 0.0, "n": 40}
-    graded = final_line({"accuracy": accuracy, "reward": {"before": 0.2163, "after": 0.2891}, "steps": 2}, tmp_path)
-    assert "accuracy 0.0% → 0.0% (+0.0 points, n = 40) · reward 0.216 → 0.289 · 2 steps" in graded
-    same = {"accuracy": {"before": 0.5, "after": 0.75, "n": 4}, "reward": {"before": 0.5, "after": 0.75}, "steps": 2}
-    assert " · reward 0.500 → 0.750 · " in final_line(same, tmp_path)
-    assert "reward" not in final_line({"accuracy": {"before": 0.5}, "steps": 2}, tmp_path)
-    assert final_line({"steps": 2}, tmp_path).startswith("no held-out accuracy: there are no report tasks · 2 steps")
-
-
-def test_the_last_line_names_the_page_only_when_it_is_there(tmp_path: Path):
-    shown, buffer = display()
-    summary = {"accuracy": {"before": 0.5, "after": 0.6, "n": 4}, "steps": 2}
-    shown.on_run_end(event=RunEnd(directory=tmp_path, summary=summary))
-    (tmp_path / "report.html").touch()
-    shown.on_run_end(event=RunEnd(directory=tmp_path, summary=summary))
-    without, line = buffer.getvalue().splitlines()
-    assert without.endswith(f"no report; `agentrig report {tmp_path}` says why")
-    assert line.endswith(f"report {tmp_path / 'report.html'}")
-
-
-def test_the_mean_reward_is_shown_with_accuracy(tmp_path: Path):
-    shown, buffer = display()
-    shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25, "validation_reward": -0.25}))
-    assert "reward 0.500 (mean of 1: 0.500)  accuracy 25.0%  validation 48.2% (reward -0.250)" in buffer.getvalue()
-    shown, _ = display(terminal=True)
-    try:
-        shown.on_run_start(event=start())
-        shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25, "validation_reward": -0.25}))
-        graded = rollout_of(0, right=False, mode="train", step=4)
-        score = Score(status="ok", value=0.7, correct=True)
-        shown.on_rollout_end(rollout=attrs.evolve(graded, score=score))
-        shown.on_rollout_end(rollout=rollout_of(1, right=False, mode="train", step=4))
-        text = panel(shown)
-        for expected in ("2 rollouts, 1 right, reward 0.350", "48.2% (reward -0.250) at step 3", "25.0%"):
-            assert expected in text
-    finally:
-        shown.close()
-
-
-def test_the_final_line_and_the_report_count_failures_alike(tmp_path: Path) -> None:
-    failures = {"llm-error": 1, "deadline": 1, "agent-error": 2}
-    assert f"failed {counted(failures)}" in final_line({"failures": failures}, tmp_path)
-    assert counted(failures) == "4 (2 agent-error, 1 deadline, 1 llm-error)"
-
-
-def test_a_signal_is_named_and_no_exception():
-    shown, buffer = display()
-    shown.on_run_error(event=RunError(directory=Path("runs/demo"), error=Interrupted(signal.SIGHUP, "ended early")))
-    assert "runs/demo: SIGHUP ended the run before a step ended" in buffer.getvalue()
 
 
 def test_an_output_that_cannot_be_written_ends_the_display_and_not_the_run(caplog: pytest.LogCaptureFixture):

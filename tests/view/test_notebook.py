@@ -48,8 +48,8 @@ def test_a_damaged_run_gives_what_is_left_and_names_the_rest(tmp_path: Path) -> 
         spans = run.traces("train", step=3)
     assert list(spans.columns) == list(SPAN_COLUMNS)
     assert spans["rollout"].nunique() == 15
-    assert any("manifest.json is not JSON" in text for text in run.missing)
-    assert "manifest.json is not JSON" in run._repr_html_()
+    assert any("manifest.json is damaged: Expecting property name" in text for text in run.missing)
+    assert "manifest.json is damaged" in run._repr_html_()
 
 
 def test_a_copied_run_without_checkpoints_is_read(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
+import attrs
 import pytest
 
 from agentrig.run.directory import RunDirectory
@@ -104,16 +105,13 @@ def test_every_link_leads_to_one_place_in_the_file(finished: Path, page: Page, t
         assert len(each.links) > 2 * rollouts
 
 
-def test_the_plots_take_their_colours_from_the_page(finished: Path, page: Page):
+def test_the_plots_take_their_colours_from_the_page_and_are_there_as_png(finished: Path, page: Page):
     text = (finished / "report.html").read_text("utf-8")
     plots = re.findall(r"<figure>.*?</figure>", text, re.DOTALL)
     assert len(plots) >= 6
     for plot in plots:
         assert not re.search(r"#[0-9a-f]{6}|style=", plot)
         assert re.search(r'class="[^"]*series-\d', plot)
-
-
-def test_the_plots_are_there_as_png(finished: Path, page: Page):
     for name in ("accuracy", "reward", "time", "lengths"):
         assert (finished / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
@@ -143,6 +141,9 @@ def test_every_part_of_the_page_is_there(page: Page):
     assert ["write_query", "320", "300", "93.8%"] in page.rows
     assert ["llm-error", "0", "3", "0", "the model <server> did not answer"] in page.rows
     assert [page.rows[-1][0], *page.rows[-1][-2:]] == ["spider-exec-strict", "20 of 317", "93.8%"]
+    assert ["columns", "0.5", "0.5", "0.5"] in page.rows
+    assert page.text.count("step 20: trained reward") == 1
+    assert "spider-exec-strict 0.5 (reads no table)" in page.text
 
 
 def test_rollouts_are_shown_side_by_side(page: Page):
@@ -167,8 +168,6 @@ def test_all_content_of_a_run_is_shown_as_text(tmp_path: Path):
     directory = write_run(tmp_path / "run", steps=3)
     hostile = rollout_of(0, right=True, mode="report", step=3)
     task = type(hostile.task)(id=HOSTILE, input={"question": HOSTILE, HOSTILE: HOSTILE}, private={})
-    import attrs
-
     spans = tuple(
         attrs.evolve(s, attributes={**s.attributes, "output": {HOSTILE: HOSTILE}}, error=HOSTILE)
         for s in hostile.trace.spans
@@ -259,31 +258,17 @@ def test_odd_values_in_the_metrics_are_left_out(tmp_path: Path):
     Page(build_report([directory, directory], tmp_path / "two.html"))
 
 
-def test_several_runs_share_a_page(tmp_path: Path, finished: Path):
-    other = write_run(tmp_path / "other_$run$", steps=12, seed=1, lr=1e-3)
-    page = Page(build_report([finished, other], tmp_path / "out" / "page.html"))
-    assert page.text.count("2 runs compared") == 1
-    assert [row[0] for row in page.rows[1:3]] == ["demo", "other_$run$"]
-    assert ["algorithm.lr", "0.0003", "0.001"] in page.rows
-    assert "_" not in [h[:1] for h in page.headings]
-    assert (tmp_path / "out" / "plots" / "time.png").exists()
-
-
-def test_the_page_of_several_runs_is_written_beside_the_first_by_default(tmp_path: Path):
-    runs = [write_run(tmp_path / name, steps=1, held_out=2) for name in ("a", "_b")]
-    assert build_report(runs) == tmp_path / "comparison" / "report.html"
+def test_several_runs_share_a_page_beside_the_first_of_them(tmp_path: Path):
+    runs = [write_run(tmp_path / "a", steps=3), write_run(tmp_path / "_other$run$", steps=12, seed=1, lr=1e-3)]
+    path = build_report(runs)
+    assert path == tmp_path / "comparison" / "report.html"
     assert not (tmp_path / "a" / "report.html").exists()
-    text = (tmp_path / "comparison" / "report.html").read_text()
-    assert re.search(r'<span class="swatch series-2"></span>_b</li>', text)
-
-
-def test_rollouts_where_trained_and_second_reward_disagree_are_shown(page: Page):
-    assert page.text.count("step 20: trained reward") == 1
-    assert "spider-exec-strict 0.5 (reads no table)" in page.text
-
-
-def test_the_parts_of_a_reward_have_their_means(page: Page):
-    assert ["columns", "0.5", "0.5", "0.5"] in page.rows
+    page = Page(path)
+    assert page.text.count("2 runs compared") == 1
+    assert [row[0] for row in page.rows[1:3]] == ["a", "_other$run$"]
+    assert ["algorithm.lr", "0.0003", "0.001"] in page.rows
+    assert (tmp_path / "comparison" / "plots" / "time.png").exists()
+    assert re.search(r'<span class="swatch series-2"></span>_other\$run\$</li>', path.read_text())
 
 
 def test_compare_gives_plain_json_and_a_table_that_fits(tmp_path: Path, finished: Path):
@@ -301,17 +286,11 @@ def test_compare_gives_plain_json_and_a_table_that_fits(tmp_path: Path, finished
     assert re.search(r"^Status +finished +unfinished$", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("share", "n"), [(0.0, 7), (1.0, 10), (0.0, 24), (1.0, 25)])
+@pytest.mark.parametrize(("share", "n"), [(0.0, 7), (1.0, 25)])
 def test_a_run_with_accuracy_0_or_1_has_a_page(tmp_path: Path, share: float, n: int):
     directory = write_run(tmp_path / "end", steps=2, held_out=n)
-    for name in ("progress.json", "summary.json"):
-        stated = json.loads((directory / name).read_text())
-        for when in ("before", "after"):
-            if name == "progress.json":
-                stated[when]["accuracy"] = share
-            else:
-                stated["accuracy"][when] = share
-        (directory / name).write_text(json.dumps(stated))
+    measured = {when: {"accuracy": share, "n": n} for when in ("before", "after")}
+    (directory / "progress.json").write_text(json.dumps(measured))
     assert f"{100 * share:.1f}" in Page(build_report([directory])).text
     assert (directory / "plots" / "accuracy.png").is_file()
 

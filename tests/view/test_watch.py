@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrig.errors import AgentrigError
-from agentrig.view.watch.serving import serving
+from agentrig.view.watch.app import serving
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> '\"</pre>{{7*7}} **b** `; DROP x; -- [a](javascript:b)"
 

@@ -394,7 +394,7 @@ def test_each_trained_call_gets_its_rollouts_advantage(model_dir):
 
     rollouts = [rollout(0, 0.0, 6), rollout(1, 1.0, 1), rollout(2, 1.0, 2, failed=True)]
     # A baseline over calls would be 1/7, and the rollout with many calls would hardly get a negative advantage.
-    assert Grpo(config_of(model_dir)).credit([rollouts]) == [[-0.5, 0.5, None]]
+    assert list(Grpo(config_of(model_dir)).credit([rollouts])) == [[-0.5, 0.5, None]]
 
 
 def test_a_broken_accelerator_is_never_replaced_by_the_cpu():

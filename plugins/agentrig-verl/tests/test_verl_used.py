@@ -12,7 +12,7 @@ from agentrig_verl.trajectories import Trajectory, trajectories_of
 
 from agentrig import Outcome, Score, Span, Task, Trace
 from agentrig.adapters import triplet_of
-from agentrig.ledger import Books, Ledger
+from agentrig.ledger import Ledger, StepTotals
 from agentrig.rollouts import Rollout
 from agentrig.traces import LLM_CALL
 
@@ -56,7 +56,7 @@ def books(
     kl: bool = False,
     rejects: str | None = None,
     negative_scale: float = 1.0,
-) -> Books:
+) -> StepTotals:
     """Close the books of one step: trajectories as verl's tensors, the trainer's advantages, the run's ledger."""
     from agentrig_verl import trainer as ours
     from verl.trainer.ppo.padding_utils import construct_minimal_padding_template

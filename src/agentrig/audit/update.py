@@ -41,6 +41,11 @@ HALF = 2.0**-6
 """Of a tensor's own gradient, where the learner computes in bf16: what it may differ by besides. Each of the two
 operands of some four products in a row is rounded by 2^-9, adapters among them, which the repetition merges in fp32."""
 
+AT_THE_CLIP = 4.0
+"""A token whose ratio is at a clip limit, within what two precisions differ by, may be in the gradient or not.
+The sum of such tokens' gradients with random signs estimates what any choice of them changes; four times it covers up
+to 16 tokens that all fall on one side."""
+
 SIGMAS = 6.0
 """A sum of an error's elements with random signs is larger than six times its norm with a probability below 4e-8
 (Hoeffding)."""
@@ -60,6 +65,8 @@ class Repeat:
         begun: The log-probabilities under the weights that the step begins with, by call, where the loss needs them.
         kl: The estimates of the KL divergence of each batch's tokens.
         kl_apart: What they differ by in the second precision, of each measured batch.
+        now: The log-probabilities of the last batch.
+        apart: The largest difference of log-probabilities in two precisions so far.
     """
 
     precision: Precision
@@ -69,6 +76,8 @@ class Repeat:
     begun: dict[Key, torch.Tensor] = attrs.field(factory=dict)
     kl: list[torch.Tensor] = attrs.field(factory=list)
     kl_apart: list[torch.Tensor] = attrs.field(factory=list)
+    now: Any = None
+    apart: float = 0.0
 
     def begin(self, model: Any, batch: Sequence[Call]) -> None:
         """Compute the log-probabilities before the step."""
@@ -78,8 +87,12 @@ class Repeat:
             found = torch.split(self._logprobs(model, batch), [len(call.reply) for call in batch])
         self.begun |= {(call.rollout, call.span): each for call, each in zip(batch, found, strict=True)}
 
-    def gradients(self, model: Any, batch: Sequence[Call], shares: Mapping[str, float]) -> dict[str, torch.Tensor]:
+    def gradients(
+        self, model: Any, batch: Sequence[Call], shares: Mapping[str, float], beside: Repeat | None = None
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return the gradient of a batch's part of the loss, by tensor of the plain model.
+
+        And that of its tokens at a clip limit (`AT_THE_CLIP`), each with a random sign; empty if there are none.
 
         The loss of a token is PPO's clipped surrogate (arXiv:1707.06347, equation 7) with DAPO's upper bound
         (arXiv:2503.14476, equation 8). With stale rollouts it is that of decoupled PPO (arXiv:2110.00641): the ratio is
@@ -90,12 +103,16 @@ class Repeat:
             model: The weights that the update begins with.
             batch: Some of its calls.
             shares: The weight of a token of each rollout.
+            beside: The same in the second precision, which has computed this batch; None if it was not measured.
         """
         import torch
 
         settings = self.settings
         low, high, stale = 1 - settings["clip_low"], 1 + settings["clip_high"], settings["max_staleness"]
         now = self._logprobs(model, batch)
+        self.now = now.detach()
+        if beside is not None:
+            self.apart = max(self.apart, float((self.now - beside.now.to(self.now)).abs().max()))
 
         def spread(values: Iterator[float]) -> torch.Tensor:
             times = torch.tensor([len(call.reply) for call in batch], device=now.device)
@@ -110,9 +127,10 @@ class Repeat:
         )
         begun = torch.cat([self.begun[call.rollout, call.span] for call in batch]) if stale else sampled
         ratio = torch.exp(now - begun)
-        gain = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
-        if stale:
-            gain = gain * torch.exp(begun - sampled).clamp(max=settings["rollout_is_threshold"])
+        correction = torch.exp(begun - sampled).clamp(max=settings["rollout_is_threshold"]) if stale else 1.0
+        gain = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage) * correction
+        limit = torch.where(advantage > 0, math.log(high), math.log(low))
+        open_ = (advantage != 0) & ((self.now - begun - limit).abs() <= self.apart)
         loss = -gain
         if settings["kl_loss_coef"]:
             with torch.no_grad():
@@ -121,8 +139,16 @@ class Repeat:
             k3 = torch.exp(apart) - apart - 1
             self.kl.append(k3.detach())
             loss = loss + settings["kl_loss_coef"] * k3
+        share = spread(shares[call.rollout] for call in batch)
+        own = self._backward(model, (loss * share).sum(), again=bool(open_.any()))
+        if not open_.any():
+            return own, {}
+        signs = torch.randint(0, 2, open_.shape).to(share) * 2 - 1
+        return own, self._backward(model, (signs * ratio * advantage * correction * share)[open_].sum())
+
+    def _backward(self, model: Any, loss: torch.Tensor, *, again: bool = False) -> dict[str, torch.Tensor]:
         model.zero_grad(set_to_none=True)
-        (loss * spread(shares[call.rollout] for call in batch)).sum().backward()  # type: ignore[no-untyped-call]
+        loss.backward(retain_graph=again)  # type: ignore[no-untyped-call]
         return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
     def _logprobs(self, model: Any, batch: Sequence[Call]) -> torch.Tensor:
@@ -140,11 +166,13 @@ class Gradient:
         total: The sum over the batches.
         squares: The sum of the squared norms of the batches' gradients.
         errors: The largest difference of two precisions in a measured batch, as a share of the batch's gradient.
+        clips: The sum over the tokens at a clip limit, with random signs.
     """
 
     total: dict[str, torch.Tensor] = attrs.field(factory=dict)
     squares: dict[str, float] = attrs.field(factory=lambda: defaultdict(float))
     errors: dict[str, float] = attrs.field(factory=lambda: defaultdict(float))
+    clips: dict[str, torch.Tensor] = attrs.field(factory=dict)
 
     def add(self, own: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor] | None) -> None:
         """Add a batch's gradient, and that in the second precision if the batch is measured."""
@@ -157,8 +185,9 @@ class Gradient:
             self.total[name] = self.total[name].add_(gradient) if name in self.total else gradient
 
     def bound(self, name: str) -> float:
-        """What rounding may change of a tensor's gradient: each batch by the measured share, independently."""
-        return MARGIN * self.errors[name] * math.sqrt(self.squares[name])
+        """What rounding may change: each batch by the measured share, independently, and the tokens at a limit."""
+        clips = float(self.clips[name].norm()) if name in self.clips else 0.0
+        return MARGIN * self.errors[name] * math.sqrt(self.squares[name]) + AT_THE_CLIP * clips
 
 
 def gradient(
@@ -292,14 +321,18 @@ def _gradient(
             seconds = (time.monotonic() - begin) * whole / computed
             raise CannotLook(f"computing the update again would take {seconds:.0f} s, longer than a step of this run")
         computed += _tokens(part)
-        both: list[Any] = [None, None]
-        for k, repeat in enumerate((main, other) if measured < MEASURED else (main,)):
-            if settings["max_staleness"] or any(call.logprobs is None for call in part):
+        beside, second = (other if measured < MEASURED else None), None
+        for k, repeat in ((1, beside), (0, main)):
+            if repeat is not None and (settings["max_staleness"] or any(call.logprobs is None for call in part)):
                 repeat.begin(begun[k], part)
-            both[k] = weights.gradients(models[k], repeat.gradients(models[k], part, shares))
-        if main.reference and both[1] is not None:
+        if beside is not None:
+            second = weights.gradients(models[1], beside.gradients(models[1], part, shares)[0])
+        own, clips = main.gradients(models[0], part, shares, beside)
+        if main.reference and beside is not None:
             main.kl_apart.append(main.kl[-1] - other.kl[-1])
-        found.add(*both)
+        found.add(weights.gradients(models[0], own), second)
+        for name, gradient in weights.gradients(models[0], clips).items() if clips else ():
+            found.clips[name] = found.clips[name].add_(gradient) if name in found.clips else gradient
         measured += len(part)
     return found
 

@@ -39,8 +39,8 @@ class Group(NearestGroup):
     lazy: ClassVar[dict[str, tuple[str, str]]] = {
         "train": ("train:train", "Train from a recipe or a run file."),
         "warmup": ("warmup:warmup", "Make a small starting model for your own tasks."),
-        "runner": ("runner:runner", "Join a running training from another machine."),
-        "run": ("run:run", "Run a script written for Agent Lightning's Trainer, unchanged."),
+        "runner": ("agentrig_lightning.commands:runner", "Join a running training from another machine."),
+        "run": ("agentrig_lightning.commands:run", "Run a script written for Agent Lightning's Trainer, unchanged."),
         "dev": ("dev:dev", "Run an agent on a few tasks and show every span; nothing is learned."),
         "eval": ("eval:eval_", "Measure a model through an agent."),
         "new": ("new:new", "Start a component of your own, from a template."),
@@ -55,7 +55,7 @@ class Group(NearestGroup):
         "export-traces": ("export_traces:export_traces", "Send a run's traces to OpenTelemetry, or into a file."),
         "export": ("export:export", "Copy a run's latest checkpoint as a Hugging Face directory."),
     }
-    """Command name to `module:attribute` in `commands/` and its line in the list, in the order for a new user."""
+    """Command name to `module:attribute` in `commands/`, or in a plugin, and its line in the list."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
@@ -65,7 +65,15 @@ class Group(NearestGroup):
         """Return a command, importing its module."""
         if name in self.lazy and name not in self.commands:
             module, _, attribute = self.lazy[name][0].partition(":")
-            self.add_command(getattr(import_module(f"agentrig.cli.commands.{module}"), attribute), name)
+            plugin = module.partition(".")[0] if "." in module else ""
+            try:
+                found = import_module(module if plugin else f"agentrig.cli.commands.{module}")
+            except ModuleNotFoundError as error:
+                if not plugin or (error.name or "").partition(".")[0] != plugin:
+                    raise
+                needed = plugin.replace("_", "-")
+                raise click.ClickException(f"agentrig {name} needs {needed}: pip install {needed}") from None
+            self.add_command(getattr(found, attribute), name)
         return super().get_command(ctx, name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -7,6 +7,8 @@ from a device once for all tensors; on CUDA one kernel sums a tensor.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -79,17 +81,18 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def begun(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None = None) -> Digests:
-    """Return sums that have begun; see `Digests`."""
+def digests(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None = None) -> dict[str, str]:
+    """Return name to digest; floating-point tensors are first rounded to `dtype`, as for a server."""
     found = Digests(dtype)
     for name, tensor in tensors:
         found.add(name, tensor)
-    return found
+    return found.result()
 
 
-def digests(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None = None) -> dict[str, str]:
-    """Return name to digest; floating-point tensors are first rounded to `dtype`, as for a server."""
-    return begun(tensors, dtype).result()
+def fingerprint(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return one digest of all tensors and their names."""
+    found = digests((name, tensors[name]) for name in sorted(tensors))
+    return hashlib.blake2b(json.dumps(found).encode(), digest_size=16).hexdigest()
 
 
 def held(parameters: Mapping[str, torch.Tensor], shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from agentrig.errors import AgentrigError
 from agentrig.findings import Finding, ModelHub, Result, Situation
 from agentrig.hardware import usable_cores
 from agentrig.hardware.memory import in_words
-from agentrig.run.splits import ROLES, load_split, split_of, task_set
+from agentrig.run.splits import ROLES, read_split, split_of, task_set
 from agentrig.tasks import fingerprint
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -113,10 +113,10 @@ def check_data(situation: Situation) -> Iterator[Finding]:
     try:
         tasks = task_set(plan)
         for role in ROLES:
-            split = split_of(plan, tasks, role)
+            split = split_of(plan.run, tasks, role)
             if not split:
                 continue
-            rows = load_split(plan, tasks, split, key=f"run.{role}")
+            rows = read_split(tasks, split, who=plan.whose_tasks, key=f"run.{role}")
             if rows:
                 evidence = f"{len(rows)} tasks of {split}, SHA-256 {fingerprint(rows)[:16]}"
                 yield Finding(check=f"data: {role}", result="ok", evidence=evidence)

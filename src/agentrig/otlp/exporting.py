@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from agentrig.background import Background
+from agentrig.errors import extra
 from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
 from agentrig.otlp.spans import Origin, spans_of
 from agentrig.rollouts import Rollout
@@ -61,8 +62,9 @@ class Exporter:
     """
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.trace.export import SpanExportResult
+        with extra("otlp", "a collector needs OpenTelemetry's exporter"):
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.trace.export import SpanExportResult
 
         whole = url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/traces"
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # what fails is counted, and said once

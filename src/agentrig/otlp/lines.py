@@ -7,6 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from agentrig.errors import extra
+
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
@@ -16,8 +18,9 @@ IDS = ("traceId", "spanId", "parentSpanId")
 
 def line(spans: Sequence[ReadableSpan]) -> str:
     """Return spans as one line: an `ExportTraceServiceRequest`."""
-    from google.protobuf.json_format import MessageToDict
-    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+    with extra("otlp", "--file needs OpenTelemetry's exporter"):
+        from google.protobuf.json_format import MessageToDict
+        from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
     return json.dumps(_hexadecimal(MessageToDict(encode_spans(spans), use_integers_for_enums=True)))
 

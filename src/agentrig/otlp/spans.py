@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrig.errors import extra
 from agentrig.otlp import names
 from agentrig.rollouts import Rollout
 from agentrig.text import cut, json_text
@@ -61,10 +62,11 @@ def span_id(rollout_id: str, own: str) -> int:
 
 def spans_of(rollout: Rollout, origin: Origin) -> list[ReadableSpan]:
     """Return a rollout's trace as spans of OpenTelemetry's SDK, in their order of start."""
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import Event, ReadableSpan
-    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-    from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+    with extra("otlp", "traces for a collector need OpenTelemetry's SDK"):
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import Event, ReadableSpan
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+        from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
     resource = Resource({"service.name": "agentrig", "service.version": origin.version, "agentrig.run": origin.run})
     scope = InstrumentationScope("agentrig", origin.version, schema_url=names.SCHEMA)

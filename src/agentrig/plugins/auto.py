@@ -169,8 +169,9 @@ def runners_of(registry: Registry, algorithm: Component, use: str) -> str:
     """
     brings = bool(getattr(algorithm.spec, "runners", False))
     if use == "auto":
-        asked = [c for c in registry.components("runners") if (wanted := c.spec.wanted) and wanted(os.environ)]
-        return registry.reference(asked[0]) if asked else OWN if brings else PROCESSES
+        specs: list[Any] = [c.spec for c in registry.components("runners")]
+        asked = [spec.name for spec in specs if spec.wanted is not None and spec.wanted(os.environ)]
+        return str(asked[0]) if asked else OWN if brings else PROCESSES
     if use == OWN and not brings:
         raise ConfigError(
             f'[runners] use = "{OWN}": algorithm {algorithm.spec.name} brings no runners of its own; leave it out, or '

@@ -19,7 +19,6 @@ from agentrig import (
     hookimpl,
 )
 from agentrig.errors import AgentrigError
-from agentrig.lightning_v1.config import LightningV1Config
 from agentrig.otlp.exporting import OtlpConfig
 from agentrig.plugins.auto import OWN, PROCESSES
 from agentrig.programs.config import ENVIRONMENT, CommandConfig
@@ -50,7 +49,7 @@ def cpu_spec() -> HardwareSpec:
 
 @hookimpl
 def register_agents() -> Iterable[AgentSpec]:
-    """Register `command`, `http` and `agent-lightning-1`."""
+    """Register `command` and `http`."""
 
     def command(config: Any) -> Any:
         from agentrig.programs.agent import CommandAgent
@@ -61,11 +60,6 @@ def register_agents() -> Iterable[AgentSpec]:
         from agentrig.services.agent import HttpAgent
 
         return HttpAgent(config)
-
-    def lightning_v1(config: Any) -> Any:
-        from agentrig.lightning_v1.agent import build
-
-        return build(config)
 
     yield AgentSpec(
         name="command",
@@ -82,14 +76,6 @@ def register_agents() -> Iterable[AgentSpec]:
         build=http,
         calls="gateway",
         checks=[check_service],
-    )
-    yield AgentSpec(
-        name="agent-lightning-1",
-        summary="An agent that was written for the gateway of Agent Lightning 1.x.",
-        config=LightningV1Config,
-        build=lightning_v1,
-        calls="gateway",
-        whole_rows=True,
     )
 
 
@@ -154,22 +140,3 @@ def register_runners() -> Iterable[RunnersSpec]:
 
     yield RunnersSpec(name=PROCESSES, summary="Processes of this machine.", build=processes)
     yield RunnersSpec(name=OWN, summary="Those that the algorithm brings itself.", build=build)
-
-    from agentrig.runners.joining import LightningRunners, check_gateway
-    from agentrig.runners.roles import wanted
-
-    def lightning(config: Any) -> Any:
-        from functools import partial
-
-        from agentrig.runners.store_pool import StorePool
-
-        return partial(StorePool, settings=config)
-
-    yield RunnersSpec(
-        name="lightning",
-        summary="Processes of this machine, and runners that join through Agent Lightning's store.",
-        config=LightningRunners,
-        build=lightning,
-        wanted=wanted,
-        checks=[check_gateway],
-    )

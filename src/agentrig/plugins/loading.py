@@ -20,7 +20,6 @@ import attrs
 import pluggy
 
 from agentrig.errors import PluginError, place_of
-from agentrig.lightning_import import skip_litellm
 from agentrig.plugins import hookspecs
 from agentrig.plugins.building import defined_at
 from agentrig.plugins.registry import BLOCK_VARIABLE, Component, PluginInfo, Registry, misspelled
@@ -28,6 +27,9 @@ from agentrig.plugins.specs import KINDS, Spec
 from agentrig.text import words_of
 
 GROUP = "agentrig"
+
+FIRST = ("core", "lightning")
+"""The plugins that come first; `lightning` prepares the import of Agent Lightning, and others may do that import."""
 
 SLOW_S = 30.0
 """Seconds after which a line says, once, that a plugin is still loading."""
@@ -49,7 +51,6 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
     Raises:
         PluginError: With `strict`, or when one of `files` cannot be loaded.
     """
-    skip_litellm()  # a plugin may import Agent Lightning at its top
     manager = pluggy.PluginManager("agentrig")
     manager.add_hookspecs(hookspecs)
     blocked = blocked_names(block)
@@ -100,7 +101,7 @@ def blocked_names(block: Iterable[str] = ()) -> set[str]:
 def _installed() -> Iterator[tuple[PluginInfo, Callable[[], Any]]]:
     """Yield the plugins that have an entry point, agentrig's own first, each with the function that imports it."""
     points = importlib.metadata.entry_points(group=GROUP)
-    for point in sorted(points, key=lambda point: (point.name != "core", point.name)):
+    for point in sorted(points, key=lambda point: (point.name not in FIRST, point.name)):
         dist = point.dist
         name, version = (dist.name, dist.version) if dist else ("unknown", "unknown")
         yield PluginInfo(name=point.name, distribution=name, version=version, origin=point.value), point.load

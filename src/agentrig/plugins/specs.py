@@ -17,7 +17,7 @@ from agentrig.pools import RunnerSettings
 if TYPE_CHECKING:
     from agentrig.adapters import Adapter
     from agentrig.agents import Agent
-    from agentrig.algorithms import Algorithm
+    from agentrig.algorithms import Algorithm, LoopAlgorithm
     from agentrig.demonstrations import Demonstrate, MakeStart
     from agentrig.findings import Check, ModelHub
     from agentrig.hardware import Hardware
@@ -161,7 +161,7 @@ class AdapterSpec(Spec):
 
 @attrs.frozen(kw_only=True)
 class AlgorithmSpec(Spec):
-    """An algorithm; `build(config)` returns an `Algorithm`.
+    """An algorithm; `build(config)` returns a `LoopAlgorithm`, or an `Algorithm` with a loop of its own.
 
     Attributes:
         hardware: The names of the hardware that it can run on; empty for any.
@@ -185,7 +185,7 @@ class AlgorithmSpec(Spec):
 
     kind: ClassVar[str] = "algorithm"
     hook: ClassVar[str] = "register_algorithms"
-    build: Callable[[Any], Algorithm]
+    build: Callable[[Any], Algorithm | LoopAlgorithm]
     hardware: Sequence[str] = ()
     workload: Callable[[Any], Workload | None] | None = None
     ready: Callable[[Any], None] | None = None

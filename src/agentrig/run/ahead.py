@@ -18,7 +18,7 @@ Told = Callable[["RolloutsAhead", Sequence[Rollout]], None]
 
 
 class RolloutsAhead:
-    """Implements `agentrig.algorithms.RolloutsAhead`; made by `RunSession.begin_rollouts`.
+    """Training rollouts that run while the step before is learned; made by `RunSession.begin_rollouts`.
 
     Args:
         run: Runs, scores and adapts them; called in the thread `rollouts`.
@@ -46,11 +46,14 @@ class RolloutsAhead:
         self._running = in_background(timed, "rollouts")
 
     def wait(self) -> None:
-        """Wait until all have ended; see `agentrig.algorithms.RolloutsAhead`."""
+        """Wait until all have ended: the server then gets no request, and may take new weights.
+
+        The seconds count as `rollout` and `reward` of the current step.
+        """
         self._ended()
 
     def rollouts(self) -> list[Rollout]:
-        """Return them, stored and checked; see `agentrig.algorithms.RolloutsAhead`."""
+        """Return them, stored and checked; call it once, after the `end_step` before theirs."""
         found = self._ended()
         self._file(self, found)
         return found

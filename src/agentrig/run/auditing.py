@@ -19,7 +19,7 @@ from agentrig.plan import Plan
 from agentrig.rewards import Score
 from agentrig.run.damage import writing
 from agentrig.run.files import write_whole
-from agentrig.run.setup import make_scorer
+from agentrig.run.setup import Setup
 from agentrig.run.splits import load_splits
 from agentrig.runners.scorer import Scorer
 from agentrig.tasks import Task
@@ -118,7 +118,7 @@ class Auditing:
 
     def sources(self) -> Sources:
         """Build task set and reward for the auditor; see `sources_of`."""
-        self._scorer = self._scorer or make_scorer(self._plan)
+        self._scorer = self._scorer or Setup(self._plan).scorer()
         return sources_of(self._plan, self._scorer)
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ def sources_of(plan: Plan, scorer: Scorer, *, seconds: float = 5.0) -> Sources:
 
     Args:
         plan: The run's plan.
-        scorer: Its reward, built anew: `agentrig.run.setup.make_scorer`.
+        scorer: Its reward, built anew: `agentrig.run.setup.Setup.scorer`.
         seconds: See `Sources`.
 
     Raises:

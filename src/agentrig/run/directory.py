@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import ConfigError, RunFileError, RunInUse
-from agentrig.plan import Plan, to_toml
+from agentrig.plan import Plan, RunSettings, to_toml
 from agentrig.processes.locks import Lock
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
@@ -63,7 +63,7 @@ class RunDirectory:
             RunInUse: Another process is creating a run of that name.
         """
         parent = Path(plan.run.directory)
-        name = run_name(plan)
+        name = run_name(plan.run, plan.recipe)
         with writing(parent):
             parent.mkdir(parents=True, exist_ok=True)
             path = parent / name if plan.run.name else _own_folder(parent, name)
@@ -205,7 +205,7 @@ class RunDirectory:
         self._write_table(pa.Table.from_pylist(rows, schema=_schema(pa)), f"rollouts/{mode}-{step:05d}.parquet")
 
     def write_calls(self, rows: Sequence[Mapping[str, Any]], *, step: int) -> None:
-        """Write where the calls of a step's rollouts went (see `Books.rows`)."""
+        """Write where the calls of a step's rollouts went (see `StepTotals.rows`)."""
         import pyarrow as pa
 
         self._write_table(pa.Table.from_pylist(rows, schema=_call_schema(pa)), f"calls/train-{step:05d}.parquet")
@@ -231,13 +231,13 @@ class RunDirectory:
         return self.checkpoints.latest()
 
 
-def run_name(plan: Plan) -> str:
+def run_name(settings: RunSettings, recipe: str) -> str:
     """Return the name of a new run's directory: `run.name`, or recipe and time.
 
     Raises:
         ConfigError: It is not a valid folder name.
     """
-    name = plan.run.name or f"{plan.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = settings.name or f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     wrong = None
     if any(c in name for c in {"/", "\\", os.sep}):
         wrong = "it contains a path; set the folder with run.directory"

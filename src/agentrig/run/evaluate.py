@@ -27,17 +27,8 @@ from agentrig.run.guards import warn_of_fields, warn_of_sampling, warn_of_unseen
 from agentrig.run.loop import looped
 from agentrig.run.metrics import reason_of
 from agentrig.run.rows import slices_of
-from agentrig.run.setup import (
-    first_runner,
-    gateway_of,
-    make_engine,
-    make_scorer,
-    make_server,
-    ready_algorithm,
-    ready_hardware,
-    ready_server,
-)
-from agentrig.run.splits import gold_warnings, load_split, split_of, task_set
+from agentrig.run.setup import Setup
+from agentrig.run.splits import gold_warnings, read_split, split_of, task_set
 from agentrig.tasks import Task
 
 log = logging.getLogger(__name__)
@@ -121,20 +112,21 @@ def evaluate(
     """
     if plan.runners.n == 0:
         raise ConfigError("a measurement runs the agent on this machine: give it runners, for example runners.n=2")
-    hardware = None if endpoint is not None else ready_hardware(plan)
+    setup = Setup(plan)
+    hardware = None if endpoint is not None else setup.hardware()
     if hardware is not None:
-        ready_server(plan, hardware)
+        setup.check_server(hardware)
         if checkpoint is None:
-            ready_algorithm(plan)
+            setup.check_algorithm()
     plan.watch()
     for warning in gold_warnings(plan):
         log.warning("%s", warning)
-    scorer = make_scorer(plan)
+    scorer = setup.scorer()
     adapter = plan.build("adapter")
     figures = _Figures()
     # The runner is there before the model's server starts.
-    with temporary_files(), closing(scorer), first_runner(plan) as pool, gateway_of(plan) as gateway:
-        engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, pool=pool, gateway=gateway)
+    with temporary_files(), closing(scorer), setup.first_runner() as pool, setup.gateway() as gateway:
+        engine, runtime = setup.engine(scorer=scorer, adapter=adapter, pool=pool, gateway=gateway)
         engine.as_mode = as_mode
         serving: AbstractContextManager[Endpoint | Sequence[Endpoint]]
         if endpoint is not None:
@@ -142,7 +134,7 @@ def evaluate(
         else:
             algorithm = looped(plan.build("algorithm"))
             assert hardware is not None
-            serving = _serving(plan, algorithm, hardware, checkpoint)
+            serving = _serving(setup, algorithm, hardware, checkpoint)
 
         def body() -> None:
             with serving as served:
@@ -174,11 +166,11 @@ def evaluate(
 
 
 def _serving(
-    plan: Plan, algorithm: Algorithm, hardware: Hardware, checkpoint: Path | None
+    setup: Setup, algorithm: Algorithm, hardware: Hardware, checkpoint: Path | None
 ) -> AbstractContextManager[Endpoint | Sequence[Endpoint]]:
     """Let the algorithm serve a checkpoint; one that asks for a server gets the plan's."""
     asks = "server" in inspect.signature(algorithm.serve).parameters
-    more: dict[str, Any] = {"server": make_server(plan)} if asks else {}
+    more: dict[str, Any] = {"server": setup.server()} if asks else {}
     return algorithm.serve(hardware=hardware, checkpoint=checkpoint, **more)
 
 
@@ -242,10 +234,10 @@ def eval_tasks(plan: Plan, split: str | None, limit: int = 0, *, role: str = "re
         PluginError: A row is not a valid `Task`.
     """
     tasks = task_set(plan)
-    name = split or split_of(plan, tasks, role)
+    name = split or split_of(plan.run, tasks, role)
     if not name:
         raise ConfigError(f"no split serves {role}; name one: --split NAME, one of {', '.join(tasks.splits)}")
-    rows = load_split(plan, tasks, name)
+    rows = read_split(tasks, name, who=plan.whose_tasks)
     if not rows:
         raise ConfigError(f'split "{name}" has no tasks; name another: --split NAME, one of {", ".join(tasks.splits)}')
     return name, rows[:limit] if limit else rows

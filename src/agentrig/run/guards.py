@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from agentrig.algorithms import Session
 from agentrig.endpoints import LIMIT, SAMPLING_FIELDS
 from agentrig.errors import RunStopped
+from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.metrics import count_failures, failure_lines, reason_of
+from agentrig.servers import Server
 from agentrig.text import cut, json_text
 from agentrig.traces import ASKED, IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace
 
 log = logging.getLogger(__name__)
+
+DYING_S = 3.0
+"""How long to look for the death of a server whose connections failed."""
 
 SERVER_DEFAULTS = ("temperature", "top_p")
 """Fields for which a server may have its own default: they are compared only if the run sets them."""
@@ -284,3 +292,25 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -
         cure = "The same for different answers: does the reward depend on the answer?"
     lines.append(f"  {cure} See single rollouts with: agentrig dev.")
     raise RunStopped("\n".join(lines), cause=cause)
+
+
+@contextmanager
+def dead_server_first(server: Server, session: Session) -> Iterator[None]:
+    """Raise the server's error when a run stops because its server died, and say how to go on."""
+    try:
+        yield
+    except (RunStopped, ServerError) as stopped:
+        # a process that is killed closes its connections some time before its parent can see that it is dead
+        end = time.monotonic() + (DYING_S if stopped.__cause__ is not None else 0.0)
+        while True:
+            try:
+                server.check()
+            except ServerError as dead:
+                if not session.lines:
+                    raise
+                again = f"agentrig train --resume {session.directory}"
+                raise ServerError(f"{dead}\n  The unfinished step is lost; resume with: {again}") from stopped
+            if time.monotonic() > end:
+                break
+            time.sleep(0.05)
+        raise

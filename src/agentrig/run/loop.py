@@ -22,20 +22,24 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import attrs
 
-from agentrig.algorithms import Algorithm, LoopAlgorithm, RolloutsAhead, Session
+from agentrig.algorithms import Algorithm, LoopAlgorithm
 from agentrig.endpoints import Endpoint
-from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunStopped
+from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError
 from agentrig.hardware import Hardware
 from agentrig.learners import Learner, TrainSample
 from agentrig.ledger import LEFT_OUT_BY_CREDIT, ZERO_ADVANTAGE, Call, Entry
-from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Rollout
+from agentrig.run.ahead import RolloutsAhead
 from agentrig.run.checkpoints import reading
+from agentrig.run.guards import dead_server_first
 from agentrig.servers import MakeServer, Server
+
+if TYPE_CHECKING:
+    from agentrig.run.session import RunSession
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +47,6 @@ T = TypeVar("T")
 
 STATE = Path("trainer") / "state.json"
 """What the loop adds to the learner's checkpoint."""
-
-DYING_S = 3.0
-"""How long to look for the death of a server whose connections failed."""
 
 
 @attrs.define
@@ -55,38 +56,38 @@ class Best:
     Attributes:
         step: The step that made them.
         accuracy: None before the first validation.
-        reward: The mean reward.
+        reward: The mean reward; None before the first validation.
         kept: Whether the learner has a copy of them.
     """
 
     step: int = 0
     accuracy: float | None = None
-    reward: float = -math.inf
+    reward: float | None = None
     kept: bool = False
 
 
 class Loop:
-    """Implements `agentrig.algorithms.Algorithm` with a credit and a learner; runs once.
+    """Runs an algorithm that is a credit and a learner, once; as `agentrig.algorithms.Algorithm` does it itself.
 
     Args:
         algorithm: Brings them.
     """
 
-    session: Session
+    session: RunSession
     server: Server
     learner: Learner
 
     def __init__(self, algorithm: LoopAlgorithm) -> None:
         self.algorithm, self.settings, self.best = algorithm, algorithm.config, Best()
 
-    def run(self, session: Session) -> None:
+    def run(self, session: RunSession) -> None:
         """Train until `steps` are done, the tasks are solved or the user asked to end."""
         settings, self.session = self.settings, session
         if settings.final == "best" and not settings.validate_every:
             raise ConfigError('[algorithm] final = "best" needs validation, and validate_every = 0 turns it off')
         plan = self.algorithm.serving(session.hardware, session.checkpoint)
         plan = attrs.evolve(plan, seed=session.seed, log=session.directory / "server.log", sleeps=settings.server_sleep)
-        with session.server(plan) as self.server, _dead_server_first(self.server, session):
+        with session.server(plan) as self.server, dead_server_first(self.server, session):
             self.learner = learner = self.algorithm.learner(session)  # a server may start meanwhile
             if session.checkpoint is not None:
                 with reading(session.checkpoint):
@@ -114,7 +115,7 @@ class Loop:
                 if settings.server_sleep:
                     self.server.sleep()
                 metrics = learner.update(samples, step=step, staleness=staleness, sketch=session.sketch(step))
-                digests = {"dtype": plan.dtype, "weights": learner.trained_digests()}
+                digests = {"dtype": plan.dtype, "weights": learner.fingerprint()}
                 if settings.server_sleep:
                     self.server.wake()
                 if learner.furthest is not None:
@@ -293,7 +294,7 @@ class Loop:
         reward = session.measured.reward if session.measured is not None else None
         if accuracy is None or reward is None:
             return
-        if best.accuracy is None or (accuracy, reward) > (best.accuracy, best.reward):
+        if best.accuracy is None or best.reward is None or (accuracy, reward) > (best.accuracy, best.reward):
             self.best = Best(step, accuracy, reward, kept=self.settings.final == "best")
             if self.best.kept:
                 self.learner.keep()
@@ -338,7 +339,7 @@ class Loop:
         self.learner.load(checkpoint)
         line = next((line for line in self.session.lines if line["step"] == weights_of), {})
         recorded = line.get("digests", {}).get("weights")
-        if recorded and recorded != self.learner.trained_digests():
+        if recorded and recorded != self.learner.fingerprint():
             raise CheckpointDamaged(
                 checkpoint,
                 f"its weights are not those of the run after step {weights_of} (digests.weights, metrics.jsonl)",
@@ -350,7 +351,7 @@ class Loop:
 
 def looped(built: Algorithm | LoopAlgorithm) -> Algorithm:
     """Return what `AlgorithmSpec.build` made as an algorithm that runs: one without a loop of its own gets `Loop`."""
-    return built if hasattr(built, "run") else Loop(built)
+    return cast(Algorithm, built if hasattr(built, "run") else Loop(built))
 
 
 def tasks_of_step(tasks: Sequence[T], *, n: int, step: int, seed: int) -> list[T]:
@@ -386,25 +387,3 @@ def _words(sample: TrainSample, rollouts: Sequence[Rollout]) -> str:
     rollout = rollouts[sample.rollout]
     nodes = [t.node for t in rollout.triplets if t.prompt_ids is sample.prompt_ids]
     return f"a call of {nodes[0] if nodes and nodes[0] else 'no node'} in rollout {rollout.id}"
-
-
-@contextmanager
-def _dead_server_first(server: Server, session: Session) -> Iterator[None]:
-    """Raise the server's error when a run stops because its server died, and say how to go on."""
-    try:
-        yield
-    except (RunStopped, ServerError) as stopped:
-        # a process that is killed closes its connections some time before its parent can see that it is dead
-        end = time.monotonic() + (DYING_S if stopped.__cause__ is not None else 0.0)
-        while True:
-            try:
-                server.check()
-            except ServerError as dead:
-                if not session.lines:
-                    raise
-                again = f"agentrig train --resume {session.directory}"
-                raise ServerError(f"{dead}\n  The unfinished step is lost; resume with: {again}") from stopped
-            if time.monotonic() > end:
-                break
-            time.sleep(0.05)
-        raise

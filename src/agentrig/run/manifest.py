@@ -14,7 +14,6 @@ import attrs
 
 from agentrig.hardware import Hardware
 from agentrig.plan import Plan
-from agentrig.run.splits import sees_gold
 from agentrig.tasks import Task, fingerprint
 
 FORMAT = 1
@@ -62,7 +61,7 @@ def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Seq
             role: {"split": split, "tasks": len(tasks), "fingerprint": fingerprint(tasks)}
             for role, (split, tasks) in splits.items()
         },
-        "agent_sees_gold": sees_gold(plan),
+        "agent_sees_gold": plan.sees_gold,
         "model": getattr(plan.configs["algorithm"], "model", None),
     }
 

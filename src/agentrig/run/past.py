@@ -12,7 +12,6 @@ from typing import Any
 import attrs
 
 from agentrig.errors import CheckpointDamaged, ConfigError
-from agentrig.plan import Plan, to_toml
 from agentrig.run.checkpoints import SAVED, saved_digests, verify
 from agentrig.run.damage import reading
 from agentrig.run.directory import RunDirectory
@@ -119,7 +118,7 @@ def _usable(line: Mapping[str, Any]) -> bool:
         return False
 
 
-def begin(run: RunDirectory, plan: Plan, facts: Mapping[str, Any], past: Past) -> None:
+def begin(run: RunDirectory, config: str, facts: Mapping[str, Any], past: Past) -> None:
     """Rewrite the directory for the resumed run. Before this call, nothing in it has changed.
 
     The checkpoint is read, algorithm and agent are built, the model is served, and the first transfer of weights is
@@ -128,7 +127,7 @@ def begin(run: RunDirectory, plan: Plan, facts: Mapping[str, Any], past: Past) -
     run.rewind(past.step)
     if past.progress:
         run.write_json("progress.json", past.progress)
-    run.write("config.toml", to_toml(plan.as_dict()))  # overrides may have changed it
+    run.write("config.toml", config)  # overrides may have changed it
     run.write_json("manifest.json", facts)
 
 

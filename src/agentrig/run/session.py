@@ -19,7 +19,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
 from agentrig.figures import mean
 from agentrig.hardware import Hardware
-from agentrig.ledger import Books, Entry, Ledger, totals
+from agentrig.ledger import Entry, Ledger, StepTotals, totals
 from agentrig.observers import RunStart, StepEnd
 from agentrig.plan import Plan
 from agentrig.rewards import Score
@@ -28,7 +28,6 @@ from agentrig.run.ahead import RolloutsAhead
 from agentrig.run.auditing import Auditing
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.directory import RunDirectory
-from agentrig.run.foreign import ForeignBooks
 from agentrig.run.guards import (
     check_failures,
     check_rewards,
@@ -41,7 +40,7 @@ from agentrig.run.guards import (
 )
 from agentrig.run.metrics import component_means, count_failures, count_nodes, second_reward_figures
 from agentrig.run.past import Past
-from agentrig.run.setup import make_server
+from agentrig.run.setup import Setup
 from agentrig.run.trends import SOLVED, Guards
 from agentrig.runners.engine import RolloutEngine
 from agentrig.runners.runtime import Runtime
@@ -165,7 +164,7 @@ class RunSession:
 
     def server(self, plan: ServerPlan) -> Server:
         """Return the model's server that `[server] use` names, not started."""
-        return make_server(self.plan)(plan)
+        return Setup(self.plan).server()(plan)
 
     def rollouts(
         self,
@@ -202,7 +201,15 @@ class RunSession:
         version: int,
         max_staleness: int,
     ) -> RolloutsAhead:
-        """Start a batch of training rollouts; see `agentrig.algorithms.Session`."""
+        """Start the training rollouts of the next step, and return at once.
+
+        One batch at a time: call `wait` of what it returns before any other rollouts, validation or report, and before
+        the server takes weights. A rollout that is more than `max_staleness` versions behind the weights that its step
+        begins with, `step - 1`, fails with the kind `stale-weights`.
+
+        Raises:
+            ValueError: `version`, which the server has, is further behind.
+        """
         self.begin()
         self._check_idle()
         self._prove_first()
@@ -402,18 +409,6 @@ class RunSession:
         self.auditing.end(step, line)
         self._step_start = time.perf_counter()  # an audit is no part of the next step
 
-    def foreign(
-        self,
-        *,
-        learns: Callable[[], bool],
-        sampling: Callable[[str | None], Mapping[str, Any]],
-        unfinished: Callable[[str | None], int],
-    ) -> ForeignBooks:
-        """Return the books for an algorithm that does not use this session (Agent Lightning's own); see there."""
-        self.begin()
-        limit = self.plan.run.failure_limit
-        return ForeignBooks(self, failure_limit=limit, learns=learns, sampling=sampling, unfinished=unfinished)
-
     def step_seconds(self) -> float:
         """Return the seconds since the last step ended."""
         return time.perf_counter() - self._step_start
@@ -428,7 +423,7 @@ class RunSession:
         step: int,
         metrics: Mapping[str, float],
         time_s: Mapping[str, float],
-        books: Books,
+        books: StepTotals,
         digests: Mapping[str, Any],
     ) -> dict[str, Any]:
         line = {**self._line(step, metrics, time_s), "calls": books.calls, "call_tokens": books.tokens}

@@ -12,7 +12,7 @@ from agentrig.tasks import Task, Tasks, overlap, repeated
 from agentrig.text import words_of
 
 if TYPE_CHECKING:
-    from agentrig.plan import Plan
+    from agentrig.plan import Plan, RunSettings
 
 ROLES = ("train", "validation", "report")
 
@@ -31,8 +31,8 @@ def task_set(plan: Plan) -> Tasks:
         ConfigError: Its rows may have gold columns, and the agent does not ask for whole rows.
     """
     tasks: Tasks = plan.build("tasks")
-    who = _who(plan)
-    if getattr(tasks, "whole_rows", False) and not sees_gold(plan):
+    who = plan.whose_tasks
+    if getattr(tasks, "whole_rows", False) and not plan.sees_gold:
         raise ConfigError(
             f"{who} does not say which columns are gold, so it hands out whole rows only, and the agent "
             f"{plan.components['agent'].spec.name} does not ask for them.\n"
@@ -72,15 +72,9 @@ def check_set(tasks: Any, who: str) -> None:
             )
 
 
-def sees_gold(plan: Plan) -> bool:
-    """Return whether the plan's agent gets whole rows, with their gold columns."""
-    spec: Any = plan.components["agent"].spec
-    return bool(spec.whole_rows)
-
-
 def gold_warnings(plan: Plan) -> list[str]:
     """Return the warning about an agent that gets whole rows."""
-    if not sees_gold(plan):
+    if not plan.sees_gold:
         return []
     return [
         f"this agent sees its gold: {plan.components['agent'].spec.name} gets whole rows (whole_rows), to compute its "
@@ -88,29 +82,24 @@ def gold_warnings(plan: Plan) -> list[str]:
     ]
 
 
-def split_of(plan: Plan, tasks: Tasks, role: str) -> str:
+def split_of(settings: RunSettings, tasks: Tasks, role: str) -> str:
     """Return the split of a role: from the run's settings, else from the task set; '' for none."""
-    return str(getattr(plan.run, role) or tasks.roles.get(role, ""))
+    return str(getattr(settings, role) or tasks.roles.get(role, ""))
 
 
-def load_split(plan: Plan, tasks: Tasks, split: str, *, key: str = "") -> Sequence[Task]:
+def read_split(tasks: Tasks, split: str, *, who: str, key: str = "") -> Sequence[Task]:
     """Load a split and check every row.
 
     Args:
-        plan: The plan of the task set.
-        tasks: The task set from `task_set`.
+        tasks: The task set.
         split: The split's name.
+        who: Whose they are, for messages.
         key: The setting that selected it, for the message.
 
     Raises:
         ConfigError: The task set has no such split.
         PluginError: `load` raised, or a row is not a valid `Task`; the message names task set, split, row and field.
     """
-    return read_split(tasks, split, who=_who(plan), key=key)
-
-
-def read_split(tasks: Tasks, split: str, *, who: str, key: str = "") -> Sequence[Task]:
-    """Load a split and check every row; see `load_split`. `who` says whose it is, for messages."""
     if split not in tasks.splits:
         hint = nearest(split, tasks.splits)
         raise ConfigError(
@@ -138,18 +127,18 @@ def load_splits(plan: Plan, roles: Sequence[str] = ROLES) -> dict[str, tuple[str
             `train` among its `optional` ones.
         PluginError: A row is not a valid `Task`.
     """
-    tasks = task_set(plan)
+    tasks, who = task_set(plan), plan.whose_tasks
     read: dict[str, Sequence[Task]] = {}
     loaded = {}
     for role in roles:
-        split = split_of(plan, tasks, role)
+        split = split_of(plan.run, tasks, role)
         if split and split not in read:
-            read[split] = load_split(plan, tasks, split, key=f"run.{role}")
+            read[split] = read_split(tasks, split, who=who, key=f"run.{role}")
         rows = read[split] if split else ()
         if role == "train" and not rows and role not in getattr(tasks, "optional", ()):
             named = f'split "{split}" has no tasks' if split else "the task set names no split for it"
             raise ConfigError(
-                f"{_who(plan)}: there is nothing to learn from: {named}.\n"
+                f"{who}: there is nothing to learn from: {named}.\n"
                 f"  Name another: run.train=SPLIT, one of {', '.join(tasks.splits)}"
             )
         limit = getattr(plan.run, f"{role}_tasks")
@@ -202,10 +191,6 @@ def _shared(shared: Sequence[tuple[Task, Task]], rows: Sequence[Task], role: str
     return (
         f"{len(shared)} of {len(rows)} {role} tasks are in the {other} split too; the first: {first.place or first.id}"
     )
-
-
-def _who(plan: Plan) -> str:
-    return f"task set {plan.components['tasks'].spec.name}"
 
 
 def _check_rows(rows: Any, where: str) -> None:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrig.errors import CheckpointDamaged, RunFileError
 from agentrig.observers import RunEnd, RunError
-from agentrig.plan import Plan
+from agentrig.plan import Plan, to_toml
 from agentrig.plugins.auto import OWN
 from agentrig.processes.ends import Interrupted, RunSignals, handling, interrupt
 from agentrig.processes.scratch import temporary_files
@@ -21,17 +21,12 @@ from agentrig.run.log_file import warnings_in
 from agentrig.run.loop import looped
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
-from agentrig.run.setup import (
-    first_runner,
-    gateway_of,
-    make_engine,
-    make_scorer,
-    ready_algorithm,
-    ready_hardware,
-    ready_server,
-    second_scorers,
-)
+from agentrig.run.session import RunSession
+from agentrig.run.setup import Setup
 from agentrig.run.splits import gold_warnings, load_splits, split_warnings
+
+if TYPE_CHECKING:
+    from agentrig.plugins.registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +61,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     # Lock the directory of a resumed run.
     run, past = None, Past()
     if resume is None:
-        run_name(plan)
+        run_name(plan.run, plan.recipe)
     else:
         run = RunDirectory(resume)
         run.lock()
@@ -74,69 +69,49 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         past = read_past(run, from_step=from_step)
 
     # Hardware first: its environment variables must be set before anything imports torch.
-    hardware = ready_hardware(plan)
-    ready_server(plan, hardware)
-    ready_algorithm(plan)
+    setup = Setup(plan)
+    hardware = setup.hardware()
+    setup.check_server(hardware)
+    setup.check_algorithm()
 
     # Every component that the run names, before tasks are loaded or a model is started: the run fails here if one of
     # them can't be built. The light ones are first; the agent is built in the first runner.
     plan.watch()
     tasks = plan.build("tasks")
-    scorer = make_scorer(plan)
-    second = second_scorers(plan)
+    scorer, second = setup.scorer(), setup.second_scorers()
     for each in (scorer, *second.values()):
         ending.callback(each.close)
     adapter = plan.build("adapter")
-    pool = ending.enter_context(first_runner(plan, trains=True))
+    pool = ending.enter_context(setup.first_runner(trains=True))
     algorithm = looped(plan.build("algorithm"))
     if plan.components["server"].spec.name != OWN:
         plan.build("server")
-
-    # Tasks.
     splits = load_splits(plan)
-    warnings = [*gold_warnings(plan), *split_warnings(splits, tasks)]
 
-    from agentrig.run.session import RunSession
-
-    # The run directory: new, or changed by `begin_run` once the run has started.
+    # The run directory: a new one, or that of the resumed run, which changes in `begin_run` only.
     facts = manifest(plan, hardware, splits)
+    facts["warnings"] = [*gold_warnings(plan), *split_warnings(splits, tasks)]
     if run is not None:
-        before = run.read_json("manifest.json")
-        with reading(run.path / "manifest.json"):
-            warnings += [*manifest_changes(before, facts), *past.warnings]
-            facts["resumed"] = [*before.get("resumed", []), facts["created"]]
-            facts["created"] = before.get("created", facts["created"])
-            if before.get("server", {}).get("name") == facts["server"]["name"]:
-                facts["server"] = before["server"]  # with the reason of `auto`: config.toml names the server
-    facts["warnings"] = warnings
-    for warning in warnings:
+        _continue_manifest(facts, run, past)
+    for warning in facts["warnings"]:
         log.warning("%s", warning)
     if run is None:
         run = RunDirectory.create(plan)
         ending.callback(run.release)
         run.write_json("manifest.json", facts)
 
-    # The engine that runs the algorithm's rollouts.
-    gateway = ending.enter_context(gateway_of(plan))
-    engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, algorithm=algorithm, pool=pool, gateway=gateway)
+    # The engine that runs the algorithm's rollouts, and the session that the algorithm trains with.
+    gateway = ending.enter_context(setup.gateway())
+    engine, runtime = setup.engine(scorer=scorer, adapter=adapter, algorithm=algorithm, pool=pool, gateway=gateway)
 
     def begin_run() -> None:
+        """Called by the session once the run has actually started."""
         if resume:
             runtime.wait_for_agent()
             if session.stopping:
                 raise KeyboardInterrupt("interrupted while the run started")
-            begin(run, plan, facts, past)
+            begin(run, to_toml(plan.as_dict()), facts, past)
         logged.begin()
-
-    def body() -> None:
-        try:
-            algorithm.run(session)
-        finally:
-            session.close()
-        session.begin()  # for an algorithm without plan_steps and rollouts
-        session.check_learned()
-        if session.lines:
-            session.auditing.finish(session.lines[-1]["step"], session.summary(wall_s=0.0)["accuracy"])
 
     session = RunSession(
         plan=plan,
@@ -151,41 +126,45 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         past=past,
         begin=begin_run,
     )
-
     ending.callback(session.delivery.end)
     ending.callback(session.auditing.close)
     logged = ending.enter_context(warnings_in(run.path / "log.jsonl", lambda: len(session.lines) + 1))
     if not resume:
         logged.begin()
-
-    # Run rollouts and updates until the algorithm is done.
     signals = RunSignals(session, runtime.abort)
     ending.enter_context(handling(signals))
+
+    # Run rollouts and updates until the algorithm is done.
+    def body() -> None:
+        try:
+            algorithm.run(session)
+        finally:
+            session.close()
+        session.begin()  # for an algorithm without plan_steps and rollouts
+        session.check_learned()
+        if session.lines:
+            session.auditing.finish(session.lines[-1]["step"], session.summary(wall_s=0.0)["accuracy"])
+
     complete, ended = False, None
     try:
         runtime.run(body)
         complete = not session.stopping
     except BaseException as error:
         ended = error
-        if session.begun or not resume:
-            kind = "KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-            with noted():
-                run.write_json(
-                    "error.json", {"error": kind, "message": str(error), "cause": getattr(error, "cause", "")}
-                )
-        elif isinstance(error, CheckpointDamaged):
+        if not session.begun and isinstance(error, CheckpointDamaged) and resume:
             raise with_cure(error, run) from error.__cause__
         raise
     finally:
         signals.writing = True
-        if session.begun or not resume:
+        if session.begun or not resume:  # else nothing in the directory of the resumed run has changed
             wall_s = time.perf_counter() - start + sum(line["step_s"] for line in past.lines)
             with noted() if not complete else nullcontext():
-                if session.lines:
-                    run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": complete})
+                _write_end(run, session, ended, wall_s=wall_s, complete=complete)
             if ended is not None:
                 plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=ended))
-                settle(plan, run)
+                settle(plan.registry, run)
+
+    # The run has ended normally, or early because the user asked for it.
     summary: dict[str, Any] = run.read_json("summary.json")
     early = f"ended early; resume with: agentrig train --resume {run.path}"
     if complete:
@@ -193,19 +172,43 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     else:
         ended = KeyboardInterrupt(early) if signals.first is None else Interrupted(signals.first, early)
         plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=ended))
-    summary |= settle(plan, run)
+    summary |= settle(plan.registry, run)
     if signals.first is not None:
         raise Interrupted(signals.first, "the run has ended, and its report is written" if complete else early)
     return summary
 
 
-def settle(plan: Plan, run: RunDirectory) -> dict[str, Any]:
+def _continue_manifest(facts: dict[str, Any], run: RunDirectory, past: Past) -> None:
+    """Add to the manifest of a resumed run what its directory knows of the run before."""
+    before = run.read_json("manifest.json")
+    with reading(run.path / "manifest.json"):
+        facts["warnings"] += [*manifest_changes(before, facts), *past.warnings]
+        facts["resumed"] = [*before.get("resumed", []), facts["created"]]
+        facts["created"] = before.get("created", facts["created"])
+        if before.get("server", {}).get("name") == facts["server"]["name"]:
+            facts["server"] = before["server"]  # with the reason of `auto`: config.toml names the server
+
+
+def _write_end(
+    run: RunDirectory, session: RunSession, error: BaseException | None, *, wall_s: float, complete: bool
+) -> None:
+    """Write the error that ended a run, and its summary."""
+    if error is not None:
+        kind = "KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+        with noted():
+            cause = getattr(error, "cause", "")
+            run.write_json("error.json", {"error": kind, "message": str(error), "cause": cause})
+    if session.lines:
+        run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": complete})
+
+
+def settle(registry: Registry, run: RunDirectory) -> dict[str, Any]:
     """Let observers finish what they do in threads of their own; write the counts into `summary.json`.
 
     Returns:
         The entry of `summary.json`; an empty one without such observers.
     """
-    settled = plan.registry.settle()
+    settled = registry.settle()
     if not settled:
         return {}
     writes = {"observer_writes": settled}

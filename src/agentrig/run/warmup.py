@@ -21,7 +21,7 @@ from agentrig.rollouts import Rollout
 from agentrig.run.demonstration_server import Conversation, demonstrating
 from agentrig.run.evaluate import Evaluation, evaluate
 from agentrig.run.metrics import failure_lines, reason_of
-from agentrig.run.setup import ready_hardware
+from agentrig.run.setup import Setup
 from agentrig.run.splits import load_splits, task_set
 from agentrig.tasks import Task, overlap
 
@@ -210,7 +210,7 @@ def make_start(
             f"{able[0] if able else 'NAME (none is installed: agentrig-grpo has one)'}.\n"
             "  Any algorithm can train the directory that it writes"
         )
-    ready_hardware(plan)  # before torch is imported: its idle threads must not spin
+    Setup(plan).hardware()  # before torch is imported: its idle threads must not spin
     found: StartingModel = spec.make_start(plan.configs["algorithm"], wanted, turns, log)
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import distribution
 from pathlib import Path
 from string import Template as StringTemplate
 from textwrap import fill
@@ -75,7 +76,7 @@ class Template:
             "dependencies": _listed("agentrig", "attrs>=24.2", *self.requires),
             "test": _listed("pytest>=8", *self.tests_require),
         }
-        found = {}
+        found = {"LICENSE": distribution("agentrig").read_text("licenses/LICENSE") or ""}
         for path, text in _texts(FOLDER / "common"):
             filled = StringTemplate(text).substitute(fields) if path.endswith(FILLED) else text
             found[path.removesuffix(FILLED)] = filled

@@ -5,6 +5,6 @@
 
 from __future__ import annotations
 
-from agentrig.testing.kit import Check, CheckFailed, ChecksFailed, CheckSkipped, Report, Result, check, checks
+from agentrig.testing.kit import Check, CheckFailed, CheckSkipped, Report, Result, check, checks
 
-__all__ = ["Check", "CheckFailed", "CheckSkipped", "ChecksFailed", "Report", "Result", "check", "checks"]
+__all__ = ["Check", "CheckFailed", "CheckSkipped", "Report", "Result", "check", "checks"]

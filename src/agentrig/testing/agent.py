@@ -79,15 +79,11 @@ class Play:
 
     def differs(self, other: Play) -> str:
         """Return what differs when the task is played again, or ''; the order of calls does not count."""
-        seen = [
-            {
-                "failure": play.failure,
-                "calls": sorted(play.asked, key=lambda body: json.dumps(body, sort_keys=True)),
-                "answer": play.result.outcome.answer,
-            }
-            for play in (self, other)
-        ]
-        return difference(*seen)
+        mine, others = (sorted(p.asked, key=lambda body: json.dumps(body, sort_keys=True)) for p in (self, other))
+        return difference(
+            {"failure": self.failure, "calls": mine, "answer": self.result.outcome.answer},
+            {"failure": other.failure, "calls": others, "answer": other.result.outcome.answer},
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -170,10 +166,10 @@ class AgentSubject(TriedSubject):
     @cached_property
     def pool(self) -> Pool:
         """One process, in which as many rollouts run at once as there are tasks."""
-        return self.started(n=1, threads=max(2, self.limit))
+        return self.started(threads=max(2, self.limit))
 
-    def started(self, *, n: int, threads: int) -> Pool:
-        """Return new runner processes, one of which has built the agent.
+    def started(self, *, threads: int) -> Pool:
+        """Return a new runner process that has built the agent.
 
         Raises:
             AgentrigError: It cannot be built, or takes longer than `START_S`.
@@ -182,7 +178,7 @@ class AgentSubject(TriedSubject):
         environment = tuple(spec.environment) if spec else ()
         source = SentAgent(name=str(self), pickled=packed(self.sendable()), environment=environment)
         preload = spec.preload if spec else ()
-        pool = Pool(source, n=n, threads=threads, deadline_s=self.deadline_s, retries=0, preload=preload)
+        pool = Pool(source, n=1, threads=threads, deadline_s=self.deadline_s, retries=0, preload=preload)
         self.opened.callback(pool.close)
         if not pool.build_first(START_S):
             raise AgentrigError(f"it has not been built after {START_S:g} s")
@@ -391,7 +387,7 @@ def check_processes(subject: AgentSubject) -> None:
     Why: A run has several runner processes: only one of them would work.
     Cure: Take no fixed port, file or lock; use `tempfile`, and port 0.
     """
-    subject.compare_together(subject.started(n=2, threads=1), "in two processes")
+    subject.compare_together(subject.started(threads=1), "in a second process, while there is a first")
 
 
 @needs(check_answers)

@@ -126,13 +126,14 @@ class AlgorithmSubject(Subject):
         from agentrig.run.training import train
 
         component, end_step = plan.components["algorithm"], RunSession.end_step
-        build, error = component.spec.build, None
+        spec: Any = component.spec
+        build, error = spec.build, None
 
         def ends(session: RunSession, step: int, **more: Any) -> None:
             end_step(session, step, **more)
             session.stopping = session.stopping or step == stop_after
 
-        spec = attrs.evolve(component.spec, build=lambda config: build(reading(config, self.read)))
+        spec = attrs.evolve(spec, build=lambda config: build(reading(config, self.read)))
         components = {**plan.components, "algorithm": attrs.evolve(component, spec=spec)}
         try:
             with mock.patch.object(RunSession, "end_step", ends):
@@ -369,9 +370,9 @@ def check_serves(subject: AlgorithmSubject) -> None:
     algorithm, folder = looped(plan.build("algorithm")), _checkpoint(subject.whole)
     more: Mapping[str, Any] = {}
     if getattr(plan.components["algorithm"].spec, "server", False):
-        from agentrig.run.setup import make_server
+        from agentrig.run.setup import Setup
 
-        more = {"server": make_server(plan)}
+        more = {"server": Setup(plan).server()}
     with algorithm.serve(hardware=plan.build("hardware"), checkpoint=folder, **more) as served:
         endpoint: Endpoint = served if isinstance(served, Endpoint) else served[0]
         asked = {"question": "pull"}

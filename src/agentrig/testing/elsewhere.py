@@ -109,8 +109,8 @@ def main() -> None:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """Return an exception that can be pickled: itself, or one with its text."""
-    if isinstance(error, AgentrigError):
+    """Return an exception that can be pickled: itself if it is one of agentrig's, or one with its text."""
+    if isinstance(error, AgentrigError) or type(error).__module__.startswith("agentrig."):
         with contextlib.suppress(Exception):
             cloudpickle.loads(cloudpickle.dumps(error))
             return error

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import attrs
 
-from agentrig.errors import AgentrigError, place_of
+from agentrig.errors import AgentrigError
 from agentrig.findings import Finding
 from agentrig.hardware import Context, Cpu, Hardware, HardwareError, Probe, Stack, installed, select
 from agentrig.testing.elsewhere import elsewhere
@@ -21,13 +22,15 @@ from agentrig.testing.subject import Subject
 HEAVY = ("torch", "transformers", "tensorflow", "jax", "ray", "verl", "vllm", "agentlightning", "litellm", "torch_npu")
 """Modules that take seconds to import, or open a device."""
 
-ROLES = ("", "driver", "worker", "rollout")
+ROLES: tuple[Literal["", "driver", "worker", "rollout"], ...] = ("", "driver", "worker", "rollout")
 """The processes that an environment is asked for; '' for no context at all."""
 
 FRESH_S = 120.0
 """Seconds that a fresh interpreter may take to load the plugin, look at the hardware, and import torch."""
 
 NO_TORCH = "no torch"
+
+R = TypeVar("R")
 
 LEAST_MEMORY, MOST_MEMORY = 64 << 20, 64 << 40
 """Bytes that one device may have, 64 MiB to 64 TiB: a figure in MiB or GiB is far below, one in bits is above."""
@@ -39,51 +42,9 @@ KNOWN_DTYPES = ("float32", "bfloat16", "float16", "float64")
 RESULTS = ("ok", "warning", "problem", "skipped")
 
 
-@attrs.frozen(kw_only=True)
-class Call:
-    """What a method of the hardware did in a fresh interpreter.
-
-    Attributes:
-        value: What it returned.
-        raised: The exception, in words; '' if it raised none.
-        imported: The heavy modules that it imported.
-        seconds: What it took.
-    """
-
-    value: Any = None
-    raised: str = ""
-    imported: Sequence[str] = ()
-    seconds: float = 0.0
-
-
-@attrs.frozen(kw_only=True)
-class Seen:
-    """What was seen of hardware.
-
-    Attributes:
-        built: The heavy modules that loading the plugin and building the hardware imported.
-        environments: Role to the call of `environment`.
-        changed: Variables of `os.environ` that these calls changed.
-        probes: Two calls of `probe`.
-        computed: What is wrong when torch computes on it, or ''; None if that was not tried.
-    """
-
-    built: Sequence[str] = ()
-    environments: Mapping[str, Call]
-    changed: Sequence[str]
-    probes: tuple[Call, Call]
-    computed: str | None = None
-
-    @property
-    def probe(self) -> Probe:
-        """The first probe, which the check `probe` has examined."""
-        found: Probe = self.probes[0].value
-        return found
-
-
 @attrs.define(kw_only=True, eq=False, slots=False)
 class HardwareSubject(Subject):
-    """Hardware, and what its methods return, import and cost in a fresh interpreter.
+    """Hardware; its methods are called in fresh interpreters, if it has a name to load it by.
 
     Attributes:
         compute: Whether to import torch in a fresh process and compute on the device, if it is there.
@@ -91,76 +52,87 @@ class HardwareSubject(Subject):
 
     compute: bool = True
 
-    def fresh(self, **environment: str) -> Seen:
-        """Return what a fresh interpreter sees, with these variables set.
+    def fresh(self, function: Callable[[HardwareSubject], R], **environment: str) -> R:
+        """Call a function in a fresh interpreter, with these variables set.
 
         Raises:
             CheckSkipped: The hardware has no name to load it by.
         """
         if not self.registered:
             raise CheckSkipped("give its name or FILE.py:NAME: what it imports is seen in a fresh interpreter")
-        compute, variables = self.compute and not environment, {**self.blocking, **environment}
-        return elsewhere(_seen_there, self.sendable(), compute, deadline_s=FRESH_S, environment=variables)
+        return elsewhere(function, self.sendable(), deadline_s=FRESH_S, environment={**self.blocking, **environment})
 
     @cached_property
-    def alone(self) -> Seen:
-        """What a fresh interpreter sees, with this process's environment."""
-        return self.fresh()
+    def imports(self) -> dict[str, list[str]]:
+        """The heavy modules that a fresh interpreter imports, by what does so."""
+        return self.fresh(imports)
 
     @cached_property
-    def seen(self) -> Seen:
-        """What its methods return, from a fresh interpreter if there can be one."""
-        return self.alone if self.registered else look(self.made)
+    def probes(self) -> tuple[Any, Any, float]:
+        """What two probes in a row return, and the seconds of the first."""
+        return self.fresh(probes) if self.registered else probes(self)
+
+    @property
+    def probe(self) -> Probe:
+        """The first probe, which the check `probe` has examined."""
+        found: Probe = self.probes[0]
+        return found
 
 
-def _seen_there(subject: HardwareSubject, compute: bool) -> Seen:
-    """Load the plugin, build the hardware, look at it, and compute on it if it is there; in a fresh interpreter."""
-    before = heavy()
+def imports(subject: HardwareSubject) -> dict[str, list[str]]:
+    """Build the hardware and call its methods; return the heavy modules that each step imports."""
+    known, found = set(HEAVY) & sys.modules.keys(), {}
+
+    def step(name: str) -> None:
+        found[name] = [module for module in HEAVY if module in sys.modules and module not in known]
+        known.update(found[name])
+
     made = subject.made
-    built = [m for m in heavy() if m not in before]
-    seen = attrs.evolve(look(made), built=built)
-    if compute and isinstance(seen.probe, Probe) and seen.probe.available is True:
-        return attrs.evolve(seen, computed=computed(made))
-    return seen
+    step("loading the plugin and building the hardware")
+    with contextlib.suppress(Exception):  # another check's matter
+        environments(subject)
+    step("`environment`")
+    with contextlib.suppress(Exception):
+        made.probe()
+    step("`probe`")
+    return found
 
 
-def look(hardware: Hardware) -> Seen:
-    """Ask for the environments, then probe twice."""
-
-    def ask(call: Callable[..., Any], *arguments: Any) -> Call:
-        before, start = heavy(), time.perf_counter()
-        found: dict[str, Any] = {}
-        try:
-            found["value"] = call(*arguments)
-        except Exception as error:
-            found["raised"] = f"{type(error).__name__}: {error}{place_of(error)}"
-        imported = [m for m in heavy() if m not in before]
-        return Call(**found, imported=imported, seconds=time.perf_counter() - start)
-
+def environments(subject: HardwareSubject) -> dict[str, Any]:
+    """Return the environment of each role, and of no context (''); fail if a call changes `os.environ`."""
     kept = dict(os.environ)
-    environments = {role: ask(hardware.environment, Context(role=role) if role else None) for role in ROLES}
+    found: dict[str, Any] = {role: subject.made.environment(Context(role=role) if role else None) for role in ROLES}
     changed = sorted(k for k in {*kept, *os.environ} if kept.get(k) != os.environ.get(k))
-    return Seen(environments=environments, changed=changed, probes=(ask(hardware.probe), ask(hardware.probe)))
+    if changed:
+        raise CheckFailed(
+            f"`environment` changes os.environ itself: {', '.join(changed)}",
+            "Return the variables: the run sets them where the user has not.",
+        )
+    return found
 
 
-def heavy() -> list[str]:
-    """Return the heavy modules that this process has imported."""
-    return [name for name in HEAVY if name in sys.modules]
+def probes(subject: HardwareSubject) -> tuple[Any, Any, float]:
+    """Probe twice; return what was found, and the seconds of the first."""
+    start = time.perf_counter()
+    first = subject.made.probe()
+    seconds = time.perf_counter() - start
+    return first, subject.made.probe(), seconds
 
 
-def computed(hardware: Hardware) -> str:
+def computed(subject: HardwareSubject) -> str:
     """Set the environment, import torch, and compute on the device; return what is wrong, or ''."""
-    for name, value in hardware.environment().items():
+    device = subject.made.torch_device
+    for name, value in subject.made.environment().items():
         os.environ.setdefault(name, value)
     try:
         import torch
     except ImportError:
         return NO_TORCH
     try:
-        found = (torch.ones(2, 2, device=hardware.torch_device) @ torch.ones(2, 2, device=hardware.torch_device)).sum()
-        return "" if float(found) == 8.0 else f"a sum of products on {hardware.torch_device} is {float(found)}, not 8.0"
+        found = (torch.ones(2, 2, device=device) @ torch.ones(2, 2, device=device)).sum()
+        return "" if float(found) == 8.0 else f"a sum of products on {device} is {float(found)}, not 8.0"
     except Exception as error:
-        return f'torch cannot compute on the device "{hardware.torch_device}": {type(error).__name__}: {error}'
+        return f'torch cannot compute on the device "{device}": {type(error).__name__}: {error}'
 
 
 def check_imports_light(subject: HardwareSubject) -> None:
@@ -169,8 +141,7 @@ def check_imports_light(subject: HardwareSubject) -> None:
     Why: Every command would wait for these imports, also for runs on other hardware.
     Cure: Import them inside the functions that need them.
     """
-    if subject.alone.built:
-        raise CheckFailed(f"loading the plugin and building the hardware imports {', '.join(subject.alone.built)}")
+    _light(subject, "loading the plugin and building the hardware")
 
 
 def check_declares(subject: HardwareSubject) -> None:
@@ -201,20 +172,14 @@ def check_environment(subject: HardwareSubject) -> None:
     Why: A run sets these variables before torch is imported; a value that is no text ends it.
     Cure: Return a mapping of text to text, the same at each call, for any context and for none.
     """
-    for role, call in subject.seen.environments.items():
-        wrong = call.raised
-        if not wrong and not isinstance(call.value, Mapping):
-            wrong = f"it returned {call.value!r:.80}, which is no mapping"
-        elif not wrong:
-            odd = [f"{k}={v!r:.40}" for k, v in call.value.items() if not isinstance(k, str) or not isinstance(v, str)]
-            wrong = f"{', '.join(odd)}: the name or the value is no text" if odd else ""
+    found = subject.fresh(environments) if subject.registered else environments(subject)
+    for role, variables in found.items():
+        wrong = "" if isinstance(variables, Mapping) else f"it returned {variables!r:.80}, which is no mapping"
+        for k, v in variables.items() if not wrong else ():
+            if not isinstance(k, str) or not isinstance(v, str):
+                wrong = f"{k}={v!r:.40}: the name or the value is no text"
         if wrong:
             raise CheckFailed(f"`environment` for {role or 'no context'}: {wrong}")
-    if subject.seen.changed:
-        raise CheckFailed(
-            f"`environment` changes os.environ itself: {', '.join(subject.seen.changed)}",
-            "Return the variables: the run sets them where the user has not.",
-        )
 
 
 def check_environment_light(subject: HardwareSubject) -> None:
@@ -223,9 +188,7 @@ def check_environment_light(subject: HardwareSubject) -> None:
     Why: torch reads variables such as thread counts when it is imported: set later, they have no effect.
     Cure: Compute the variables without torch; import nothing heavy in `environment`.
     """
-    found = sorted({module for call in subject.alone.environments.values() for module in call.imported})
-    if found:
-        raise CheckFailed(f"`environment` imports {', '.join(found)}")
+    _light(subject, "`environment`")
 
 
 def check_probe(subject: HardwareSubject) -> None:
@@ -234,12 +197,10 @@ def check_probe(subject: HardwareSubject) -> None:
     Why: `--hardware auto` and the doctor decide by it; one that raises or changes leaves the hardware out.
     Cure: Return an agentrig.hardware.Probe: catch what drivers and tools raise, and say it in `problems`.
     """
-    for call in subject.seen.probes:
-        if call.raised:
-            raise CheckFailed(f"`probe` raised {call.raised}")
-        if not isinstance(call.value, Probe):
-            raise CheckFailed(f"`probe` returned {call.value!r:.200}")
-    first, again = (call.value for call in subject.seen.probes)
+    first, again, seconds = subject.probes
+    for found in (first, again):
+        if not isinstance(found, Probe):
+            raise CheckFailed(f"`probe` returned {found!r:.200}")
     if not isinstance(first.available, bool):
         raise CheckFailed(f"available is {first.available!r:.80}, which is neither True nor False")
     if first.available and not first.devices:
@@ -249,9 +210,10 @@ def check_probe(subject: HardwareSubject) -> None:
             raise CheckFailed(f"a line of `evidence` or `problems` is no text: {line!r:.80}")
     if first != again:
         raise CheckFailed(f"two probes in a row found different things: {first} and {again}")
-    slow = subject.seen.probes[0].seconds
-    if slow > PROBE_S:
-        raise CheckFailed(f"`probe` took {slow:.0f} s", f"Give every tool a timeout: at most {PROBE_S:.0f} s in all.")
+    if seconds > PROBE_S:
+        raise CheckFailed(
+            f"`probe` took {seconds:.0f} s", f"Give every tool a timeout: at most {PROBE_S:.0f} s in all."
+        )
 
 
 @needs(check_probe)
@@ -261,9 +223,12 @@ def check_probe_light(subject: HardwareSubject) -> None:
     Why: `agentrig plugins` and every run with --hardware auto would import it, whatever hardware they use.
     Cure: Look at device files, the vendor's tool and metadata; never import torch in `probe`.
     """
-    found = sorted({module for call in subject.alone.probes for module in call.imported})
-    if found:
-        raise CheckFailed(f"`probe` imports {', '.join(found)}")
+    _light(subject, "`probe`")
+
+
+def _light(subject: HardwareSubject, step: str) -> None:
+    if found := subject.imports[step]:
+        raise CheckFailed(f"{step} imports {', '.join(found)}")
 
 
 @needs(check_probe)
@@ -276,9 +241,9 @@ def check_hidden(subject: HardwareSubject) -> None:
     variable = subject.made.visible_devices
     if not variable:
         raise CheckSkipped("it names no variable that hides its devices (visible_devices)")
-    if not subject.seen.probe.available:
+    if not subject.probe.available:
         raise CheckSkipped("it is not available here, so there is nothing to hide")
-    found = subject.fresh(**{variable: ""}).probe
+    found = subject.fresh(probes, **{variable: ""})[0]
     if found.available or found.devices:
         raise CheckFailed(f'with {variable}="" it is still available, with {len(found.devices)} devices')
 
@@ -290,7 +255,7 @@ def check_explains(subject: HardwareSubject) -> None:
     Why: The user gets this text when the hardware is not there; without words nobody knows what to repair.
     Cure: Put what was looked at into `evidence`, and what is broken into `problems` as `what: cure`.
     """
-    found = subject.seen.probe
+    found = subject.probe
     bare = [line for line in found.problems if ":" not in line.strip(" :") or not line.rpartition(":")[2].strip()]
     if bare:
         raise CheckFailed(f"a problem has no cure: {bare[0]!r}")
@@ -314,13 +279,11 @@ def check_memory(subject: HardwareSubject) -> None:
     Why: The doctor and the learner compute from it what fits; a wrong unit refuses every model, or none.
     Cure: Give each device its memory in bytes, or None if it is unknown.
     """
-    stated = [device for device in subject.seen.probe.devices if device.memory is not None]
-    for device in stated:
-        whole = isinstance(device.memory, int) and not isinstance(device.memory, bool)
-        if not whole or not LEAST_MEMORY <= device.memory <= MOST_MEMORY:
-            raise CheckFailed(
-                f"{device.name} states a memory of {device.memory!r:.80}; a device has 64 MiB to 64 TiB, in bytes"
-            )
+    stated = [(device.name, device.memory) for device in subject.probe.devices if device.memory is not None]
+    for name, size in stated:
+        whole = isinstance(size, int) and not isinstance(size, bool)
+        if not whole or not LEAST_MEMORY <= size <= MOST_MEMORY:
+            raise CheckFailed(f"{name} states a memory of {size!r:.80}; a device has 64 MiB to 64 TiB, in bytes")
     if not stated:
         raise CheckSkipped("no device that was found states its memory")
 
@@ -391,9 +354,9 @@ def check_computes(subject: HardwareSubject) -> None:
     """
     if not subject.compute:
         raise CheckSkipped("compute=False")
-    found = subject.alone.computed
-    if found is None:
+    if not subject.probe.available:
         raise CheckSkipped("it is not available here")
+    found = subject.fresh(computed)
     if found == NO_TORCH:
         raise CheckSkipped("torch is not installed")
     if found:

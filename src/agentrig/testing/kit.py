@@ -245,18 +245,6 @@ class Report:
         return "  " + ", ".join(f"{found.count(s)} {s}" for s in ("passed", "failed", "skipped") if s in found)
 
 
-class ChecksFailed(AssertionError):
-    """At least one check failed.
-
-    Attributes:
-        report: What was found.
-    """
-
-    def __init__(self, report: Report) -> None:
-        super().__init__(str(report))
-        self.report = report
-
-
 def declared(kind: str) -> list[Check]:
     """Return the checks of a kind, in order, without a subject.
 
@@ -266,7 +254,7 @@ def declared(kind: str) -> list[Check]:
     if kind not in (*CHECKED, TRIAL):
         raise ConfigError(f'there are no checks of a "{kind}".{nearest(kind, CHECKED)} Kinds: {", ".join(CHECKED)}')
     module = import_module(f"agentrig.testing.{kind}")
-    own = [f for f in vars(module).values() if inspect.isfunction(f) and f.__module__ == module.__name__]
+    own: list[Any] = [f for f in vars(module).values() if inspect.isfunction(f) and f.__module__ == module.__name__]
     return [Check(kind=kind, function=f) for f in (check_loads, *own) if f.__name__.startswith("check_")]
 
 
@@ -347,12 +335,12 @@ def check(
         subject: See `checks`.
         settings: See `checks`.
         only: See `checks`.
-        raise_failed: Whether a failed check raises `ChecksFailed`, with the whole report.
+        raise_failed: Whether failed checks raise `CheckFailed`, with the whole report.
         say: Gets the lines of the report one by one, each as soon as it is known.
         options: See `checks`.
 
     Raises:
-        ChecksFailed: A check failed.
+        CheckFailed: A check failed.
         ConfigError: There is no such kind, check or option.
     """
     found, results = checks(kind, subject, settings=settings, only=only, **options), []
@@ -368,5 +356,5 @@ def check(
     report = Report(kind=kind, subject=str(found[0].subject), results=results)
     tell(f"{report.counts}\n")
     if raise_failed and report.failed:
-        raise ChecksFailed(report)
+        raise CheckFailed(str(report))
     return report

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -13,35 +17,22 @@ from agentrig.frozen import frozen
 from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
 from agentrig.plugins.building import hooks_of
 from agentrig.plugins.observing import watchers
+from agentrig.run.directory import RunDirectory
 from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
-from agentrig.testing.run_directory import rollout_of
+from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.testing.subject import Subject
 
-STEPS, ROLLOUTS = 2, 8
+STEPS = 2
 """Of the run whose events it gets."""
 
 FILES = ("config.toml", "manifest.json", "metrics.jsonl", "progress.json")
 """Files of a run directory that are the run's own."""
 
-LINE: Mapping[str, Any] = {
-    **{"time": 1_700_000_000.0, "reward": 0.5, "reward_std": 0.5, "accuracy": 0.5, "rollouts": ROLLOUTS},
-    **{"failures": {"deadline": 1}, "zero_variance_groups": 0.25, "step_s": 2.0, "rollouts_per_s": 4.0},
-    **{"time_s": {"rollout": 1.0, "reward": 0.1, "update": 0.5}, "tokens_per_s": 100.0, "transitions_per_rollout": 1.0},
-    **{"prompt_tokens": 60.0, "response_tokens": 20.0, "nodes": {"write_query": 8}},
-    **{
-        "algorithm": {"weight_change": 0.1, "loss": 0.2, "grad_norm": 0.3},
-        "calls": {},
-        "call_tokens": {},
-        "digests": {},
-    },
-}
-"""A line of metrics as a run writes it."""
+EMPTY = ("reward", "reward_std", "zero_variance_groups", "prompt_tokens", "response_tokens")
+"""Figures that a step has not, if every rollout of it failed."""
 
-EMPTY: Mapping[str, Any] = {
-    **{"reward": None, "reward_std": None, "accuracy": None, "zero_variance_groups": None},
-    **{"prompt_tokens": None, "response_tokens": None, "nodes": {}, "algorithm": {}},
-}
-"""What differs in the line of a step in which every rollout failed, by an algorithm that reports no figures."""
+Event = tuple[str, Any]
+"""A hook's name, and what it gets."""
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
@@ -56,50 +47,51 @@ class ObserverSubject(Subject):
     rollout_s: float = 0.05
     other_s: float = 5.0
 
-    def play(self, events: Iterator[tuple[str, dict[str, Any]]]) -> dict[str, list[float]]:
+    def play(self, events: Iterator[Event]) -> dict[str, list[float]]:
         """Notify a new observer of events; return the seconds of each call by hook.
 
         Raises:
             CheckFailed: It raised.
         """
         observer = self.build()
-        seconds: dict[str, list[float]] = {}
-        hooks = hooks_of(observer)
-        for hook, arguments in events:
+        hooks, seconds = hooks_of(observer), defaultdict[str, list[float]](list)
+        for hook, event in events:
             if hook not in hooks:
                 continue
             start = time.perf_counter()
             try:
-                getattr(observer, hook)(*(frozen(value) for value in arguments.values()))
+                getattr(observer, hook)(frozen(event))
             except (Exception, SystemExit) as error:
                 raise CheckFailed(f"{hook} raised {type(error).__name__}: {error}{place_of(error)}") from error
-            seconds.setdefault(hook, []).append(time.perf_counter() - start)
+            seconds[hook].append(time.perf_counter() - start)
         return seconds
 
-    def start(self, first: int = 1) -> tuple[str, dict[str, Any]]:
-        """Return the first event of a run."""
-        config = {"run": {"name": "kit"}, "algorithm": {"use": "grpo", "steps": STEPS}}
-        event = RunStart(directory=self.folder, config=config, steps=STEPS if first == 1 else None, first_step=first)
-        return "on_run_start", {"event": event}
+    def run(self) -> RunDirectory:
+        """Return a new directory of a finished run, whose events it gets."""
+        return RunDirectory(write_run(Path(tempfile.mkdtemp(dir=self.folder)) / "run", steps=STEPS, held_out=2))
 
-    def whole(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the events of a run that ends well."""
-        yield self.start()
-        for step in range(1, STEPS + 1):
-            for i in range(ROLLOUTS):
-                rollout = rollout_of(i, right=i % 2 == 0, mode="train", step=step)
-                yield "on_rollout_end", {"rollout": rollout}
-            yield "on_step_end", {"event": StepEnd(step=step, metrics={**LINE, "step": step})}
-        summary = {"accuracy": {"before": 0.25, "after": 0.5, "n": 8}, "steps": STEPS, "wall_s": 4.0, "rollouts": 16}
-        yield "on_run_end", {"event": RunEnd(directory=self.folder, summary={**summary, "failures": {}})}
 
-    def failing(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the events of a resumed run whose rollouts all fail, and that ends by an error."""
-        yield self.start(first=3)
-        for i in range(2):
-            yield "on_rollout_end", {"rollout": rollout_of(i, right=False, mode="train", step=3, failure="deadline")}
-        yield "on_step_end", {"event": StepEnd(step=3, metrics={**LINE, **EMPTY, "step": 3})}
-        yield "on_run_error", {"event": RunError(directory=self.folder, error=KeyboardInterrupt("ended early"))}
+def whole(run: RunDirectory) -> Iterator[Event]:
+    """Yield the events of a run that ends well."""
+    config = tomllib.loads((run.path / "config.toml").read_text("utf-8"))
+    lines, summary = run.metrics(), run.read_json("summary.json")
+    yield "on_run_start", RunStart(directory=run.path, config=config, steps=STEPS, first_step=1)
+    for line in lines:
+        for i in range(8):
+            yield "on_rollout_end", rollout_of(i, right=i % 2 == 0, mode="train", step=line["step"])
+        yield "on_step_end", StepEnd(step=line["step"], metrics=line)
+    yield "on_run_end", RunEnd(directory=run.path, summary=summary)
+
+
+def failing(run: RunDirectory) -> Iterator[Event]:
+    """Yield the events of a resumed run whose rollouts all fail, and that ends by an error."""
+    step, line = STEPS + 1, {**run.metrics()[-1], **dict.fromkeys(EMPTY), "nodes": {}, "algorithm": {}}
+    _, start = next(whole(run))
+    yield "on_run_start", attrs.evolve(start, steps=None, first_step=step)
+    for i in range(2):
+        yield "on_rollout_end", rollout_of(i, right=False, mode="train", step=step, failure="deadline")
+    yield "on_step_end", StepEnd(step=step, metrics={**line, "step": step})
+    yield "on_run_error", RunError(directory=run.path, error=KeyboardInterrupt("ended early"))
 
 
 def check_hooks(subject: ObserverSubject) -> None:
@@ -121,7 +113,7 @@ def check_whole_run(subject: ObserverSubject) -> None:
     Why: What raises is logged and counted in the report, and its figures are missing.
     Cure: Read fields with `.get`, and catch what your tracker or file raises.
     """
-    subject.play(subject.whole())
+    subject.play(whole(subject.run()))
 
 
 @needs(check_whole_run)
@@ -131,7 +123,7 @@ def check_failing_run(subject: ObserverSubject) -> None:
     Why: The runs that fail are those that somebody will look at.
     Cure: Expect None where a step has no figure, failures without a score, a resumed run, and a run that ends early.
     """
-    subject.play(subject.failing())
+    subject.play(failing(subject.run()))
 
 
 @needs(check_whole_run)
@@ -141,7 +133,7 @@ def check_fast(subject: ObserverSubject) -> None:
     Why: A run waits for its observers: a second for each rollout doubles the time of a step.
     Cure: Collect in on_rollout_end, and write or send in on_step_end, or in a thread of your own.
     """
-    for hook, seconds in subject.play(subject.whole()).items():
+    for hook, seconds in subject.play(whole(subject.run())).items():
         took, most = sum(seconds) / len(seconds), subject.rollout_s if hook == "on_rollout_end" else subject.other_s
         if took > most:
             raise CheckFailed(f"{hook} takes {took:.2f} s on average; {most:g} s are allowed")
@@ -154,10 +146,10 @@ def check_leaves_the_run(subject: ObserverSubject) -> None:
     Why: A resume, the report and `agentrig audit` read these files.
     Cure: Write files of your own beside them; never change those of the run.
     """
-    files = {subject.folder / name: f"{name} of the run\n" for name in FILES}
-    for file, text in files.items():
-        file.write_text(text)
-    subject.play(subject.whole())
-    changed = [file.name for file, text in files.items() if not file.is_file() or file.read_text() != text]
+    run = subject.run()
+    before = {name: (run.path / name).read_bytes() for name in FILES}
+    subject.play(whole(run))
+    files = {name: run.path / name for name in FILES}
+    changed = [name for name, file in files.items() if not file.is_file() or file.read_bytes() != before[name]]
     if changed:
         raise CheckFailed(f"it changes {', '.join(changed)} of the run directory")

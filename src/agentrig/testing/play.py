@@ -62,39 +62,28 @@ class PlaySubject(AgentSubject):
     """An agent with its tasks, its reward and an adapter; `AgentSubject` has the other options.
 
     Attributes:
-        reward: The reward: its name, `FILE.py:name`, its spec, or itself.
-        reward_settings: Its keys.
+        reward: The reward.
         adapter: The adapter.
-        adapter_settings: Its keys.
-        gold: The key of `private` with the right answer, or a function of the task; None to find it.
         endpoint: A real model's server; None for the scripted one.
     """
 
     limit: int = 12
     script: Any = None
-    reward: Any = None
-    reward_settings: Any = None
-    adapter: Any = "agent-match"
-    adapter_settings: Any = None
-    gold: Any = None
+    reward: RewardSubject | None = None
+    adapter: Subject | None = None
     endpoint: Endpoint | None = None
 
     @cached_property
     def judge(self) -> RewardSubject:
         """Scores answers as a run does."""
-        return RewardSubject(
-            kind="reward",
-            given=self.reward,
-            settings=self.reward_settings,
-            tasks=self.rows,
-            limit=len(self.rows),
-            gold=self.gold,
-        )
+        assert self.reward is not None
+        return attrs.evolve(self.reward, tasks=self.rows, limit=len(self.rows))
 
-    @cached_property
+    @property
     def adapt(self) -> Adapter:
         """The adapter, built."""
-        adapter: Adapter = Subject(kind="adapter", given=self.adapter, settings=self.adapter_settings).made
+        assert self.adapter is not None
+        adapter: Adapter = self.adapter.made
         return adapter
 
     @cached_property

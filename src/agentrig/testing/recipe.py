@@ -97,6 +97,6 @@ def check_tasks(subject: RecipeSubject) -> None:
         made = task_set(subject.plan)
     except ConfigError as error:
         raise CheckSkipped(f"its data is not here: {str(error).partition(chr(10))[0]}") from None
-    split = split_of(subject.plan, made, "train")
+    split = split_of(subject.plan.run, made, "train")
     if split not in made.splits:
         raise CheckFailed(f'its training split is "{split}"; its task set has {", ".join(made.splits)}')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -127,12 +128,7 @@ class RewardSubject(TriedSubject):
         return found
 
     def judged(self, items: Sequence[tuple[Task, Any]], *, reward: Any = None, threads: int = 1) -> list[Score]:
-        """Score copies of tasks and answers one by one; an `invalid` score says if it took too long."""
-        score = self.scorer(reward=reward, threads=threads)
-        return score([(task, Outcome(answer=answer), NO_CALLS) for task, answer in copy.deepcopy(list(items))])
-
-    def scorer(self, *, reward: Any = None, threads: int = 1) -> Scorer:
-        """Return what scores as a run does, without the reward's `score_many`."""
+        """Score answers one by one; an `invalid` score says if it took too long."""
         made = self.made if reward is None else reward
 
         def single(task: Task, outcome: Outcome, budget_s: float, *trace: Trace) -> Score:
@@ -140,12 +136,12 @@ class RewardSubject(TriedSubject):
             return found
 
         return Scorer(
-            single if callable(made) else made,
+            single if callable(made) else made,  # without its `score_many`
             budget_s=self.budget_s,
             threads=threads,
             correctness=Correctness(reward_at=self.spec.correct_at if self.spec else None),
             sees_trace=self.sees_trace,
-        )
+        )([(task, Outcome(answer=answer), NO_CALLS) for task, answer in items])
 
     @property
     def sees_trace(self) -> bool:
@@ -367,13 +363,18 @@ def check_leaves_task(subject: RewardSubject) -> None:
     Why: Tasks are shared: the next answer to the same task would be judged by other data.
     Cure: Copy what you change: `dict(task.private)`, `sorted(...)` instead of `.sort()`.
     """
+    reward, trace = subject.made, (NO_CALLS,) * subject.sees_trace
     for before, text in subject.plain:
-        task, given = copy.deepcopy(before), [text, {"text": ["b", "a"]}]
-        subject.scorer()([(task, Outcome(answer=item), NO_CALLS) for item in given])
-        changed = difference([dict(before.input), dict(before.private)], [dict(task.input), dict(task.private)])
-        changed = changed or difference([text, {"text": ["b", "a"]}], given)
-        if changed:
-            raise CheckFailed(f"task {before.id} or its answer is changed: {changed}")
+        for answer in (text, {"text": ["b", "a"]}):
+            task, outcome = copy.deepcopy(before), Outcome(answer=copy.deepcopy(answer))
+            with contextlib.suppress(Exception):  # other checks' matter
+                if callable(reward):
+                    reward(task, outcome, subject.budget_s, *trace)
+                else:
+                    reward.score_many([(task, outcome, *trace)], subject.budget_s)
+            was, now = ([dict(t.input), dict(t.private), a] for t, a in ((before, answer), (task, outcome.answer)))
+            if changed := difference(was, now):
+                raise CheckFailed(f"task {before.id} or its answer is changed: {changed}")
 
 
 @needs(check_scores)

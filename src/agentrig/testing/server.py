@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from urllib.parse import urlsplit
 
 import psutil
@@ -14,7 +15,7 @@ from agentrig.delivery.digests import digests
 from agentrig.servers import ServerError, ServerPlan
 from agentrig.testing.elsewhere import elsewhere
 from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
-from agentrig.testing.server_subject import MARK, NAME, Reply, ServerSubject, left, listening
+from agentrig.testing.server_subject import MARK, NAME, ServerSubject, left, listening
 
 TEXTS = 8
 """How many prompts are tried until the model samples a letter."""
@@ -81,8 +82,7 @@ def check_logprobs(subject: ServerSubject) -> None:
     Cure: Return log softmax(logits / temperature), before top-p cuts, from the weights that sampled.
     """
     for temperature in (1.0, 0.7):
-        text = subject.prompt(6)
-        subject.compare(text, subject.ask(text, temperature=temperature), temperature=temperature)
+        subject.compare(subject.prompt(6), temperature=temperature)
 
 
 @needs(check_starts)
@@ -160,16 +160,9 @@ def check_concurrent(subject: ServerSubject) -> None:
     """
     subject.give()
     texts = [subject.prompt(i) for i in range(8)]
-
-    def one(text: str) -> Reply:
-        return subject.ask(text, seed=1)
-
     with ThreadPoolExecutor(8) as pool:
-        for text, reply in zip(texts, pool.map(one, texts), strict=True):
-            try:
-                subject.compare(text, reply)
-            except CheckFailed as failed:
-                raise CheckFailed(f"with {len(texts)} requests at once: {failed.what}") from None
+        for text, reply in zip(texts, pool.map(partial(subject.ask, seed=1), texts), strict=True):
+            subject.compare(text, reply, when=f"with {len(texts)} requests at once: ")
 
 
 @needs(check_logprobs)
@@ -238,11 +231,7 @@ def check_takes_weights(subject: ServerSubject) -> None:
     """
     for _ in range(VERSIONS):
         version = subject.give("all")
-        text = subject.prompt()
-        try:
-            subject.compare(text, subject.ask(text))
-        except CheckFailed as failed:
-            raise CheckFailed(f"after version {version}, with every tensor changed: {failed.what}") from None
+        subject.compare(subject.prompt(), when=f"after version {version}, with every tensor changed: ")
 
 
 @needs(check_takes_weights)
@@ -256,8 +245,7 @@ def check_takes_merged(subject: ServerSubject) -> None:
     subject.policy.restore()
     subject.give(None)
     subject.take(subject.policy.merged(seed=11))
-    text = subject.prompt()
-    subject.compare(text, subject.ask(text))
+    subject.compare(subject.prompt())
 
 
 @needs(check_starts)
@@ -298,11 +286,7 @@ def check_refuses_weights(subject: ServerSubject) -> None:
         try:
             subject.take(given)
         except ServerError:
-            text = subject.prompt()
-            try:
-                subject.compare(text, subject.ask(text))
-            except CheckFailed as failed:
-                raise CheckFailed(f"after weights that it refused ({say}): {failed.what}") from None
+            subject.compare(subject.prompt(), when=f"after weights that it refused ({say}): ")
             continue
         except Exception as error:
             raise CheckFailed(f"weights {say} raise {type(error).__name__}: {error}") from error
@@ -335,13 +319,10 @@ def check_prefix_cache(subject: ServerSubject) -> None:
     text = subject.prompt(24)
     subject.give()
     for _ in range(2):
-        subject.compare(text, subject.ask(text))
+        subject.compare(text)
     subject.give()
     for again in (text, text + " and"):
-        try:
-            subject.compare(again, subject.ask(again))
-        except CheckFailed as failed:
-            raise CheckFailed(f"a prompt that older weights had answered: {failed.what}") from None
+        subject.compare(again, when="a prompt that older weights had answered: ")
 
 
 @needs(check_takes_weights)
@@ -383,8 +364,7 @@ def check_sleep(subject: ServerSubject) -> None:
         server.sleep()
         server.wake()
     subject.give()
-    text = subject.prompt()
-    subject.compare(text, subject.ask(text))
+    subject.compare(subject.prompt())
 
 
 @needs(check_starts)

@@ -232,23 +232,22 @@ class ServerSubject(Subject):
                 "logprobs with logprobs.content, as vLLM does.",
             ) from None
 
-    def compare(self, text: str, reply: Reply, *, temperature: float = 1.0) -> None:
-        """Compare an answer's log-probabilities with the model's own.
+    def compare(self, text: str, reply: Reply | None = None, *, temperature: float = 1.0, when: str = "") -> None:
+        """Compare the log-probabilities of an answer, asked for now by default, with the model's own.
 
         Raises:
-            CheckFailed: They differ.
+            CheckFailed: They differ; the message begins with `when`.
         """
-        if len(reply.tokens) != len(reply.logprobs):
-            raise CheckFailed(f"{len(reply.tokens)} tokens came with {len(reply.logprobs)} log-probabilities")
+        reply = reply or self.ask(text, temperature=temperature)
+        if len(reply.tokens) != len(reply.logprobs) or not reply.tokens:
+            raise CheckFailed(f"{when}{len(reply.tokens)} tokens came with {len(reply.logprobs)} log-probabilities")
         own = self.policy.logprobs(self.policy.ids(text), reply.tokens, temperature)
         far = [abs(a - b) for a, b in zip(own, reply.logprobs, strict=True)]
-        if not far:
-            raise CheckFailed("the answer has no token")
         if not max(far) <= self.tolerance:  # NaN is not equal either
             at = far.index(max(far))
             raise CheckFailed(
-                f"token {at + 1} of {len(far)} has log-probability {reply.logprobs[at]:.4f}, and transformers computes "
-                f"{own[at]:.4f} with the same weights; {self.tolerance:g} are allowed"
+                f"{when}token {at + 1} of {len(far)} has log-probability {reply.logprobs[at]:.4f}, and transformers "
+                f"computes {own[at]:.4f} with the same weights; {self.tolerance:g} are allowed"
             )
 
 

@@ -18,8 +18,8 @@ import cloudpickle
 from agentrig.errors import ConfigError, LookupFailed
 from agentrig.plugins import composing
 from agentrig.plugins.building import built
-from agentrig.plugins.loading import BLOCK_VARIABLE, load
-from agentrig.plugins.registry import Component, Registry
+from agentrig.plugins.loading import load
+from agentrig.plugins.registry import BLOCK_VARIABLE, Component, Registry
 from agentrig.plugins.specs import Spec
 from agentrig.settings import structure
 

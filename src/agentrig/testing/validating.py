@@ -16,6 +16,7 @@ from agentrig.plugins.loading import load
 from agentrig.testing.elsewhere import EndedElsewhere, elsewhere
 from agentrig.testing.kit import CHECKED, LOADS_S, TRIAL, Report, check, declared
 from agentrig.testing.play import PlaySubject
+from agentrig.testing.reward import RewardSubject
 from agentrig.testing.subject import Subject
 
 UNPLAYABLE = {"agent.loads", "agent.starts", "agent.calls-endpoint", "agent.answers", "play.loads", "play.parts"}
@@ -90,7 +91,8 @@ def validated(
         return [name for name in only if name.startswith(f"{kind}.")] if only else None
 
     for target in found:
-        kind, keys, options = target.kind, settings.get(target.kind), {}
+        kind, keys = target.kind, settings.get(target.kind)
+        options: dict[str, Any] = {}
         if kind in TRIED:
             parts = _parts(target, found, uses, settings)
             keys, (tasks, tasks_keys) = parts[kind][1], parts["tasks"]
@@ -109,10 +111,11 @@ def validated(
             failed = {r.check for r in report.failed}
         if kind != "agent" or not parts["reward"][0] or chosen(TRIAL) == [] or failed & UNPLAYABLE:
             continue
-        more = {"limit": limit, "script": script, "endpoint": endpoint}
-        for part in ("reward", "adapter"):
-            more |= {part: parts[part][0], f"{part}_settings": parts[part][1]}
-        trial = PlaySubject(kind=kind, given=target.given, settings=keys, **{**options, **more})
+        (reward, reward_keys), (adapter, adapter_keys) = parts["reward"], parts["adapter"]
+        options |= {"limit": limit, "script": script, "endpoint": endpoint}
+        options["reward"] = RewardSubject(kind="reward", given=reward, settings=reward_keys)
+        options["adapter"] = Subject(kind="adapter", given=adapter, settings=adapter_keys)
+        trial = PlaySubject(kind=kind, given=target.given, settings=keys, **options)
         try:
             reports.append(check(TRIAL, trial, only=chosen(TRIAL), raise_failed=False, say=say))
             if not {r.check for r in reports[-1].failed} & UNPLAYABLE:

@@ -1,7 +1,7 @@
 """Trackers: observers that write a run's figures and files into an experiment tracker, with its official client.
 
 `Tracking` is the observer, in a thread of its own; a tracker is a `Client`, and its keys are a `TrackerConfig`. The
-names of figures are in `agentrig.trackers.figures`.
+names of figures are in `agentrig.trackers.names`.
 """
 
 from agentrig.trackers.config import TrackerConfig

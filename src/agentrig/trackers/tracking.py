@@ -20,7 +20,7 @@ from agentrig.errors import ConfigError
 from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
 from agentrig.text import storable, words_of
 from agentrig.trackers.config import TrackerConfig
-from agentrig.trackers.figures import flat_config, of_step, of_summary
+from agentrig.trackers.names import flat_config, of_step, of_summary
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ files of rollouts are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,41 +178,3 @@ def details(found: Finding) -> list[str]:
     if found.settings:
         lines.append(f"settings: {', '.join(found.settings)}")
     return lines
-
-
-CAUSES: Mapping[str, str] = {
-    "overlong-prompts": "prompts that are longer than the model's context",
-    "failures": "rollouts that failed",
-    "calls-not-recorded": "the agent answers without a call to the model that is seen",
-    "unmatched-calls": "the adapter does not keep the calls",
-    "no-token-ids": "the server returns no token ids",
-    "other-server": "the agent calls another server",
-    "call-errors": "calls that failed, or streams that broke off",
-    "several-choices": "calls that ask for several choices",
-    "other-sampling": "calls that are sampled with other settings than the run's",
-    "truncated-answers": "answers that are cut at the token limit, and get less reward",
-    "weights-not-arriving": "the server answers with other weights than the learner's",
-    "sampled-differently": "recorded log-probabilities that are not the learner's",
-    "server-failed": "the model's server does not answer",
-    "weights-unchanged": "updates that change no weight",
-    "diverged": "a loss, a gradient or weights that are NaN or infinite",
-    "out-of-memory": "an update that does not fit into memory",
-    "audit": "a link between task set and server that is not as the settings and the papers say",
-    "lost-calls": "calls or rollouts that got lost, or were counted twice",
-    "learning-rate-too-large": "a reward that fell far below what it was",
-    "stale-rollouts": "rollouts of weights that are too old",
-    "kl-too-strong": "a KL loss that outweighs the reward",
-    "entropy-collapse": "a policy that stopped to explore before the tasks were solved",
-    "tasks-too-easy": "groups in which every answer is correct, from the start",
-    "tasks-too-hard": "groups in which no answer is correct",
-    "low-entropy": "a policy that hardly explores, from the start",
-    "no-exploration": "groups in which all answers are the same, from the start",
-    "constant-reward": "one reward for different answers",
-    "zero-variance-groups": "groups with a single reward, some right and some wrong",
-    "second-reward-behind": "a trained reward that rises without the second one",
-    "clip-fraction": "most of the trained tokens are clipped",
-    "warmup-too-long": "a learning rate that was still rising at the end",
-    "learning-rate-too-small": "answers that are the same before and after training",
-    "error": "any other error that ended the run",
-}
-"""Each cause, and what it means."""

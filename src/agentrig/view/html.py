@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
+@cache
 def templates(*packages: str) -> Environment:
     """Return Jinja's environment: the pages' templates and those of more packages; all values are escaped."""
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined

@@ -10,18 +10,19 @@ import logging
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 from rich.console import Console, Group
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from agentrig import hookimpl
-from agentrig.figures import counted, percent
+from agentrig.figures import NOTHING, counted, percent
 from agentrig.processes.ends import Interrupted, name_of
 
 if TYPE_CHECKING:
@@ -43,6 +44,21 @@ _DOING = {
 }
 
 
+@attrs.define
+class Batch:
+    """The rollouts that are under way: what they are for, and how many of them have ended, are right and so on."""
+
+    doing: str = ""
+    ended: int = 0
+    judged: int = 0
+    right: int = 0
+    reward: float = 0.0
+
+    def __str__(self) -> str:
+        reward = f", reward {self.reward / self.judged:.3f}" if self.judged else ""
+        return f"{self.doing}: {self.ended} rollouts, {self.right} right{reward}"
+
+
 class LiveDisplay:
     """Shows a run while it runs; register it with `registry.add_observer(LiveDisplay(), "display")`.
 
@@ -54,28 +70,23 @@ class LiveDisplay:
         self._console = console or Console()
         self._lock = threading.Lock()
         self._live: Live | None = None
-        self._steps: int | None = None
-        self._first_step = 1
-        self._last: Mapping[str, Any] = {}
-        self._rewards: list[float] = []
-        self._step_times: list[float] = []
-        self._validation: tuple[int, str] | None = None
-        self._failures: Counter[str] = Counter()
-        self._doing = ""
-        self._ended = 0  # rollouts of the current batch
-        self._right = self._judged = 0
-        self._total = 0.0  # sum of their rewards
-        self._start = time.monotonic()
         self._opened = False
         self._handlers: list[tuple[logging.StreamHandler[Any], Any]] = []
-
-    # --- events ---------------------------------------------------------------------------------
+        self._start = time.monotonic()
+        self._steps: int | None = None
+        self._done = 0
+        self._last: Mapping[str, Any] = {}
+        self._rewards: deque[float] = deque(maxlen=SMOOTHING)
+        self._step_times: deque[float] = deque(maxlen=SMOOTHING)
+        self._validation = ""
+        self._failures: Counter[str] = Counter()
+        self._batch = Batch()
 
     @hookimpl
     def on_run_start(self, event: RunStart) -> None:
         """Print the run's directory and steps, and open the panel."""
         with self._lock:
-            self._steps, self._first_step = event.steps, event.first_step
+            self._steps, self._done = event.steps, event.first_step - 1
             self._start = time.monotonic()
         steps = "" if event.steps is None else f", {event.steps} steps"
         again = f", resuming at step {event.first_step}" if event.first_step > 1 else ""
@@ -89,16 +100,16 @@ class LiveDisplay:
         if rollout.mode == "report":
             doing += " before training" if rollout.step == 0 else " after training"
         with self._lock:
-            changed = doing != self._doing
+            changed = doing != self._batch.doing
             if changed:
-                self._doing, self._ended, self._right, self._judged, self._total = doing, 0, 0, 0, 0.0
-            self._ended += 1
+                self._batch = Batch(doing)
+            self._batch.ended += 1
             if rollout.failure is not None:
                 self._failures[rollout.failure] += 1
             else:
-                self._judged += 1
-                self._right += bool(rollout.correct)
-                self._total += rollout.value or 0.0
+                self._batch.judged += 1
+                self._batch.right += bool(rollout.correct)
+                self._batch.reward += rollout.value or 0.0
         self._open()
         # Without a panel, a long measurement would look like a hang.
         if changed and rollout.mode == "report" and not self._console.is_terminal:
@@ -107,22 +118,23 @@ class LiveDisplay:
     @hookimpl
     def on_step_end(self, event: StepEnd) -> None:
         """Store the step's metrics; print its line if there is no panel."""
-        metrics = event.metrics
+        m = event.metrics
         with self._lock:
-            self._last = metrics
-            names = ("reward", "step_s", "validation_accuracy", "validation_reward")
-            reward, seconds, accuracy, validation_reward = (metrics.get(k) for k in names)
-            if reward is not None:
-                self._rewards = [*self._rewards, float(reward)][-SMOOTHING:]
-            if seconds is not None:
-                self._step_times = [*self._step_times, float(seconds)][-SMOOTHING:]
-            if accuracy is not None:
-                self._validation = (event.step, _measured(accuracy, validation_reward))
-            self._doing, self._ended, self._right, self._judged, self._total = "", 0, 0, 0, 0.0
+            self._last, self._done, self._batch = m, event.step, Batch()
+            if m.get("reward") is not None:
+                self._rewards.append(m["reward"])
+            if m.get("step_s") is not None:
+                self._step_times.append(m["step_s"])
+            validation = _measured(m.get("validation_accuracy"), m.get("validation_reward"))
+            self._validation = f"{validation} at step {event.step}" if validation else self._validation
+            of = f"/{self._steps}" if self._steps else ""
+            line = [f"step {event.step:>{len(of) - 1}}{of}" if of else f"step {event.step}"]
+            for label, text in self._figures(validation, m.get("failures") or {}):
+                line.append(text if label in ("speed", "time") else f"{label} {text}")
         if not self._console.is_terminal:
-            self._say(self._line(metrics))
-        elif accuracy is not None:
-            self._say(f"step {event.step}: validation accuracy {_measured(accuracy, validation_reward)}")
+            self._say("  ".join([*line, *self._eta()]))
+        elif validation:
+            self._say(f"step {event.step}: validation accuracy {validation}")
 
     @hookimpl
     def on_run_end(self, event: RunEnd) -> None:
@@ -149,8 +161,6 @@ class LiveDisplay:
             handler.setStream(stream)
         if live is not None:
             live.stop()
-
-    # --- drawing --------------------------------------------------------------------------------
 
     def _say(self, text: str) -> None:
         """Print a line unchanged: no markup, no line wrapping."""
@@ -181,66 +191,48 @@ class LiveDisplay:
     def panel(self) -> Group:
         """Return the current panel."""
         with self._lock:
-            m = dict(self._last)
-            done = int(m.get("step") or self._first_step - 1)
-            rows = [
-                ("reward", self._reward()),
-                ("accuracy", "" if m.get("accuracy") is None else _share(m["accuracy"])),
-                ("validation", self._validated()),
-                ("speed", _speed(m)),
-                ("time", _split(m)),
-                ("failures", _counted(self._failures)),
-            ]
-            if self._doing:
-                rows.insert(0, ("now", self._current_batch()))
-            steps, eta = self._steps, self._eta(done)
-            elapsed = time.monotonic() - self._start
+            rows = [("now", str(self._batch))] if self._batch.doing else []
+            rows += self._figures(self._validation, self._failures)
+            done, eta = self._done, self._eta()
         figures = Table.grid(padding=(0, 2, 0, 0))
         for label, text in rows:
-            if text:
-                style = "yellow" if label == "failures" else ""
-                figures.add_row(Text(label, style="dim"), Text(text, style=style))
-        return Group(_bar(done, steps, elapsed, eta), figures)
+            figures.add_row(Text(label, style="dim"), Text(text, style="yellow" if label == "failed" else ""))
+        head = Table.grid(padding=(0, 2, 0, 0))
+        elapsed = Text(_clock(time.monotonic() - self._start))
+        if self._steps is None:
+            head.add_row(Text(f"step {done}", style="bold"), elapsed)
+        else:
+            bar = ProgressBar(total=max(1, self._steps), completed=done, width=36)
+            at = Text(f"step {done} of {self._steps}", style="bold")
+            head.add_row(at, bar, elapsed, *(Text(text, style="bold") for text in eta))
+        return Group(head, figures)
 
-    def _current_batch(self) -> str:
-        reward = f", reward {self._total / self._judged:.3f}" if self._judged else ""
-        return f"{self._doing}: {self._ended} rollouts, {self._right} right{reward}"
+    def _figures(self, validation: str, failures: Mapping[str, int]) -> list[tuple[str, str]]:
+        """Return the figures of the latest step that are known, with their labels."""
+        m, reward = self._last, ""
+        if self._rewards:
+            n = len(self._rewards)
+            reward = f"{self._rewards[-1]:.3f} (mean of {n}: {sum(self._rewards) / n:.3f})"
+        rollouts, tokens, wall = m.get("rollouts_per_s"), m.get("tokens_per_s"), m.get("step_s")
+        speed = [f"{rollouts:.1f} rollouts/s"] if rollouts is not None else []
+        speed += [f"{tokens:,.0f} tokens/s"] if tokens else []
+        shares = [f"{part} {100 * seconds / wall:.0f}%" for part, seconds in (m.get("time_s") or {}).items() if wall]
+        rows = [
+            ("reward", reward),
+            ("accuracy", _measured(m.get("accuracy"))),
+            ("validation", validation),
+            ("speed", "  ".join(speed)),
+            ("time", ": ".join(filter(None, [f"{wall:.1f} s", ", ".join(shares)])) if wall else ""),
+            ("failed", counted(failures) if failures else ""),
+        ]
+        return [(label, text) for label, text in rows if text]
 
-    def _line(self, m: Mapping[str, Any]) -> str:
-        """Return a step as one plain line."""
-        with self._lock:
-            done = int(m.get("step") or 0)
-            of = f"/{self._steps}" if self._steps else ""
-            width = len(str(self._steps or ""))
-            failed = _counted(Counter(m.get("failures") or {}))
-            eta = self._eta(done)
-            validation = m.get("validation_accuracy")
-            parts = [
-                f"step {done:>{width}}{of}",
-                f"reward {self._reward()}",
-                "" if m.get("accuracy") is None else f"accuracy {_share(m['accuracy'])}",
-                "" if validation is None else f"validation {_measured(validation, m.get('validation_reward'))}",
-                _speed(m),
-                _split(m),
-                f"failed {failed}" if failed else "",
-                "" if eta is None else f"eta {_clock(eta)}",
-            ]
-        return "  ".join(p for p in parts if p)
-
-    def _reward(self) -> str:
-        if not self._rewards:
-            return ""
-        mean = sum(self._rewards) / len(self._rewards)
-        return f"{self._rewards[-1]:.3f} (mean of {len(self._rewards)}: {mean:.3f})"
-
-    def _validated(self) -> str:
-        return "" if self._validation is None else f"{self._validation[1]} at step {self._validation[0]}"
-
-    def _eta(self, done: int) -> float | None:
-        """Return the estimated seconds for the remaining steps, from the latest step times."""
-        if self._steps is None or not self._step_times or done >= self._steps:
-            return None
-        return (self._steps - done) * sum(self._step_times) / len(self._step_times)
+    def _eta(self) -> list[str]:
+        """Return the estimated time for the remaining steps, from the latest step times; empty if it is not known."""
+        if self._steps is None or not self._step_times or self._done >= self._steps:
+            return []
+        left = (self._steps - self._done) * sum(self._step_times) / len(self._step_times)
+        return [f"eta {_clock(left)}"]
 
 
 def final_line(summary: Mapping[str, Any], directory: Path) -> str:
@@ -251,72 +243,32 @@ def final_line(summary: Mapping[str, Any], directory: Path) -> str:
         directory: The run directory.
     """
     page = directory / "report.html"
-    accuracy = summary.get("accuracy") or {}
-    before, after = accuracy.get("before"), accuracy.get("after")
-    gain = (
-        "" if before is None or after is None else f" ({100 * (after - before):+.1f} points, n = {accuracy.get('n')})"
-    )
-    failed = _counted(Counter(summary.get("failures") or {}))
+    found, reward, failures = summary.get("accuracy") or {}, summary.get("reward") or {}, summary.get("failures")
+    before, after = found.get("before"), found.get("after")
+    accuracy = "no held-out accuracy: there are no report tasks"
+    if before is not None or after is not None:
+        accuracy = f"accuracy {_measured(before) or NOTHING} → {_measured(after) or NOTHING}"
+    if before is not None and after is not None:
+        accuracy += f" ({100 * (after - before):+.1f} points, n = {found.get('n')})"
+    both = reward.get("before") is not None and reward.get("after") is not None
     parts = [
-        "no held-out accuracy: there are no report tasks"
-        if before is None and after is None
-        else f"accuracy {_share(before)} → {_share(after)}{gain}",
-        _rewards(summary.get("reward") or {}),
+        accuracy,
+        f"reward {reward['before']:.3f} → {reward['after']:.3f}" if both else "",
         "solved" if summary.get("solved") else "",
         f"{summary.get('steps', '?')} steps in {_clock(summary.get('wall_s') or 0.0)}",
-        f"failed {failed}" if failed else "",
+        f"failed {counted(failures)}" if failures else "",
         f"report {page}" if page.is_file() else f"no report; `agentrig report {directory}` says why",
     ]
     return " · ".join(p for p in parts if p)
 
 
-def _rewards(reward: Mapping[str, Any]) -> str:
-    """Return the mean held-out reward."""
-    before, after = reward.get("before"), reward.get("after")
-    return "" if before is None or after is None else f"reward {before:.3f} → {after:.3f}"
-
-
-def _measured(accuracy: float, reward: float | None) -> str:
-    """Format an accuracy and the mean reward."""
-    return _share(accuracy) + ("" if reward is None else f" (reward {reward:.3f})")
-
-
-def _bar(done: int, steps: int | None, elapsed: float, eta: float | None) -> Table:
-    line = Table.grid(padding=(0, 2, 0, 0))
-    rest = "" if eta is None else f"eta {_clock(eta)}"
-    if steps is None:
-        line.add_row(Text(f"step {done}", style="bold"), Text(_clock(elapsed)))
-        return line
-    bar = ProgressBar(total=max(1, steps), completed=done, width=36)
-    line.add_row(Text(f"step {done} of {steps}", style="bold"), bar, Text(_clock(elapsed)), Text(rest, style="bold"))
-    return line
-
-
-def _share(share: float | None) -> str:
-    return percent(share) if share is None else f"{percent(share)}%"
-
-
-def _speed(m: Mapping[str, Any]) -> str:
-    rollouts, tokens = m.get("rollouts_per_s"), m.get("tokens_per_s")
-    parts = [f"{rollouts:.1f} rollouts/s" if rollouts is not None else "", f"{tokens:,.0f} tokens/s" if tokens else ""]
-    return "  ".join(p for p in parts if p)
-
-
-def _split(m: Mapping[str, Any]) -> str:
-    """Return the parts of the step's time as shares of its wall time."""
-    wall = m.get("step_s")
-    if not wall:
+def _measured(accuracy: float | None, reward: float | None = None) -> str:
+    """Format an accuracy and the mean reward, if they were measured."""
+    if accuracy is None:
         return ""
-    shares = [f"{part} {100 * seconds / wall:.0f}%" for part, seconds in (m.get("time_s") or {}).items()]
-    return f"{wall:.1f} s: " + ", ".join(shares) if shares else f"{wall:.1f} s"
-
-
-def _counted(failures: Counter[str]) -> str:
-    return counted(failures) if failures.total() else ""
+    return f"{percent(accuracy)}%" + ("" if reward is None else f" (reward {reward:.3f})")
 
 
 def _clock(seconds: float) -> str:
-    whole = round(seconds)
-    return (
-        f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}" if whole >= 3600 else f"{whole // 60}:{whole % 60:02}"
-    )
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"

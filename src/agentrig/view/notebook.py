@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 from agentrig.errors import AgentrigError, nearest
 from agentrig.figures import percent
 from agentrig.run.damage import writing
+from agentrig.text import flat
 from agentrig.traces import LLM_CALL, Trace, reply_of
 from agentrig.view import figures
 from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
@@ -113,7 +114,8 @@ class LoadedRun:
         Raises:
             AgentrigError: pandas is not installed.
         """
-        rows = [dict(_flat(line)) for line in self.data.steps]
+        lines = ({key: value for key, value in line.items() if key != "digests"} for line in self.data.steps)
+        rows = [dict(flat(line)) for line in lines]
         frame = _pandas().DataFrame(rows)
         return frame.set_index("step") if rows else frame
 
@@ -241,16 +243,6 @@ def _span_row(row: Mapping[str, Any], span: Mapping[str, Any], node: str | None)
         "reply": reply_of(attributes) if call else None,
         "attributes": dict(attributes),
     }
-
-
-def _flat(line: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in line.items():
-        if key == "digests":
-            continue
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def _pandas() -> Any:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrig.errors import RunFileError
 from agentrig.figures import NOTHING, mean, percent
 from agentrig.run.damage import reading
-from agentrig.view import calls, figures, table
+from agentrig.text import flat
+from agentrig.view import figures, table, tables
 from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
-from agentrig.view.findings import failures_by_kind, failures_of_steps
 from agentrig.view.html import templates
 from agentrig.view.plots import plots_of, second_rewards
-from agentrig.view.reading import SECOND, RunData, mapping, number
+from agentrig.view.reading import RunData, mapping, number
 from agentrig.view.samples import Shelf, before_after, reward_disagreements
 from agentrig.view.text import count, duration, figure, plain
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 PLOTS = ("accuracy", "reward", "time", "response tokens")
 """Drawings that every run has sooner or later; the page says which of them have nothing to draw yet."""
@@ -37,10 +33,9 @@ def render(runs: Sequence[RunData], *, gold: bool = False) -> str:
         gold: Whether the rollouts are shown with the private part of their tasks.
     """
     shelf = Shelf(gold=gold)
-    rows = [table.row_of(run) for run in runs]
     views = []
-    for i, (run, row) in enumerate(zip(runs, rows, strict=True)):
-        shown = view(run, row, at=f"run-{i + 1}-" if len(runs) > 1 else "", drawn=len(runs) == 1)
+    for i, run in enumerate(runs, 1):
+        shown = view(run, at=f"run-{i}-" if len(runs) > 1 else "", drawn=len(runs) == 1)
         views.append(shown | shelf.shown(run, shown))
     several = len(runs) > 1
     drawn = plots_of(runs) if several else views[0]["curves"]
@@ -51,38 +46,34 @@ def render(runs: Sequence[RunData], *, gold: bool = False) -> str:
         sections |= {"examples": "before and after"} if views[0]["pairs"] else {}
         sections |= {"rollouts": "rollouts"} if views[0]["shown"] else {}
         sections |= {"run": "run"}
-    return _template().render(
-        title=f"{len(runs)} runs" if several else runs[0].name,
-        parts=list(sections.items()),
-        names=[run.name for run in runs],
-        runs=views,
-        columns=table.COLUMNS,
-        cells=[shown["cells"] for shown in views],
-        curves=drawn,
-        differences=differences(runs) if several else [],
+    return (
+        templates()
+        .get_template("page.html.j2")
+        .render(
+            title=f"{len(runs)} runs" if several else runs[0].name,
+            parts=list(sections.items()),
+            names=[run.name for run in runs],
+            runs=views,
+            columns=table.COLUMNS,
+            cells=[shown["cells"] for shown in views],
+            curves=drawn,
+            differences=differing_settings(runs) if several else [],
+        )
     )
 
 
-@lru_cache(maxsize=1)
-def _template() -> Template:
-    return templates().get_template("page.html.j2")
-
-
-def view(
-    run: RunData, row: Mapping[str, Any], *, whole: bool = True, at: str = "", drawn: bool = True
-) -> dict[str, Any]:
+def view(run: RunData, *, whole: bool = True, at: str = "", drawn: bool = True) -> dict[str, Any]:
     """Return what the templates show of a run.
 
     Args:
         run: The run.
-        row: Its row of the results (`agentrig.view.table.row_of`).
         whole: Whether to read its rollouts too, which takes seconds for many; without them there are no examples.
         at: The beginning of its anchors, for a page with several runs.
         drawn: Whether to draw its curves.
     """
     missing = list(run.missing)
     pairs = before_after(run, missing) if whole else None
-    failures = failures_by_kind(run, missing) if whole else failures_of_steps(run)
+    failed = tables.failures(run, missing) if whole else tables.failures_of_steps(run)
     disagreements = reward_disagreements(run, missing) if whole and second_rewards(run) else []
     if whole and pairs is None and run.files:
         missing.append("no tasks were measured both before and after training, so none can be compared")
@@ -91,7 +82,7 @@ def view(
         found = diagnose(run)
         told = of_diagnosis(found)
         missing += found.missing
-    status = figures.status(run)
+    row = table.row_of(run)
     drawings = plots_of([run]) if drawn else []
     names = {plot.name for plot in drawings}
     return {
@@ -104,22 +95,15 @@ def view(
         "shown": [],
         "name": run.name,
         "recipe": run.recipe,
-        "status": status,
-        "good": status == "finished",
+        "status": row["status"],
         "about": _about(run),
         "accuracy": row["accuracy"],
         "reward": row["reward"],
         "split": _split(run),
-        "tiles": _tiles(run, row, failures.rollouts),
+        "tiles": _tiles(run, row),
         **told,
-        "failures": failures,
-        "time": _time_rows(run),
-        "nodes": _node_rows(run),
-        "calls": calls.rows(run),
-        "second_rewards": _second_rows(run),
-        "parts": _part_rows(run),
+        "tables": tables.tables(run, failed),
         "reward_disagreements": disagreements,
-        "algorithm": _algorithm_rows(run),
         "pairs": pairs,
         "config": run.config_text,
         "manifest": json.dumps(run.manifest, indent=2, ensure_ascii=False) if run.manifest else "",
@@ -210,7 +194,7 @@ def _split(run: RunData) -> str:
     return f"held-out split {stated}" if stated else "held-out split"
 
 
-def _tiles(run: RunData, row: Mapping[str, Any], rollouts: Mapping[str, int]) -> list[tuple[str, str, str]]:
+def _tiles(run: RunData, row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return the headline numbers: label, number, remark."""
     reward = figures.change(run, "reward")
     wall = row["hours"]
@@ -218,7 +202,8 @@ def _tiles(run: RunData, row: Mapping[str, Any], rollouts: Mapping[str, int]) ->
     speed = mean(figures.series(run, "rollouts_per_s")[1])
     best = row["accuracy"]["best_validation"]
     failed = sum(row["failures"].values())
-    total = row["rollouts"] if row["rollouts"] is not None else sum(rollouts.values())
+    counted = [number(line.get("rollouts")) or 0 for line in run.steps]
+    total = row["rollouts"] if row["rollouts"] is not None else sum(counted)
     tiles = [
         ("steps", count(row["steps"]), f"{plain(row['s_per_step'], 1)} s each"),
         ("wall time", NOTHING if wall is None else duration(3600 * wall), ""),
@@ -238,92 +223,11 @@ def _tiles(run: RunData, row: Mapping[str, Any], rollouts: Mapping[str, int]) ->
     return tiles
 
 
-def _time_rows(run: RunData) -> list[tuple[str, float | None, float | None]]:
-    """Return part, mean seconds a step, share of the steps' wall time."""
-    split, shares = figures.time_split(run), figures.time_share(run)
-    return [(part, split.get(part), shares.get(part)) for part in dict.fromkeys([*split, *shares])]
-
-
-def _node_rows(run: RunData) -> list[tuple[str, int, int]]:
-    """Return node, calls seen, calls trained; the busiest first."""
-    seen, trained = figures.totals(run, "nodes", "seen"), figures.totals(run, "nodes", "trained")
-    names = sorted(seen.keys() | trained.keys(), key=lambda n: (-seen.get(n, 0), n))
-    return [(name, seen.get(name, 0), trained.get(name, 0)) for name in names]
-
-
-def _second_rows(run: RunData) -> list[dict[str, Any]]:
-    trained = mean(figures.series(run, "reward")[1])
-    return [{"name": name, "trained": trained, **_second_row(run, name)} for name in second_rewards(run)]
-
-
-def _second_row(run: RunData, name: str) -> dict[str, Any]:
-    """Return a second reward's figures over all steps."""
-    counted, agreed = [], []
-    for row in run.steps:
-        found = mapping(mapping(row.get(SECOND)).get(name))
-        differ, n = number(found.get("differs")), number(found.get("n"))
-        if differ is not None and n is not None:
-            counted.append((differ, n))
-        share = number(found.get("agreement"))
-        if share is not None and n:
-            agreed.append((share * n, n))
-    of = sum(n for _, n in agreed)
-    return {
-        "mean": mean(figures.series(run, SECOND, name, "mean")[1]),
-        "differ": int(sum(d for d, _ in counted)) if counted else None,
-        "of": int(sum(n for _, n in counted)),
-        "agreement": sum(a for a, _ in agreed) / of if of else None,
-    }
-
-
-def _part_rows(run: RunData) -> list[dict[str, Any]]:
-    """Return each component of the scores: its mean in the first steps, in the last ones, and over all."""
-    names = dict.fromkeys(name for row in run.steps for name in mapping(row.get("reward_parts")))
-    rows = []
-    for name in names:
-        _, values = figures.series(run, "reward_parts", name)
-        if values:
-            few = max(1, min(figures.SMOOTHING, len(values) // 2))
-            ends = mean(values[:few]), mean(values[-few:])
-            rows.append({"name": str(name), "first": ends[0], "last": ends[1], "mean": mean(values)})
-    return rows
-
-
-def _algorithm_rows(run: RunData) -> list[dict[str, Any]]:
-    names = dict.fromkeys(name for row in run.steps for name in mapping(row.get("algorithm")))
-    rows = []
-    for name in names:
-        _, values = figures.series(run, "algorithm", name)
-        if values:
-            found = {"first": values[0], "last": values[-1], "least": min(values), "most": max(values)}
-            rows.append({"name": name, "points": spark(values), **found})
-    return rows
-
-
-def spark(values: Sequence[float], width: int = 120, height: int = 22) -> str:
-    """Return an SVG polyline's points for a small curve of the values; empty for fewer than two."""
-    if len(values) < 2:
-        return ""
-    low, span = min(values), (max(values) - min(values)) or 1.0
-    across = (width - 2) / (len(values) - 1)
-    return " ".join(
-        f"{1 + i * across:.1f},{height - 2 - (height - 4) * (v - low) / span:.1f}" for i, v in enumerate(values)
-    )
-
-
-def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
+def differing_settings(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
     """Return the settings in which runs differ: `section.key` and each run's value."""
-    flat = [dict(_flat(run.config)) for run in runs]
-    keys = sorted({key for settings in flat for key in settings})
-    rows = [(key, [settings.get(key, NOTHING) for settings in flat]) for key in keys if key != "run.name"]
+    several = [
+        {key: json.dumps(value, ensure_ascii=False, default=str) for key, value in flat(run.config)} for run in runs
+    ]
+    keys = sorted({key for settings in several for key in settings} - {"run.name"})
+    rows = [(key, [settings.get(key, NOTHING) for settings in several]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
-
-
-def _flat(tree: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
-    found = []
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            found += _flat(value, f"{above}{key}.")
-        else:
-            found.append((f"{above}{key}", json.dumps(value, ensure_ascii=False, default=str)))
-    return found

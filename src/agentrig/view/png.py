@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import io
+import logging
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrig.errors import extra
 from agentrig.view.plots import Plot, plots_of
 from agentrig.view.reading import RunData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+log = logging.getLogger(__name__)
 
 FILES: Mapping[str, Sequence[str]] = {
     "accuracy": ["accuracy"],
@@ -31,9 +36,10 @@ COLORS = (INK, "#1f5fa8", "#c8591a", "#2c8a5b", "#8a4fa3", "#a8891a", "#b23a5e",
 
 def draw(runs: Sequence[RunData], name: str) -> bytes | None:
     """Return the plot of a name in `FILES` as a PNG file's bytes, or None when there is nothing to draw."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with extra("plots", "an image needs matplotlib"):
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
 
     panels = [plot for plot in plots_of(runs) if plot.name in FILES[name]]
     if not panels:
@@ -55,6 +61,9 @@ def draw(runs: Sequence[RunData], name: str) -> bytes | None:
 
 def draw_all(runs: Sequence[RunData], folder: Path) -> None:
     """Write every plot as `folder/NAME.png`; one with nothing to draw is left out, and its old file removed."""
+    if find_spec("matplotlib") is None:
+        log.warning("%s has no images, because matplotlib is not installed: pip install 'agentrig[plots]'", folder)
+        return
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         drawn = draw(runs, name)

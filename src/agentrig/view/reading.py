@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from agentrig.errors import AgentrigError, RunFileError
-from agentrig.run.damage import reading
+from agentrig.run.damage import read_object, reading
 from agentrig.run.directory import read_metrics
 from agentrig.run.past import losses
 from agentrig.traces import Span
@@ -83,7 +84,7 @@ class RunData:
             (in a resumed run) the later line.
         summary: `summary.json`; empty until the run has ended.
         progress: `progress.json`: the held-out measurements made so far, under `before` and `after`.
-        error: `error.json`: the error that ended the run; empty without one, or if the run was resumed since.
+        error: `error.json`: the error that ended the run; empty without one. A resumed run removes it.
         files: The rollout files, by mode and step.
         missing: What is missing or cannot be read, one sentence each.
         binned: Whether its curves have one point for each 16 steps, as published ones, and no moving mean.
@@ -172,22 +173,18 @@ def read_run(directory: Path) -> RunData:
     if not directory.is_dir():
         raise AgentrigError(f"there is no run directory {directory}; `agentrig train` makes them below runs/")
     missing: list[str] = []
-    text = _text(directory / "config.toml", missing)
-    try:
-        config = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        config = {}
-        missing.append(f"config.toml is not TOML: {error}")
-    manifest = _json(directory / "manifest.json", missing)
-    lines = _text(directory / "metrics.jsonl", missing)
+    text = str(_read(directory / "config.toml", _text, missing) or "")
+    config = _read(directory / "config.toml", _toml, missing) if text else {}
+    manifest = _read(directory / "manifest.json", read_object, missing)
+    lines = str(_read(directory / "metrics.jsonl", _text, missing) or "")
     told, damaged = read_metrics(lines)
     files = list(rollout_files(directory / "rollouts"))
     if not (text or manifest or lines or files):
         raise AgentrigError(
             f"{directory} is not a run directory: it has no config.toml, manifest.json, metrics.jsonl or rollouts/"
         )
-    if (directory / "summary.json").exists():
-        summary = _json(directory / "summary.json", missing)
+    if os.path.lexists(directory / "summary.json"):
+        summary = _read(directory / "summary.json", read_object, missing)
     else:
         summary = {}
         missing.append("summary.json is not there: the run is still running, or it was interrupted")
@@ -205,8 +202,8 @@ def read_run(directory: Path) -> RunData:
         manifest=manifest,
         steps=[by_step[step] for step in sorted(by_step)],
         summary=summary,
-        progress=_optional(directory / "progress.json", missing),
-        error=_optional(directory / "error.json", missing) if _is_current(directory) else {},
+        progress=_read(directory / "progress.json", read_object, missing, needed=False),
+        error=_read(directory / "error.json", read_object, missing, needed=False),
         files=files,
         missing=missing,
     )
@@ -276,42 +273,26 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _text(path: Path, missing: list[str]) -> str:
+def _read(path: Path, read: Callable[[Path], Any], missing: list[str], *, needed: bool = True) -> Any:
+    """Return what `read` makes of a file; an empty dict without it or if it cannot be read, which is noted."""
+    if not os.path.lexists(path):
+        missing += [f"{path.name} is not there"] if needed else []
+        return {}
     try:
-        with reading(path):
-            return path.read_text("utf-8", "replace")
+        return read(path)
     except (OSError, RunFileError) as error:
-        why = error if isinstance(error, OSError) else error.__cause__
-        missing.append(f"{path.name} cannot be read: {getattr(why, 'strerror', None) or why}")
-        return ""
-
-
-def _json(path: Path, missing: list[str]) -> dict[str, Any]:
-    text = _text(path, missing)
-    if not text:
+        missing.append(first_line(error))
         return {}
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        missing.append(f"{path.name} is not JSON: {error}")
-        return {}
-    if not isinstance(value, dict):
-        missing.append(f"{path.name} does not hold an object")
-        return {}
-    return value
 
 
-def _optional(path: Path, missing: list[str]) -> dict[str, Any]:
-    return _json(path, missing) if path.exists() else {}
+def _text(path: Path) -> str:
+    with reading(path):
+        return path.read_text("utf-8", "replace")
 
 
-def _is_current(directory: Path) -> bool:
-    """Whether the error belongs to the run's last start: a resumed run rewrites its manifest."""
-    error, manifest = directory / "error.json", directory / "manifest.json"
-    try:
-        return not manifest.exists() or error.stat().st_mtime >= manifest.stat().st_mtime
-    except OSError:
-        return False
+def _toml(path: Path) -> dict[str, Any]:
+    with reading(path):
+        return tomllib.loads(_text(path))
 
 
 def rollout_files(folder: Path) -> Iterator[RolloutFile]:

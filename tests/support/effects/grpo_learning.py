@@ -163,7 +163,7 @@ def credit(settings: Settings) -> list[float]:
         )
         for i, value in enumerate((0.0, 0.0, 0.0, 4.0))
     ]
-    return list(Grpo(config_of(PLACE, settings)).credit([rollouts])[0])
+    return next(iter(Grpo(config_of(PLACE, settings)).credit([rollouts])))
 
 
 def uneven(settings: Settings) -> float:

@@ -11,9 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from agentrig_lightning.v1.agent import build
+from agentrig_lightning.v1.config import LightningV1Config
+
 from agentrig import AgentFailure, Endpoint
-from agentrig.lightning_v1.agent import build
-from agentrig.lightning_v1.config import LightningV1Config
 from agentrig.pools import Job
 from agentrig.programs.agent import CommandAgent
 from agentrig.programs.config import CommandConfig
@@ -219,7 +220,7 @@ LIGHTNING_V1: dict[str, Flip | Elsewhere] = {
         a={}, b={"R": "0.875"}, look=rewarded, shows=lambda a, b: (a, b) == (0.5, 0.875), beside={"command": COMMAND}
     ),
     "python": Elsewhere(
-        "tests/lightning_v1/test_lightning_v1.py::test_an_agent_does_the_same_under_the_installed_agent_lightning",
+        "plugins/agentrig-lightning/tests/test_lightning_v1.py::test_an_agent_does_the_same_under_the_installed_agent_lightning",
         "it needs a Python with other packages",
     ),
     "time_s": Flip(

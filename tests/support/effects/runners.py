@@ -10,12 +10,12 @@ import pytest
 
 from agentrig import Endpoint
 from agentrig.plan import resolve
-from agentrig.run.setup import make_pool
+from agentrig.run.setup import Setup
 from agentrig.runners.jobs import Job, Result
 from effects import Elsewhere, Settings, Together, folder
 from effects.run import OWN, TOY, overrides
 
-LATE = "tests/runners/test_late_runners.py::test_one_joins_late_one_is_killed_and_one_leaves"
+LATE = "plugins/agentrig-lightning/tests/test_late_runners.py::test_one_joins_late_one_is_killed_and_one_leaves"
 OTHERS = "it needs runners in processes of their own, which join over the network"
 NOWHERE = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
 SIGN = "EFFECTS_SIGN"
@@ -26,7 +26,7 @@ def results(settings: Settings, todo: Sequence[Mapping[str, Any]]) -> list[Resul
     made = resolve("toy", overrides=overrides("runners", settings), uses={"agent": "effects-teller"}, files=[TOY, OWN])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SIGN, "1")
-        pool = make_pool(made)
+        pool = Setup(made).pool()
         try:
             pool.start()
             for i, given in enumerate(todo):
@@ -70,8 +70,9 @@ TABLE = {
         "deadline_s", 0.5, 30.0, lambda seen: seen[0], lambda a, b: (a, b) == ("deadline", None)
     ),
     "retries": TROUBLE.flip("retries", 0, 2, lambda seen: seen[1], lambda a, b: (a, b) == (1, 3)),
-    **dict.fromkeys(("store", "store_token", "lease_s"), Elsewhere(LATE, OTHERS)),
 }
+
+LIGHTNING_TABLE = dict.fromkeys(("store", "store_token", "lease_s"), Elsewhere(LATE, OTHERS))
 
 RAY = "plugins/agentrig-ray/tests/test_ray_pool.py"
 RAY_TABLE = {

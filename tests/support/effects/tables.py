@@ -32,6 +32,7 @@ TABLES: Mapping[str, Mapping[str, Flip | Elsewhere]] = {
             "it needs several servers",
         ),
     },
+    "runners.lightning": runners.LIGHTNING_TABLE,
     "runners.ray": runners.RAY_TABLE,
     "agent.langgraph-sql": agent.TABLE,
     "agent.command": programs.TABLE,

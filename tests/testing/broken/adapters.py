@@ -15,14 +15,6 @@ def fine(trace):
     return [t for t in (triplet_of(call) for call in trace.llm_calls()) if t is not None]
 
 
-def needs_a_call(trace):
-    return [fine(trace)[0], *fine(trace)[1:]]
-
-
-def pairs(trace):
-    return [(t.prompt_ids, t.response_ids) for t in fine(trace)]
-
-
 class Nothing:
     """Keeps nothing, for a reason."""
 
@@ -35,42 +27,16 @@ class Nothing:
         return "unmatched-node"
 
 
-def cuts(trace):
-    return [attrs.evolve(t, response_ids=t.response_ids[:-1], logprobs=None) for t in fine(trace)]
-
-
-def shifts(trace):
-    return [attrs.evolve(t, logprobs=(*t.logprobs[1:], 0.0)) for t in fine(trace)]
-
-
-def doubles(trace):
-    return [t for t in fine(trace) for _ in "12"]
-
-
 def trusts(trace):
+    """Keep failed calls too."""
+    names = {"prompt_ids": "prompt_token_ids", "response_ids": "response_token_ids", "logprobs": "response_logprobs"}
     calls = [s for s in trace.spans if s.attributes.get("response_token_ids")]
-    return [
-        Triplet(
-            prompt_ids=c.attributes["prompt_token_ids"],
-            response_ids=c.attributes["response_token_ids"],
-            logprobs=c.attributes["response_logprobs"],
-            span_id=c.id,
-        )
-        for c in calls
-    ]
-
-
-def last_only(trace):
-    return fine(trace)[-1:]
+    return [Triplet(span_id=c.id, **{k: c.attributes[name] for k, name in names.items()}) for c in calls]
 
 
 def counts(trace):
     MADE.append(1)
     return [attrs.evolve(t, node=f"node-{len(MADE)}") for t in fine(trace)]
-
-
-def by_hash(trace):
-    return [attrs.evolve(t, node=min(map(str, range(1000)), key=hash)) for t in fine(trace)]
 
 
 def pops(trace):
@@ -80,21 +46,19 @@ def pops(trace):
     return found
 
 
-def cannot_be_built(config):
-    raise RuntimeError("no pattern was given")
-
-
 BROKEN = {
-    "empty": needs_a_call,
-    "triplets": pairs,
+    "empty": lambda trace: [fine(trace)[0], *fine(trace)[1:]],
+    "triplets": lambda trace: [(t.prompt_ids, t.response_ids) for t in fine(trace)],
     "keeps-some": Nothing(),
-    "exact-tokens": cuts,
-    "logprobs": shifts,
-    "once": doubles,
+    "exact-tokens": lambda trace: [
+        attrs.evolve(t, response_ids=t.response_ids[:-1], logprobs=None) for t in fine(trace)
+    ],
+    "logprobs": lambda trace: [attrs.evolve(t, logprobs=(*t.logprobs[1:], 0.0)) for t in fine(trace)],
+    "once": lambda trace: [t for t in fine(trace) for _ in "12"],
     "failed-calls": trusts,
-    "accounts": last_only,
+    "accounts": lambda trace: fine(trace)[-1:],
     "same-twice": counts,
-    "other-process": by_hash,
+    "other-process": lambda trace: [attrs.evolve(t, node=min(map(str, range(1000)), key=hash)) for t in fine(trace)],
     "leaves-trace": pops,
 }
 """By the check that catches it."""
@@ -103,6 +67,6 @@ BROKEN = {
 @hookimpl
 def register_adapters():
     yield AdapterSpec(name="fine", summary="Fine.", build=lambda config: fine)
-    yield AdapterSpec(name="loads", summary="Broken.", build=cannot_be_built)
+    yield AdapterSpec(name="loads", summary="Broken.", build=lambda config: 1 / 0)
     for name, adapter in BROKEN.items():
         yield AdapterSpec(name=name, summary="Broken.", build=lambda config, adapter=adapter: adapter)

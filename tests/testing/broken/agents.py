@@ -8,13 +8,13 @@ import os
 import tempfile
 import time
 import urllib.request
+import zlib
 
 import httpx
 
 from agentrig import AgentSpec, Endpoint, Task, TasksSpec, hookimpl
 
 GOLD = {f"w{i}": f"gold-{i}-{i * 7}" for i in range(8)}
-STARTED = time.time_ns()
 
 
 class Words:
@@ -45,17 +45,9 @@ def fine(task_input, endpoint):
     return ask(endpoint, f"Say {task_input['word']} after {first[:100]}")
 
 
-def of_another_server(task_input, endpoint):
-    return ask(endpoint, task_input["word"], url="http://127.0.0.1:9/v1")
-
-
 def raises(task_input, endpoint):
     ask(endpoint, task_input["word"])
     return task_input["wrd"]
-
-
-def gives_a_set(task_input, endpoint):
-    return {fine(task_input, endpoint)} if ask(endpoint, "x") == "ok" else ""
 
 
 def by_urllib(task_input, endpoint):
@@ -64,26 +56,6 @@ def by_urllib(task_input, endpoint):
     request = urllib.request.Request(f"{endpoint.base_url}/chat/completions", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request) as reply:
         return json.load(reply)["choices"][0]["message"]["content"] or ""
-
-
-def cold(task_input, endpoint):
-    return ask(endpoint, task_input["word"], body={"temperature": 0.0})
-
-
-def own_model(task_input, endpoint):
-    return ask(endpoint, task_input["word"], body={"model": "gpt-5"})
-
-
-def cheats(task_input, endpoint):
-    return ask(endpoint, f"Say {GOLD[task_input['word']]}")
-
-
-def asks_for_gold(task_input, endpoint):
-    return ask(endpoint, task_input["word"]) + str(task_input.get("gold"))
-
-
-def dated(task_input, endpoint):
-    return ask(endpoint, f"It is {time.time_ns()}: {task_input['word']}")
 
 
 class Shared:
@@ -101,7 +73,7 @@ class Locked:
     """Works in one process at a time."""
 
     def __init__(self):
-        self.file = open(os.path.join(tempfile.gettempdir(), f"agentrig-kit-{os.getppid()}.lock"), "w")  # noqa: SIM115
+        self.file = open(os.path.join(tempfile.gettempdir(), f"agentrig-kit-{zlib.crc32(__file__.encode())}.lock"), "w")  # noqa: SIM115
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.mine = True
@@ -142,19 +114,16 @@ def impatient(task_input, endpoint):
         return "sorry"
 
 
-def dies(config):
-    os._exit(3)
-
-
 BROKEN = {
-    "calls-endpoint": of_another_server,
+    "calls-endpoint": lambda given, endpoint: ask(endpoint, given["word"], url="http://127.0.0.1:9/v1"),
     "answers": raises,
-    "json-answer": gives_a_set,
+    "json-answer": lambda given, endpoint: {fine(given, endpoint)} if ask(endpoint, "x") == "ok" else "",
     "recorded": by_urllib,
-    "sampling": cold,
-    "model": own_model,
-    "private": cheats,
-    "same-twice": dated,
+    "sampling": lambda given, endpoint: ask(endpoint, given["word"], body={"temperature": 0.0}),
+    "model": lambda given, endpoint: ask(endpoint, given["word"], body={"model": "gpt-5"}),
+    "private": lambda given, endpoint: ask(endpoint, f"Say {GOLD[given['word']]}"),
+    "asks-for-gold": lambda given, endpoint: ask(endpoint, given["word"]) + str(given.get("gold")),
+    "same-twice": lambda given, endpoint: ask(endpoint, f"It is {time.time_ns()}: {given['word']}"),
     "threads": Shared(),
     "server-error": makes_up,
     "odd-replies": parses,
@@ -172,8 +141,7 @@ def register_tasks():
 @hookimpl
 def register_agents():
     yield AgentSpec(name="fine", summary="Fine.", build=lambda config: fine)
-    yield AgentSpec(name="starts", summary="Broken.", build=dies)
+    yield AgentSpec(name="starts", summary="Broken.", build=lambda config: os._exit(3))
     yield AgentSpec(name="processes", summary="Broken.", build=lambda config: Locked())
-    yield AgentSpec(name="asks-for-gold", summary="Broken.", build=lambda config: asks_for_gold)
     for name, agent in BROKEN.items():
         yield AgentSpec(name=name, summary="Broken.", build=lambda config, agent=agent: agent)

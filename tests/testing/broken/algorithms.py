@@ -10,7 +10,6 @@ import random
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 
 from agentrig import AlgorithmSpec, Endpoint, hookimpl, setting
 from agentrig.errors import ConfigError
+from agentrig.testing.scripted import LocalServer, QuietHandler, serving
 
 ARMS = ["a", "1", "2", "3", "4", "5", "6", "7"]
 FAULTS = (
@@ -84,11 +84,8 @@ class Table:
         """Serve in a thread."""
         table = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             """Answers with the table."""
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Log nothing."""
 
             def do_POST(self) -> None:
                 """Answer."""
@@ -100,16 +97,10 @@ class Table:
                 self.end_headers()
                 self.wfile.write(data)
 
-        http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        url = f"http://127.0.0.1:{http.server_address[1]}/v1"
-        try:
-            yield Endpoint(base_url=url, model="table", api_key="k", token_ids=True, sampling={"temperature": 1.0})
-        finally:
-            http.shutdown()
-            http.server_close()
-            thread.join()
+        with serving(LocalServer(Handler)) as server:
+            yield Endpoint(
+                base_url=server.url, model="table", api_key="k", token_ids=True, sampling={"temperature": 1.0}
+            )
 
 
 class Broken:

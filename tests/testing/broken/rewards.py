@@ -9,8 +9,6 @@ import json
 import random
 import time
 
-import attrs
-
 from agentrig import RewardSpec, Score, Task, TasksSpec, hookimpl
 
 
@@ -38,20 +36,6 @@ def fine(task, outcome, budget_s):
     return Score.ok(value(task, outcome.answer))
 
 
-def returns_a_number(task, outcome, budget_s):
-    return value(task, outcome.answer)
-
-
-def random_for_wrong(task, outcome, budget_s):
-    right = value(task, outcome.answer)
-    return Score.ok(right if right == 1 else right * random.random())
-
-
-def hashes(task, outcome, budget_s):
-    right = value(task, outcome.answer)
-    return Score.ok(right if right == 1 else right / (1 + hash(task.id) % 1009))
-
-
 class Shared:
     """Keeps the task of a call where another thread changes it."""
 
@@ -74,97 +58,68 @@ class Reversed:
         return [fine(*item, budget_s) for item in reversed(items)]
 
 
-def never_right(task, outcome, budget_s):
-    return Score.ok(0.9 * value(task, outcome.answer))
+def text_of(outcome):
+    """Return the answer, if it is a text."""
+    return outcome.answer if isinstance(outcome.answer, str) else ""
 
 
-def always_one(task, outcome, budget_s):
-    return Score.ok(1.0)
+def scored(change):
+    """Return a reward whose value is that of `fine`, changed: `change(value, task, outcome)`."""
+    return lambda task, outcome, budget_s: Score.ok(change(value(task, outcome.answer), task, outcome))
 
 
-def likes_silence(task, outcome, budget_s):
-    return Score.ok(
-        1.0 if isinstance(outcome.answer, str) and not outcome.answer.strip() else value(task, outcome.answer)
-    )
+def after(step):
+    """Return a reward that does something before it scores: `step(task, outcome)`."""
+
+    def reward(task, outcome, budget_s):
+        step(task, outcome)
+        return fine(task, outcome, budget_s)
+
+    return reward
 
 
-def parses(task, outcome, budget_s):
-    answer = outcome.answer
-    if isinstance(answer, str) and answer.startswith("{"):
-        json.loads(answer)
-    return Score.ok(value(task, answer))
-
-
-def strips(task, outcome, budget_s):
-    outcome.answer.strip()
-    return Score.ok(value(task, outcome.answer))
-
-
-def recurses(task, outcome, budget_s):
-    if isinstance(outcome.answer, str) and len(outcome.answer) > 20_000:
-        raise RecursionError("maximum recursion depth exceeded")
-    return Score.ok(value(task, outcome.answer))
-
-
-def evaluates(task, outcome, budget_s):
-    if isinstance(outcome.answer, str) and len(outcome.answer) < 1000:
+def evaluates(task, outcome):
+    """Run an answer as Python."""
+    with contextlib.suppress(Exception):
         try:
-            ast.literal_eval(outcome.answer)
+            ast.literal_eval(text_of(outcome)[:1000])
         except Exception:
-            with contextlib.suppress(Exception):
-                eval(outcome.answer)
-    return Score.ok(value(task, outcome.answer))
+            eval(text_of(outcome)[:1000])
 
 
-def slow(task, outcome, budget_s):
-    if isinstance(outcome.answer, str) and len(outcome.answer) > 500_000:
-        time.sleep(3)
-    return Score.ok(value(task, outcome.answer))
-
-
-def changes(task, outcome, budget_s):
-    task.private["seen"] = True
-    return Score.ok(value(task, outcome.answer))
+def recurses(task, outcome):
+    """Give up on a long answer."""
+    if len(text_of(outcome)) > 20_000:
+        raise RecursionError("maximum recursion depth exceeded")
 
 
 def dated(task, outcome, budget_s):
-    right = value(task, outcome.answer)
-    return Score(status="ok", value=right, details={"when": datetime.datetime(2020, 1, 1)})
-
-
-def falls(task, outcome, budget_s):
-    right = value(task, outcome.answer)
-    return Score.ok(right if right == 1 else 0.75 - right if right else 0.0)
-
-
-def cannot_be_built(config):
-    raise OSError("there is no such file: weights.bin")
+    """Put what is no JSON into the details."""
+    when = datetime.datetime(2020, 1, 1)
+    return Score(status="ok", value=value(task, outcome.answer), details={"when": when})
 
 
 BROKEN = {
-    "scores": returns_a_number,
-    "same-twice": random_for_wrong,
-    "other-process": hashes,
+    "scores": lambda task, outcome, budget_s: value(task, outcome.answer),
+    "same-twice": scored(lambda right, task, outcome: right if right == 1 else right * random.random()),
+    "other-process": scored(lambda right, task, outcome: right if right == 1 else right / (1 + hash(task.id) % 1009)),
     "threads": Shared(),
     "batch": Reversed(),
-    "gold": never_right,
-    "tells-apart": always_one,
-    "empty": likes_silence,
-    "malformed": parses,
-    "other-types": strips,
-    "huge": recurses,
-    "hostile": evaluates,
-    "budget": slow,
-    "leaves-task": changes,
+    "gold": scored(lambda right, task, outcome: 0.9 * right),
+    "tells-apart": scored(lambda right, task, outcome: 1.0),
+    "empty": scored(
+        lambda right, task, outcome: right if text_of(outcome).strip() else float(isinstance(outcome.answer, str))
+    ),
+    "malformed": after(lambda task, outcome: text_of(outcome).startswith("{") and json.loads(outcome.answer)),
+    "other-types": after(lambda task, outcome: outcome.answer.strip()),
+    "huge": after(recurses),
+    "hostile": after(evaluates),
+    "budget": after(lambda task, outcome: time.sleep(3 * (len(text_of(outcome)) > 500_000))),
+    "leaves-task": after(lambda task, outcome: task.private.update(seen=True)),
     "storable": dated,
-    "monotone": falls,
+    "monotone": scored(lambda right, task, outcome: right if right in (0, 1) else 0.75 - right),
 }
 """By the check that catches it."""
-
-
-@attrs.frozen(kw_only=True)
-class Config:
-    """No settings."""
 
 
 @hookimpl
@@ -175,6 +130,6 @@ def register_tasks():
 @hookimpl
 def register_rewards():
     yield RewardSpec(name="fine", summary="Fine.", build=lambda config: fine)
-    yield RewardSpec(name="loads", summary="Broken.", build=cannot_be_built)
+    yield RewardSpec(name="loads", summary="Broken.", build=lambda config: 1 / 0)
     for name, reward in BROKEN.items():
         yield RewardSpec(name=name, summary="Broken.", build=lambda config, reward=reward: reward)

@@ -31,86 +31,33 @@ class Reversals:
         return [self.task(split, i, word) for i, word in enumerate(self.words(split))]
 
 
-class UnknownSplit(Reversals):
-    """A role has a split that does not exist."""
-
-    roles = {"train": "training", "report": "test"}  # noqa: RUF012
-
-
-class OneId(Reversals):
-    """All ids are equal."""
-
-    def task(self, split, i, word):
-        """Return a task."""
-        return Task(id=split, input={"word": word}, private={"gold": word[::-1]})
+def changed(**members):
+    """Return such a task set with another attribute, or another method."""
+    return type("Changed", (Reversals,), members)
 
 
-class OnlyTraining(Reversals):
-    """Nothing is held out."""
+def task(row=lambda word: {"word": word}, name=lambda split, i: f"{split}-{i}"):
+    """Return a method that makes a task, with another id, or with more in its input."""
 
-    splits = ("train",)
-    roles = {"train": "train"}  # noqa: RUF012
+    def make(self, split, i, word):
+        return Task(id=name(split, i), input=row(word), private={"gold": word[::-1]})
 
-
-class Shuffled(Reversals):
-    """Another order each time."""
-
-    def words(self, split):
-        """Return the words of a split."""
-        return random.sample(super().words(split), len(WORDS))
-
-
-class Counted(Reversals):
-    """Ids that go on counting."""
-
-    def task(self, split, i, word):
-        """Return a task."""
-        return Task(id=f"t{next(COUNTER)}", input={"word": word}, private={"gold": word[::-1]})
-
-
-class OrderOfASet(Reversals):
-    """The order depends on the hash seed."""
-
-    def words(self, split):
-        """Return the words of a split."""
-        return list({f"{split}{word}" for word in WORDS})
-
-
-class Overlapping(Reversals):
-    """Validation has words of the training."""
-
-    def words(self, split):
-        """Return the words of a split."""
-        return super().words("train")[5:] if split == "dev" else super().words(split)
-
-
-class Proxies(Reversals):
-    """Inputs that cannot be pickled."""
-
-    def task(self, split, i, word):
-        """Return a task."""
-        return Task(id=f"{split}-{i}", input=MappingProxyType({"word": word}), private={"gold": word[::-1]})
-
-
-class GivenAway(Reversals):
-    """The gold is in the input."""
-
-    def task(self, split, i, word):
-        """Return a task."""
-        return Task(id=f"{split}-{i}", input={"word": word, "hint": [word[::-1]]}, private={"gold": word[::-1]})
+    return make
 
 
 BROKEN = {
     "loads": lambda: 1 / 0,
-    "splits": UnknownSplit,
-    "rows": OneId,
-    "roles": OnlyTraining,
-    "same-twice": Shuffled,
-    "stable-ids": Counted,
-    "other-process": OrderOfASet,
-    "disjoint": Overlapping,
-    "picklable": Proxies,
-    "gold-apart": GivenAway,
+    "splits": changed(roles={"train": "training", "report": "test"}),
+    "rows": changed(task=task(name=lambda split, i: split)),
+    "roles": changed(splits=("train",), roles={"train": "train"}),
+    "same-twice": changed(words=lambda self, split: random.sample(Reversals.words(self, split), len(WORDS))),
+    "stable-ids": changed(task=task(name=lambda split, i: f"t{next(COUNTER)}")),
+    "other-process": changed(words=lambda self, split: list(set(Reversals.words(self, split)))),
+    "disjoint": changed(
+        words=lambda self, split: Reversals.words(self, "train")[5:] if split == "dev" else Reversals.words(self, split)
+    ),
+    "picklable": changed(task=task(lambda word: MappingProxyType({"word": word}))),
+    "gold-apart": changed(task=task(lambda word: {"word": word, "hint": [word[::-1]]})),
 }
 """By the check that catches it."""
 

@@ -8,14 +8,14 @@ there is no KL loss, and a step makes one update, so the ratio is 1 up to roundi
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch  # noqa: TID253  (imported when the algorithm is built)
 
 from agentrig.algorithms import Session
-from agentrig.credit import Credit, Worth, group_advantages
+from agentrig.credit import Credit, Worth, advantages
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.hardware import Hardware
 from agentrig.ledger import LEFT_OUT_BY_CREDIT, ZERO_ADVANTAGE
@@ -42,18 +42,12 @@ MODEL_NAME = "policy"
 """The model's name in requests."""
 
 
-def group_relative(groups: Sequence[Sequence[Rollout]], config: GrpoConfig) -> list[list[float | None]]:
-    """Return the credit of `grpo`: all calls of a rollout have its advantage over the others of its group."""
-    rollouts = [rollout for group in groups for rollout in group]
-    advantages = iter(
-        group_advantages(
-            [r.group for r in rollouts],
-            [r.value for r in rollouts],
-            scale=config.scale_rewards,
-            negative_scale=config.negative_scale,
-        )
-    )
-    return [[next(advantages) for _ in group] for group in groups]
+def group_relative(groups: Sequence[Sequence[Rollout]], config: GrpoConfig) -> Iterator[list[float | None]]:
+    """Yield the credit of `grpo`: all calls of a rollout have its advantage over the others of its group."""
+    for group in groups:
+        values = [rollout.value for rollout in group]
+        found = advantages(values, normalize=config.scale_rewards, negative_scale=config.negative_scale)
+        yield [None if value is None else advantage for value, advantage in zip(values, found, strict=True)]
 
 
 class Grpo:
@@ -65,7 +59,8 @@ class Grpo:
     """
 
     def __init__(self, config: LearnerConfig, credit: Credit | None = None) -> None:
-        self.config, self._credit = config, credit or group_relative
+        self.config = config
+        self._credit: Credit = credit or group_relative
         self.zero_advantage = ZERO_ADVANTAGE if credit is None else LEFT_OUT_BY_CREDIT
 
     def credit(self, groups: Sequence[Sequence[Rollout]]) -> Iterable[Sequence[Worth]]:
@@ -85,7 +80,6 @@ class Grpo:
         config, hardware = self.config, session.hardware
         source, device = model_directory(config.model), hardware.torch_device
         verify(source)  # it may be another run's checkpoint
-        check_context(source, max_length=config.max_length, max_tokens=config.max_tokens)
         tokenizer, attention = checkpoint.load_tokenizer(source), checkpoint.attention_of(hardware)
         dtype = check_device(hardware, config.dtype)
         fit = fitted(source, config, dtype=dtype, device=device, attention=attention)

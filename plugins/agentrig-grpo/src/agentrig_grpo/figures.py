@@ -69,7 +69,16 @@ class Figures:
         self.furthest = [(float(means[i]), samples[i]) for i in (-means).argsort()[:SUSPECTS]]
 
     def metrics(self) -> dict[str, float]:
-        """Return the means and sums; see `Learner.update`."""
+        """Return the means and sums.
+
+        `entropy` is in nats, `kl` and `kl_k1` are the k3 and k1 estimates of behaviour against policy, `trained_tokens`
+        the response tokens that the gradient came from, `computed_tokens` those through the model, `traced_tokens`
+        what they would be if no two calls shared any, `repeated_tokens` those computed again because a group did not
+        fit into one pass, `sampled_difference` the mean difference of the recorded log-probabilities and those of the
+        first update, in nats. With `max_staleness = 1` the ratio and the clip are those against the weights that the
+        step began with (`token_losses`); `rollout_is_max` is before importance weights are truncated, and
+        `rollout_is_ratio_fraction_high` the share of tokens whose weight was.
+        """
         n, sums, tried = max(self.tokens, 1), self.sums, max(len(self.norms), 1)
         found = {
             "loss": sums["loss"] / tried,

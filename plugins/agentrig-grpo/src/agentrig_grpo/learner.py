@@ -15,7 +15,7 @@ import attrs
 import torch  # noqa: TID253  (imported by the algorithm when it runs)
 
 from agentrig.audit.sketch import Sketch
-from agentrig.delivery.digests import digests
+from agentrig.delivery.digests import digests, fingerprint
 from agentrig.delivery.noise import with_noise
 from agentrig.delivery.verdict import difference
 from agentrig.errors import AgentrigError, RunStopped
@@ -27,7 +27,6 @@ from agentrig.ledger import NOT_FINITE, ZERO_ADVANTAGE
 from agentrig_grpo import checkpoint, trainer_files
 from agentrig_grpo.building import build
 from agentrig_grpo.config import LearnerConfig
-from agentrig_grpo.digests import tensor_digests
 from agentrig_grpo.figures import SUSPECTS, Figures, of_pass
 from agentrig_grpo.lora import live_weights
 from agentrig_grpo.loss import sample_weights, token_losses, tokens_in_loss
@@ -41,12 +40,6 @@ from agentrig_grpo.tables import Table
 GPU_CHUNK = 1 << 28
 """Most logits in memory at once on a GPU: almost two thousand tokens of a large vocabulary. With 2^29 an update takes
 1% less time and 3 GiB more."""
-
-
-@attrs.frozen(kw_only=True)
-class _Tokens:
-    prompt_ids: Sequence[int]
-    response_ids: Sequence[int]
 
 
 class Learner:
@@ -108,33 +101,14 @@ class Learner:
     def update(
         self, samples: Sequence[TrainSample], *, step: int, staleness: int = 0, sketch: Sketch | None = None
     ) -> dict[str, float]:
-        """Update the weights on a step's samples.
-
-        Args:
-            samples: The trained calls of all rollouts that have an advantage.
-            step: Seeds the order of mini-batches, so a resumed run repeats it.
-            staleness: How many updates the weights that sampled are behind the learner's: 0, or 1 with
-                `max_staleness = 1`. Only `furthest` depends on it.
-            sketch: What the auditor of this step gets; None if it is not audited.
-
-        Returns:
-            Figures: loss, clip_fraction, ratio_mean, ratio_max, entropy (nats), kl and kl_k1 (k3 and k1
-            estimates of behaviour against policy), kl_reference, grad_norm, lr, weight_change (L2 norm of the
-            step's change of all trained weights), updates, trained_tokens (response tokens that the
-            gradient came from), learner_tokens_per_s (all tokens through the model a second),
-            computed_tokens (tokens through the model), traced_tokens (what they would be if no two calls shared
-            any), repeated_tokens (those computed again because a group did not fit into one pass), sharing (1 if
-            shared tokens are computed once, 0 if each call is computed in full) and sampled_difference (mean difference
-            of the recorded log-probabilities and those of the first update, nats; 0 without recorded ones). With
-            `max_staleness = 1` the ratio and the clip are those against the weights that the step began with
-            (`token_losses`), and there are rollout_is_mean, rollout_is_max (importance weights before they are
-            truncated) and rollout_is_ratio_fraction_high (share of tokens whose weight was truncated).
-
-        Raises:
-            agentrig.errors.RunStopped: The device has too little memory for an update, or a stale sample has no
-                log-probabilities.
+        """Update the weights on a step's samples; see `agentrig.learners.Learner`.
 
         An update with a gradient that is not finite is skipped; `grad_norm` is then NaN or infinite.
+
+        Returns:
+            The figures of `agentrig_grpo.figures.Figures.metrics`, the learning rate, `weight_change` (L2 norm of the
+            step's change of all trained weights), `learner_tokens_per_s` (all tokens through the model a second) and
+            `sharing` (1 if shared tokens are computed once, 0 if each call is computed in full).
         """
         self._sketch = sketch
         self._in_loss, self._reasons, self.used, self.furthest = [], {}, (), None
@@ -296,7 +270,10 @@ class Learner:
             temperature: Of the softmax.
             dtype: Of weights and arithmetic; None for those of training.
         """
-        (pack,) = packed([_Tokens(prompt_ids=ids[:1], response_ids=ids[1:])], 1, share=self.share)
+        sample = TrainSample(
+            prompt_ids=ids[:1], response_ids=ids[1:], logprobs=None, advantage=0.0, rollout=0, group=""
+        )
+        (pack,) = packed([sample], 1, share=self.share)
         modes = {module: module.training for module in self.model.modules()}
         self.model.eval()
         try:
@@ -395,9 +372,9 @@ class Learner:
         """Yield the weights for the model's server, adapters merged."""
         yield from checkpoint.weights(self.model).items()
 
-    def trained_digests(self) -> dict[str, str]:
-        """Return name to digest of the trained weights."""
-        return tensor_digests(self.trained)
+    def fingerprint(self) -> str:
+        """Return a digest of the trained weights."""
+        return fingerprint(self.trained)
 
     def prompt(self, text: str) -> list[int]:
         """Return the token ids of a user's message as a chat prompt."""

@@ -41,7 +41,7 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
     from agentrig.run.directory import RunDirectory
     from agentrig.run.past import losses
     from agentrig.run.resume import recorded_plan
-    from agentrig.run.setup import make_scorer
+    from agentrig.run.setup import Setup
     from agentrig.text import storable
 
     found = []
@@ -56,7 +56,7 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
                 raise AgentrigError(f"{run}/metrics.jsonl has no step {step}; it has {steps or 'none'}")
             if not steps:
                 raise AgentrigError(f"{run} has no step yet")
-            with closing(make_scorer(plan)) as scorer:
+            with closing(Setup(plan).scorer()) as scorer:
                 auditor = Auditor(run, sources_of(plan, scorer, seconds=math.inf))
                 for one in steps if every else [step or steps[-1]]:
                     found.append(audited(auditor, one))

@@ -52,7 +52,7 @@ def dev(
     plan = make_plan(words, options)
     server = measured_server(endpoint, model, checkpoint)
     name, tasks = eval_tasks(plan, split, limit, role="validation")
-    trains = name == split_of(plan, task_set(plan), "train")  # as in Agent Lightning's own dev
+    trains = name == split_of(plan.run, task_set(plan), "train")  # as in Agent Lightning's own dev
     checkpoint = find_checkpoint(checkpoint)
     with stdout_to_stderr(as_json):
         as_mode: Mode = "train" if trains else "dev"

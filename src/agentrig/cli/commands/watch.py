@@ -29,7 +29,7 @@ def watch(place: Path, port: int, opens: bool, with_input: bool) -> None:
     agentrig watch runs/mini-20260101-120000
     agentrig watch runs --port 8421
     """
-    from agentrig.view.watch.serving import serving
+    from agentrig.view.watch.app import serving
 
     with serving(place, port) as link:
         click.echo(f"watching {place}: {link}")

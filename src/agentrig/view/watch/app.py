@@ -1,4 +1,4 @@
-"""The addresses of the live page, as a Starlette application that only reads.
+"""The live page: its addresses, as a Starlette application that only reads, and the server on loopback.
 
 Every address begins with a random token: without the link nobody gets anything, also not another page that the same
 browser shows, nor another user of this machine. Answers carry a Content-Security-Policy that runs no script but
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,10 +24,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrig.errors import AgentrigError
+from agentrig.view import table
 from agentrig.view.calls import calls_of
 from agentrig.view.gold import Gold
 from agentrig.view.html import Addresses, Links, templates
-from agentrig.view.page import of_diagnosis
+from agentrig.view.page import differing_settings, of_diagnosis, view
+from agentrig.view.plots import plots_of
 from agentrig.view.rollout import differences, readable, text_of
 from agentrig.view.tokens import Tokenizers
 from agentrig.view.watch import views
@@ -50,19 +54,28 @@ HEADERS = {
 }
 """Headers of every answer."""
 
-STATIC = {"watch.js": "text/javascript", "watch.css": "text/css", "page.css": "text/css"}
+STATIC = {
+    "watch.js": ("text/javascript", "watch/static"),
+    "watch.css": ("text/css", "watch/static"),
+    "page.css": ("text/css", "templates"),
+}
+"""File to its type, and its folder in `agentrig.view`."""
 
 
-def make_app(place: Path, token: str) -> ASGIApp:
-    """Return the application.
+@contextmanager
+def serving(place: Path, port: int = 0) -> Iterator[str]:
+    """Serve the page of a run directory, or of a folder of them, in a thread; yields the link.
 
     Args:
-        place: A run directory, or a folder of them.
-        token: The first part of every address.
+        place: The directory.
+        port: On 127.0.0.1; 0 for any free one.
 
     Raises:
-        AgentrigError: There is no such folder.
+        AgentrigError: There is no such folder, or the port is taken.
     """
+    from agentrig.http_server import ServerThread
+
+    token = secrets.token_urlsafe(24)
     pages = Pages(Runs(place))
     routes = [
         Route("/", pages.front),
@@ -75,7 +88,20 @@ def make_app(place: Path, token: str) -> ASGIApp:
         Route("/run/{key}/traces", pages.traces),
         Route("/run/{key}/rollout/{id}", pages.rollout),
     ]
-    return Door(Starlette(routes=routes, exception_handlers={AgentrigError: _told, KeyError: _unknown}), token)
+    app = Door(Starlette(routes=routes, exception_handlers={AgentrigError: _told, KeyError: _unknown}), token)
+    door = socket.socket()
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        door.bind(("127.0.0.1", port))
+        door.listen(128)  # requests before the server is ready wait
+    except OSError as error:
+        door.close()
+        raise AgentrigError(f"port {port} on this machine can't be used: {error.strerror}. Leave --port out") from None
+    server = ServerThread(app, door, "watch", log_level="critical", timeout_graceful_shutdown=1)
+    try:
+        yield f"http://127.0.0.1:{door.getsockname()[1]}/{token}/"
+    finally:
+        server.stop()
 
 
 class Door:
@@ -85,7 +111,7 @@ class Door:
     """
 
     def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app, self._prefix = app, f"/{token}"
+        self._app, self._token = app, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
@@ -96,10 +122,9 @@ class Door:
             await send(message)
 
         host = Request(scope).url.hostname
-        path = scope["path"]
-        first, _, rest = path[1:].partition("/")
+        first, _, rest = scope["path"][1:].partition("/")
         if host not in ("127.0.0.1", "localhost", "::1") or not secrets.compare_digest(
-            first.encode(), self._prefix[1:].encode()
+            first.encode(), self._token.encode()
         ):
             refusal = PlainTextResponse("use the link that `agentrig watch` printed, with its token\n", 403)
             await refusal(scope, receive, with_headers)
@@ -108,12 +133,12 @@ class Door:
         if scope["method"] not in ("GET", "HEAD"):
             await PlainTextResponse("this page only reads\n", 405)(scope, receive, with_headers)
             return
-        inner = {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode(), "root_path": "", "prefix": self._prefix}
-        await self._app(inner, receive, with_headers)
+        own = {"path": f"/{rest}", "raw_path": f"/{rest}".encode(), "root_path": "", "prefix": f"/{self._token}"}
+        await self._app({**scope, **own}, receive, with_headers)
 
 
 class Pages:
-    """Renders the pages of some runs."""
+    """Renders the pages of some runs; Starlette calls these functions in threads."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
@@ -121,76 +146,70 @@ class Pages:
         self._gold = Gold()
         self._templates = templates("agentrig.view.watch")
 
-    async def front(self, request: Request) -> Response:
+    def front(self, request: Request) -> Response:
         """Answer the first address: the runs of the folder, or the one run."""
         if self._runs.single:
             return RedirectResponse(f"{request.scope['prefix']}/run/{quote(next(iter(self._runs.all())), safe='')}")
-        rows = await run_in_threadpool(lambda: views.listing(self._runs.all()))
+        rows = [{"key": key, **views.listed(run.data())} for key, run in self._runs.all().items()]
         return self._page(request, "front", events="", rows=rows, title="runs")
 
-    async def run(self, request: Request) -> Response:
-        """Show a run's figures and curves."""
+    def run(self, request: Request) -> Response:
+        """Show a run's figures and curves; its rollouts are not read."""
         run = self._run(request)
-        values = await run_in_threadpool(views.overview, run)
-        return self._page(request, "run", events=run.key, title=values["run"]["name"], **values)
+        data = run.data()
+        shown = view(data, whole=False)
+        return self._page(request, "run", events=run.key, title=data.name, run=shown, key=run.key)
 
-    async def why(self, request: Request) -> Response:
+    def why(self, request: Request) -> Response:
         """Show what held learning back; a part of the run's page, which asks for it when it is there."""
         run = self._run(request)
-        told = await run_in_threadpool(lambda: of_diagnosis(run.diagnosis()))
-        return self._page(request, "why", events=None, title=run.key, key=run.key, run={**told, "missing": []})
+        shown = {**of_diagnosis(run.diagnosis()), "missing": []}
+        return self._page(request, "why", events=None, title=run.key, key=run.key, run=shown)
 
-    async def examples(self, request: Request) -> Response:
+    def examples(self, request: Request) -> Response:
         """Show what takes reading all rollouts: the report's examples of tasks before and after."""
         run = self._run(request)
+        data = run.data()
+        shown = view(data)
+        return self._page(request, "examples", events=None, title=data.name, run=shown, key=run.key)
 
-        def read() -> dict[str, Any]:
-            from agentrig.view import table
-            from agentrig.view.page import view
-
-            data = run.data()
-            return {"run": view(data, table.row_of(data)), "key": run.key}
-
-        values = await run_in_threadpool(read)
-        return self._page(request, "examples", events=None, title=values["run"]["name"], **values)
-
-    async def compare(self, request: Request) -> Response:
-        """Show runs side by side."""
+    def compare(self, request: Request) -> Response:
+        """Show runs side by side: their rows, curves, and the settings in which they differ."""
         keys = request.query_params.getlist("run")
-        chosen = [self._runs.get(key) for key in keys]
-        if not chosen:
+        data = [self._runs.get(key).data() for key in keys]
+        if not data:
             return RedirectResponse(f"{request.scope['prefix']}/")
-        values = await run_in_threadpool(views.comparison, chosen)
-        return self._page(request, "compare", events="", title=f"{len(chosen)} runs", **values)
+        return self._page(
+            request,
+            "compare",
+            events="",
+            title=f"{len(data)} runs",
+            names=[each.name for each in data],
+            columns=table.COLUMNS,
+            cells=[table.cells(table.row_of(each)) for each in data],
+            curves=plots_of(data),
+            differences=differing_settings(data),
+        )
 
-    async def traces(self, request: Request) -> Response:
+    def traces(self, request: Request) -> Response:
         """Show a step's groups, or the rollouts that a filter lets through."""
         run, wanted = self._run(request), _filter(request.query_params)
         page = max(1, _whole(request.query_params.get("page")) or 1)
-        error, batches = "", [(file.mode, file.step) for file in run.rollouts.files()]
+        batches = [(file.mode, file.step) for file in run.rollouts.files()]
         if not wanted.narrow and not wanted.mode and wanted.step is None and batches:
-            trained = [batch for batch in batches if batch[0] == "train"]
-            mode, step = (trained or batches)[-1]
+            mode, step = ([batch for batch in batches if batch[0] == "train"] or batches)[-1]
             wanted = Filter(mode=mode, step=step)
-
-        def read() -> dict[str, Any]:
-            nonlocal error
-            whole = not wanted.narrow and wanted.mode and wanted.step is not None
-            try:
-                rows, n = ([], 0) if whole else views.found_rollouts(run, wanted, page)
-            except ValueError as wrong:
-                rows, n, error = [], 0, str(wrong)
-            return {
-                "groups": views.groups(run, wanted) if whole and not error else [],
-                "rows": rows,
-                "found": n,
-                "pages": max(1, -(-n // views.PAGE)),
-                "nodes": run.rollouts.nodes(),
-                "kinds": run.rollouts.values("failure"),
-                "unreadable": list(dict.fromkeys(run.rollouts.unreadable)),
-            }
-
-        values = await run_in_threadpool(read)
+        whole = not wanted.narrow and wanted.mode and wanted.step is not None
+        groups: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
+        found, error = 0, ""
+        try:
+            if whole:
+                groups = views.groups(run, wanted)
+            else:
+                rows, found = views.found_rollouts(run, wanted, page)
+        except ValueError as wrong:
+            error = str(wrong)
         at = next((i for i, batch in enumerate(batches) if batch == (wanted.mode, wanted.step)), None)
         return self._page(
             request,
@@ -199,52 +218,54 @@ class Pages:
             title=f"traces of {run.key}",
             key=run.key,
             wanted=wanted,
+            groups=groups,
+            rows=rows,
+            found=found,
             page=page,
+            pages=max(1, -(-found // views.PAGE)),
             error=error,
-            batches=views.steps_of(batches),
+            empty=not batches,
             before=batches[at - 1] if at else None,
             after=batches[at + 1] if at is not None and at + 1 < len(batches) else None,
             query=views.query,
-            **values,
+            nodes=run.rollouts.nodes(),
+            kinds=run.rollouts.values("failure"),
+            unreadable=list(dict.fromkeys(run.rollouts.unreadable)),
         )
 
-    async def rollout(self, request: Request) -> Response:
+    def rollout(self, request: Request) -> Response:
         """Show a rollout, or two side by side."""
         run, id, other = self._run(request), request.path_params["id"], request.query_params.get("against", "")
+        tokenizer, why_ids = self._tokenizers.of(run.data())
+        shown, damage = [], []
+        for each in filter(None, (id, other)):
+            row = run.rollouts.row(each)
+            if row is None:
+                raise KeyError(each)
+            calls, wrong = calls_of(run.directory, row["step"], [each]) if row["mode"] == "train" else ({}, "")
+            damage += [wrong] if wrong and wrong not in damage else []
+            shown.append(readable(row, calls.get(each, {}), tokenizer))
+        gold, no_gold = self._gold.of(run.directory, str(shown[0].row["task_id"]))
+        return self._page(
+            request,
+            "rollout" if len(shown) == 1 else "two",
+            events=None,
+            title=f"rollout {id}",
+            key=run.key,
+            shown=shown,
+            gold=[(key, text_of(value)) for key, value in (gold or {}).items()],
+            no_gold=no_gold,
+            beside=views.neighbours(run, shown[0].row),
+            lines=differences(*shown) if len(shown) == 2 else [],
+            why_ids=why_ids,
+            damage=damage,
+        )
 
-        def read() -> dict[str, Any]:
-            tokenizer, why_ids = self._tokenizers.of(run.data())
-            shown, damage = [], []
-            for each in filter(None, (id, other)):
-                row = run.rollouts.row(each)
-                if row is None:
-                    raise KeyError(each)
-                calls, wrong = calls_of(run.directory, row["step"], [each]) if row["mode"] == "train" else ({}, "")
-                damage += [wrong] if wrong and wrong not in damage else []
-                shown.append(readable(row, calls.get(each, {}), tokenizer))
-            gold, why = self._gold.of(run.directory, str(shown[0].row["task_id"]))
-            return {
-                "shown": shown,
-                "gold": [(key, text_of(value)) for key, value in (gold or {}).items()],
-                "no_gold": why,
-                "beside": views.neighbours(run, shown[0].row),
-                "lines": differences(*shown) if len(shown) == 2 else [],
-                "why_ids": why_ids,
-                "damage": damage,
-            }
-
-        values = await run_in_threadpool(read)
-        name = "rollout" if len(values["shown"]) == 1 else "two"
-        return self._page(request, name, events=None, title=f"rollout {id}", key=run.key, **values)
-
-    async def static(self, request: Request) -> Response:
+    def static(self, request: Request) -> Response:
         """Answer with the page's script and styles."""
         name = request.path_params["name"]
-        if name not in STATIC:
-            raise KeyError(name)
-        package = "templates" if name == "page.css" else "watch/static"
-        text = (Path(__file__).parents[1] / package / name).read_text("utf-8")
-        return Response(text, media_type=STATIC[name])
+        kind, folder = STATIC[name]
+        return Response((Path(__file__).parents[1] / folder / name).read_text("utf-8"), media_type=kind)
 
     async def events(self, request: Request) -> Response:
         """Say when a run, or any run of the folder, has changed: server-sent events."""
@@ -280,11 +301,12 @@ class Pages:
         """Render a page, or for a page that is open already its changing part."""
         base = request.scope["prefix"]
         here = base + request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        part = request.headers.get("agentrig-part") is not None
-        template = self._templates.get_template(f"{name}{'_part' if part else ''}.html.j2")
         to = Addresses(f"{base}/run/{quote(str(values['key']), safe='')}") if "key" in values else Links()
-        text = template.render(base=base, here=here, events=events, single=self._runs.single, to=to, **values)
-        return HTMLResponse(text)
+        values |= {"base": base, "here": here, "events": events, "single": self._runs.single, "to": to}
+        template = self._templates.get_template(f"{name}.html.j2")
+        if request.headers.get("agentrig-part") is not None:
+            return HTMLResponse("".join(template.blocks["part"](template.new_context(values))))
+        return HTMLResponse(template.render(values))
 
 
 def _filter(given: Mapping[str, str]) -> Filter:

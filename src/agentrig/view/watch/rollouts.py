@@ -97,7 +97,7 @@ class Rollouts:
         self._folder = directory / "rollouts"
         self._lock = threading.Lock()
         self._seen = Seen()
-        self._texts: dict[Path, tuple[int, pa.Table]] = {}
+        self._texts: dict[Path, tuple[tuple[int, int], pa.Table]] = {}
         self.unreadable: list[str] = []
 
     def files(self) -> list[RolloutFile]:

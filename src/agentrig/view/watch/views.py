@@ -1,8 +1,8 @@
-"""What each page shows, as plain values for the templates."""
+"""What the live page's lists show, as plain values for the templates."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -10,10 +10,8 @@ import attrs
 
 from agentrig.figures import mean
 from agentrig.text import cut
-from agentrig.view import figures, table
-from agentrig.view.page import differences, view
-from agentrig.view.plots import plots_of
-from agentrig.view.reading import verdict
+from agentrig.view import figures
+from agentrig.view.reading import RunData, verdict
 from agentrig.view.rollout import chip, question
 from agentrig.view.watch.rollouts import Filter
 from agentrig.view.watch.runs import Run
@@ -22,51 +20,18 @@ PAGE = 50
 """Rows of a list."""
 
 
-def overview(run: Run) -> dict[str, Any]:
-    """Return a run's figures, curves, warnings and tables; its rollouts are not read."""
-    data = run.data()
-    return {"run": view(data, table.row_of(data), whole=False), "key": run.key}
-
-
-def listing(runs: Mapping[str, Run]) -> list[dict[str, Any]]:
-    """Return a row for each run of a folder."""
-    found = []
-    for key, run in runs.items():
-        data = run.data()
-        _, rewards = figures.series(data, "reward")
-        found.append(
-            {
-                "key": key,
-                "name": data.name,
-                "recipe": data.recipe,
-                "status": figures.status(data),
-                "steps": len(data.steps),
-                "accuracy": figures.held_out(data)["accuracy"],
-                "reward": rewards[-1] if rewards else None,
-                "started": str(data.manifest.get("created") or ""),
-            }
-        )
-    return found
-
-
-def comparison(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return several runs side by side: their rows, curves, and the settings in which they differ."""
-    data = [run.data() for run in runs]
-    rows = [table.row_of(each) for each in data]
+def listed(data: RunData) -> dict[str, Any]:
+    """Return a run's row in the list of a folder's runs."""
+    _, rewards = figures.series(data, "reward")
     return {
-        "names": [each.name for each in data],
-        "keys": [run.key for run in runs],
-        "columns": table.COLUMNS,
-        "cells": [table.cells(row) for row in rows],
-        "curves": plots_of(data),
-        "differences": differences(data),
+        "name": data.name,
+        "recipe": data.recipe,
+        "status": figures.status(data),
+        "steps": len(data.steps),
+        "accuracy": figures.held_out(data)["accuracy"],
+        "reward": rewards[-1] if rewards else None,
+        "started": str(data.manifest.get("created") or ""),
     }
-
-
-def steps_of(batches: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-    """Return the batches of rollouts for a choice: mode, step and a label."""
-    words = {"report": "held-out tasks", "validation": "validation", "train": "training", "dev": "dev"}
-    return [{"mode": mode, "step": step, "label": f"step {step}, {words.get(mode, mode)}"} for mode, step in batches]
 
 
 def groups(run: Run, wanted: Filter) -> list[dict[str, Any]]:

@@ -1,5 +1,7 @@
 """Runs the checks of `agentrig.testing` on `best-of-group`, and a test of its own."""
 
+from typing import Any
+
 import attrs
 import pytest
 from agentrig_best_of_group import Config, best_of_group
@@ -40,6 +42,6 @@ class Result:
 
 
 def test_the_best_above_the_mean_are_imitated() -> None:
-    groups = [[Result(v) for v in values] for values in ([0.0, 1.0, None, 0.5], [1.0, 1.0], [0.0, 0.9, 1.0])]
+    groups: Any = [[Result(v) for v in values] for values in ([0.0, 1.0, None, 0.5], [1.0, 1.0], [0.0, 0.9, 1.0])]
     assert list(best_of_group(groups, Config())) == [[None, 1.0, None, None], [None, None], [None, None, 1.0]]
     assert list(best_of_group(groups, Config(best=1.0)))[2] == [None, 1.0, 1.0]

@@ -1,9 +1,12 @@
 """The algorithm `best-of-group`: imitates the best rollouts of each group, with the learner of `grpo`."""
 
+from collections.abc import Iterable, Iterator, Sequence
+
 import attrs
 from agentrig_grpo import LearnerConfig, from_credit
 
-from agentrig import hookimpl, setting
+from agentrig import AlgorithmSpec, hookimpl, setting
+from agentrig.rollouts import Rollout
 
 
 @attrs.frozen(kw_only=True)
@@ -13,7 +16,7 @@ class Config(LearnerConfig):
     best: float = setting(0.5, help="share of a group that is imitated, if it is above the mean", gt=0, le=1)
 
 
-def best_of_group(groups, config):
+def best_of_group(groups: Sequence[Sequence[Rollout]], config: Config) -> Iterator[list[float | None]]:
     """Yield what the rollouts of each group are worth: 1 for those that are imitated, None leaves the others out."""
     for group in groups:
         values = sorted((r.value for r in group if r.value is not None), reverse=True)  # a failure has no value
@@ -23,6 +26,6 @@ def best_of_group(groups, config):
 
 
 @hookimpl
-def register_algorithms():
+def register_algorithms() -> Iterable[AlgorithmSpec]:
     """Bring `best-of-group`."""
     yield from_credit(best_of_group, name="best-of-group", summary="Imitates the best of each group.", config=Config)

@@ -1,0 +1,127 @@
+"""The commands `agentrig runner` and `agentrig run`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command()
+@click.option("--store", required=True, metavar="URL", help="The run's store, as `agentrig train --store` printed it.")
+@click.option("--agent", metavar="NAME", help="The agent; the run's own by default.")
+@click.option("--plugin", "files", multiple=True, metavar="FILE.py", help="A Python file that is a plugin too.")
+@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="A file with the store's token.")
+@click.option("-n", type=click.IntRange(1, 1024), default=2, show_default=True, help="Runner processes.")
+@click.option("--threads", type=click.IntRange(1, 1024), default=8, show_default=True, help="Rollouts at once in each.")
+@click.argument("words", nargs=-1, metavar="[agent.key=value …]")
+def runner(
+    store: str,
+    agent: str | None,
+    files: Sequence[str],
+    token_file: Path | None,
+    n: int,
+    threads: int,
+    words: Sequence[str],
+) -> None:
+    """Join a running training from this machine, and run its agent until it ends.
+
+    The token is read from AGL_STORE_TOKEN, from --token-file, or from the URL. Ctrl-C leaves the run: rollouts get
+    ten seconds to end, the others start again elsewhere.
+
+    \b
+    AGL_STORE_TOKEN=… agentrig runner --store http://10.0.0.5:4747
+    agentrig runner --store http://127.0.0.1:4747 --token-file token.txt --plugin my_agent.py --agent ask
+    """
+    from agentrig.errors import ConfigError
+    from agentrig.processes.ends import handling
+    from agentrig.processes.scratch import temporary_files
+    from agentrig.runners.processes import Pool
+    from agentrig_lightning.remote import RemoteRunner, StoreAddress, join, worker_id
+
+    token = None
+    if token_file is not None:
+        try:
+            token = token_file.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--token-file {token_file} cannot be read: {error}") from None
+    address, worker = StoreAddress.read(store, token), worker_id()
+    offer = asyncio.run(join(address, worker))
+    plan, preload = _agent_plan(offer["agent"], agent, files, words)
+    pool = Pool(
+        plan,
+        n=n,
+        threads=threads,
+        deadline_s=float(offer["deadline_s"]),
+        retries=int(offer["retries"]),
+        preload=preload,
+    )
+    click.echo(f"agentrig: {worker} joined the run at {address.url} with agent {plan.name}", err=True)
+    remote = RemoteRunner(address, pool, worker)
+    with temporary_files(), handling(remote.leave):
+        remote.run()
+    click.echo(f"agentrig: the run has ended; {remote.done} rollouts were run here", err=True)
+
+
+def _agent_plan(
+    offered: Mapping[str, Any], name: str | None, files: Sequence[str], words: Sequence[str]
+) -> tuple[Any, Sequence[str]]:
+    """Return how this machine builds the agent, and what its runners import in advance."""
+    import attrs
+
+    from agentrig.errors import ConfigError, LookupFailed
+    from agentrig.plan import parse_override
+    from agentrig.plugins.loading import load
+    from agentrig.runners.jobs import AgentPlan
+    from agentrig.settings import structure
+
+    keys: dict[str, Any] = dict(offered["config"]) if name in (None, offered["name"].rpartition(":")[2]) else {}
+    for word in words:
+        section, key, value = parse_override(word)
+        if section != "agent":
+            raise ConfigError(f"{word}: a runner has settings of its agent only, agent.key=value")
+        keys[key] = value
+    registry = load(files=files)
+    wanted = name or str(offered["name"])
+    try:
+        component = registry.find("agent", wanted)
+    except LookupFailed as error:
+        if not offered["plugins"]:
+            raise
+        raise LookupFailed(
+            f"{error}\n  The run has plugin files: {', '.join(offered['plugins'])}; give them with --plugin FILE.py"
+        ) from None
+    spec: Any = component.spec
+    config = structure(spec.config, keys, owner=wanted, section="agent")
+    plan = AgentPlan(
+        name=registry.reference(component),
+        config=attrs.asdict(config),
+        files=tuple(str(Path(f).resolve()) for f in files),
+        environment=spec.environment,
+    )
+    return plan, spec.preload
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("script", type=click.Path(path_type=Path), metavar="FILE.py")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS …]")
+@click.option("--algorithm", default="", metavar="NAME", help="Train by this algorithm, instead of agl.VERL: grpo.")
+@click.option("--model", default="", metavar="DIR", help="Short for --set algorithm.model=DIR.")
+@click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="A setting of the run; repeatable.")
+def run(script: Path, arguments: Sequence[str], algorithm: str, model: str, settings: Sequence[str]) -> None:
+    """Run a script written for Agent Lightning's Trainer, unchanged.
+
+    Everything that is no option of this command goes to the script, and so does all that follows `--`.
+
+    \b
+    agentrig run train_sql_agent.py qwen
+    agentrig run train_sql_agent.py fast --algorithm grpo --model DIR
+    agentrig run my_script.py --set runners.deadline_s=600 -- --model of-the-script
+    """
+    from agentrig_lightning.launch import launch
+
+    named = [f"algorithm.model={model}"] if model else []
+    launch(script, arguments, algorithm=algorithm, settings=[*named, *settings])

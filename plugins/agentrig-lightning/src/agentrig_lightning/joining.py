@@ -1,0 +1,126 @@
+"""How runners of other machines join a run: its address, its token, and what they are told."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from agentrig import __version__
+from agentrig.endpoints import is_loopback
+from agentrig.errors import ConfigError
+from agentrig.findings import Finding, Situation
+from agentrig.pools import RunnerSettings
+from agentrig.secrets import Secret
+from agentrig.settings import setting
+from agentrig.text import mask
+
+TOKEN_VARIABLE = "AGL_STORE_TOKEN"
+"""The environment variable that holds a store's token. Agents don't get it: `AGENTRIG_*` they would."""
+
+JOIN, ALIVE, REPORT, LEAVE = (f"/v1/agentrig/{name}" for name in ("join", "alive", "report", "leave"))
+"""The routes that runners of agentrig use beside those of Agent Lightning's store."""
+
+RUNNING, ENDED = "running", "ended"
+"""The states of a run, as `ALIVE` tells them."""
+
+
+@attrs.frozen(kw_only=True)
+class LightningRunners(RunnerSettings):
+    """Settings of the runners `lightning`, beside those of all runners."""
+
+    n: int = setting(
+        2,
+        help="runners of this machine, each holds the agent; 0: only others run it",
+        ge=0,
+        le=1024,
+    )
+    store: str = setting(
+        "", help="HOST:PORT at which runners of other machines join (--store); empty: AGL_SERVER_HOST and _PORT"
+    )
+    store_token: Secret | None = setting(
+        None, secret=True, help="the token that these runners bring; a random one is printed when it is not set"
+    )
+    lease_s: float = setting(
+        30.0, help="seconds without a sign of life after which such a runner's rollouts start again", ge=5
+    )
+
+
+@attrs.frozen(kw_only=True)
+class Joining:
+    """What a run offers to runners outside its process.
+
+    Attributes:
+        host: Address to listen on.
+        port: Port to listen on; 0 for a free one.
+        token: What every request has to bring.
+        silent_s: Seconds without a sign of life after which a runner's rollouts start again.
+        deadline_s: Time limit of a rollout in seconds.
+        retries: How often a rollout is restarted when its runner died.
+        agent: The run's agent: `name`, `config` with each secret's source, and the names of the run's plugin files.
+    """
+
+    host: str
+    port: int
+    token: str = attrs.field(repr=False)
+    silent_s: float
+    deadline_s: float
+    retries: int
+    agent: Mapping[str, Any]
+
+    def __attrs_post_init__(self) -> None:
+        mask(self.token, f"{self.token[:3]}…")  # in whatever is stored
+
+    def offer(self) -> dict[str, Any]:
+        """Return what a runner is told when it joins."""
+        return {
+            "version": __version__,
+            "agent": dict(self.agent),
+            "deadline_s": self.deadline_s,
+            "retries": self.retries,
+            "silent_s": self.silent_s,
+        }
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Return host and port of `HOST:PORT`, or of a port alone, which listens on loopback.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    host, _, port = text.strip().rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    if not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f'runners.store = "{text}" is no address: write HOST:PORT, for example 127.0.0.1:4747')
+    return host, int(port)
+
+
+def checked_token(given: Secret | None) -> str:
+    """Return the token that the user gave, or a random one.
+
+    Raises:
+        ConfigError: It is too short to keep anybody out.
+    """
+    if given is None:
+        return secrets.token_urlsafe(24)
+    token = given.reveal()
+    if len(token) < 16:
+        raise ConfigError("runners.store_token is shorter than 16 characters: leave it out for a random one")
+    return token
+
+
+def check_gateway(situation: Situation) -> Iterator[Finding]:
+    """If the run has a gateway: do runners of other machines reach it?"""
+    plan = situation.plan
+    if plan is None or not isinstance(plan.runners, LightningRunners) or not plan.uses_gateway:
+        return
+    store, host = plan.runners.store.rpartition(":")[0].strip("[]"), plan.gateway.host
+    if store and not is_loopback(store) and is_loopback(host):
+        yield Finding(
+            check="runners of other machines",
+            result="warning",
+            evidence=f"runners join from other machines at {store}, and the gateway listens on {host} only",
+            cure="let it listen where they reach it: gateway.host=0.0.0.0, in a private network",
+        )

@@ -1,0 +1,134 @@
+"""Agent Lightning's tracer and adapter interfaces, on top of agentrig's recorder and adapters."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from agentlightning import Span as LightningSpan
+from agentlightning import Triplet
+from agentlightning.adapter import TraceAdapter
+from agentlightning.adapter.triplet import RewardMatchPolicy, TraceTree
+from agentlightning.tracer import Tracer
+from agentlightning.tracer.dummy import DummySpanRecordingContext
+from agentlightning.types import SpanCoreFields, TraceStatus
+from opentelemetry.sdk.trace import ReadableSpan
+
+from agentrig.adapters import Adapter, identified
+from agentrig.adapters import Triplet as OwnTriplet
+from agentrig.tracing.recorder import current
+from agentrig_lightning import otel
+from agentrig_lightning.results import run_score, so_far
+from agentrig_lightning.spans import error_of, from_lightning
+
+
+class RecorderTracer(Tracer):
+    """Agent Lightning's tracer interface, on top of the recorder of the current rollout.
+
+    `emit_reward`, `operation` and similar functions find it as the active tracer. LangChain needs no handler from it,
+    because the recorder attaches its own; callers that require one get a handler that does nothing.
+    """
+
+    def init_worker(self, worker_id: int, store: Any = None) -> None:
+        """Record OpenTelemetry's spans too; call it in the process that runs the agent."""
+        super().init_worker(worker_id, store)
+        otel.install()
+
+    def create_span(
+        self, name: str, attributes: Any = None, timestamp: float | None = None, status: Any = None
+    ) -> SpanCoreFields:
+        """Record a finished span."""
+        now = timestamp or time.time()
+        status = status or TraceStatus(status_code="OK")
+        kept = dict(attributes or {})
+        core = SpanCoreFields(name=name, attributes=kept, start_time=now, end_time=now, status=status)
+        recorder = current()
+        if recorder is not None:
+            recorder.add(name, now, _values(kept), error=error_of(status))
+        return core
+
+    @contextmanager
+    def operation_context(
+        self, name: str, attributes: Any = None, start_time: float | None = None, end_time: float | None = None
+    ) -> Iterator[DummySpanRecordingContext]:
+        """Record what happens inside as a span, and the spans that begin inside as its children."""
+        operation = DummySpanRecordingContext(name, dict(attributes or {}), start_time)
+        recorder = current()
+        span_id = uuid.uuid4().hex[:16]
+        if recorder is not None:
+            recorder.open(span_id, recorder.parent(), name, {}, start=operation.start_time)
+        try:
+            yield operation
+        except Exception as error:
+            operation.record_exception(error)
+            raise
+        finally:
+            operation.finalize(end_time)
+            if recorder is not None:
+                found = error_of(operation.status)
+                recorder.close(span_id, error=found, end=operation.end_time, attributes=_values(operation.attributes))
+
+    def get_langchain_handler(self) -> Any:
+        """Return a handler that does nothing."""
+        from langchain_core.callbacks.base import BaseCallbackHandler
+
+        return BaseCallbackHandler()
+
+    def get_last_trace(self) -> list[LightningSpan]:
+        """Return the spans of the current rollout so far."""
+        recorder = current()
+        return so_far(recorder, "0") if recorder is not None else []
+
+
+class SpanAdapter(TraceAdapter[Any]):
+    """Agent Lightning's adapter interface, on top of an agentrig adapter.
+
+    The adapter selects the calls. Their triplets are those of Agent Lightning: with the messages, image URLs,
+    log-probabilities and the response's id. Rewards are matched to calls as `TracerTraceToTriplet` does by default: a
+    reward belongs to the last call before it that has none yet. The score of a run's reward is the last call's.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
+
+    def adapt(self, source: Any, /) -> list[Triplet]:
+        """Return the triplets of spans."""
+        spans = [_as_span(span) for span in source]
+        if not spans:
+            return []
+        trace = from_lightning(spans[0].rollout_id, spans)
+        kept = identified(self._adapter(trace), trace)
+        tree = TraceTree.from_spans(spans)
+        nodes = {node.id: node for node in tree.traverse()}
+        calls = [nodes[t.span_id] for t in kept if t.span_id in nodes]
+        rewards = tree.match_rewards(RewardMatchPolicy.FIRST_OCCURRENCE, calls)
+        score = run_score(spans)
+        if score is not None and calls:
+            rewards[calls[-1].id] = score
+        return [_triplet(t, tree, nodes.get(t.span_id), rewards.get(t.span_id)) for t in kept]
+
+
+def _triplet(ours: OwnTriplet, tree: TraceTree, call: TraceTree | None, reward: float | None) -> Triplet:
+    if call is None:  # an adapter of its own, which joins calls
+        theirs = Triplet(prompt={}, response={}, reward=reward, metadata={"agent_name": ours.node, "response_id": None})
+    else:
+        theirs = tree.span_to_triplet(call.span, ours.node)
+    return theirs.model_copy(
+        update={
+            "prompt": {**theirs.prompt, "token_ids": list(ours.prompt_ids)},
+            "response": {**theirs.response, "token_ids": list(ours.response_ids)},
+            "reward": reward,
+        }
+    )
+
+
+def _as_span(span: Any) -> LightningSpan:
+    return LightningSpan.from_opentelemetry(span, "", "", 0) if isinstance(span, ReadableSpan) else span
+
+
+def _values(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return OpenTelemetry's attributes as JSON values, complete: they are what the agent wanted to record."""
+    return {str(k): list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}

@@ -1,0 +1,168 @@
+"""Traces as Agent Lightning's spans, and back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from agentlightning import Span as LightningSpan
+from agentlightning.emitter import find_final_reward
+from agentlightning.types import OtelResource, TraceStatus
+
+from agentrig.traces import LLM_CALL, SERVER, Span, Trace
+from agentrig.tracing.gen_ai import TOOL_CALL, flat, logprobs_of, request_of, response_of, tool_calls
+
+log = logging.getLogger(__name__)
+
+
+RECORDED = ("request", "response", "response_logprobs", "finish_reason", SERVER)
+"""Attributes that agentrig adds to an LLM call which another tracer recorded."""
+
+SIMPLE = str | int | float | bool
+
+
+def to_lightning(trace: Trace, rollout_id: str, attempt_id: str) -> list[LightningSpan]:
+    """Return a trace's spans as Agent Lightning's, with the attribute names that its adapters read.
+
+    Spans that `from_lightning` made become what they were. Other LLM calls get the attributes that AgentOps records,
+    and a child span for each tool call in their response.
+    """
+    trace_id = rollout_id.encode().hex()[-32:].rjust(32, "0")  # any 16 bytes do
+    found: list[LightningSpan] = []
+    for span in trace.spans:
+        if span.otel:
+            found.append(_restored(span, rollout_id, attempt_id, len(found) + 1))
+            continue
+        found.append(_made(span, rollout_id, attempt_id, len(found) + 1, trace_id))
+        for tool in _tool_spans(span):
+            found.append(_made(tool, rollout_id, attempt_id, len(found) + 1, trace_id))
+    if trace.spans and all("sequence_id" in span.otel for span in trace.spans):
+        for restored, span in zip(found, trace.spans, strict=True):
+            restored.sequence_id = span.otel["sequence_id"]
+        found.sort(key=lambda s: s.sequence_id)
+    return found
+
+
+def _made(span: Span, rollout_id: str, attempt_id: str, number: int, trace_id: str) -> LightningSpan:
+    return LightningSpan.model_construct(
+        rollout_id=rollout_id,
+        attempt_id=attempt_id,
+        sequence_id=number,
+        trace_id=trace_id,
+        span_id=span.id,
+        parent_id=span.parent,
+        name=span.name,
+        status=TraceStatus.model_construct(status_code="ERROR" if span.error else "OK", description=span.error),
+        attributes=_lightning_attributes(span),
+        events=[],
+        links=[],
+        start_time=span.start,
+        end_time=span.end,
+        context=None,
+        parent=None,
+        resource=OtelResource(attributes={}, schema_url=""),
+    )
+
+
+def _restored(span: Span, rollout_id: str, attempt_id: str, number: int) -> LightningSpan:
+    ours = RECORDED if span.name == LLM_CALL else ()
+    return LightningSpan.model_validate(
+        {
+            "start_time": span.start,
+            "end_time": span.end,
+            **span.otel,
+            "rollout_id": rollout_id,
+            "attempt_id": attempt_id,
+            "sequence_id": number,
+            "span_id": span.id,
+            "parent_id": span.parent,
+            "name": span.name,
+            "attributes": {k: v for k, v in span.attributes.items() if k not in ours},
+        }
+    )
+
+
+def _tool_spans(call: Span) -> Iterator[Span]:
+    if call.name != LLM_CALL or call.error is not None:
+        return
+    for i, (name, attributes) in enumerate(tool_calls(call.attributes.get("response") or {})):
+        known = hashlib.blake2b(f"{call.id}/{i}".encode(), digest_size=8).hexdigest()
+        yield Span(id=known, parent=call.id, name=name, start=call.end, end=call.end, attributes=attributes)
+
+
+def _lightning_attributes(span: Span) -> dict[str, Any]:
+    if span.name != LLM_CALL:
+        return {k: v if _is_simple(v) else json.dumps(v) for k, v in span.attributes.items() if v is not None}
+    found = flat(span.attributes.get("request") or {}, span.attributes.get("response") or {})
+    for key in ("prompt_token_ids", "response_token_ids", "gen_ai.response.id"):
+        if span.attributes.get(key):
+            found[key] = span.attributes[key]
+    if span.attributes.get("response_logprobs"):
+        numbers = json.dumps(span.attributes["response_logprobs"])[1:-1]  # an object each, without making a dict each
+        found["logprobs.content"] = '[{"logprob": ' + numbers.replace(", ", '}, {"logprob": ') + "}]"
+    return found
+
+
+def _is_simple(value: Any) -> bool:
+    """Whether OpenTelemetry takes a value as an attribute: a simple one, or a list of one simple type."""
+    if isinstance(value, list):
+        return len({type(item) for item in value}) <= 1 and all(isinstance(item, SIMPLE) for item in value)
+    return isinstance(value, SIMPLE)
+
+
+def from_lightning(rollout_id: str, spans: Sequence[LightningSpan]) -> Trace:
+    """Return Agent Lightning's spans as a trace.
+
+    LLM calls also get the attributes that agentrig's own tracer records, as far as theirs have the content.
+    """
+    children: dict[str, list[LightningSpan]] = {}
+    for span in spans:
+        if span.parent_id is not None:
+            children.setdefault(span.parent_id, []).append(span)
+    found = [
+        Span(
+            id=s.span_id,
+            parent=s.parent_id,
+            name=s.name,
+            start=s.start_time or 0.0,
+            end=s.end_time or 0.0,
+            error=error_of(s.status),
+            attributes=_attributes(s, children.get(s.span_id, ())),
+            otel=_rest(s),
+        )
+        for s in sorted(spans, key=lambda s: (s.start_time or 0.0, s.sequence_id))
+    ]
+    return Trace(rollout_id=rollout_id, spans=tuple(found))
+
+
+def error_of(status: TraceStatus) -> str | None:
+    """Return the error of a span's status as text, or None."""
+    return (status.description or "error") if status.status_code == "ERROR" else None
+
+
+def _attributes(span: LightningSpan, children: Sequence[LightningSpan]) -> dict[str, Any]:
+    found: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in span.attributes.items()}
+    if span.name != LLM_CALL:
+        return found
+    tools = [c.attributes for c in children if c.name.startswith(TOOL_CALL)]
+    response, logprobs = response_of(found, tools), logprobs_of(found)
+    reason = next((c["finish_reason"] for c in response["choices"] if c["finish_reason"]), None)
+    more = {"response_logprobs": logprobs, "finish_reason": reason}
+    added = {"request": request_of(found), "response": response, **{k: v for k, v in more.items() if v is not None}}
+    return {**added, **found}
+
+
+def _rest(span: LightningSpan) -> dict[str, Any]:
+    kept = {"rollout_id", "attempt_id", "span_id", "parent_id", "name", "attributes"}
+    kept.update(name for name in ("start_time", "end_time") if getattr(span, name) is not None)
+    rest: dict[str, Any] = span.model_dump(mode="json", exclude=kept)
+    return rest
+
+
+def final_reward(spans: Sequence[LightningSpan]) -> float | None:
+    """Return the last reward that was emitted among spans, or None."""
+    reward: float | None = find_final_reward(list(spans)) if spans else None
+    return reward

@@ -1,0 +1,207 @@
+"""A script for Agent Lightning's `Trainer` runs unchanged, and what is not available here is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agentrig_lightning import Trainer
+from agentrig_lightning.parcel import packed, unpacked
+from agentrig_lightning.script_run import Datasets, adapter_spec, other_algorithm, script_specs
+from model_server import model_server
+
+from agentrig.errors import ConfigError
+from agentrig.plan import resolve
+
+IDS = {"prompt_token_ids": [1, 2], "response_token_ids": [3], "request": {"messages": []}, "response": {"id": "c"}}
+SCRIPT = Path(__file__).parents[3] / "tests" / "support" / "lightning_script.py"
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """What the script printed, and its folder, after `agentrig run` of it, unchanged."""
+    folder = tmp_path_factory.mktemp("script")
+    shutil.copy(SCRIPT, folder / "script.py")
+    with model_server() as server:
+        done = subprocess.run(
+            [sys.executable, "-m", "agentrig", "run", "script.py"],
+            cwd=folder,
+            env={**os.environ, "HOOKS_FILE": str(folder / "hooks"), "UNIT_WANTED": "km", "MODEL_URL": server.url},
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+    assert done.returncode == 0, done.stderr[-5000:]
+    printed, _, found = done.stdout.rpartition("\n")
+    return {**json.loads(found), "printed": printed}, folder
+
+
+def test_fit_runs_each_row_once_in_its_mode(ran: tuple[dict[str, Any], Path]) -> None:
+    wanted = [[n, "train", "succeeded", 1.0] for n in range(3)]
+    assert ran[0]["fit"] == [*wanted, [9, "val", "succeeded", 0.5]]
+
+
+def test_dev_runs_the_first_ten_rows_of_each_dataset_once(ran: tuple[dict[str, Any], Path]) -> None:
+    """No guard stops it although its calls go to another server: `Baseline` learns nothing."""
+    assert ran[0]["dev"] == [*[[n, "train", "succeeded", 1.0] for n in range(10)], [20, "val", "succeeded", 1.0]]
+
+
+def test_dev_prints_every_span(ran: tuple[dict[str, Any], Path]) -> None:
+    trees = ran[0]["printed"].split("rollout ro-")[1:]
+    assert len(trees) == 11
+    assert all("[no-ids]" in tree and "agentlightning.reward.0.value: 1" in tree for tree in trees)
+
+
+def test_dev_takes_its_rows_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[Any] = []
+    monkeypatch.setattr(Trainer, "_run", lambda self, agent, algorithm, datasets, display: played.append(datasets))
+    Trainer().dev(lambda task: 1.0, dev_dataset=[1, 2])
+    assert played == [Datasets([1, 2], None)]
+    with pytest.raises(TypeError, match="not both"):
+        Trainer().dev(lambda task: 1.0, [1], dev_dataset=[2])
+
+
+def test_hooks_see_every_rollout(ran: tuple[dict[str, Any], Path]) -> None:
+    lines = sorted((ran[1] / "hooks").read_text().splitlines())
+    modes = [*[f"{n} train" for n in range(3)], "9 val"]
+    assert lines == sorted([*[f"start {m}" for m in modes], *[f"end Formats {m}" for m in modes]])
+
+
+def test_a_script_leaves_a_run_directory(ran: tuple[dict[str, Any], Path]) -> None:
+    runs = sorted((ran[1] / "runs").iterdir())
+    assert [r.name.split("-")[0] for r in runs] == ["script", "script"]
+    summary = json.loads((runs[0] / "summary.json").read_text())
+    assert (summary["failures"], summary["complete"]) == ({}, True)
+    assert list((runs[0] / "rollouts").glob("*.parquet"))
+    assert any(
+        "sees its gold" in warning for warning in json.loads((runs[0] / "manifest.json").read_text())["warnings"]
+    )
+
+
+def test_a_script_whose_adapter_makes_no_triplets_still_has_them_in_its_run() -> None:
+    """APO's adapter gives messages; the run's records need triplets."""
+    from agentlightning import TraceToMessages
+
+    from agentrig.traces import LLM_CALL, Span, Trace
+
+    call = Span(id="1", parent=None, name=LLM_CALL, start=0.0, end=1.0, attributes=IDS)
+    spec = adapter_spec(TraceToMessages(), "script")
+    assert [t.response_ids for t in spec.build(None)(Trace(rollout_id="r", spans=(call,)))] == [(3,)]
+
+
+PROXY = """
+from agentrig_lightning import Trainer
+import agentlightning as agl
+from agentrig_lightning.script_run import Datasets, scripted
+
+proxy = {"type": "agentlightning.LLMProxy", "port": 12345, "model_list": []}
+trainer = Trainer(llm_proxy=proxy, algorithm=agl.Baseline)
+assert type(trainer.llm_proxy) is agl.LLMProxy
+store = agl.InMemoryLightningStore()
+algorithm = scripted(trainer, trainer.algorithm, Datasets(None, None))
+algorithm.set_store(store)
+assert trainer.algorithm.get_llm_proxy() is trainer.llm_proxy
+assert trainer.llm_proxy.get_store() is store
+"""
+
+
+@pytest.mark.slow
+def test_an_algorithm_gets_the_scripts_proxy_with_the_runs_store() -> None:
+    done = subprocess.run([sys.executable, "-c", PROXY], capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_verl_of_a_script_is_the_algorithm_of_agentrig_verl() -> None:
+    pytest.importorskip("agentrig_verl")
+    import agentlightning as agl
+
+    verl = agl.VERL({"actor_rollout_ref": {"model": {"path": "some/model"}}, "trainer": {"total_epochs": 3}})
+    trainer = Trainer(algorithm=verl, n_runners=10)
+    spec = next(s for s in script_specs(trainer, "sql", verl, Datasets([], None)) if s.kind == "algorithm")
+    config = spec.config()
+    assert (spec.name, config.model, config.verl["trainer.total_epochs"]) == ("sql-algorithm", "some/model", 3)
+
+
+def test_what_is_not_available_is_named_at_construction(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentlightning import ClientServerExecutionStrategy, InMemoryLightningStore
+
+    monkeypatch.setenv("AGL_CURRENT_ROLE", "runner")
+    strategy = ClientServerExecutionStrategy(role="runner")
+    with pytest.raises(ConfigError) as caught:
+        Trainer(store=InMemoryLightningStore(), max_tasks=3, runner=object, daemon=False, strategy=strategy)
+    message = str(caught.value)
+    for named in ("store:", "max_rollouts:", "runner:", "daemon=False", "role 'runner'", "AGL_CURRENT_ROLE=runner"):
+        assert named in message
+    assert "read `trainer.store`" in message
+    assert "agentrig train --store" in message
+
+
+def test_a_port_serves_the_runs_store() -> None:
+    plain = Trainer(settings=["runners.deadline_s=5"])
+    assert plain.settings == ("runners.deadline_s=5",)
+    for trainer in (Trainer(port=4999), Trainer(strategy={"type": "cs", "server_port": 4999})):
+        assert resolve("mini", overrides=trainer.settings).runners.store == "127.0.0.1:4999"
+
+
+def test_a_wrong_component_is_an_error_of_construction() -> None:
+    with pytest.raises((TypeError, ValueError), match="tracer"):
+        Trainer(tracer=3)
+    with pytest.raises((TypeError, ValueError), match="algorithm"):
+        Trainer(algorithm=object())
+    with pytest.raises(ConfigError, match="strategy"):
+        Trainer(strategy=object())
+
+
+def test_fit_needs_an_algorithm_and_dev_a_fast_one() -> None:
+    from agentlightning import Algorithm
+
+    with pytest.raises(ConfigError, match="no algorithm"):
+        Trainer().fit(lambda task: 1.0, [])
+    with pytest.raises(TypeError, match="FastAlgorithm"):
+        Trainer(algorithm=Algorithm()).dev(lambda task: 1.0, [])
+    with pytest.raises(ConfigError, match="call fit"):
+        _ = Trainer().store
+
+
+def test_former_names_of_arguments_work_and_warn() -> None:
+    with pytest.warns(DeprecationWarning, match="n_runners"):
+        assert Trainer(n_workers=3).n_runners == 3
+    with pytest.warns(DeprecationWarning, match="adapter"):
+        assert Trainer(triplet_exporter={"agent_match": "x"}).adapter.agent_match == "x"
+
+
+def test_an_agent_that_cannot_be_sent_is_named_with_the_cure() -> None:
+    lock = __import__("threading").Lock()
+    with pytest.raises(ConfigError, match=r"the agent Mine can't be sent .*'_thread.lock'") as caught:
+        packed(lambda: lock, "the agent Mine")
+    assert "in the rollout, not in __init__" in str(caught.value)
+
+
+def test_a_closure_is_sent_by_value() -> None:
+    number = 3
+    assert unpacked(packed(lambda x: x + number, "the agent"))(4) == 7
+
+
+def test_agentrig_run_says_what_it_cannot_run(tmp_path: Path) -> None:
+    (tmp_path / "idle.py").write_text("import sys, agentlightning as agl\nprint(sys.argv[1:], agl.Trainer.__module__)")
+    words = ["idle.py", "fast", "--active-agent", "write", "--set", "run.seed=1", "--", "--model", "x"]
+    run = [sys.executable, "-m", "agentrig", "run"]
+    idle = subprocess.run([*run, *words], cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    assert idle.stdout.strip() == "['fast', '--active-agent', 'write', '--model', 'x'] agentrig_lightning.launch"
+    assert idle.returncode == 1
+    assert "idle.py has ended without a run: it called neither fit nor dev" in idle.stderr
+    absent = subprocess.run([*run, "gone.py"], cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    assert "there is no script gone.py" in absent.stderr
+
+
+def test_another_algorithm_takes_the_place_of_verl_only() -> None:
+    import agentlightning as agl
+
+    with pytest.raises(ConfigError, match=r"grpo takes the place of agl\.VERL, and this script trains by Bas"):
+        other_algorithm("grpo", agl.Baseline(), Datasets([], None))

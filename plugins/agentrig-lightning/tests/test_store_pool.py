@@ -1,0 +1,38 @@
+"""The runners `lightning` keep what a pool promises, and the doctor sees what other machines can't reach."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from agentrig_lightning.joining import check_gateway
+
+from agentrig.errors import ConfigError
+from agentrig.plan import resolve
+from agentrig.testing import check
+
+
+@pytest.mark.slow
+def test_the_kit_finds_nothing() -> None:
+    report = check("runners", "lightning", settings={"store": "127.0.0.1:0"}, ends_s=40.0)
+    assert [r.check for r in report.results if r.status != "passed"] == [], report
+
+
+def test_the_doctor_names_a_gateway_that_runners_elsewhere_cannot_reach(toy_file: str) -> None:
+    def found(*overrides: str) -> list[Any]:
+        plan = resolve("toy", overrides=["gateway.use=on", *overrides], files=[toy_file])
+        return list(check_gateway(SimpleNamespace(plan=plan)))  # type: ignore[arg-type]
+
+    wide = ("runners.use=lightning", "runners.store=0.0.0.0:4747")
+    (finding,) = found(*wide)
+    assert (finding.result, "gateway.host=0.0.0.0" in finding.cure) == ("warning", True)
+    assert found(*wide, "gateway.host=0.0.0.0") == found("runners.use=lightning") == found() == []
+
+
+def test_only_these_runners_may_be_none(toy_file: str) -> None:
+    assert resolve("toy", overrides=["runners.use=lightning", "runners.n=0"], files=[toy_file]).runners.n == 0
+    with pytest.raises(ConfigError, match="'n' must be >= 1"):
+        resolve("toy", overrides=["runners.n=0"], files=[toy_file])
+    with pytest.raises(ConfigError, match=r"It is a key of lightning: runners\.use=lightning selects it"):
+        resolve("toy", overrides=["runners.store=127.0.0.1:1"], files=[toy_file])

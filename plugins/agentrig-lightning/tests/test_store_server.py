@@ -1,0 +1,201 @@
+"""A run's store over HTTP: nothing without the token, everything of Agent Lightning's server with it."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from agentrig_lightning.joining import JOIN, Joining, address_of, checked_token
+from agentrig_lightning.remote import RemoteRunner, StoreAddress
+from agentrig_lightning.store import Store
+from agentrig_lightning.store_server import ServedStore
+
+from agentrig import __version__
+from agentrig.endpoints import is_loopback
+from agentrig.errors import AgentrigError, ConfigError
+from agentrig.secrets import Secret
+
+TOKEN = "a-token-of-this-test-0123"
+
+
+def joining(**more: object) -> Joining:
+    agent = {"name": "toy", "config": {}, "plugins": ["toy_plugin.py"]}
+    known = {"silent_s": 5.0, "deadline_s": 9.0, "retries": 1, "agent": agent, "token": TOKEN}
+    return Joining(**{"host": "127.0.0.1", "port": 0, **known, **more})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def served() -> Iterator[ServedStore]:
+    made = ServedStore(Store(), joining())
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def test_every_route_asks_for_the_token(
+    served: ServedStore, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with httpx.Client(base_url=served.url, trust_env=False) as nobody:
+        for path in ("/", "/v1/agl/health", "/v1/agl/rollouts", "/docs", "/assets/x.js", "/?token=wrong"):
+            assert nobody.get(path).status_code == 401
+            assert nobody.get(path, headers={"authorization": "Basic !!"}).status_code == 401
+            assert nobody.get(path, headers={"authorization": f"Bearer {TOKEN}x"}).status_code == 401
+        for path in ("/v1/traces", JOIN, "/v1/agl/queues/rollouts/dequeue"):
+            assert nobody.post(path, json={}).status_code == 401
+    assert TOKEN not in caplog.text
+    wide = {"authorization": f"Bearer {TOKEN}"}
+    with httpx.Client(base_url=served.url, headers=wide, trust_env=False) as runner:
+        assert runner.get("/v1/agl/health").json() == {"status": "ok"}
+        protobuf = {"content-type": "application/x-protobuf"}
+        assert runner.post("/v1/traces", content=b"", headers=protobuf).status_code == 200
+        offer = runner.post(JOIN, json={"worker": "w"}).json()
+        assert (offer["agent"]["name"], offer["deadline_s"], "token" in str(offer)) == ("toy", 9.0, False)
+        assert runner.post("/v1/agentrig/report", json={"rollout_id": "x", "result": {}}).status_code == 400
+        runner.post("/v1/agentrig/leave", json={"worker": "w"})
+    with httpx.Client(base_url=served.url.replace("//", f"//any:{TOKEN}@"), trust_env=False) as upstream:
+        assert upstream.get("/v1/agl/statistics").json()["total_rollouts"] == 0
+    with httpx.Client(base_url=served.url, follow_redirects=True, trust_env=False) as browser:
+        page = browser.get(f"/?token={TOKEN}")
+        assert (page.status_code, "token" in str(page.url)) == (200, False)
+        script = page.text.partition('src="/assets/')[2].partition('"')[0]
+        assert browser.get(f"/assets/{script}").status_code == 200  # the dashboard's own files
+        assert browser.get("/v1/agl/rollouts").json()["items"] == []
+        assert page.history[0].headers["set-cookie"].endswith("HttpOnly; SameSite=Strict")
+    printed = capfd.readouterr()
+    assert printed.out + printed.err == ""  # the link was printed before, once
+
+
+@pytest.mark.parametrize("body", [b"", b"\x80\x05", b"[" * 100_000, b"3", b'{"worker": 1}', b'{"worker": "w"}'])
+def test_a_message_that_no_runner_sends_is_refused(body: bytes, served: ServedStore) -> None:
+    with httpx.Client(base_url=served.url, headers={"authorization": f"Bearer {TOKEN}"}, trust_env=False) as runner:
+        assert runner.post("/v1/agentrig/report", content=body).status_code == 400
+        result = {"worker": "w", "rollout_id": "x", "attempt_id": "y", "result": '{"outcome": [], "spans": {}}'}
+        assert runner.post("/v1/agentrig/report", json=result).status_code == 400
+
+
+def test_what_agent_lightnings_server_would_answer_badly_is_refused_in_words(
+    served: ServedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    json, key = {"content-type": "application/json"}, {"authorization": f"Bearer {TOKEN}"}
+    with httpx.Client(base_url=served.url, headers=key, trust_env=False, timeout=60) as runner:
+        for body in (b"NaN", b"1e999", b'{"rollouts": [{"input": {"x": -Infinity}}]}', b"[" * 100_000):
+            for path in ("/v1/agl/queues/rollouts/enqueue", "/v1/agl/spans", "/v1/agl/rollouts"):
+                refused = runner.post(path, content=body, headers=json)
+                assert (refused.status_code, "traceback" in refused.text.lower()) == (400, False), refused.text[:300]
+        large = {"rollouts": [{"input": "x" * 40_000_000}]}
+        refused = runner.post("/v1/agl/queues/rollouts/enqueue", json=large)
+        assert (refused.status_code, refused.json()) == (413, {"error": "the body is longer than 8 MiB"})
+        wrong = runner.post("/v1/agl/spans", json={"spans": ["x" * 10_000_000]})
+        assert (wrong.status_code, len(wrong.content) < 5000) == (422, True)
+        assert wrong.json()["detail"][0]["loc"][0] == "body"
+
+        async def fails(*_: object, **__: object) -> None:
+            raise RuntimeError("a fault of the store")
+
+        monkeypatch.setattr(served._store, "query_workers", fails)
+        failed = runner.get("/v1/agl/workers")
+        assert (failed.status_code, failed.json()) == (500, {"detail": "Internal server error"})
+
+
+def test_rollouts_that_the_run_did_not_ask_for_are_named(served: ServedStore, caplog: pytest.LogCaptureFixture) -> None:
+    with httpx.Client(base_url=served.url, headers={"authorization": f"Bearer {TOKEN}"}, trust_env=False) as stranger:
+        for count in (1, 2):
+            rollouts = {"rollouts": [{"input": {"n": n}} for n in range(count)]}
+            assert stranger.post("/v1/agl/queues/rollouts/enqueue", json=rollouts).status_code == 201
+        assert stranger.post("/v1/agl/rollouts", json={"input": {"n": 9}}).status_code == 201
+    (warning,) = served.warnings
+    assert "4 rollouts were put into the run's store from 127.0.0.1, with the run's token" in warning
+    assert "has been put into the run's store from 127.0.0.1" in caplog.text
+
+
+def test_a_runner_of_another_version_is_named(served: ServedStore, caplog: pytest.LogCaptureFixture) -> None:
+    with httpx.Client(base_url=served.url, headers={"authorization": f"Bearer {TOKEN}"}, trust_env=False) as runner:
+        runner.post(JOIN, json={"worker": "agentrig-host-1", "version": __version__})
+        assert served.warnings == []
+        for _ in range(2):
+            runner.post(JOIN, json={"worker": "agentrig-host-2", "version": "0.1.9"})
+        runner.post(JOIN, json={"worker": "agentrig-host-3"})
+        for worker in ("1", "2", "3"):
+            runner.post("/v1/agentrig/leave", json={"worker": f"agentrig-host-{worker}"})
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert said == served.warnings
+    assert said == [
+        f"the runner agentrig-host-2 has agentrig 0.1.9, this run {__version__}: use the same version",
+        f"the runner agentrig-host-3 has agentrig of an unknown version, this run {__version__}: use the same version",
+    ]
+
+
+def test_an_address_in_use_is_named(served: ServedStore) -> None:
+    port = int(served.url.rpartition(":")[2])
+    with pytest.raises(AgentrigError, match=rf"cannot listen on 127.0.0.1:{port} \(runners.store\): Address already"):
+        ServedStore(Store(), joining(port=port)).start()
+
+
+def test_a_dead_server_ends_the_run(served: ServedStore) -> None:
+    served.check()
+    served._server.stop()  # type: ignore[union-attr]
+    served._next_check = 0.0
+    with pytest.raises(AgentrigError, match="has died"):
+        served.check()
+    served._server = None
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"), [("4747", "127.0.0.1", 4747), ("0.0.0.0:1", "0.0.0.0", 1), ("[::1]:2", "::1", 2)]
+)
+def test_addresses(text: str, host: str, port: int) -> None:
+    assert address_of(text) == (host, port)
+    assert [is_loopback(h) for h in ("http://127.3.0.1:1/v1", "localhost", "http://10.0.0.1", "name")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+
+
+def test_what_is_no_address_or_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AGL_STORE_TOKEN", raising=False)
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        address_of("somewhere")
+    with pytest.raises(ConfigError, match="shorter than 16"):
+        checked_token(Secret("short"))
+    with pytest.raises(ConfigError, match="set AGL_STORE_TOKEN"):
+        StoreAddress.read("http://127.0.0.1:1", None)
+    with pytest.raises(ConfigError, match="is no address"):
+        StoreAddress.read("127.0.0.1:1", "t")
+    address = StoreAddress.read("http://any:a%20b@10.0.0.1:1/", None)
+    assert (address.url, address.token, "a%20b" in repr(address)) == ("http://10.0.0.1:1", "a%20b", False)
+    assert len({checked_token(None) for _ in range(3)}) == 3
+
+
+def test_a_model_on_loopback_is_refused_on_another_machine() -> None:
+    from agentrig import Endpoint
+    from agentrig.runners.jobs import Job
+
+    job = Job(id="r", input={}, endpoint=Endpoint(base_url="http://127.0.0.1:8000/v1", model="m"))
+    there = RemoteRunner(StoreAddress("http://10.0.0.1:4747", TOKEN), None, "w")  # type: ignore[arg-type]
+    with pytest.raises(AgentrigError, match=r"server\.host=0\.0\.0\.0"):
+        there._reachable(job)
+    assert RemoteRunner(StoreAddress("http://127.0.0.1:1", TOKEN), None, "w")._reachable(job) is job  # type: ignore[arg-type]
+
+
+def test_a_runner_says_that_its_store_is_dead(served: ServedStore, toy_file: str) -> None:
+    words = [sys.executable, "-m", "agentrig", "runner", "--plugin", toy_file, "-n", "1", "--store"]
+    environment = {"AGL_STORE_TOKEN": TOKEN, "PATH": "/usr/bin:/bin"}
+    refused = subprocess.run(
+        [*words, f"http://x:wrong-token@{served.url[7:]}"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (refused.returncode, "refuses the token" in refused.stderr) == (1, True), refused.stderr
+    with subprocess.Popen([*words, served.url], env=environment, stderr=subprocess.PIPE, text=True) as runner:
+        assert runner.stderr is not None
+        assert "joined the run" in runner.stderr.readline()
+        served._server.stop()  # type: ignore[union-attr]
+        served._server = None
+        said = runner.communicate(timeout=60)[1]
+    assert runner.returncode == 1
+    assert f"the store at {served.url} does not answer" in said
+    assert TOKEN not in said

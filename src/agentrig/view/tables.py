@@ -1,0 +1,175 @@
+"""The tables of a run's page: what its steps add up to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import attrs
+from markupsafe import Markup
+
+from agentrig.figures import NOTHING, mean, percent
+from agentrig.view import calls, figures
+from agentrig.view.plots import second_rewards
+from agentrig.view.reading import SECOND, RunData, mapping, number, rollout_rows
+from agentrig.view.text import count, figure, plain
+
+EXAMPLE = 240
+"""Characters of a failure's message in the table."""
+
+
+@attrs.frozen(kw_only=True)
+class Table:
+    """One table; it is shown if it has rows or a note that stands for them.
+
+    Attributes:
+        title: Its title.
+        heads: Its columns: the heading, and how they are set: `n` for numbers, `name` for one line, `wide`, or ''.
+        rows: Its cells, as text.
+        note: What to know of it.
+        narrow: Whether it fits beside others.
+    """
+
+    title: str
+    heads: Mapping[str, str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    narrow: bool = False
+
+
+def tables(run: RunData, failed: Table) -> list[Table]:
+    """Return the tables that a run has something for; `failed` is that of its failures."""
+    found = [_time(run), _nodes(run), _calls(run), failed, _algorithm(run), _parts(run), _second(run)]
+    return [table for table in found if table.rows or table is failed]
+
+
+def failures(run: RunData, missing: list[str]) -> Table:
+    """Return the failures in the rollout files, the most frequent kind first, with an example of each."""
+    modes: Counter[str] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
+    examples: dict[str, str] = {}
+    for row in rollout_rows(run.files, ("failure", "message", "details"), missing=missing):
+        modes[row["mode"]] += 1
+        if row["failure"]:
+            counts[row["failure"], row["mode"]] += 1
+            examples.setdefault(row["failure"], str(row["message"] or mapping(row["details"]).get("reason") or ""))
+    return _failures(modes, counts, examples)
+
+
+def failures_of_steps(run: RunData) -> Table:
+    """Return the failures that the training steps have counted, without examples."""
+    counts = Counter({(kind, "train"): n for kind, n in figures.totals(run, "failures").items()})
+    rollouts = sum(int(number(row.get("rollouts")) or 0) for row in run.steps)
+    return _failures({"train": rollouts} if run.steps else {}, counts, {})
+
+
+def _failures(modes: Mapping[str, int], counts: Counter[tuple[str, str]], examples: Mapping[str, str]) -> Table:
+    whole: Counter[str] = Counter()
+    for (kind, _), n in counts.items():
+        whole[kind] += n
+    rows = []
+    for kind in sorted(whole, key=lambda kind: (-whole[kind], kind)):
+        example = examples.get(kind, "")
+        example = example if len(example) <= EXAMPLE else f"{example[:EXAMPLE]}…"
+        rows.append([kind, *(count(counts[kind, mode]) for mode in modes), example])
+    if rows:
+        rows.append(["of rollouts", *map(count, modes.values()), ""])
+        note = ""
+    elif modes:
+        note = f"None: every one of {count(sum(modes.values()))} rollouts was scored."
+    else:
+        note = "There are no rollouts."
+    heads = {"Kind": "name", **dict.fromkeys(modes, "n"), "For example": "wide"}
+    return Table(title="Failures", heads=heads, rows=rows, note=note, narrow=True)
+
+
+def _time(run: RunData) -> Table:
+    split, shares = figures.time_split(run), figures.time_share(run)
+    rows = [[part, plain(seconds, 2), _percent(shares.get(part))] for part, seconds in split.items()]
+    return Table(title="Time", heads={"Part": "", "s/step": "n", "Share": "n"}, rows=rows, narrow=True)
+
+
+def _nodes(run: RunData) -> Table:
+    seen, trained = figures.totals(run, "nodes", "seen"), figures.totals(run, "nodes", "trained")
+    rows = []
+    for name in sorted(seen.keys() | trained.keys(), key=lambda name: (-seen.get(name, 0), name)):
+        n, kept = seen.get(name, 0), trained.get(name, 0)
+        rows.append([name, count(n), count(kept), _percent(kept / n if n else None)])
+    return Table(
+        title="Agent names",
+        heads={"Node": "", "Calls": "n", "Trained": "n", "Share": "n"},
+        rows=rows,
+        note="Calls to the model in training rollouts, by the graph node that made them. Trained means kept by the "
+        "adapter; the table of calls says what the algorithm did with them.",
+        narrow=True,
+    )
+
+
+def _calls(run: RunData) -> Table:
+    return Table(
+        title="Calls",
+        heads={"Place": "name", "Calls": "n", "Tokens": "n", "Share": "n", "What it means": "wide"},
+        rows=[
+            [place, count(n), count(tokens), _percent(share), meaning]
+            for place, meaning, n, tokens, share in calls.rows(run)
+        ],
+        note="Every recorded call of the training rollouts is in exactly one row; tokens are sampled ones. A step in "
+        "which the rows do not add up ends the run.",
+        narrow=True,
+    )
+
+
+def _algorithm(run: RunData) -> Table:
+    rows = []
+    for name in dict.fromkeys(name for row in run.steps for name in mapping(row.get("algorithm"))):
+        _, values = figures.series(run, "algorithm", name)
+        if values:
+            ends = (values[0], values[-1], min(values), max(values))
+            rows.append([name, spark(values), *map(figure, ends)])
+    heads = {"Figure": "", "By step": "", **dict.fromkeys(("First", "Last", "Least", "Most"), "n")}
+    return Table(title="Algorithm", heads=heads, rows=rows)
+
+
+def spark(values: Sequence[float], width: int = 120, height: int = 22) -> str:
+    """Return a small curve of the values as SVG; empty for fewer than two."""
+    if len(values) < 2:
+        return ""
+    low, span = min(values), (max(values) - min(values)) or 1.0
+    across = (width - 2) / (len(values) - 1)
+    points = (f"{1 + i * across:.1f},{height - 2 - (height - 4) * (v - low) / span:.1f}" for i, v in enumerate(values))
+    return Markup(
+        f'<svg class="spark" viewBox="0 0 {width} {height}" preserveAspectRatio="none" aria-hidden="true">'
+        f'<polyline points="{" ".join(points)}"/></svg>'
+    )
+
+
+def _parts(run: RunData) -> Table:
+    rows = []
+    for name in dict.fromkeys(name for row in run.steps for name in mapping(row.get("reward_parts"))):
+        _, values = figures.series(run, "reward_parts", name)
+        if values:
+            few = max(1, min(figures.SMOOTHING, len(values) // 2))
+            rows.append([str(name), *(figure(mean(some)) for some in (values[:few], values[-few:], values))])
+    heads = {"Part": "", "First steps": "n", "Last steps": "n", "Mean": "n"}
+    return Table(title="Parts of the reward", heads=heads, rows=rows)
+
+
+def _second(run: RunData) -> Table:
+    trained, rows = mean(figures.series(run, "reward")[1]), []
+    for name in second_rewards(run):
+        differ = of = agreed = judged = 0.0
+        for row in run.steps:
+            found = mapping(mapping(row.get(SECOND)).get(name))
+            n, share = number(found.get("n")), number(found.get("agreement"))
+            differ, of = differ + (number(found.get("differs")) or 0), of + (n or 0)
+            if share is not None and n:
+                agreed, judged = agreed + share * n, judged + n
+        own = figure(mean(figures.series(run, SECOND, name, "mean")[1]))
+        others = f"{count(differ)} of {count(of)}" if of else NOTHING
+        rows.append([name, own, figure(trained), others, _percent(agreed / judged if judged else None)])
+    columns = ("Its mean", "Trained reward's mean", "Rollouts with another value", "Agree on what is correct")
+    return Table(title="Second rewards", heads={"Reward": "", **dict.fromkeys(columns, "n")}, rows=rows)
+
+
+def _percent(share: float | None) -> str:
+    return NOTHING if share is None else f"{percent(share)}%"
