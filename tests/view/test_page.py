@@ -15,7 +15,7 @@ from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.view import build_report, compare, compare_text
 from agentrig.view.page import render
-from agentrig.view.reading import read_run
+from agentrig.view.reading import read_run, rollout_rows
 from agentrig.view.table import COLUMNS, row_of
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
@@ -134,9 +134,10 @@ def test_the_figures_are_those_of_the_run(finished: Path, page: Page):
 
 
 def test_every_part_of_the_page_is_there(page: Page):
-    expected = "Curves Results Checks Time, Agent names, Failures, Algorithm, Parts of the reward, Second rewards, "
+    expected = "Curves Results Checks Held-out accuracy by half, Held-out accuracy by calls, Wrong answers, "
+    expected += "Time, Agent names, Failures, Algorithm, Parts of the reward, Second rewards, "
     expected += "Before and after, Rollouts, Run"
-    assert page.headings == re.split(r", | (?=Results|Checks|Time)", expected)
+    assert page.headings == re.split(r", | (?=Results|Checks|Held)", expected)
     assert ["check_query", "440", "0", "0.0%"] in page.rows
     assert ["write_query", "320", "300", "93.8%"] in page.rows
     assert ["llm-error", "0", "3", "0", "the model <server> did not answer"] in page.rows
@@ -144,6 +145,18 @@ def test_every_part_of_the_page_is_there(page: Page):
     assert ["columns", "0.5", "0.5", "0.5"] in page.rows
     assert page.text.count("step 20: trained reward") == 1
     assert "spider-exec-strict 0.5 (reads no table)" in page.text
+
+
+def test_the_held_out_accuracy_is_broken_down_by_slice(finished: Path, page: Page):
+    run = read_run(finished)
+    files = run.of_mode("report")
+    shares = []
+    for file in (files[0], files[-1]):
+        half = [row for row in rollout_rows([file], ("correct", "slices")) if row["slices"]["half"] == "second"]
+        shares.append(f"{100 * sum(row['correct'] for row in half) / len(half):.1f}%")
+    assert ["second", str(len(half)), *shares] in page.rows
+    wrong = [str(sum(not row["correct"] for row in rollout_rows([f], ("correct",)))) for f in (files[0], files[-1])]
+    assert ["another number of rows", *wrong] in page.rows
 
 
 def test_rollouts_are_shown_side_by_side(page: Page):

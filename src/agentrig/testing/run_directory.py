@@ -82,6 +82,7 @@ def rollout_of(i: int, *, right: bool, mode: Mode, step: int, failure: str | Non
         id=f"task-{i:04d}",
         input={"question": question, "db_id": db_id, "database": f"/data/{db_id}.sqlite"},
         private={"gold": "SECRET GOLD"},
+        slices={"half": "first" if i % 2 == 0 else "second"},
     )
     queries = [*["SELECT count(*) FORM singer"] * (turns - 1), gold if right else gold.split(" WHERE")[0]]
     rollout_id = f"{mode}-{step}-{i}"
@@ -106,7 +107,7 @@ def rollout_of(i: int, *, right: bool, mode: Mode, step: int, failure: str | Non
         outcome=Outcome(failure=failure, message="the model <server> did not answer")
         if failure
         else Outcome(answer=queries[-1]),
-        score=None if failure else Score.ok(float(right)),
+        score=None if failure else Score(status="ok", value=float(right), details={} if right else {"wrong": "rows"}),
         trace=trace,
         triplets=() if failure else triplets,
         start=1_700_000_000.0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 import attrs
@@ -13,6 +13,21 @@ from agentrig.view import calls, figures
 from agentrig.view.plots import second_rewards
 from agentrig.view.reading import SECOND, RunData, mapping, number, rollout_rows
 from agentrig.view.text import count, figure, plain
+
+CLASSES = 40
+"""Classes of a slice in its table: those with most tasks."""
+
+WRONG = {
+    "no-query": "no query",
+    "error": "the query fails",
+    "columns": "other columns",
+    "rows": "another number of rows",
+    "empty": "no row",
+    "order": "another order",
+    "values": "other values",
+    "tables": "none of the right tables",
+}
+"""Why an answer is wrong, as execution match says it in one word (`details["wrong"]`)."""
 
 EXAMPLE = 240
 """Characters of a failure's message in the table."""
@@ -37,10 +52,51 @@ class Table:
     narrow: bool = False
 
 
-def tables(run: RunData, failed: Table) -> list[Table]:
-    """Return the tables that a run has something for; `failed` is that of its failures."""
-    found = [_time(run), _nodes(run), _calls(run), failed, _algorithm(run), _parts(run), _second(run)]
+def tables(run: RunData, failed: Table, held_out: Sequence[Table] = ()) -> list[Table]:
+    """Return the tables that a run has something for.
+
+    Args:
+        run: The run.
+        failed: The table of its failures.
+        held_out: Those of its held-out rollouts (`slices`).
+    """
+    found = [*held_out, _time(run), _nodes(run), _calls(run), failed, _algorithm(run), _parts(run), _second(run)]
     return [table for table in found if table.rows or table is failed]
+
+
+def slices(run: RunData, missing: list[str]) -> list[Table]:
+    """Return the held-out accuracy before and after by each slice of the tasks, and why answers are wrong."""
+    files = run.of_mode("report")
+    ends = {"Before": files[:1], "After": files[1:][-1:]}
+    right: dict[str, dict[str, dict[str, list[bool]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    wrong: dict[str, Counter[str]] = {}
+    for when, some in ends.items():
+        wrong[when] = Counter()
+        for row in rollout_rows(some, ("failure", "value", "correct", "details", "slices"), missing=missing):
+            if row["failure"] or number(row["value"]) is None:
+                continue
+            for name, part in mapping(row["slices"]).items():
+                right[name][str(part)][when].append(bool(row["correct"]))
+            if why := mapping(row["details"]).get("wrong"):
+                wrong[when][str(why)] += 1
+    found = [_slice(name, parts) for name, parts in right.items() if len(parts) > 1]
+    rows = [
+        [WRONG.get(why, why), *(count(wrong[when][why]) for when in ends)] for why in wrong["Before"] + wrong["After"]
+    ]
+    return [*found, Table(title="Wrong answers", heads={"Why": "", **dict.fromkeys(ends, "n")}, rows=rows, narrow=True)]
+
+
+def _slice(name: str, parts: Mapping[str, Mapping[str, Sequence[bool]]]) -> Table:
+    """Return the table of one slice; the classes with most tasks."""
+    sizes = {part: max(map(len, of.values())) for part, of in parts.items()}
+    kept = sorted(sizes, key=lambda part: (-sizes[part], part))[:CLASSES]
+    rows = []
+    for part in sorted(kept, key=int) if all(part.isdecimal() for part in kept) else kept:
+        shares = [mean([float(x) for x in parts[part].get(when, ())]) for when in ("Before", "After")]
+        rows.append([part, count(sizes[part]), *map(_percent, shares)])
+    heads = {name.capitalize(): "name", "Tasks": "n", "Before": "n", "After": "n"}
+    note = f"The {len(kept)} classes with most tasks, of {len(sizes)}." if len(kept) < len(sizes) else ""
+    return Table(title=f"Held-out accuracy by {name}", heads=heads, rows=rows, note=note, narrow=True)
 
 
 def failures(run: RunData, missing: list[str]) -> Table:

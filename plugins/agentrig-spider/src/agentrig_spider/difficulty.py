@@ -48,7 +48,8 @@ def difficulty(query: str) -> str:
 def _parts(tokens: Sequence[str]) -> tuple[dict[str, list[str]], int]:
     """Return the tokens of each clause of the outermost query, up to a set operation, and how many it nests."""
     parts: dict[str, list[str]] = {}
-    clause, nested, brackets = "", 0, []
+    clause, nested = "", 0
+    brackets: list[bool] = []
     for token, after in zip(tokens, [*tokens[1:], ""], strict=True):
         inside = any(brackets)
         if token == "(":
