@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from model_server import ModelServer
@@ -24,6 +26,11 @@ from agentrig.run.directory import RunDirectory
 from agentrig.run.past import read_past
 from agentrig.run.resume import recorded_plan, resume_plan
 from agentrig.run.training import train
+from agentrig.view import build_report, compare
+from agentrig.view.diagnosis import diagnose
+from agentrig.view.page import view
+from agentrig.view.reading import read_run
+from agentrig.view.watch.runs import Run
 
 
 @pytest.fixture
@@ -186,11 +193,111 @@ def test_lost_and_damaged_lines_are_reported(finished: Path) -> None:
     assert "line 1 and 4 cannot be read" in warnings[0]
     assert "has no line for step 1 and 2, and step 3 has ended" in warnings[1]
     assert "has step 3 more than once" in warnings[2]
-    assert "no file of the training rollouts of step 2" in warnings[3]
+    assert warnings[3] == "rollouts/train-00002.parquet: gone, and the run wrote it"
     train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
     told = json.loads((finished / "manifest.json").read_text())["warnings"]
     assert set(warnings) <= set(told)
     assert json.loads((finished / "summary.json").read_text())["steps"] == 4
+
+
+def rewritten(run: Path, name: str, change: Callable[[pa.Table], pa.Table]) -> None:
+    pq.write_table(change(pq.read_table(run / name)), run / name)
+
+
+def other_values(run: Path) -> None:
+    rewritten(run, "rollouts/train-00002.parquet", lambda t: with_column(t, "value", pa.array([1.0] * len(t))))
+
+
+def other_types(run: Path) -> None:
+    rewritten(run, "rollouts/report-00000.parquet", lambda t: with_column(t, "task_id", pa.array([7] * len(t))))
+
+
+def with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    return table.set_column(table.column_names.index(name), name, values)
+
+
+def no_spans(run: Path) -> None:
+    texts = ["null", "no JSON", "[" * 100_000 + "]" * 100_000]
+    rewritten(
+        run,
+        "rollouts/train-00002.parquet",
+        lambda t: with_column(t, "spans", pa.array([texts[i % 3] for i in range(len(t))])),
+    )
+
+
+def other_columns(run: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}), run / "calls" / "train-00002.parquet")
+
+
+def no_rows(run: Path) -> None:
+    rewritten(run, "rollouts/validation-00002.parquet", lambda t: t.slice(0, 0))
+
+
+def rows_twice(run: Path) -> None:
+    rewritten(run, "rollouts/train-00001.parquet", lambda t: pa.concat_tables([t, t]))
+
+
+def renamed(run: Path) -> None:
+    (run / "rollouts" / "train-00003.parquet").rename(run / "rollouts" / "train-00007.parquet")
+
+
+def copied(run: Path) -> None:
+    shutil.copy(run / "rollouts" / "report-00000.parquet", run / "rollouts" / "report-00002.parquet")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (other_values, ["rollouts/train-00002.parquet: changed since the run wrote it"]),
+        (no_spans, ["rollouts/train-00002.parquet: changed since the run wrote it"]),
+        (other_types, ["rollouts/report-00000.parquet: changed since the run wrote it"]),
+        (other_columns, ["calls/train-00002.parquet: changed since the run wrote it"]),
+        (no_rows, ["rollouts/validation-00002.parquet: changed since the run wrote it"]),
+        (rows_twice, ["rollouts/train-00001.parquet: changed since the run wrote it"]),
+        (
+            renamed,
+            ["rollouts/train-00003.parquet: gone, and the run wrote it", "train-00007.parquet: no step wrote it"],
+        ),
+        (copied, ["rollouts/report-00002.parquet: no step wrote it"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_file_that_the_run_did_not_write_is_named(
+    finished: Path, change: Callable[[Path], None], said: Sequence[str]
+) -> None:
+    run = finished
+    assert not [text for text in read_run(run).missing if "wrote" in text]
+    change(run)
+    compared = compare([run])[0]["missing"]
+    watched = view(Run(run, "toy").data(), whole=False)["missing"]
+    shown = str(diagnose(run)), build_report([run]).read_text()
+    resumed = read_past(RunDirectory(run)).warnings
+    for text in said:
+        assert all(text in page for page in shown)
+        assert any(text in each for each in compared)
+        assert any(text in each for each in watched)
+        if "00007" not in text:  # which a resumed run removes
+            assert any(text in each for each in resumed), resumed
+
+
+def test_files_without_a_digest_are_not_compared(finished: Path) -> None:
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    progress = json.loads((finished / "progress.json").read_text())
+    assert sorted(progress.pop("files")) == ["rollouts/report-00000.parquet", "rollouts/report-00003.parquet"]
+    assert [sorted(line.pop("files")) for line in lines] == [["calls", "train", "validation"]] * 3
+    (finished / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (finished / "progress.json").write_text(json.dumps(progress))
+    other_values(finished)
+    assert read_run(finished).missing == []
+    assert read_past(RunDirectory(finished)).warnings == []
+
+
+def test_the_digests_of_a_resumed_run_are_those_of_its_files(finished: Path) -> None:
+    train(resume_plan(finished, overrides=["algorithm.steps=4"], from_step=2), resume=finished)
+    assert read_run(finished).missing == []
+    assert read_past(RunDirectory(finished)).warnings == []
+    files = json.loads((finished / "progress.json").read_text())["files"]
+    assert sorted(files) == ["rollouts/report-00000.parquet", "rollouts/report-00004.parquet"]
 
 
 def test_an_undamaged_run_is_resumed_without_warnings(finished: Path) -> None:

@@ -21,12 +21,15 @@ from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
 from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.damage import read_object, reading, writing
-from agentrig.run.files import append_line, put, write_whole
+from agentrig.run.files import append_line, put, sha256_of, write_whole
 from agentrig.run.rows import _call_schema, _schema, row_of
 from agentrig.text import storable
 
 ROLLOUTS = re.compile(r"[a-z]+-\d+\.parquet")
 """Name of a rollout file: `MODE-STEP.parquet`; other files in that folder belong to the user."""
+
+FILES = "files"
+"""The key of `metrics.jsonl` and `progress.json` with the SHA-256 of the files of rollouts and calls."""
 
 FOLDERS = ("rollouts", "calls", "checkpoints", "plots")
 
@@ -163,8 +166,8 @@ class RunDirectory:
     def _after(self, step: int) -> list[Path]:
         """Return the files that a run resumed from this step makes again, and those that a crash left half written."""
         files = [f for part in ("rollouts", "calls") for f in (self.path / part).glob("*")]
-        again = [f for f in files if f.suffix == ".part" or (ROLLOUTS.fullmatch(f.name) and not _stays(f, step))]
-        audits = [f for f in (self.path / "audit").glob("*-*.json") if not _stays(f, step)]
+        again = [f for f in files if f.suffix == ".part" or (ROLLOUTS.fullmatch(f.name) and not stays(f, step))]
+        audits = [f for f in (self.path / "audit").glob("*-*.json") if not stays(f, step)]
         return [*again, *audits, *self.path.glob(".*.part")]
 
     def measured(self, step: int) -> dict[str, int]:
@@ -177,7 +180,7 @@ class RunDirectory:
 
         found: Counter[str] = Counter()
         for file in (self.path / "rollouts").glob("*.parquet"):
-            if ROLLOUTS.fullmatch(file.name) and not file.name.startswith("train-") and _stays(file, step):
+            if ROLLOUTS.fullmatch(file.name) and not file.name.startswith("train-") and stays(file, step):
                 with reading(file, "Remove it: its rollouts are then missing from the run's failure counts"):
                     kinds = pq.read_table(file, columns=["failure"])["failure"].to_pylist()
                 found.update(kind or "" for kind in kinds)
@@ -190,8 +193,8 @@ class RunDirectory:
         mode: str,
         step: int,
         second: Mapping[str, Mapping[str, Score]] | None = None,
-    ) -> None:
-        """Write a step's rollouts as Parquet, without the private parts of tasks.
+    ) -> str:
+        """Write a step's rollouts as Parquet, without the private parts of tasks; return the file's SHA-256.
 
         Args:
             rollouts: All rollouts of a mode and step.
@@ -202,22 +205,24 @@ class RunDirectory:
         import pyarrow as pa
 
         rows = [row_of(r, (second or {}).get(r.id)) for r in rollouts]
-        self._write_table(pa.Table.from_pylist(rows, schema=_schema(pa)), f"rollouts/{mode}-{step:05d}.parquet")
+        return self._write_table(pa.Table.from_pylist(rows, schema=_schema(pa)), table_name(mode, step))
 
-    def write_calls(self, rows: Sequence[Mapping[str, Any]], *, step: int) -> None:
-        """Write where the calls of a step's rollouts went (see `StepTotals.rows`)."""
+    def write_calls(self, rows: Sequence[Mapping[str, Any]], *, step: int) -> str:
+        """Write where the calls of a step's rollouts went (see `StepTotals.rows`); return the file's SHA-256."""
         import pyarrow as pa
 
-        self._write_table(pa.Table.from_pylist(rows, schema=_call_schema(pa)), f"calls/train-{step:05d}.parquet")
+        return self._write_table(pa.Table.from_pylist(rows, schema=_call_schema(pa)), table_name("calls", step))
 
-    def _write_table(self, table: Any, name: str) -> None:
+    def _write_table(self, table: Any, name: str) -> str:
         import pyarrow.parquet as pq
 
         target = self.path / name
         part = target.with_suffix(".part")
         with writing(target):
             pq.write_table(table, part, compression="zstd")
+            digest = sha256_of(part)
             put(part, target)
+        return digest
 
     def save_checkpoint(
         self, step: int, write: Callable[[Path], None], *, keep: bool, record: Callable[[str], None] = lambda _: None
@@ -229,6 +234,11 @@ class RunDirectory:
     def latest_checkpoint(self) -> tuple[Path | None, int]:
         """Return the latest checkpoint and its step, or (None, 0)."""
         return self.checkpoints.latest()
+
+
+def table_name(kind: str, step: int) -> str:
+    """Return the name, in the run directory, of a step's file of rollouts of a mode, or of `calls`."""
+    return f"calls/train-{step:05d}.parquet" if kind == "calls" else f"rollouts/{kind}-{step:05d}.parquet"
 
 
 def run_name(settings: RunSettings, recipe: str) -> str:
@@ -267,7 +277,7 @@ def _own_folder(parent: Path, name: str) -> Path:
     raise AssertionError
 
 
-def _stays(file: Path, step: int) -> bool:
+def stays(file: Path, step: int) -> bool:
     """Whether a rollout file was written before a step's checkpoint; the final measurement comes after it."""
     mode, _, of = file.stem.rpartition("-")
     return int(of) < step if mode == "report" and step else int(of) <= step

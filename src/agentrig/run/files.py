@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from pathlib import Path
 
@@ -32,6 +33,16 @@ def flush_tree(folder: Path) -> None:
         for name in names:
             flush(Path(place) / name)
         flush(Path(place))
+
+
+def sha256_of(file: Path) -> str:
+    """Return a file's SHA-256, as `sha256sum` prints it.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with file.open("rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()
 
 
 def put(part: Path, target: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,17 @@ import attrs
 from agentrig.errors import CheckpointDamaged, ConfigError
 from agentrig.run.checkpoints import SAVED, saved_digests, verify
 from agentrig.run.damage import reading
-from agentrig.run.directory import RunDirectory
+from agentrig.run.directory import FILES, RunDirectory, stays, table_name
+from agentrig.run.files import sha256_of
 from agentrig.run.manifest import FORMAT
 from agentrig.run.trends import Guards
 
 NEEDED = ("failures", "algorithm", "time_s", "step_s", "rollouts", "transitions_per_rollout")
 """The keys that a line of `metrics.jsonl` needs for the run's totals; the first three hold objects."""
+
+
+TABLE = re.compile(r"(train|validation|report)-(\d+)\.parquet")
+"""The name of a file of rollouts or calls."""
 
 
 @attrs.frozen(kw_only=True)
@@ -77,6 +83,7 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
     saved = {run.checkpoints.path(s).name for s in run.checkpoints.steps() if s <= step}
     if progress:
         progress[SAVED] = {name: kept for name, kept in saved_digests(run.path, known).items() if name in saved}
+        progress[FILES] = {name: kept for name, kept in _measured_files(known) if stays(Path(name), step)}
     return Past(
         checkpoint=checkpoint,
         step=step,
@@ -87,7 +94,7 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
             *_starts_over(step, len(every)),
             *(lost_checkpoints(run, step) if step and from_step is None else []),
             *losses(lines, damaged, step),
-            *_lost_rollouts(run, step),
+            *(changed_files(run.path, every, known, step=step, needed=range(1, step + 1)) if step else []),
         ],
         ended=bool(summary.get("complete")) and step >= summary.get("steps", 0),
     )
@@ -173,24 +180,22 @@ def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int
     found = []
     if damaged:
         found.append(
-            f"metrics.jsonl: line {_numbers(damaged)} cannot be read (truncated by a crash, or damaged) and is ignored"
+            f"metrics.jsonl: line {_listed(damaged)} cannot be read (truncated by a crash, or damaged) and is ignored"
         )
     counts = Counter(line["step"] for line in lines)
     lost = [s for s in range(1, step + 1) if not counts[s]]
     if lost:
         found.append(
-            f"metrics.jsonl has no line for step {_numbers(lost)}, and step {step} has ended: the report and the "
+            f"metrics.jsonl has no line for step {_listed(lost)}, and step {step} has ended: the report and the "
             "summary leave these steps out"
         )
     twice = sorted(s for s, n in counts.items() if n > 1)
     if twice:
-        found.append(f"metrics.jsonl has step {_numbers(twice)} more than once: the report takes the last of them")
+        found.append(f"metrics.jsonl has step {_listed(twice)} more than once: the report takes the last of them")
     rewards = [(line["step"], line.get("reward")) for line in lines]
     odd = [step for step, reward in rewards if isinstance(reward, float) and not math.isfinite(reward)]
     if odd:
-        found.append(
-            f"metrics.jsonl has a reward that is not finite for step {_numbers(odd)}: the report leaves it out"
-        )
+        found.append(f"metrics.jsonl has a reward that is not finite for step {_listed(odd)}: the report leaves it out")
     return found
 
 
@@ -209,13 +214,84 @@ def lost_checkpoints(run: RunDirectory, step: int) -> list[str]:
     return [f"{run.checkpoints.folder / gone[-1]} is not there, though the run saved it: {newest} is used"]
 
 
-def _lost_rollouts(run: RunDirectory, step: int) -> list[str]:
-    lost = [s for s in range(1, step + 1) if not (run.path / "rollouts" / f"train-{s:05d}.parquet").is_file()]
-    return [f"rollouts/ has no file of the training rollouts of step {_numbers(lost)}"] if lost else []
+def changed_files(
+    run: Path,
+    lines: Sequence[Mapping[str, Any]],
+    progress: Mapping[str, Any],
+    *,
+    ended: bool = False,
+    step: int | None = None,
+    needed: Sequence[int] = (),
+) -> list[str]:
+    """Name the files of rollouts and calls that have changed, are gone, or were not written by the run.
+
+    What an earlier version wrote has no digests, and is not compared.
+
+    Args:
+        run: The run directory.
+        lines: Those of `metrics.jsonl` that hold a step.
+        progress: `progress.json`.
+        ended: Whether no files of further steps can be there.
+        step: Only files that a run resumed from this step keeps; None for all.
+        needed: Steps whose training rollouts the run wrote, whether their digest is known or not.
+    """
+    measured = dict(_measured_files(progress))
+    by_step = {line["step"]: dict(_files(line)) for line in lines}
+    stated = {table_name(kind, at): digest for at, files in by_step.items() for kind, digest in files.items()}
+    stated |= measured
+    known = {at for at, files in by_step.items() if files}
+    there = {
+        f"{f.parent.name}/{f.name}": (match[1], int(match[2]))
+        for f in sorted([*(run / "rollouts").glob("*"), *(run / "calls").glob("*")])
+        if (match := TABLE.fullmatch(f.name))
+    }
+    expected = dict.fromkeys([*stated, *(table_name("train", at) for at in needed)])
+    gone = [name for name in expected if name not in there]
+    changed = [name for name in there if name in stated and _digest(run / name) != stated[name]]
+    strange = [
+        name
+        for name, (mode, at) in there.items()
+        if name not in stated
+        and (at in known or (ended and known and at > max(by_step)) if mode != "report" else at and measured)
+    ]
+    found = {"gone, and the run wrote {}": gone, "changed since the run wrote {}": changed, "no step wrote {}": strange}
+    kept = {what: [n for n in names if step is None or stays(Path(n), step)] for what, names in found.items()}
+    return [
+        f"{_listed(names)}: {what.format('it' if len(names) == 1 else 'them')}" for what, names in kept.items() if names
+    ]
 
 
-def _numbers(numbers: Sequence[int]) -> str:
-    """Format a list of numbers, at most eight of them: `1, 2 and 5`."""
+def _files(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the files, and their digests, that a line of `metrics.jsonl` or `progress.json` states."""
+    files = stated.get(FILES)
+    for name, digest in files.items() if isinstance(files, dict) else ():
+        if isinstance(digest, str):
+            yield name, digest
+
+
+def _measured_files(progress: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield those of `progress.json`, by their place in the run directory."""
+    yield from ((name, digest) for name, digest in _files(progress) if TABLE.fullmatch(Path(name).name))
+
+
+def _digest(file: Path) -> str:
+    """Return a file's SHA-256; one that has not changed since the last call is not read again."""
+    try:
+        state = file.stat()
+        if not file.is_file():  # to read a pipe would wait for ever
+            return ""
+        return _digest_of(file, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+    except OSError:
+        return ""
+
+
+@lru_cache(1 << 16)
+def _digest_of(file: Path, *_state: int) -> str:
+    return sha256_of(file)
+
+
+def _listed(numbers: Sequence[int | str]) -> str:
+    """Format a list of numbers or names, at most eight of them: `1, 2 and 5`."""
     shown = [str(n) for n in numbers[:8]]
     if len(numbers) > len(shown):
         return f"{', '.join(shown)} … ({len(numbers)} in all)"

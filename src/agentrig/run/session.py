@@ -27,7 +27,7 @@ from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.run.ahead import RolloutsAhead
 from agentrig.run.auditing import Auditing
 from agentrig.run.checkpoints import SAVED
-from agentrig.run.directory import RunDirectory
+from agentrig.run.directory import FILES, RunDirectory, table_name
 from agentrig.run.guards import (
     check_failures,
     check_rewards,
@@ -104,6 +104,7 @@ class RunSession:
         self._step_rollouts: list[Rollout] = []
         self._judged: list[Rollout] = []  # of the latest step that was learned
         self._step_second: dict[str, dict[str, Score]] = {}
+        self._files: dict[str, str] = {}  # SHA-256 of the step's files of rollouts, by mode
         self._step_time: dict[str, float] = defaultdict(float)
         self._validated: Measurement | None = None
         self.measured: Measurement | None = None
@@ -337,7 +338,12 @@ class RunSession:
         second: Mapping[str, Mapping[str, Score]] | None = None,
     ) -> None:
         """Write a batch of rollouts into the run directory."""
-        self._run.write_rollouts(rollouts, mode=mode, step=step, second=second)
+        digest = self._run.write_rollouts(rollouts, mode=mode, step=step, second=second)
+        if mode == "report" or (mode == "validation" and step < self.first_step):  # part of no step
+            self._progress.setdefault(FILES, {})[table_name(mode, step)] = digest
+            self._run.write_json("progress.json", self._progress)
+        else:
+            self._files[mode] = digest
 
     def validate(self, endpoint: Endpoint | Sequence[Endpoint], *, step: int) -> float | None:
         """Measure the accuracy on the validation split; before the first step, it is the starting accuracy."""
@@ -429,14 +435,14 @@ class RunSession:
         line = {**self._line(step, metrics, time_s), "calls": books.calls, "call_tokens": books.tokens}
         if digests:
             line["digests"] = dict(digests)
-        self._run.write_calls(books.rows, step=step)
+        line[FILES] = {**self._files, "calls": self._run.write_calls(books.rows, step=step)}
         self._run.append_metrics(line)
         self.lines.append(line)
         self._guards.add(line)
         self.solved = self._guards.solved
         self.plan.registry.notify("on_step_end", event=StepEnd(step=step, metrics=line))
         self._step_rollouts, self._step_time, self._validated = [], defaultdict(float), None
-        self._step_second = {}
+        self._step_second, self._files = {}, {}
         self._rollouts_s, self._overlap_s = 0.0, None
         self._step_start = time.perf_counter()
         return line

@@ -9,6 +9,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +18,7 @@ import attrs
 from agentrig.errors import AgentrigError, RunFileError
 from agentrig.run.damage import read_object, reading
 from agentrig.run.directory import read_metrics
-from agentrig.run.past import losses
+from agentrig.run.past import changed_files, losses
 from agentrig.traces import Span
 
 SECOND = "second_rewards"
@@ -86,7 +87,7 @@ class RunData:
         progress: `progress.json`: the held-out measurements made so far, under `before` and `after`.
         error: `error.json`: the error that ended the run; empty without one. A resumed run removes it.
         files: The rollout files, by mode and step.
-        missing: What is missing or cannot be read, one sentence each.
+        unread: What is missing or cannot be read, one sentence each, without what `missing` adds.
         binned: Whether its curves have one point for each 16 steps, as published ones, and no moving mean.
     """
 
@@ -99,8 +100,14 @@ class RunData:
     progress: Mapping[str, Any]
     error: Mapping[str, Any]
     files: Sequence[RolloutFile]
-    missing: Sequence[str]
+    unread: Sequence[str]
     binned: bool = False
+
+    @cached_property
+    def missing(self) -> Sequence[str]:
+        """What is missing, cannot be read, or is not what the run wrote, one sentence each; it reads every file."""
+        ended = bool(self.summary.get("complete"))
+        return [*self.unread, *changed_files(self.directory, self.steps, self.progress, ended=ended)]
 
     @property
     def name(self) -> str:
@@ -205,7 +212,7 @@ def read_run(directory: Path) -> RunData:
         progress=_read(directory / "progress.json", read_object, missing, needed=False),
         error=_read(directory / "error.json", read_object, missing, needed=False),
         files=files,
-        missing=missing,
+        unread=missing,
     )
 
 

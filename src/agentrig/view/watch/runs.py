@@ -34,7 +34,7 @@ class Run:
     def stamp(self) -> str:
         """Return a text that changes when a file of the run does."""
         found = []
-        for path in (*(self.directory / name for name in STATE), self.directory / "rollouts"):
+        for path in (*(self.directory / name for name in STATE), self.directory / "rollouts", self.directory / "calls"):
             try:
                 there = path.stat()
                 found.append(f"{path.name}:{there.st_mtime_ns}:{there.st_size}")
