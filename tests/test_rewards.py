@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agentrig import Outcome, Score, Task
@@ -63,6 +65,26 @@ def test_a_text_is_no_number(value: Any) -> None:
     ):
         with pytest.raises(TypeError, match=r"^a score's (value|component part) is .*; give a number$"):
             made()
+
+
+@pytest.mark.parametrize("correct", ["no", "yes", [], 1j])
+def test_what_is_correct_is_true_or_false(correct: Any) -> None:
+    with pytest.raises(ValueError, match="use True, False or None"):
+        Score.ok(1.0, correct=correct)
+    assert Score.ok(1.0, correct=np.bool_(True)).correct is True
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_score_that_was_changed_after_it_was_made_is_invalid(many: bool) -> None:
+    def forge(*_: Any) -> Score:
+        score = Score.ok(0.5)
+        object.__setattr__(score, "value", math.nan)
+        return score
+
+    reward: Any = _Batch(lambda items: [forge() for _ in items]) if many else forge
+    score = Scorer(reward, budget_s=5)(ITEMS[:1])[0]
+    assert (score.status, score.value) == ("invalid", None)
+    assert "a score's value is nan" in score.details["reason"]
 
 
 def test_components_and_details_are_mappings() -> None:

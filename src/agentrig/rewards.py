@@ -79,7 +79,7 @@ class Score:
         number = float(_number("value", value))
         if isinstance(correct, Real) and not isinstance(correct, bool):
             return cls(status="ok", value=number, components={"correct": float(correct), **components})
-        verdict = None if correct is None else bool(correct)  # also converts a NumPy bool
+        verdict: Any = bool(correct) if type(correct).__module__ == "numpy" else correct
         return cls(status="ok", value=number, components=components, correct=verdict)
 
     @classmethod

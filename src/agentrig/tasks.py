@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import attrs
 
 from agentrig.errors import ConfigError
+
+T = TypeVar("T")
 
 
 @attrs.frozen(kw_only=True)
@@ -177,7 +180,139 @@ def tasks_of_rows(
 
 
 def _empty(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and not value.strip())
+    return value is None or value != value or (isinstance(value, str) and not value.strip())  # NaN is not itself
+
+
+SPLITS: Mapping[str, str] = {"train": "train", "validation": "validation", "report": "test"}
+"""The split of each role of a table."""
+
+
+@attrs.frozen(kw_only=True)
+class Columns:
+    """What the columns of a table are for.
+
+    Attributes:
+        input: Those that the agent gets; empty for all that are named nowhere else.
+        private: Those that only the reward gets.
+        id: The one that gives a row its id; '' for `id` if there is one, else the row's number.
+        split: The one that says `train`, `validation` or `test`; '' for none.
+        slices: Those by which accuracy is broken down (`Task.slices`).
+    """
+
+    input: Sequence[str] = ()
+    private: Sequence[str] = ()
+    id: str = ""
+    split: str = ""
+    slices: Sequence[str] = ()
+
+
+class Table:
+    """Rows with named columns as a task set; implements `Tasks`.
+
+    Args:
+        tables: Rows, and what gives the place of the row of a number, for messages; by split. With the split `train`
+            alone, its rows are shared out: by the column `columns.split`, or by `shares`.
+        columns: What the columns are for.
+        shares: Of train, validation and test. Rows with one input come into one split, the same in every run.
+
+    Raises:
+        ConfigError: There is no such column, or the shares are not three numbers that add up to 1.
+    """
+
+    splits: Sequence[str] = tuple(SPLITS.values())
+    roles: Mapping[str, str] = SPLITS
+
+    def __init__(
+        self,
+        tables: Mapping[str, tuple[Sequence[Mapping[str, Any]], Callable[[int], str]]],
+        columns: Columns,
+        shares: Sequence[float] = (0.8, 0.1, 0.1),
+    ) -> None:
+        if len(shares) != len(SPLITS) or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+            raise ConfigError(
+                f"the shares are {list(shares)}; write three numbers that add up to 1, such as 0.8, 0.1, 0.1"
+            )
+        self._tables, self._columns, self._shares = tables, columns, shares
+
+    def load(self, split: str) -> Sequence[Task]:
+        """Return the rows of a split, in their order.
+
+        Raises:
+            ConfigError: A column is not there, or a row lacks a private value, an id or a split.
+        """
+        whole = len(self._tables) == 1
+        if not whole and split not in self._tables:
+            return ()
+        rows, place = self._tables["train" if whole else split]
+        tasks = tasks_of_rows(
+            [self._row(row, place(n)) for n, row in enumerate(rows)], place, split=split, gold=self._columns.private
+        )
+        return [
+            attrs.evolve(task, row=None, slices={name: str(row[name]) for name in self._columns.slices})
+            for task, row in zip(tasks, rows, strict=True)
+            if not whole or self._split_of(row, task.place) == split
+        ]
+
+    def _row(self, row: Mapping[str, Any], place: str) -> dict[str, Any]:
+        columns = self._columns
+        named = [*columns.input, *columns.private, *columns.slices, *filter(None, (columns.id, columns.split))]
+        for name in named:
+            if name not in row:
+                raise ConfigError(f"{place}: there is no column {name}; its columns are {', '.join(map(str, row))}")
+        for name in columns.private:
+            if _empty(row[name]):
+                raise ConfigError(
+                    f"{place}, column {name} is empty, and the reward needs it. Fill it in, or remove the row"
+                )
+        left = [name for name in row if name not in named and name != "id"]
+        found = {name: None if row[name] != row[name] else row[name] for name in columns.input or left}
+        given = columns.id or ("id" if "id" in row else "")
+        return found | {name: row[name] for name in columns.private} | ({"id": row[given]} if given else {})
+
+    def _split_of(self, row: Mapping[str, Any], place: str) -> str:
+        if name := self._columns.split:
+            if row.get(name) not in self.splits:
+                raise ConfigError(f"{place}, column {name}: {row.get(name)!r:.80} is none of {', '.join(self.splits)}")
+            return str(row[name])
+        kept = self._row(row, place)
+        given = {column: value for column, value in kept.items() if column not in (*self._columns.private, "id")}
+        text = json.dumps(given, sort_keys=True, default=str)
+        drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
+        ends = (self._shares[0], self._shares[0] + self._shares[1])
+        return self.splits[sum(drawn >= end for end in ends)]
+
+
+def from_frame(
+    frame: Any,
+    *,
+    input: Sequence[str] = (),
+    private: Sequence[str] = (),
+    id: str = "",
+    split: str = "",
+    slices: Sequence[str] = (),
+    shares: Sequence[float] = (0.8, 0.1, 0.1),
+) -> Table:
+    """Return a task set of the rows of a pandas `DataFrame`; the arguments are those of `Columns` and `Table`.
+
+    Raises:
+        ConfigError: Its columns have several levels; or see `Table`.
+
+    Example:
+        ```python
+        TasksSpec(name="shop", summary="Orders.", build=lambda config: from_frame(frame, private=["total"]))
+        ```
+    """
+    if getattr(frame.columns, "nlevels", 1) > 1:
+        raise ConfigError(f"the frame's columns have {frame.columns.nlevels} levels; give it columns of one name each")
+    rows = [{str(name): _plain(value) for name, value in row.items()} for row in frame.to_dict(orient="records")]
+    columns = Columns(input=input, private=private, id=id, split=split, slices=slices)
+    return Table({"train": (rows, lambda number: f"row {number} (the first is 0)")}, columns, shares)
+
+
+def _plain(value: Any) -> Any:
+    """Return NumPy's values as Python's."""
+    convert = getattr(value, "tolist", None)
+    return convert() if convert is not None else value
 
 
 def check_same_kinds(splits: Mapping[str, Sequence[Task]]) -> None:
@@ -210,3 +345,31 @@ def check_same_kinds(splits: Mapping[str, Sequence[Task]]) -> None:
 def _like_a_number(value: Any) -> bool:
     """Whether a value is a text that reads as a number."""
     return isinstance(value, str) and value.replace(".", "", 1).lstrip("+-").isdigit()
+
+
+def tasks_of_step(tasks: Sequence[T], *, n: int, step: int, seed: int) -> list[T]:
+    """Return a step's tasks: each epoch shuffles all tasks, and steps take consecutive slices.
+
+    The result depends only on the arguments, so a resumed run continues exactly.
+
+    Args:
+        tasks: All of them.
+        n: Tasks of a step. If there are fewer tasks, some come twice.
+        step: From 1.
+        seed: The run's.
+
+    Raises:
+        ValueError: There are no tasks.
+    """
+    if not tasks:
+        raise ValueError("there are no training tasks")
+    chosen: list[T] = []
+    place = (step - 1) * n
+    while len(chosen) < n:
+        epoch, offset = divmod(place, len(tasks))
+        order = list(range(len(tasks)))
+        random.Random(f"tasks {seed} {epoch}").shuffle(order)
+        taken = order[offset : offset + n - len(chosen)]
+        chosen += [tasks[i] for i in taken]
+        place += len(taken)
+    return chosen

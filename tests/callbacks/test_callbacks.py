@@ -69,6 +69,7 @@ def test_a_sender_is_told_what_is_wrong_and_may_try_again(here: Listener, monkey
         assert post(callback, b"{")[0] == 400
         assert "no JSON" in post(callback, b"\xff")[1]["error"]
         assert post(callback, b"[" * 100_000)[0] == 400
+        assert post(callback, b'{"answer": NaN}')[0] == 400
         assert post(callback, {"anwser": 1})[1]["error"].startswith(
             'an answer has no key "anwser". Did you mean "answer"?'
         )

@@ -303,6 +303,19 @@ def test_eval_measures_the_server_of_the_environment(here: Path, model: ModelSer
     assert "return_token_ids" not in body  # nothing is learned, and not every server knows it
 
 
+def test_a_measurement_survives_a_file_that_cannot_be_written(here: Path, model: ModelServer, toy_file: str) -> None:
+    words = ["eval", "toy", "--plugin", toy_file, "--limit", "4", "--endpoint", model.url]
+    full = invoke(*words, "--save", "/dev/full")
+    assert full.exit_code == 1
+    assert "accuracy 50.0%" in full.output
+    assert "--save /dev/full cannot be written: No space left on device. It has 0 of 4 predictions" in full.output
+    model.requests.clear()
+    nowhere = invoke(*words, "--save", "/proc/x.jsonl")
+    assert nowhere.exit_code == 1
+    assert "--save /proc/x.jsonl cannot be written: No such file or directory; nothing was measured" in nowhere.output
+    assert model.requests == []
+
+
 CHATTY = """
 import os
 from agentrig import AgentSpec, hookimpl

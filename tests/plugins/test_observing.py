@@ -70,6 +70,17 @@ def test_a_run_calls_the_observers_that_it_names(toy_plan: MakePlan, tmp_path: P
     assert settings(again) == [("toy-notes", "notes.txt", 2)]
 
 
+def test_an_observer_that_raises_keyboard_interrupt_does_not_end_the_run(
+    toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(MINE.format(body="    def on_step_end(self, event): raise KeyboardInterrupt\n", made="Mine()"))
+    summary = train(toy_plan(f'run.plugins=["{mine}"]', "observer.use=mine"))
+    assert summary["complete"]
+    assert summary["observer_errors"] == {"mine": summary["steps"]}
+    assert "observer mine failed in on_step_end" in caplog.text
+
+
 def test_a_run_without_observers_has_no_such_section(toy_plan: MakePlan) -> None:
     assert "observer" not in toy_plan().as_dict()
 

@@ -6,6 +6,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from agentrig import RewardSpec, Score
 from agentrig.errors import ConfigError
+from agentrig.plugins import loading
 from agentrig.run.directory import RunDirectory
 from agentrig.testing import Check, CheckFailed, CheckSkipped, check, checks
 from agentrig.testing.kit import needs
@@ -53,10 +55,24 @@ def check_ends_python(subject: Subject) -> None:
     sys.exit("the plugin ends Python")
 
 
+def check_slow(subject: Subject) -> None:
+    """It ends soon."""
+    time.sleep(0.6)
+
+
 def ran(*functions: Callable[[Subject], None]) -> list[Check]:
     calls.clear()
     subject = Subject(kind="reward", given=FINE)
     return [Check(kind="reward", function=function, subject=subject) for function in functions]
+
+
+def test_a_check_that_takes_long_says_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loading, "SLOW_S", 0.1)
+    assert [c.result().status for c in ran(check_slow)] == ["passed"]
+    said = f"still doing the check reward.slow after 0.1 s, now at {__file__}"
+    assert [m for m in caplog.messages if m.startswith(said) and m.endswith("; Ctrl-C ends it")]
 
 
 def test_a_failure_names_check_reason_and_cure() -> None:

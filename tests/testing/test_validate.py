@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,12 @@ def test_a_file_that_ends_its_process_is_named(tmp_path: Path) -> None:
     result = validate(str(tmp_path / "ends.py"))
     assert result.exit_code == 1
     assert "it ended its process (exit status 7)" in result.stderr
+    (tmp_path / "ends.py").write_text("raise KeyboardInterrupt('enough')\n")
+    raised = validate(str(tmp_path / "ends.py"))
+    assert raised.exit_code == 1
+    assert "KeyboardInterrupt: enough" in raised.stderr.replace("\n", " ")
+    os.mkfifo(tmp_path / "pipe.py")
+    assert "pipe.py is no regular file" in validate(str(tmp_path / "pipe.py")).stderr.replace("\n", " ")
 
 
 TOOLS = """

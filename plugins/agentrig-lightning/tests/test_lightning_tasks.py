@@ -111,12 +111,12 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, files: dict[str, Any]) -> 
         tmp_path / "rows.parquet": "rows.parquet can't be read",
         tmp_path / "rows.json": "holds a dict; write a list of rows",
         tmp_path / "rows.jsonl": r"rows.jsonl, line 3 is no JSON: Expecting ',' delimiter at column 8",
-        tmp_path / "rows.txt": "unknown ending; lightning.tasks reads Parquet",
+        tmp_path / "rows.txt": "unknown ending; rows are read from Parquet",
         tmp_path: "no folder that Dataset.save_to_disk wrote",
     }.items():
         with pytest.raises(AgentrigError, match=words):
             load(source)
-    with pytest.raises(AgentrigError, match="takes a list of rows, or a path to Parquet"):
+    with pytest.raises(AgentrigError, match="rows are a list, a data frame, or a path to Parquet"):
         load(7)
     with pytest.raises(
         ConfigError, match=r"row 0 \(the first is 0\): there is no gold column answer; its columns are q"

@@ -14,9 +14,10 @@ from agentrig.testing import check
 
 
 @pytest.mark.slow
-def test_the_kit_finds_nothing() -> None:
-    report = check("runners", "lightning", settings={"store": "127.0.0.1:0"}, ends_s=40.0)
-    assert [r.check for r in report.results if r.status != "passed"] == [], report
+def test_the_kit_finds_nothing_else() -> None:
+    """But the room: the store takes every job, because nobody knows how many runners will join."""
+    report = check("runners", "lightning", settings={"store": "127.0.0.1:0"}, ends_s=40.0, raise_failed=False)
+    assert [r.check for r in report.results if r.status != "passed"] == ["runners.counts"], report
 
 
 def test_the_doctor_names_a_gateway_that_runners_elsewhere_cannot_reach(toy_file: str) -> None:

@@ -144,12 +144,16 @@ class Listener:
             return _refused(401, "this address asks for its own key: send `Authorization: Bearer KEY`")
         scope["agentrig.connection"].prove()
         try:
-            value = json.loads(await read_body(receive, BODY_LIMIT) or b"")
+            value = json.loads(await read_body(receive, BODY_LIMIT) or b"", parse_constant=_refuse_constant)
         except BodyTooLong:
             return _refused(413, f"the body is longer than {BODY_LIMIT >> 20} MiB")
         except (ValueError, RecursionError) as error:
             return _refused(400, f"the body is no JSON: {error}")
         return take(value)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no value of JSON")
 
 
 def _refused(status: int, why: str) -> tuple[int, Mapping[str, Any]]:

@@ -165,10 +165,3 @@ def find_checkpoint(path: Path | None) -> Path | None:
             with_cure(error, RunDirectory(run), trains=False) if (run / "config.toml").is_file() else error
         ) from None
     return found
-
-
-def open_nothing() -> Any:
-    """Return a context manager that yields None instead of an open file."""
-    from contextlib import nullcontext
-
-    return nullcontext(None)

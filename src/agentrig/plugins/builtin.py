@@ -16,6 +16,7 @@ from agentrig import (
     Score,
     ServerSpec,
     Task,
+    TasksSpec,
     hookimpl,
 )
 from agentrig.errors import AgentrigError
@@ -45,6 +46,16 @@ def cpu_spec() -> HardwareSpec:
         return Cpu(config=config)
 
     return HardwareSpec(name="cpu", summary="The host's processor: gloo, sdpa, fp32.", config=CpuConfig, build=build)
+
+
+@hookimpl
+def register_tasks() -> Iterable[TasksSpec]:
+    """Register `table`."""
+    from agentrig.tables import TableConfig, table
+
+    yield TasksSpec(
+        name="table", summary="The rows of a file, columns named in [tasks].", config=TableConfig, build=table
+    )
 
 
 @hookimpl

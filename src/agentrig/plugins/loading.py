@@ -9,8 +9,10 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -59,11 +61,10 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
         if plugin.name in blocked or plugin.distribution in blocked:
             plugins.append(attrs.evolve(plugin, status="blocked"))
             continue
-        slow = threading.Timer(SLOW_S, _tell_slow, (plugin, threading.get_ident()))
-        slow.daemon = True
-        slow.start()
+        begun, leave_out = time.monotonic(), f"; {BLOCK_VARIABLE}={plugin.name} leaves it out"
         try:
-            plugins.append(_loaded(plugin, importer, manager))
+            with told_if_slow(f"importing plugin {plugin.name} ({plugin.origin})", leave_out):
+                plugins.append(_loaded(plugin, importer, manager))
         except (Exception, SystemExit) as error:  # SystemExit: a script without a main guard exits on import
             text = str(error) if isinstance(error, PluginError) else _text_of(error)
             text += _disagreement(plugin.origin, error)
@@ -74,23 +75,30 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
             plugins.append(attrs.evolve(plugin, status="failed", error=text))
         except KeyboardInterrupt as error:
             where = f"while plugin {plugin.name} was loading{place_of(error, installed=True)}"
-            cure = f"{BLOCK_VARIABLE}={plugin.name} leaves it out"
-            error.args = (f"{str(error) or 'interrupted'} {where}; {cure}",)
+            cure = leave_out if time.monotonic() - begun >= SLOW_S else ""
+            error.args = (f"{str(error) or 'interrupted'} {where}{cure}",)
             raise
-        finally:
-            slow.cancel()
-            slow.join()  # a process that forks later has no thread of this one
     return Registry(manager, plugins)
 
 
-def _tell_slow(plugin: PluginInfo, thread: int) -> None:
-    """Say that a plugin's import takes long, and where it is; it goes on."""
-    frame = sys._current_frames().get(thread)
-    own = [f"{f.filename}:{f.lineno}" for f in traceback.extract_stack(frame) if not f.filename.startswith("<frozen")]
-    log.warning(
-        "still importing plugin %s (%s) after %g s, now at %s; %s=%s leaves it out",
-        *(plugin.name, plugin.origin, SLOW_S, own[-1] if own else "its start", BLOCK_VARIABLE, plugin.name),
-    )
+@contextmanager
+def told_if_slow(what: str, cure: str = "; Ctrl-C ends it") -> Iterator[None]:
+    """Log that code of a plugin takes long, and where it is; it goes on."""
+    thread = threading.get_ident()
+
+    def tell() -> None:
+        stack = traceback.extract_stack(sys._current_frames().get(thread))
+        own = [f"{f.filename}:{f.lineno}" for f in stack if not f.filename.startswith("<frozen")]
+        log.warning("still %s after %g s, now at %s%s", what, SLOW_S, own[-1] if own else "its start", cure)
+
+    slow = threading.Timer(SLOW_S, tell)
+    slow.daemon = True
+    slow.start()
+    try:
+        yield
+    finally:
+        slow.cancel()
+        slow.join()  # a process that forks later has no thread of this one
 
 
 def blocked_names(block: Iterable[str] = ()) -> set[str]:
@@ -120,7 +128,7 @@ def load_file(path: Path) -> ModuleType:
     """
     path = path.expanduser().resolve()
     if not path.is_file():
-        raise PluginError(f"there is no file {path}")
+        raise PluginError(f"{path} is no regular file" if path.exists() else f"there is no file {path}")
     name = f"agentrig_file_{path.stem}"
     loaded = sys.modules.get(name)
     if loaded is not None and loaded.__file__ == str(path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -194,7 +195,13 @@ class Registry:
         for name, function, argnames in watching:
             try:
                 function(*(copies[a] for a in argnames))
-            except (Exception, SystemExit):  # sys.exit in an observer does not end the run either
+            except BaseException as error:  # sys.exit in an observer does not end the run either
+                own = (
+                    isinstance(error, (Exception, SystemExit))
+                    or threading.current_thread() is not threading.main_thread()
+                )
+                if not own:  # Ctrl-C
+                    raise
                 self.observer_errors[name] += 1
                 level = logging.ERROR if self.observer_errors[name] == 1 else logging.DEBUG
                 log.log(level, "observer %s failed in %s", name, hook, exc_info=True)

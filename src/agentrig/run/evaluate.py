@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import math
 import time
@@ -30,6 +31,7 @@ from agentrig.run.rows import slices_of
 from agentrig.run.setup import Setup
 from agentrig.run.splits import gold_warnings, read_split, split_of, task_set
 from agentrig.tasks import Task
+from agentrig.text import json_text
 
 log = logging.getLogger(__name__)
 
@@ -254,5 +256,5 @@ def prediction(rollout: Rollout) -> dict[str, Any]:
         "correct": rollout.correct,
         "failure": rollout.failure,
         "message": rollout.outcome.message or None,
-        "details": dict(rollout.score.details) if rollout.score else {},
+        "details": json.loads(json_text(dict(rollout.score.details))) if rollout.score else {},
     }

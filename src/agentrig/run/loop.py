@@ -16,13 +16,12 @@ from __future__ import annotations
 import json
 import logging
 import math
-import random
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import attrs
 
@@ -37,13 +36,12 @@ from agentrig.run.ahead import RolloutsAhead
 from agentrig.run.checkpoints import reading
 from agentrig.run.guards import dead_server_first
 from agentrig.servers import MakeServer, Server
+from agentrig.tasks import tasks_of_step
 
 if TYPE_CHECKING:
     from agentrig.run.session import RunSession
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 STATE = Path("trainer") / "state.json"
 """What the loop adds to the learner's checkpoint."""
@@ -352,34 +350,6 @@ class Loop:
 def looped(built: Algorithm | LoopAlgorithm) -> Algorithm:
     """Return what `AlgorithmSpec.build` made as an algorithm that runs: one without a loop of its own gets `Loop`."""
     return cast(Algorithm, built if hasattr(built, "run") else Loop(built))
-
-
-def tasks_of_step(tasks: Sequence[T], *, n: int, step: int, seed: int) -> list[T]:
-    """Return a step's tasks: each epoch shuffles all tasks, and steps take consecutive slices.
-
-    The result depends only on the arguments, so a resumed run continues exactly.
-
-    Args:
-        tasks: All of them.
-        n: Tasks of a step. If there are fewer tasks, some come twice.
-        step: From 1.
-        seed: The run's.
-
-    Raises:
-        ValueError: There are no tasks.
-    """
-    if not tasks:
-        raise ValueError("there are no training tasks")
-    chosen: list[T] = []
-    place = (step - 1) * n
-    while len(chosen) < n:
-        epoch, offset = divmod(place, len(tasks))
-        order = list(range(len(tasks)))
-        random.Random(f"tasks {seed} {epoch}").shuffle(order)
-        taken = order[offset : offset + n - len(chosen)]
-        chosen += [tasks[i] for i in taken]
-        place += len(taken)
-    return chosen
 
 
 def _words(sample: TrainSample, rollouts: Sequence[Rollout]) -> str:

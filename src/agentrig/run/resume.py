@@ -65,9 +65,10 @@ def resume_plan(
             if steps is not None
             else f"KEY=VALUE, the key that sets it for algorithm {name} (agentrig plugins show {name})"
         )
+        unwritten = "" if (directory / "report.html").is_file() else f" Its report: agentrig report {directory}"
         raise ConfigError(
             f"{directory} has ended: its {done} steps are done. To continue training, set the total number "
-            f"of steps: agentrig train --resume {directory} {more}"
+            f"of steps: agentrig train --resume {directory} {more}{unwritten}"
         )
     return plan
 

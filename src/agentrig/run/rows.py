@@ -106,7 +106,7 @@ def rollout_of(row: Mapping[str, Any]) -> Rollout:
         value=row["value"],
         components=json.loads(row["components"]),
         details=json.loads(row["details"]),
-        correct=row.get("correct"),  # rows of 0.1 have none
+        correct=row["correct"],
     )
     spans = json.loads(row["spans"])
     if not isinstance(spans, list):
@@ -121,14 +121,14 @@ def rollout_of(row: Mapping[str, Any]) -> Rollout:
             answer=json.loads(row["answer"]),
             failure=None if status else row["failure"],
             message=row["message"] or "",
-            own_reward=row.get("own_reward"),  # rows of 0.1 and 0.2.0 have none
+            own_reward=row["own_reward"],
         ),
         score=score or None,
         trace=Trace(rollout_id=row["id"], spans=tuple(Span(**span) for span in spans)),
         start=row["start"],
         duration_s=row["duration_s"],
         reward_s=row["reward_s"],
-        version=row.get("version"),  # rows of earlier versions have none
+        version=row["version"],
     )
 
 

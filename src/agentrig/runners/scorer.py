@@ -221,7 +221,10 @@ class Scorer:
             return self._late()
         if outcome.failure is not None:
             return Score.invalid(f"the reward gave no score ({outcome.failure}): {outcome.message}")
-        return Score(**json.loads(outcome.answer))
+        try:
+            return Score(**json.loads(outcome.answer))
+        except (TypeError, ValueError) as error:
+            return _raised(error)
 
     def close(self) -> None:
         """End the processes, if there are any."""
@@ -239,6 +242,7 @@ class Scorer:
                 scores = list(self._many([_copied(item) for item in items], self._budget_s))
                 if len(scores) != len(items) or not all(isinstance(s, Score) for s in scores):
                     raise TypeError(f"score_many gave {len(scores)} results for {len(items)} items, or no Scores")
+                scores = [_sound(score) for score in scores]
             except BaseException as error:  # sys.exit too: it would end this thread without a score
                 scores = [_raised(error)] * len(items)
             found.extend(scores)
@@ -263,11 +267,20 @@ def judged(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
     try:
         task, outcome, *trace = _copied(item)
         score = reward(task, outcome, budget_s, *trace)
+        if isinstance(score, Score):
+            return _sound(score)
     except BaseException as error:
         return _raised(error)
-    if isinstance(score, Score):
-        return score
     return Score.invalid(f"the reward returned {type(score).__name__}; it must return an agentrig.Score")
+
+
+def _sound(score: Score) -> Score:
+    """Return a score of the same fields, checked again: they may have been changed since it was made.
+
+    Raises:
+        ValueError: A field has a value that no score has.
+    """
+    return attrs.evolve(score)
 
 
 def _copied(item: tuple[Any, ...]) -> tuple[Any, ...]:

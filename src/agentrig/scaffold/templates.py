@@ -71,7 +71,7 @@ class Template:
             "kind": self.kind,
             "says": fill(renamed(self.says), 120),
             "description": self.says.partition(":")[0] + ".",
-            "edit": fill(self.edit.format(name=name), 120),
+            "edit": fill(renamed(self.edit.format(name=name)), 120),
             "commands": "\n".join(command for command, _ in self.commands(name)),
             "dependencies": _listed("agentrig", "attrs>=24.2", *self.requires),
             "test": _listed("pytest>=8", *self.tests_require),
@@ -160,7 +160,7 @@ TEMPLATES: Mapping[str, Template] = {
             name="best-of-group",
             says="An algorithm for agentrig: it imitates the best rollouts of each group, with the learner of `grpo`.",
             edit="`pytest` trains small models for about a minute; `pytest -m slow` makes the further runs that the "
-            "longer checks need. Replace what `best_of_group` yields: what each rollout or call is worth. "
+            "longer checks need. Replace what the credit yields: what each rollout or call is worth. "
             'The page "Algorithms" of the docs has more, also algorithms with a learner or a loop of their own.',
             use="mini --algorithm {name} algorithm.model=mini",
             requires=("agentrig-grpo",),

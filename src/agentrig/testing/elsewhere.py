@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import cloudpickle
 
 from agentrig.errors import AgentrigError, place_of
+from agentrig.processes.supervisor import end_with_parent
 from agentrig.text import words_of
 
 R = TypeVar("R")
@@ -95,13 +96,14 @@ def packed(value: Any) -> bytes:
 
 def main() -> None:
     """Run in the other process: do the request on stdin, and write the answer to what stdout was."""
+    end_with_parent(os.getppid())
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the component prints is no answer
     sys.path[:], request = pickle.load(sys.stdin.buffer)
     try:
         function, arguments = cloudpickle.loads(request)
         answer = cloudpickle.dumps((False, function(*arguments)))
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: the component raised them
         answer = cloudpickle.dumps((True, _sendable(error)))
     answers.write(answer)
     answers.flush()

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import attrs
 
 from agentrig.errors import AgentrigError, ConfigError, nearest, place_of
+from agentrig.plugins.loading import told_if_slow
 from agentrig.testing.elsewhere import elsewhere
 from agentrig.testing.subject import Subject
 from agentrig.text import words_of
@@ -163,7 +164,8 @@ class Check:
             if isinstance(error, BaseException):
                 return CheckSkipped(f"it needs {_name(self.kind, before)}, which failed")
         try:
-            return function(self.subject) or ""
+            with told_if_slow(f"doing the check {_name(self.kind, function)}"):
+                return function(self.subject) or ""
         except (Exception, SystemExit) as error:
             return error
 

@@ -18,10 +18,10 @@ from agentrig import Outcome, Task, Trace
 from agentrig.errors import RunStopped
 from agentrig.plan import Plan, resolve
 from agentrig.run.directory import RunDirectory
-from agentrig.run.loop import tasks_of_step
 from agentrig.run.setup import Setup
 from agentrig.run.splits import load_splits
 from agentrig.run.training import train
+from agentrig.tasks import tasks_of_step
 from effects import ROOT, Elsewhere, Flip, Settings, Together, folder
 
 TOY = str(ROOT / "tests" / "support" / "toy_plugin.py")

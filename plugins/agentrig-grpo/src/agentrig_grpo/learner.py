@@ -18,7 +18,7 @@ from agentrig.audit.sketch import Sketch
 from agentrig.delivery.digests import digests, fingerprint
 from agentrig.delivery.noise import with_noise
 from agentrig.delivery.verdict import difference
-from agentrig.errors import AgentrigError, RunStopped
+from agentrig.errors import AgentrigError
 from agentrig.forest.scoring import CHUNK, score, why_not_shared
 from agentrig.forest.segments import Pack
 from agentrig.forest.sequences import Batch, collate, packed
@@ -33,7 +33,7 @@ from agentrig_grpo.loss import sample_weights, token_losses, tokens_in_loss
 from agentrig_grpo.masters import computing_with
 from agentrig_grpo.model_files import weight_files
 from agentrig_grpo.optimizers import check_state, learning_rate, optimizer_of
-from agentrig_grpo.passes import memory_in_words
+from agentrig_grpo.passes import check_recorded, memory_in_words
 from agentrig_grpo.server.chat import Chat
 from agentrig_grpo.tables import Table
 
@@ -118,7 +118,7 @@ class Learner:
         start = time.perf_counter()
         figures = Figures(recorded=all(s.logprobs is not None for s in samples))
         if self.config.max_staleness:
-            _check_recorded(samples, step)
+            check_recorded(samples, step)
         samples = self._with_behaviour(samples, figures)
         with memory_in_words(figures, self.config, step):
             for epoch in range(self.config.ppo_epochs):
@@ -430,19 +430,3 @@ class Learner:
             self.trained[name].copy_(tensor)
         if self._masters is not None:
             self._masters.refresh()
-
-
-def _check_recorded(samples: Sequence[TrainSample], step: int) -> None:
-    """Check that the server gave log-probabilities with all samples: those of older weights can't be computed again.
-
-    Raises:
-        RunStopped: It did not.
-    """
-    lacking = sum(s.logprobs is None for s in samples)
-    if lacking:
-        raise RunStopped(
-            f"step {step}: {lacking} of {len(samples)} calls have no log-probabilities. With max_staleness = 1 other "
-            "weights than the learner's may have sampled them, and without theirs the importance weights are unknown.\n"
-            "  Use a server that returns `logprobs`, or set algorithm.max_staleness = 0",
-            cause="stale-rollouts",
-        )

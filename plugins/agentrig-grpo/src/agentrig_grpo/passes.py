@@ -1,4 +1,4 @@
-"""The size of passes: what is said where calls don't fit into one, or an update not into the device's memory."""
+"""What is said where calls don't fit into a pass, an update not into the device's memory, or samples lack a part."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch  # noqa: TID253  (imported with the learner only)
 
 from agentrig.errors import RunStopped
+from agentrig.learners import TrainSample
 from agentrig.tasks import Task
 from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.figures import Figures
@@ -64,3 +65,19 @@ def too_small(tasks: Sequence[Task], prompt: Callable[[str], Sequence[int]], con
         f"computes it again. To compute it once for a group, set tokens_per_batch to "
         f"{longest + 2 * config.max_tokens} or more"
     )
+
+
+def check_recorded(samples: Sequence[TrainSample], step: int) -> None:
+    """Check that the server gave log-probabilities with all samples: those of older weights can't be computed again.
+
+    Raises:
+        RunStopped: It did not.
+    """
+    lacking = sum(s.logprobs is None for s in samples)
+    if lacking:
+        raise RunStopped(
+            f"step {step}: {lacking} of {len(samples)} calls have no log-probabilities. With max_staleness = 1 other "
+            "weights than the learner's may have sampled them, and without theirs the importance weights are unknown.\n"
+            "  Use a server that returns `logprobs`, or set algorithm.max_staleness = 0",
+            cause="stale-rollouts",
+        )

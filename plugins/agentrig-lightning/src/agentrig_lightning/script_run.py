@@ -102,12 +102,7 @@ def script_specs(
             summary=f"{type(inner).__name__} of {name}.",
             adapter=lambda: trainer.adapter,
         )
-    build = found.build
-    return (
-        tasks,
-        adapter_spec(trainer.adapter, name),
-        attrs.evolve(found, build=lambda config: _Joined(build(config), trainer)),
-    )
+    return tasks, adapter_spec(trainer.adapter, name), found
 
 
 def adapter_spec(theirs: Any, name: str) -> AdapterSpec:
@@ -120,21 +115,6 @@ def adapter_spec(theirs: Any, name: str) -> AdapterSpec:
         name=f"{name}-adapter",
         summary=f"{type(theirs).__name__} of {name}.",
     )
-
-
-class _Joined:
-    """An algorithm that tells the script's trainer of its run."""
-
-    def __init__(self, inner: Any, trainer: Any) -> None:
-        self._inner, self._trainer = inner, trainer
-
-    def run(self, session: Any) -> None:
-        """Run the algorithm."""
-        self._trainer.joined(session)
-        self._inner.run(session)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
 
 def scripted(trainer: Any, inner: Any, datasets: Datasets) -> Any:

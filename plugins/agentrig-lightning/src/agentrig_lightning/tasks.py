@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.plugins.specs import TasksSpec
+from agentrig.rows import read_rows, splits_of
 from agentrig.run.splits import ROLES
 from agentrig.tasks import Task, check_same_kinds, tasks_of_rows
-from agentrig_lightning.rows import read_rows, splits_of
 
 NAMES: Mapping[str, Sequence[str]] = {
     "train": ("train", "training"),

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from agentrig import hookimpl
 from agentrig.errors import ConfigError
+from agentrig.observers import RunStart
 from agentrig.rollouts import Rollout
 from agentrig_lightning.script import AgentParts, script_plugin
 from agentrig_lightning.script_run import Datasets, other_algorithm, script_specs
@@ -238,13 +239,22 @@ class Trainer:
             recipe = file.parent / f"{name}.toml"
             recipe.write_text(to_toml(run_file))
             plan = resolve(str(recipe), overrides=[*self.more, *self.settings], files=[str(file)])
+            plan.registry.add_observer(_Directory(self), "directory")
             if display is not None or self.shows:
                 plan.registry.add_observer(display or LiveDisplay(), "display")
             train(plan)
 
-    def joined(self, session: Any) -> None:
-        """Keep what the run has and its script may read; called when the run starts."""
-        self.directory = Path(session.directory)
+
+class _Directory:
+    """An observer that tells a trainer the directory of its run."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    @hookimpl
+    def on_run_start(self, event: RunStart) -> None:
+        """Keep the directory."""
+        self._trainer.directory = Path(event.directory)
 
 
 class _Spans:

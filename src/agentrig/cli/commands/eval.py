@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ from agentrig.cli.options import (
     make_plan,
     measured_server,
     model_options,
-    open_nothing,
     stdout_to_stderr,
 )
 from agentrig.errors import AgentrigError
@@ -52,9 +52,8 @@ def eval_(
     agentrig eval mini --checkpoint runs/mini-20260101-120000
     agentrig eval spider --endpoint http://127.0.0.1:8000/v1 --save predictions.jsonl --json
     """
-    from agentrig.run.evaluate import eval_tasks, evaluate, prediction
+    from agentrig.run.evaluate import eval_tasks, evaluate
     from agentrig.run.metrics import failure_lines
-    from agentrig.text import json_text
 
     plan = make_plan(words, options)
     server = measured_server(endpoint, model, checkpoint)
@@ -62,24 +61,16 @@ def eval_(
     name, tasks = eval_tasks(plan, split, limit)
     where = server.base_url if server else str(checkpoint or "the starting model")
     click.echo(f"{len(tasks)} tasks of split {name}, model: {where}", err=True)
-    with stdout_to_stderr(as_json), open(save, "w", encoding="utf-8") if save else open_nothing() as file:
-
-        def each(rollout: Any) -> None:
-            if file is not None:
-                file.write(json_text(prediction(rollout)) + "\n")
-
-        try:
-            found = evaluate(
-                plan,
-                tasks=tasks,
-                endpoint=server,
-                checkpoint=checkpoint,
-                temperature=temperature,
-                each=each,
-            )
-        finally:
-            if file is not None and save is not None and not file.tell() and save.is_file():
-                save.unlink()  # nothing was measured
+    predictions = _Predictions(save)
+    with stdout_to_stderr(as_json), closing(predictions):
+        found = evaluate(
+            plan,
+            tasks=tasks,
+            endpoint=server,
+            checkpoint=checkpoint,
+            temperature=temperature,
+            each=predictions.write,
+        )
     for line in failure_lines(found.failures, found.reasons):
         click.echo(line, err=True)
     if as_json:
@@ -88,6 +79,54 @@ def eval_(
         _show(found)
     if found.accuracy is None:
         raise AgentrigError(f"no rollout has a reward: all {len(tasks)} failed, so nothing was measured")
+    if predictions.error is not None:
+        raise AgentrigError(
+            f"--save {save} cannot be written: {predictions.error.strerror}. It has {predictions.written} of "
+            f"{len(tasks)} predictions; the figures above are of all"
+        )
+
+
+class _Predictions:
+    """The file of `--save`. An error of writing ends the writing, and not the measurement.
+
+    Attributes:
+        written: How many predictions it has.
+        error: What ended the writing; None if nothing did.
+
+    Raises:
+        AgentrigError: It cannot be opened.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.written, self._path = 0, path
+        self.error: OSError | None = None
+        try:
+            self._file = path.open("w", encoding="utf-8") if path else None
+        except OSError as error:
+            raise AgentrigError(f"--save {path} cannot be written: {error.strerror}; nothing was measured") from None
+
+    def write(self, rollout: Any) -> None:
+        """Add a rollout's answer and score."""
+        from agentrig.run.evaluate import prediction
+        from agentrig.text import json_text
+
+        if self._file is None or self.error is not None:
+            return
+        try:
+            self._file.write(json_text(prediction(rollout)) + "\n")
+            self._file.flush()
+            self.written += 1
+        except OSError as error:
+            self.error = error
+
+    def close(self) -> None:
+        """Close the file; without a prediction there is none."""
+        if self._file is None:
+            return
+        with suppress(OSError):  # what was not flushed
+            self._file.close()
+        if not self.written and self._path is not None and self._path.is_file():
+            self._path.unlink()
 
 
 def _show(found: Evaluation) -> None:

@@ -106,7 +106,7 @@ class Rollouts:
         return sorted(rollout_files(self._folder), key=lambda f: (f.step, order.get(f.mode, 4)))
 
     def table(self) -> pa.Table:
-        """Return all rollouts with the columns of `FIGURES`, `mode`, `step` and `place` (their row in the file)."""
+        """Return all rollouts with the columns of `FIGURES`, `mode` and `step`, as their files have them."""
         import pyarrow as pa
 
         with self._lock:
@@ -114,8 +114,8 @@ class Rollouts:
             tables = [self._seen.of(file, _figures, missing) for file in self.files()]
             self.unreadable = missing
             text, number, count = pa.string(), pa.float64(), pa.int64()
-            types = [text, text, text, text, number, pa.bool_(), count, count, text, text, count, count]
-            none = pa.schema(zip([*FIGURES, "mode", "step", "place"], types, strict=True)).empty_table()
+            types = [text, text, text, text, number, pa.bool_(), count, count, text, text, count]
+            none = pa.schema(zip([*FIGURES, "mode", "step"], types, strict=True)).empty_table()
             return pa.concat_tables([none, *filter(None, tables)])
 
     def find(self, wanted: Filter) -> pa.Table:
@@ -171,8 +171,7 @@ class Rollouts:
             if size <= MOST_TEXT:
                 kept[file.path] = version, texts
             for column in TEXTS:
-                with_it = texts.filter(pc.match_substring(pc.field(column), text, ignore_case=True))
-                found += with_it["id"].to_pylist()
+                found += texts["id"].filter(pc.match_substring(texts[column], text, ignore_case=True)).to_pylist()
         self._texts = kept
         return found
 
@@ -183,11 +182,8 @@ def _figures(file: RolloutFile, missing: list[str]) -> pa.Table | None:
     table = columns_of(file, FIGURES, missing)
     if table is None:
         return None
-    n = len(table)
-    own = {"mode": pa.array([file.mode] * n, pa.string()), "step": pa.array([file.step] * n, pa.int64())}
-    for name, values in (own | {"place": pa.array(range(n), pa.int64())}).items():
-        table = table.append_column(name, values)
-    return table
+    table = table.append_column("mode", pa.repeat(file.mode, len(table)))
+    return table.append_column("step", pa.repeat(pa.scalar(file.step, pa.int64()), len(table)))
 
 
 def _scored(score: str) -> Expression:

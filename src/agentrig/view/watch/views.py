@@ -71,7 +71,7 @@ def groups(run: Run, wanted: Filter) -> list[dict[str, Any]]:
 
 def found_rollouts(run: Run, wanted: Filter, page: int) -> tuple[list[dict[str, Any]], int]:
     """Return a page of the rollouts that a filter lets through, the newest first, and how many there are in all."""
-    found = run.rollouts.find(wanted).sort_by([("step", "descending"), ("mode", "ascending"), ("place", "ascending")])
+    found = run.rollouts.find(wanted).sort_by([("step", "descending")])
     shown = found.slice((page - 1) * PAGE, PAGE).to_pylist()
     questions = run.rollouts.inputs([row["id"] for row in shown])
     rows = [{**row, **chip(row), "question": asked(questions.get(row["id"]), row["task_id"])} for row in shown]

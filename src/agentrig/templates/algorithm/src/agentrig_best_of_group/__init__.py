@@ -1,12 +1,9 @@
 """The algorithm `best-of-group`: imitates the best rollouts of each group, with the learner of `grpo`."""
 
-from collections.abc import Iterable, Iterator, Sequence
-
 import attrs
 from agentrig_grpo import LearnerConfig, from_credit
 
-from agentrig import AlgorithmSpec, hookimpl, setting
-from agentrig.rollouts import Rollout
+from agentrig import hookimpl, setting
 
 
 @attrs.frozen(kw_only=True)
@@ -16,7 +13,7 @@ class Config(LearnerConfig):
     best: float = setting(0.5, help="share of a group that is imitated, if it is above the mean", gt=0, le=1)
 
 
-def best_of_group(groups: Sequence[Sequence[Rollout]], config: Config) -> Iterator[list[float | None]]:
+def best_of_group(groups, config):
     """Yield what the rollouts of each group are worth: 1 for those that are imitated, None leaves the others out."""
     for group in groups:
         values = sorted((r.value for r in group if r.value is not None), reverse=True)  # a failure has no value
@@ -26,6 +23,6 @@ def best_of_group(groups: Sequence[Sequence[Rollout]], config: Config) -> Iterat
 
 
 @hookimpl
-def register_algorithms() -> Iterable[AlgorithmSpec]:
+def register_algorithms():
     """Bring `best-of-group`."""
     yield from_credit(best_of_group, name="best-of-group", summary="Imitates the best of each group.", config=Config)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrig.run.loop import tasks_of_step
+from agentrig.tasks import tasks_of_step
 
 
 def test_each_epoch_takes_every_task_once_and_in_another_order():

@@ -54,7 +54,7 @@ def read_rows(source: Any, *, text: Sequence[str] = ()) -> Rows:
         return [_plain(row) for row in records(orient="records")], _numbered()
     if isinstance(source, Iterable) and not isinstance(source, Mapping):
         return [_plain(row) for row in source], _numbered()
-    raise AgentrigError(f"lightning.tasks takes a list of rows, or a path to {KINDS}; this is {source!r:.100}")
+    raise AgentrigError(f"rows are a list, a data frame, or a path to {KINDS}; this is {source!r:.100}")
 
 
 def _numbered(path: Path | None = None) -> Callable[[int], str]:
@@ -75,10 +75,10 @@ def splits_of(source: Any) -> Sequence[str]:
 
 def _of_path(path: Path, text: Sequence[str]) -> Rows:
     if not path.exists():
-        raise AgentrigError(f"there is no {path.absolute()}; a path of lightning.tasks starts in the current folder")
+        raise AgentrigError(f"there is no {path.absolute()}; a path of a table starts in the current folder")
     read = _folder if path.is_dir() else READERS.get(path.suffix.lower())
     if read is None:
-        raise AgentrigError(f"{path} has an unknown ending; lightning.tasks reads {KINDS}")
+        raise AgentrigError(f"{path} has an unknown ending; rows are read from {KINDS}")
     try:
         return _csv(path, text) if read is _csv else read(path)
     except AgentrigError:
@@ -140,6 +140,12 @@ def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
         raise AgentrigError(f"{path} is empty; its first line must name the columns")
     header, *cells = cells
     place = _at_lines(path, lines[1:])
+    other = next((mark for mark in (";", "\t", "|") if len(header) == 1 and mark in header[0]), "")
+    if other:
+        raise AgentrigError(
+            f"{path}, line {lines[0]}: the header is one column, {header[0]!r:.80}: its cells are separated by "
+            f"{other!r}. Save it with commas"
+        )
     for name in header:
         if header.count(name) > 1:
             raise AgentrigError(f'{path}, line {lines[0]}: two columns are called "{name}"')
@@ -162,7 +168,7 @@ def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
                 raise AgentrigError(
                     f"{place(number)}, column {name}: {column[number]!r:.80} is no {kind}, and {kinds[kind]} of "
                     f"{kinds.total()} cells are.\n"
-                    f'  Mend it; or if {name} is a column of text, name it: lightning.tasks(..., text=["{name}"])'
+                    f'  Mend it; or if {name} is a column of text, name it among those of text: text=["{name}"]'
                 )
             kind = "text"
         columns.append([VALUES[kind](cell) if kind == "text" or _kind(cell) else None for cell in column])

@@ -1,0 +1,126 @@
+"""The task set `table`, and data frames as tasks: columns by what they are for, and bad rows by their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from agentrig.errors import AgentrigError, ConfigError
+from agentrig.plan import resolve
+from agentrig.run.splits import load_splits
+from agentrig.tables import TableConfig, table
+from agentrig.tasks import Table, Task, from_frame
+
+ROWS = "id,question,answer,level,part\n" + "".join(
+    f"q{i},What is {i} + 1?,{i + 1},{'hard' if i % 2 else 'easy'},{('train', 'validation', 'test')[i % 3]}\n"
+    for i in range(30)
+)
+NAMED: dict[str, Any] = {"input": ["question"], "private": ["answer"], "slices": ["level"]}
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    file = tmp_path / "rows.csv"
+    file.write_text(ROWS)
+    return file
+
+
+def test_columns_are_what_they_are_named(rows: Path) -> None:
+    tasks = table(TableConfig(file=str(rows), split="part", **NAMED))
+    (first, *more) = tasks.load("test")
+    assert len(more) == 9
+    assert (first.id, first.input, first.private, first.slices) == (
+        "test-q2", {"question": "What is 2 + 1?"}, {"answer": 3}, {"level": "easy"},
+    )  # fmt: skip
+    assert first.given(whole=True) == {"question": "What is 2 + 1?", "answer": 3}
+    rest = table(TableConfig(file=str(rows), private=["answer"], split="part"))
+    assert set(rest.load("train")[0].input) == {"question", "level"}
+
+
+def test_shares_put_rows_with_one_input_into_one_split(rows: Path) -> None:
+    rows.write_text(ROWS + ROWS.split("\n", 1)[1].replace("q", "again"))
+    tasks = table(TableConfig(file=str(rows), shares=[0.5, 0.2, 0.3], **NAMED))
+    splits = {name: [t.input["question"] for t in tasks.load(name)] for name in tasks.splits}
+    assert sum(map(len, splits.values())) == 60
+    assert min(map(len, splits.values())) > 0
+    assert not set(splits["train"]) & set(splits["validation"] + splits["test"])
+    assert [t.id for t in tasks.load("test")] == [t.id for t in table(TableConfig(
+        file=str(rows), shares=[0.5, 0.2, 0.3], **NAMED)).load("test")]  # fmt: skip
+
+
+def test_files_are_splits_and_a_run_takes_them(rows: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"question": "What is 99 + 1?", "answer": 100, "level": "hard"}\n')
+    keys = {"file": rows, "validation": other, "test": other}
+    words = [*(f"tasks.{key}={value}" for key, value in keys.items()), 'tasks.private=["answer"]', "reward.use=own"]
+    plan = resolve("mini", uses={"tasks": "table"}, overrides=words)
+    assert {role: len(tasks) for role, (_, tasks) in load_splits(plan).items()} == {
+        "train": 30, "validation": 1, "report": 1,
+    }  # fmt: skip
+
+
+def loaded(make: Callable[..., Table], *given: Any, **more: Any) -> list[Sequence[Task]]:
+    tasks = make(*given, **more)
+    return [tasks.load(split) for split in tasks.splits]
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "said"),
+    [
+        (ROWS.replace(",", ";"), {}, r"rows\.csv, line 1: the header is one column.*separated by ';'"),
+        (ROWS.replace("answer", "anser"), {}, r"line 2: there is no column answer; its columns are .*anser"),
+        (ROWS.replace(",8,", ",,"), {}, r"line 9, column answer is empty, and the reward needs it"),
+        (ROWS.replace("q5,", "q4,"), {}, r'column id: "q4" is the id of line 6 too'),
+        (
+            ROWS.replace(",hard,test", ",hard,tset", 1),
+            {"split": "part"},
+            r"column part: 'tset' is none of train, valid",
+        ),
+        (ROWS.replace(",8,", ",eight,"), {}, r"line 9, column answer: 'eight' is no number"),
+        (ROWS, {"shares": [0.5, 0.5]}, "write three numbers that add up to 1"),
+        (ROWS, {"slices": ["levle"]}, "there is no column levle"),
+    ],
+)
+def test_bad_input_is_named_with_file_line_and_column(rows: Path, text: str, keys: dict[str, Any], said: str) -> None:
+    rows.write_text(text)
+    with pytest.raises(AgentrigError, match=said):
+        loaded(table, TableConfig(file=str(rows), **{**NAMED, **keys}))
+
+
+def test_latin_1_bytes_are_named(rows: Path) -> None:
+    rows.write_bytes(ROWS.replace("What is 4", "Qu\xe9 es 4").encode("latin-1"))
+    with pytest.raises(AgentrigError, match=r"line 6, character 6: the byte 0xe9 is not UTF-8"):
+        table(TableConfig(file=str(rows)))
+
+
+def test_a_file_must_be_named() -> None:
+    with pytest.raises(ConfigError, match=r"tasks\.file=ROWS\.csv"):
+        table(TableConfig())
+
+
+def test_a_frame_is_a_task_set(rows: Path) -> None:
+    frame = pd.read_csv(rows)
+    tasks = from_frame(frame, split="part", **NAMED)
+    assert [t.id for t in tasks.load("test")] == [f"test-q{i}" for i in range(2, 30, 3)]
+    assert tasks.load("test")[0].private == {"answer": 3}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda frame: frame.assign(answer=frame.answer.where(frame.id != "q7")),
+            r"row 7 \(.*\), column answer is empty",
+        ),
+        (lambda frame: frame.set_axis(pd.MultiIndex.from_product([["a"], frame.columns]), axis=1), "have 2 levels"),
+    ],
+    ids=["NaN", "MultiIndex"],
+)
+def test_a_bad_frame_is_named(rows: Path, change: Any, said: str) -> None:
+    frame = change(pd.read_csv(rows))
+    with pytest.raises(ConfigError, match=said):
+        loaded(from_frame, frame, **NAMED)
