@@ -82,6 +82,16 @@ def test_a_line_that_is_too_deep_or_has_too_many_digits_is_ignored(tmp_path: Pat
     assert said in build_report([directory]).read_text()
 
 
+@pytest.mark.parametrize(
+    ("name", "key"), [("progress.json", "before"), ("progress.json", "after"), ("summary.json", "accuracy")]
+)
+def test_held_out_figures_of_another_type_are_told(tmp_path: Path, name: str, key: str) -> None:
+    file = write_run(tmp_path / "run", steps=2) / name
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: "x"}))
+    assert f"{name} is damaged: {key} is no object" in str(diagnose(file.parent))
+    assert f"{name} is damaged: {key} is no object" in build_report([file.parent]).read_text()
+
+
 @pytest.mark.parametrize(("key", "end"), [("accuracy", "after"), ("accuracy", "before"), ("reward", "after")])
 def test_a_summary_that_contradicts_the_measurements_is_told(
     ended_run: Callable[..., Path], key: str, end: str

@@ -190,6 +190,14 @@ def read_run(directory: Path) -> RunData:
         missing.append("summary.json is not there: the run is still running, or it was interrupted")
     ended = max([int(number(summary.get("steps")) or 0), *(line["step"] for line in told)])
     missing += losses(told, damaged, ended)
+    progress = _read(directory / "progress.json", read_object, missing, needed=False)
+    for name, held, keys in (
+        ("progress.json", progress, ("before", "after")),
+        ("summary.json", summary, ("accuracy", "reward")),
+    ):
+        missing += [
+            f"{name} is damaged: {key} is no object" for key in keys if not isinstance(held.get(key, {}), Mapping)
+        ]
     by_step = {line["step"]: {**line, "algorithm": mapping(line.get("algorithm"))} for line in told}
     if not told:
         missing.append("no training step has ended yet")
@@ -202,7 +210,7 @@ def read_run(directory: Path) -> RunData:
         manifest=manifest,
         steps=[by_step[step] for step in sorted(by_step)],
         summary=summary,
-        progress=_read(directory / "progress.json", read_object, missing, needed=False),
+        progress=progress,
         error=_read(directory / "error.json", read_object, missing, needed=False),
         files=files,
         unread=missing,
