@@ -81,6 +81,19 @@ def test_one_bad_run_does_not_take_the_page_of_the_folder(ended_run: Callable[..
         assert "cannot be read" in page(link, "run/deep")
 
 
+def test_files_of_other_types_do_not_take_a_runs_pages(ended_run: Callable[..., Path], tmp_path: Path) -> None:
+    shutil.copytree(ended_run(), tmp_path / "typed", symlinks=True)
+    files = sorted((tmp_path / "typed" / "rollouts").glob("report-*.parquet"))
+    for file, column in ((files[-1], "value"), (tmp_path / "typed" / "calls" / "train-00001.parquet", "tokens")):
+        table = pq.read_table(file)
+        words = pa.array(["many"] * len(table))
+        pq.write_table(table.set_column(table.column_names.index(column), column, words), file)
+    with serving(tmp_path / "typed") as link:
+        text = page(link, "run/typed/traces", mode="train", step="1")
+        assert f"{files[-1].name} cannot be read: its column value holds string, not double" in text
+        assert "many" not in page(link, f"run/typed/rollout/{rollouts_of(text)[0]}")
+
+
 def test_nothing_without_the_token_and_nothing_but_reading(link: str) -> None:
     port = httpx.URL(link).port
     for address in (f"http://127.0.0.1:{port}/", f"http://127.0.0.1:{port}/wrong/run/one", link[:-2] + "/"):

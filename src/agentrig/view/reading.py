@@ -19,6 +19,7 @@ from agentrig.figures import number
 from agentrig.run.damage import read_object, reading
 from agentrig.run.directory import read_metrics
 from agentrig.run.past import changed_files, losses
+from agentrig.run.rows import _schema
 from agentrig.traces import Span
 
 SECOND = "second_rewards"
@@ -232,6 +233,10 @@ def columns_of(
         with reading(file.path), pyarrow.parquet.ParquetFile(file.path) as parquet:
             if lacks := set(columns) - set(parquet.schema_arrow.names):
                 raise ValueError(f"it has no column {min(lacks)}")
+            for name in columns:
+                there, written = parquet.schema_arrow.field(name).type, _schema(pa).field(name).type
+                if there != written:
+                    raise ValueError(f"its column {name} holds {there}, not {written}")
             if ids is None:
                 return parquet.read(columns=list(columns), use_threads=False)
             batches = (pa.Table.from_batches([batch]) for batch in parquet.iter_batches(columns=list(columns)))

@@ -337,7 +337,11 @@ def _length(attributes: Mapping[str, Any]) -> str:
 
 
 def _fate(entry: Mapping[str, Any]) -> str:
-    place, reason, tokens = str(entry.get("place")), str(entry.get("reason") or ""), int(entry.get("tokens") or 0)
+    place, reason, tokens = (
+        str(entry.get("place")),
+        str(entry.get("reason") or ""),
+        int(number(entry.get("tokens")) or 0),
+    )
     words = {"trained": "trained", "masked": "context without loss", "handed_over": "handed to the algorithm"}
     if place == "dropped":
         return f"left out, {reason}: {REASONS.get(reason, 'a reason of the algorithm or the adapter')}"
