@@ -5,9 +5,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 GRAD_NORM = "grad_norm"
 """L2 norm of the gradient before clipping, the mean over a step's updates."""
+
+
+def number(value: Any) -> float | None:
+    """Return the value as a float when it is a finite number, else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer of more digits than a float holds
+        return None
 
 
 def mean(values: Sequence[float]) -> float | None:

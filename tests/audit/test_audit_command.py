@@ -190,6 +190,31 @@ def test_a_file_that_was_cut_short_is_a_fault_that_names_it(
 
 
 @pytest.mark.parametrize(
+    ("name", "columns", "said"),
+    [
+        ("calls/train-00002.parquet", {"z": [1]}, 'Field "rollout" does not exist'),
+        ("calls/train-00002.parquet", {"advantage": ["much"]}, "much"),
+        ("rollouts/train-00002.parquet", {"z": [1]}, "cannot be read"),
+    ],
+)
+def test_a_file_with_other_columns_or_types_is_a_fault_that_names_it(
+    run: Path, name: str, columns: dict[str, list[Any]], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = pq.read_table(run / name)
+    for column, values in columns.items():
+        if column in table.column_names:
+            table = table.set_column(table.column_names.index(column), column, pa.array(values * len(table)))
+        else:
+            table = pa.table(columns)
+    pq.write_table(table, run / name)
+    status, found = audited(run, "--step", "2")
+    assert (status, found["advantages"]["result"]) == (1, "fault"), found
+    assert f"{name} cannot be read" in found["advantages"]["detail"]
+    assert said in found["advantages"]["detail"]
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize(
     ("name", "text"), [("config.toml", "[run\n"), ("audit/step-00002.json", "{"), ("metrics.jsonl", None)]
 )
 def test_a_record_that_cannot_be_read_ends_the_command_with_the_file(run: Path, name: str, text: str | None) -> None:

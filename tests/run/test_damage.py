@@ -49,7 +49,7 @@ def resume(run: Path) -> None:
         (
             "progress.json",
             "{'a': 1}",
-            r"progress\.json is damaged: .*\. Restore it from a copy: it holds the accuracy",
+            r"progress\.json is damaged: .*\. Restore it from a copy, or remove it: the accuracy",
         ),
         ("config.toml", "[run\n", r"config\.toml is not TOML"),
         (
@@ -82,7 +82,7 @@ def test_the_advice_of_the_messages_works(run: Path) -> None:
     (run / "metrics.jsonl").write_text(json.dumps({"step": line["step"]}) + "\n")  # a line without its figures
     resume(run)
     assert json.loads((run / "summary.json").read_text())["complete"] is True
-    assert "metrics.jsonl has no line for step 1" in (run / "manifest.json").read_text()
+    assert "metrics.jsonl: the line of step 1 lacks" in (run / "manifest.json").read_text()
     assert (run / "rollouts" / "notes.parquet").exists()
 
 

@@ -22,6 +22,8 @@ from agentrig.cli.options import find_checkpoint
 from agentrig.errors import AgentrigError, CheckpointDamaged, RunStopped
 from agentrig.plan import resolve
 from agentrig.run import checkpoints
+from agentrig.run.directory import RunDirectory
+from agentrig.run.past import read_past
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.testing.tiny_model import make_tiny_model
@@ -186,6 +188,15 @@ def a_list_for_the_progress(run: Path) -> None:
     (run / "progress.json").write_text('{"before": 3, "checkpoints": [1]}')
 
 
+def words_for_the_progress(run: Path) -> None:
+    (run / "progress.json").write_text('{"reports": 5, "before": "x"}')
+
+
+def no_number_of_tasks(run: Path) -> None:
+    progress = json.loads((run / "progress.json").read_text())
+    (run / "progress.json").write_text(json.dumps({**progress, "before": {"accuracy": 0.5}}))
+
+
 def words_for_numbers(run: Path) -> None:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     lines[0]["failures"], lines[1]["time_s"] = "none", 7
@@ -226,6 +237,8 @@ DAMAGES: Mapping[Callable[[Path], None], str] = {
     a_directory_for_latest: r"checkpoints/latest is a directory",
     a_file_for_the_rollouts: r"rollouts.*cannot be (read|written)",
     a_list_for_the_progress: r"progress\.json is damaged",
+    words_for_the_progress: r"progress\.json is damaged: .*Restore it from a copy, or remove it",
+    no_number_of_tasks: r"progress\.json is damaged: .*Restore it from a copy, or remove it",
     words_in_the_manifest: r"manifest\.json is damaged",
 }
 
@@ -248,6 +261,23 @@ def test_damaged_lines_are_reported_and_the_run_goes_on(run: Path, damage: Calla
     done = CliRunner().invoke(main, ["train", "--json", "--resume", str(run), "algorithm.steps=4"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["steps"] == 4
+
+
+def test_the_cure_for_a_damaged_progress_works(run: Path) -> None:
+    words_for_the_progress(run)
+    words = ["train", "--json", "--resume", str(run), "algorithm.steps=4"]
+    assert "or remove it" in " ".join(CliRunner().invoke(main, words).stderr.split())
+    (run / "progress.json").unlink()
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["steps"] == 4
+
+
+def test_a_line_that_the_totals_leave_out_is_named_as_such(run: Path) -> None:
+    words_for_numbers(run)
+    warnings = " ".join(read_past(RunDirectory(run)).warnings)
+    assert "the line of step 1 and 2 lacks what the run's totals and guards need" in warnings
+    assert "no line for step" not in warnings
 
 
 def test_a_link_with_a_later_steps_name_is_removed_as_a_link(run: Path) -> None:

@@ -48,7 +48,11 @@ def test_the_later_line_of_a_repeated_step_counts(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda lines: lines[0].update(reward=float("nan")), r"a reward that is not finite for step 1\b"),
+        (lambda lines: lines[0].update(reward=float("nan")), r"a reward that is no finite number for step 1\b"),
+        (lambda lines: lines[1].update(reward="high"), r"a reward that is no finite number for step 2\b"),
+        (lambda lines: lines[1].update(reward=10**400), r"a reward that is no finite number for step 2\b"),
+        (lambda lines: lines[2].update(step=10**400), r"metrics\.jsonl: line 3 cannot be read"),
+        (lambda lines: lines[2].update(step=10**8), r"no line for step 3, 4, .* and step 100000000 has ended"),
         (lambda lines: lines.pop(1), r"no line for step 2, and step 3 has ended"),
         (lambda lines: lines.pop(), r"no line for step 3, and step 3 has ended"),
         (lambda lines: lines[0].update(reward=0.91875), r"contradicts itself: step 1 has the reward 0\.91875 in metr"),
@@ -65,6 +69,32 @@ def test_metrics_that_lack_something_or_contradict_the_rollouts_are_told(
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert re.search(said, str(diagnose(directory)))
     assert re.search(said, build_report([directory]).read_text())
+
+
+def test_a_line_that_is_too_deep_or_has_too_many_digits_is_ignored(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", steps=3)
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "x": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
+        file.write('{"step": ' + "9" * 5000 + "}\n")
+    (directory / "log.jsonl").write_text("[" * 100_000 + "]" * 100_000 + "\n")
+    said = "metrics.jsonl: line 4 and 5 cannot be read"
+    assert said in str(diagnose(directory))
+    assert said in build_report([directory]).read_text()
+
+
+@pytest.mark.parametrize(("key", "end"), [("accuracy", "after"), ("accuracy", "before"), ("reward", "after")])
+def test_a_summary_that_contradicts_the_measurements_is_told(
+    ended_run: Callable[..., Path], key: str, end: str
+) -> None:
+    finished = ended_run()
+    file = finished / "summary.json"
+    assert "contradicts itself" not in str(diagnose(finished))
+    summary = json.loads(file.read_text())
+    summary[key][end] = 0.925
+    file.write_text(json.dumps(summary))
+    said = f"contradicts itself: the {key} {end} training is 0.925 in summary.json"
+    assert said in str(diagnose(finished))
+    assert said in build_report([finished]).read_text()
 
 
 @pytest.mark.timeout(300)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,8 +24,6 @@ HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> '\"</pre>{{7*7}
 @pytest.fixture(scope="module")
 def runs(ended_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run that a model wrote hostile text into, and with a run of another setting."""
-    import shutil
-
     place = tmp_path_factory.mktemp("runs")
     for name in ("one", "two"):
         shutil.copytree(ended_run(), place / name, symlinks=True)
@@ -64,6 +63,22 @@ def page(link: str, path: str = "", **query: str) -> str:
 
 def rollouts_of(text: str) -> list[str]:
     return re.findall(r'/rollout/([^"?#]+)"', text)
+
+
+def test_one_bad_run_does_not_take_the_page_of_the_folder(ended_run: Callable[..., Path], tmp_path: Path) -> None:
+    for name in ("deep", "good", "nothing"):
+        shutil.copytree(ended_run(), tmp_path / name, symlinks=True)
+    with (tmp_path / "deep" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "x": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
+    shutil.rmtree(tmp_path / "nothing")
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "nothing" / "config.toml").write_text("")
+    with serving(tmp_path) as link:
+        text = page(link)
+        assert all(f"/run/{name}" in text for name in ("deep", "good", "nothing"))
+        assert "cannot be shown" in text
+        assert "is not a run directory" in text
+        assert "cannot be read" in page(link, "run/deep")
 
 
 def test_nothing_without_the_token_and_nothing_but_reading(link: str) -> None:

@@ -24,6 +24,10 @@ OTHERWISE = (
 """Fields of a request with which tokens are not samples of the stated distribution."""
 
 
+NUMBERS = ("value", "advantage")
+"""Columns with numbers; those that are read beside them hold text."""
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Call:
     """One answered call to the run's model, as its client sent it and got it.
@@ -100,7 +104,7 @@ def read_lines(path: Path) -> dict[int, Mapping[str, Any]]:
     file = path / "metrics.jsonl"
     found: dict[int, Mapping[str, Any]] = {}
     for text in file.read_text("utf-8", "replace").splitlines() if file.is_file() else ():
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             line = json.loads(text)
             if isinstance(line, dict) and isinstance(line.get("step"), int):
                 found[line["step"]] = line
@@ -192,7 +196,7 @@ class Record:
         """Return where each call of a step went, as the ledger says."""
         file = self.path / "calls" / f"train-{step:05d}.parquet"
         with readable(file):
-            return _table(file)
+            return _table(file, ["rollout", "span", "node", "place", "reason", "advantage"])
 
     def trained(self, step: int) -> dict[tuple[str, str], float]:
         """Return the advantage of each call that the algorithm took, by rollout and span."""
@@ -215,12 +219,25 @@ def readable(file: Path) -> Iterator[None]:
 
 
 def _table(file: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Return the rows of a Parquet file; none without a file."""
+    """Return the rows of a Parquet file; none without a file.
+
+    Raises:
+        OSError: It is no regular file.
+        KeyError: It lacks one of the columns.
+        pyarrow.ArrowException: It is damaged, or a column has another type.
+    """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     if file.exists() and not file.is_file():  # to read a pipe would wait for ever
         raise OSError("it is no regular file")
-    found: list[dict[str, Any]] = pq.read_table(file, columns=columns).to_pylist() if file.exists() else []
+    if not file.exists():
+        return []
+    table = pq.read_table(file, columns=columns)
+    if columns is not None:
+        types = [(name, pa.float64() if name in NUMBERS else pa.string()) for name in columns]
+        table = table.select(columns).cast(pa.schema(types))
+    found: list[dict[str, Any]] = table.to_pylist()
     return found
 
 

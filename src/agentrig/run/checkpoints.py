@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError
-from agentrig.run.damage import read_object, writing
+from agentrig.run.damage import CURES, read_object, writing
 from agentrig.run.files import flush, flush_tree, write_whole
 
 KEPT_CHECKPOINTS = 2
@@ -192,7 +192,10 @@ def verify(checkpoint: Path, *, trains: bool = True) -> None:
         _compare(checkpoint, {n: w for n, w in wanted.items() if trains or not n.startswith("trainer/")}, trains)
     elif ours:
         raise CheckpointDamaged(checkpoint, f"its list of files, {LIST}, is missing")
-    if ours and progress and digest_of(file) not in saved_digests(run, progress).get(checkpoint.name, ()):
+    saved = saved_digests(run, progress)
+    if progress and not saved:
+        raise _no_digests(run)
+    if progress and digest_of(file) not in saved.get(checkpoint.name, ()):
         raise CheckpointDamaged(
             checkpoint,
             f"{LIST} is not the one that the run wrote for it (progress.json): it was changed or copied there",
@@ -231,11 +234,13 @@ def saved_digests(run: Path, progress: dict[str, Any]) -> dict[str, list[str]]:
     """
     found = progress.get(SAVED, {})
     if not isinstance(found, dict) or not all(isinstance(digests, list) for digests in found.values()):
-        raise RunFileError(
-            f"{run / 'progress.json'} is damaged: {SAVED} does not hold the digests of checkpoints. Restore it from a "
-            "copy, or remove it: the accuracy that was measured before training is then lost"
-        )
+        raise _no_digests(run)
     return found
+
+
+def _no_digests(run: Path) -> RunFileError:
+    file = run / "progress.json"
+    return RunFileError(f"{file} is damaged: {SAVED} does not hold the digests of checkpoints. {CURES[file.name]}")
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:

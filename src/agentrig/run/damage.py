@@ -19,7 +19,7 @@ FULL = 1 << 16
 CURES: Mapping[str, str] = {
     "manifest.json": "Restore it from a copy, or remove it: only the record of versions and data is lost",
     "summary.json": "Remove it: the run writes it again when it ends",
-    "progress.json": "Restore it from a copy: it holds the accuracy that was measured before training",
+    "progress.json": "Restore it from a copy, or remove it: the accuracy measured before training is then lost",
     "error.json": "Remove it: it only says how the run ended",
     "config.toml": "Restore it from a copy, for example from the section config of manifest.json",
 }

@@ -31,6 +31,9 @@ ROLLOUTS = re.compile(r"[a-z]+-\d+\.parquet")
 FILES = "files"
 """The key of `metrics.jsonl` and `progress.json` with the SHA-256 of the files of rollouts and calls."""
 
+LAST_STEP = 10**9
+"""No run has more steps: a larger number in `metrics.jsonl` is damage."""
+
 FOLDERS = ("rollouts", "calls", "checkpoints", "plots")
 
 ENDED = ("error.json", "summary.json")
@@ -296,9 +299,9 @@ def read_metrics(text: str) -> tuple[list[dict[str, Any]], list[int]]:
             continue
         try:
             line = json.loads(each)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # a number of too many digits, or too deep
             line = None
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
+        if isinstance(line, dict) and type(line.get("step")) is int and 1 <= line["step"] <= LAST_STEP:
             lines.append(line)
         else:
             damaged.append(i)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from agentrig.errors import CheckpointDamaged, ConfigError
+from agentrig.figures import number
 from agentrig.run.checkpoints import SAVED, saved_digests, verify
 from agentrig.run.damage import reading
 from agentrig.run.directory import FILES, RunDirectory, stays, table_name
@@ -23,6 +24,9 @@ from agentrig.run.trends import Guards
 NEEDED = ("failures", "algorithm", "time_s", "step_s", "rollouts", "transitions_per_rollout")
 """The keys that a line of `metrics.jsonl` needs for the run's totals; the first three hold objects."""
 
+
+SHOWN = 8
+"""So many steps or files are named in a warning."""
 
 TABLE = re.compile(r"(train|validation|report)-(\d+)\.parquet")
 """The name of a file of rollouts or calls."""
@@ -75,11 +79,14 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
     if checkpoint is None:
         _check_never_saved(run, known.get(SAVED) or summary.get("complete"), len(every))
     run.check_rewind(step)
-    lines = [line for line in every if line["step"] <= step and _usable(line)]
+    ours = [line for line in every if line["step"] <= step]
+    lines = [line for line in ours if _usable(line)]
     progress = known if step else {}
     progress.pop("after", None)  # from an earlier end of this run, before it was extended
     with reading(run.path / "progress.json"):
-        _ = {**known.get("before", {"accuracy": None, "n": 0})}["accuracy"]
+        before = {"accuracy": None, "n": 0} if "before" not in known else {**known["before"]}
+        if number(before["n"]) is None or (before["accuracy"] is not None and number(before["accuracy"]) is None):
+            raise ValueError("before has no accuracy or no number of tasks")
     saved = {run.checkpoints.path(s).name for s in run.checkpoints.steps() if s <= step}
     if progress:
         progress[SAVED] = {name: kept for name, kept in saved_digests(run.path, known).items() if name in saved}
@@ -93,7 +100,8 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
         warnings=[
             *_starts_over(step, len(every)),
             *(lost_checkpoints(run, step) if step and from_step is None else []),
-            *losses(lines, damaged, step),
+            *losses(ours, damaged, step),
+            *_left_out([line["step"] for line in ours if line not in lines]),
             *(changed_files(run.path, every, known, step=step, needed=range(1, step + 1)) if step else []),
         ],
         ended=bool(summary.get("complete")) and step >= summary.get("steps", 0),
@@ -120,9 +128,20 @@ def _usable(line: Mapping[str, Any]) -> bool:
     """Whether a line of `metrics.jsonl` has what the run's totals and guards need, of the right types."""
     try:
         Guards.after([line])
-        return all(isinstance(line[name], dict if i < 3 else int | float) for i, name in enumerate(NEEDED))
-    except (KeyError, TypeError, AttributeError):
+        objects, numbers = NEEDED[:3], NEEDED[3:]
+        return all(isinstance(line[key], dict) for key in objects) and None not in [number(line[k]) for k in numbers]
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return False
+
+
+def _left_out(steps: Sequence[int]) -> list[str]:
+    """Say which lines of `metrics.jsonl` are not `_usable`."""
+    if not steps:
+        return []
+    return [
+        f"metrics.jsonl: the line of step {_listed(steps)} lacks what the run's totals and guards need, or has it in "
+        "another type: the summary leaves it out"
+    ]
 
 
 def begin(run: RunDirectory, config: str, facts: Mapping[str, Any], past: Past) -> None:
@@ -183,19 +202,22 @@ def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int
             f"metrics.jsonl: line {_listed(damaged)} cannot be read (truncated by a crash, or damaged) and is ignored"
         )
     counts = Counter(line["step"] for line in lines)
-    lost = [s for s in range(1, step + 1) if not counts[s]]
-    if lost:
+    lost = step - sum(s <= step for s in counts)
+    if lost > 0:
+        first = list(islice((s for s in count(1) if s not in counts), min(lost, SHOWN)))
         found.append(
-            f"metrics.jsonl has no line for step {_listed(lost)}, and step {step} has ended: the report and the "
+            f"metrics.jsonl has no line for step {_listed(first, lost)}, and step {step} has ended: the report and the "
             "summary leave these steps out"
         )
     twice = sorted(s for s, n in counts.items() if n > 1)
     if twice:
         found.append(f"metrics.jsonl has step {_listed(twice)} more than once: the report takes the last of them")
     rewards = [(line["step"], line.get("reward")) for line in lines]
-    odd = [step for step, reward in rewards if isinstance(reward, float) and not math.isfinite(reward)]
+    odd = [step for step, reward in rewards if reward is not None and number(reward) is None]
     if odd:
-        found.append(f"metrics.jsonl has a reward that is not finite for step {_listed(odd)}: the report leaves it out")
+        found.append(
+            f"metrics.jsonl has a reward that is no finite number for step {_listed(odd)}: the report leaves it out"
+        )
     return found
 
 
@@ -290,9 +312,9 @@ def _digest_of(file: Path, *_state: int) -> str:
     return sha256_of(file)
 
 
-def _listed(numbers: Sequence[int | str]) -> str:
-    """Format a list of numbers or names, at most eight of them: `1, 2 and 5`."""
-    shown = [str(n) for n in numbers[:8]]
-    if len(numbers) > len(shown):
-        return f"{', '.join(shown)} … ({len(numbers)} in all)"
+def _listed(numbers: Sequence[int | str], total: int = 0) -> str:
+    """Format a list of numbers or names, at most eight of them: `1, 2 and 5`; `total` if there are more than given."""
+    shown, total = [str(n) for n in numbers[:SHOWN]], total or len(numbers)
+    if total > len(shown):
+        return f"{', '.join(shown)} … ({total} in all)"
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

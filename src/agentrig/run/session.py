@@ -341,7 +341,8 @@ class RunSession:
         digest = self._run.write_rollouts(rollouts, mode=mode, step=step, second=second)
         if mode == "report" or (mode == "validation" and step < self.first_step):  # part of no step
             self._progress.setdefault(FILES, {})[table_name(mode, step)] = digest
-            self._run.write_json("progress.json", self._progress)
+            if mode == "report" or self.first_step == 1:  # else it is written with the next checkpoint
+                self._run.write_json("progress.json", self._progress)
         else:
             self._files[mode] = digest
 

@@ -175,7 +175,7 @@ def context_length(run: RunData) -> int | None:
     try:
         latest = (run.directory / "checkpoints" / "latest").read_text("utf-8").strip()
         model = json.loads((run.directory / "checkpoints" / latest / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     found = number(mapping(model).get("max_position_embeddings"))
     return None if found is None else int(found)

@@ -122,7 +122,7 @@ def warnings_of(run: RunData) -> list[dict[str, Any]]:
     for line in text.splitlines()[-WARNINGS:]:
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             found.append({"step": value.get("step"), "level": value.get("level"), "text": str(value.get("text"))})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import tomllib
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from agentrig.errors import AgentrigError, RunFileError
+from agentrig.figures import number
 from agentrig.run.damage import read_object, reading
 from agentrig.run.directory import read_metrics
 from agentrig.run.past import changed_files, losses
@@ -131,13 +131,6 @@ class RunData:
 def mapping(value: Any) -> Mapping[str, Any]:
     """Return the value when it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}
-
-
-def number(value: Any) -> float | None:
-    """Return the value as a float when it is a finite number, else None."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if math.isfinite(value) else None
 
 
 def is_correct(row: Mapping[str, Any]) -> bool:
@@ -280,7 +273,7 @@ def decoded(row: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(row)
     for column in JSON_COLUMNS & row.keys():
         if isinstance(row[column], str):
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 found[column] = json.loads(row[column])
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
-from agentrig.view.reading import number
+from agentrig.view.reading import mapping, number
 from agentrig.view.text import count
 
 FEW = 10
@@ -76,7 +76,17 @@ def ended(evidence: Evidence) -> Iterator[Finding]:
 
 
 def contradicted(evidence: Evidence) -> Iterator[Finding]:
-    """Steps whose reward in `metrics.jsonl` is not the mean of their rollouts' rewards."""
+    """A step's reward that is not its rollouts' mean, and held-out figures in which two files differ."""
+    run = evidence.run
+    for key, end in ((key, end) for key in ("accuracy", "reward") for end in ("before", "after")):
+        stated = number(mapping(run.summary.get(key)).get(end))
+        measured = number(mapping(run.progress.get(end)).get(key))
+        if stated is not None and measured is not None and stated != measured:
+            yield Finding(
+                "warn",
+                f"the record contradicts itself: the {key} {end} training is {stated:.6g} in summary.json, and "
+                f"{measured:.6g} in progress.json: one of the two files was changed",
+            )
     lines = {line["step"]: line for line in evidence.run.steps}
     for facts in evidence.steps:
         line = lines.get(facts.step, {})

@@ -150,7 +150,7 @@ class Pages:
         """Answer the first address: the runs of the folder, or the one run."""
         if self._runs.single:
             return RedirectResponse(f"{request.scope['prefix']}/run/{quote(next(iter(self._runs.all())), safe='')}")
-        rows = [{"key": key, **views.listed(run.data())} for key, run in self._runs.all().items()]
+        rows = [{"key": key, **views.listed(run)} for key, run in self._runs.all().items()]
         return self._page(request, "front", events="", rows=rows, title="runs")
 
     def run(self, request: Request) -> Response:

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
 import attrs
 
+from agentrig.errors import AgentrigError
 from agentrig.figures import mean
 from agentrig.text import cut
 from agentrig.view import figures
-from agentrig.view.reading import RunData, verdict
+from agentrig.view.reading import RunData, first_line, verdict
 from agentrig.view.rollout import chip, question
 from agentrig.view.watch.rollouts import Filter
 from agentrig.view.watch.runs import Run
 
+log = logging.getLogger(__name__)
+
 PAGE = 50
 """Rows of a list."""
 
+UNSHOWN = {"recipe": "", "steps": "", "accuracy": {"before": None, "after": None}, "reward": None, "started": ""}
+"""The figures of a run that cannot be read."""
 
-def listed(data: RunData) -> dict[str, Any]:
-    """Return a run's row in the list of a folder's runs."""
+
+def listed(run: Run) -> dict[str, Any]:
+    """Return a run's row in the list of a folder's runs; of one that can't be shown, only why."""
+    try:
+        data = run.data()
+        return _row(data)
+    except Exception as error:  # one run must not take the page of all
+        log.warning(
+            "the run %s cannot be shown: %s", run.directory, error, exc_info=not isinstance(error, AgentrigError)
+        )
+        return {"name": run.key, "status": f"cannot be shown: {first_line(error)}"} | UNSHOWN
+
+
+def _row(data: RunData) -> dict[str, Any]:
     _, rewards = figures.series(data, "reward")
     return {
         "name": data.name,
