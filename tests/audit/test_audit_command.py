@@ -192,7 +192,7 @@ def test_a_file_that_was_cut_short_is_a_fault_that_names_it(
 @pytest.mark.parametrize(
     ("name", "columns", "said"),
     [
-        ("calls/train-00002.parquet", {"z": [1]}, 'Field "rollout" does not exist'),
+        ("calls/train-00002.parquet", {"z": [1]}, "it has no column rollout"),
         ("calls/train-00002.parquet", {"advantage": ["much"]}, "much"),
         ("rollouts/train-00002.parquet", {"z": [1]}, "cannot be read"),
     ],

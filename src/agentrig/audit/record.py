@@ -223,16 +223,19 @@ def _table(file: Path, columns: Sequence[str] | None = None) -> list[dict[str, A
 
     Raises:
         OSError: It is no regular file.
-        KeyError: It lacks one of the columns.
-        pyarrow.ArrowException: It is damaged, or a column has another type.
+        ValueError: It is damaged, it lacks one of the columns, or one has another type.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if file.exists() and not file.is_file():  # to read a pipe would wait for ever
-        raise OSError("it is no regular file")
     if not file.exists():
         return []
+    if not file.is_file():  # to read a pipe would wait for ever
+        raise OSError("it is no regular file")
+    there = pq.read_schema(file).names
+    lacking = [name for name in columns or () if name not in there]
+    if lacking:
+        raise ValueError(f"it has no column {lacking[0]}")
     table = pq.read_table(file, columns=columns)
     if columns is not None:
         types = [(name, pa.float64() if name in NUMBERS else pa.string()) for name in columns]

@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from agentrig.figures import number
 from agentrig.ledger import REASONS
-from agentrig.view.reading import RunData, first_line, mapping, number, one_of
+from agentrig.view.reading import RunData, first_line, mapping, one_of
 
 PLACES: Mapping[str, str] = {
     "trained": "in the loss",

@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrig.figures import mean, wilson
-from agentrig.view.reading import RunData, mapping, number
+from agentrig.figures import mean, number, wilson
+from agentrig.view.reading import RunData, mapping
 
 SMOOTHING = 16
 """Number of steps over which training curves are smoothed, as in the reference's published curves."""

@@ -13,14 +13,14 @@ import attrs
 from markupsafe import Markup, escape
 
 from agentrig.errors import AgentrigError, nearest
-from agentrig.figures import percent
+from agentrig.figures import number, percent
 from agentrig.run.damage import writing
 from agentrig.text import flat
 from agentrig.traces import LLM_CALL, Trace, reply_of
 from agentrig.view import figures
 from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
 from agentrig.view.png import FILES, draw
-from agentrig.view.reading import SECOND, RolloutFile, RunData, Seen, mapping, number, read_run, rollout_rows, spans_of
+from agentrig.view.reading import SECOND, RolloutFile, RunData, Seen, mapping, read_run, rollout_rows, spans_of
 
 COLUMNS = (
     "id", "task_id", "group", "failure", "message", "status", "value", "correct", "components", "details", SECOND,

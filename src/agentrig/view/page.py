@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrig.errors import RunFileError
-from agentrig.figures import NOTHING, mean, percent
+from agentrig.figures import NOTHING, mean, number, percent
 from agentrig.run.damage import reading
 from agentrig.text import flat
 from agentrig.view import figures, table, tables
 from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
 from agentrig.view.html import templates
 from agentrig.view.plots import plots_of, second_rewards
-from agentrig.view.reading import RunData, mapping, number
+from agentrig.view.reading import RunData, mapping
 from agentrig.view.samples import Shelf, before_after, reward_disagreements
 from agentrig.view.text import count, duration, figure, plain
 

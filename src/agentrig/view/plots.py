@@ -7,8 +7,9 @@ from typing import Literal
 
 import attrs
 
+from agentrig.figures import number
 from agentrig.view import figures
-from agentrig.view.reading import SECOND, RunData, mapping, number
+from agentrig.view.reading import SECOND, RunData, mapping
 
 MEAN = f"mean of {figures.SMOOTHING} steps"
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from agentrig.figures import number
 from agentrig.text import cut
 from agentrig.view.calls import calls_of
 from agentrig.view.gold import Gold
 from agentrig.view.html import Anchors
-from agentrig.view.reading import SECOND, RunData, is_correct, mapping, number, rollout_rows
+from agentrig.view.reading import SECOND, RunData, is_correct, mapping, rollout_rows
 from agentrig.view.rollout import COLUMNS, chip, question, readable, score_of, text_of
 from agentrig.view.tokens import Tokenizers
 

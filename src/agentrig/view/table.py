@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrig.figures import NOTHING, counted, mean, percent
+from agentrig.figures import NOTHING, counted, mean, number, percent
 from agentrig.view import figures
-from agentrig.view.reading import RunData, mapping, number, read_run
+from agentrig.view.reading import RunData, mapping, read_run
 from agentrig.view.text import plain
 
 COLUMNS = {

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import attrs
 from markupsafe import Markup
 
-from agentrig.figures import NOTHING, mean, percent
+from agentrig.figures import NOTHING, mean, number, percent
 from agentrig.view import calls, figures
 from agentrig.view.plots import second_rewards
-from agentrig.view.reading import SECOND, RunData, mapping, number, rollout_rows
+from agentrig.view.reading import SECOND, RunData, mapping, rollout_rows
 from agentrig.view.text import count, figure, plain
 
 CLASSES = 40

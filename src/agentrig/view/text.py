@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrig.figures import NOTHING
-from agentrig.view.reading import number
+from agentrig.figures import NOTHING, number
 
 
 def plain(value: float | None, digits: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from agentrig.figures import number
 from agentrig.ledger import CALL_ERROR, LEFT_OUT_BY_ADAPTER, NO_TOKEN_IDS, OTHER_SERVER, UNMATCHED_NODE
 from agentrig.view import calls
 from agentrig.view.causes.evidence import Evidence
@@ -11,7 +12,7 @@ from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.rollouts import PART_LIMIT
 from agentrig.view.causes.trend import at_least, gained
 from agentrig.view.figures import totals
-from agentrig.view.reading import RunData, mapping, number
+from agentrig.view.reading import RunData, mapping
 from agentrig.view.text import count
 
 MOST = 0.6

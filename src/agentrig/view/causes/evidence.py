@@ -13,7 +13,8 @@ from typing import Any
 
 import attrs
 
-from agentrig.view.reading import RolloutFile, RunData, Seen, is_correct, mapping, number, rollout_rows
+from agentrig.figures import number
+from agentrig.view.reading import RolloutFile, RunData, Seen, is_correct, mapping, rollout_rows
 
 OVERLONG = re.compile(
     "max(imum)? (context|input|model) len(gth)?|context.length|max_model_len|model's context is", re.IGNORECASE

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from agentrig.figures import number
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
-from agentrig.view.reading import mapping, number
+from agentrig.view.reading import mapping
 from agentrig.view.text import count
 
 FEW = 10

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrig.figures import mean
+from agentrig.figures import mean, number
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.trend import SURE, at_least, at_most, difference, gained, quarter, rewards_of
 from agentrig.view.causes.weights import LR
-from agentrig.view.reading import number
 from agentrig.view.text import count, figure
 
 MOVED = 0.05

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrig.figures import mean
+from agentrig.figures import mean, number
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.trend import LIKELY, trend
-from agentrig.view.reading import SECOND, mapping, number
+from agentrig.view.reading import SECOND, mapping
 from agentrig.view.text import figure
 
 APART = 0.1

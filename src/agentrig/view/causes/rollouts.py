@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from agentrig.figures import number
 from agentrig.view.causes.evidence import Evidence, StepFacts, total
 from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.trend import SURE, at_least, at_most, quarter
 from agentrig.view.figures import series, totals
-from agentrig.view.reading import number
 from agentrig.view.text import count
 
 PART_LIMIT = 0.05

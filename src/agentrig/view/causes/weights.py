@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from agentrig.figures import GRAD_NORM
+from agentrig.figures import GRAD_NORM, number
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
-from agentrig.view.reading import RunData, mapping, number
+from agentrig.view.reading import RunData, mapping
 from agentrig.view.text import count, figure
 
 LR = ("algorithm.lr", "algorithm.verl.actor_rollout_ref.actor.optim.lr")
