@@ -48,7 +48,7 @@ def around(patch: Patch, owner: Any, name: str, change: Callable[..., Any]) -> N
 
 # --- engine and adapter ---
 
-WHERE = r"rollout ro-\d+, task task-\d, node \w+, call c-\w+"
+WHERE = r"rollout ro-\w+, task task-\d, node \w+, call c-\w+"
 ADAPTER = "the adapter agent-match does not train what was sampled"
 ALGORITHM = "what the algorithm grpo did with its 30 calls"
 
@@ -58,7 +58,7 @@ def a_rollout_is_lost(patch: Patch) -> None:
     around(patch, RolloutEngine, "run", lambda found, *_: found[:-1])
 
 
-@fault("16 rollouts were asked for, 16 came back; returned more than once: ro-1")
+@fault("16 rollouts were asked for, 16 came back; returned more than once: ro-\\w+")
 def a_rollout_comes_back_twice(patch: Patch) -> None:
     around(patch, RolloutEngine, "run", lambda found, *_: [*found[:-1], found[0]])
 
@@ -87,7 +87,7 @@ def prompts_are_swapped(patch: Patch) -> None:
     around(patch, AgentMatch, "__call__", swap)
 
 
-@fault(f"{ADAPTER}.\n  15 x a triplet belongs to no recorded call of its rollout: rollout ro-1, task task-0, span nine")
+@fault(f"{ADAPTER}.\n  15 x a triplet belongs to no recorded call of its rollout: rollout ro-\\w+, task task-0, span nine")
 def a_triplet_is_made_up(patch: Patch) -> None:
     around(patch, AgentMatch, "__call__", lambda found, *_: [*found, attrs.evolve(found[0], span_id="nine")])
 
@@ -106,7 +106,7 @@ def responses_are_cut_at_a_maximum_length(patch: Patch) -> None:
     around(patch, Loop, "_samples", cut)
 
 
-@fault("step 2: .*\n.*x a call was trained that no trace of this step has: rollout ro-1, call c-write_query")
+@fault("step 2: .*\n.*x a call was trained that no trace of this step has: rollout ro-\\w+, call c-write_query")
 def samples_of_an_earlier_step_are_trained_again(patch: Patch) -> None:
     first: list[Any] = []
 

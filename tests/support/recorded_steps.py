@@ -9,7 +9,7 @@ import copy
 import json
 import queue
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from agentrig_grpo.naming import model_directory
 from agentrig import Endpoint, Outcome, Score, Span, Task, Trace
 from agentrig.hardware import Cpu, CpuConfig
 from agentrig.plan import resolve
+from agentrig.pools import Job
 from agentrig.run.directory import RunDirectory
 from agentrig.run.loop import Loop
 from agentrig.run.session import RunSession
@@ -45,21 +46,12 @@ class Recorded:
     warnings = ()
 
     def __init__(self, *, logprobs: bool) -> None:
-        self.results: queue.Queue[Any] = queue.Queue()
         self._random, self._logprobs = random.Random(5), logprobs
-        self._number = 0
 
-    def enqueue(self, inputs: Sequence[tuple[Mapping[str, Any], Endpoint]], *, mode: str) -> list[str]:
+    def submit(self, jobs: Sequence[Job], results: queue.SimpleQueue[Any]) -> None:
         """Answer at once."""
-        ids = []
-        for place, (task_input, _) in enumerate(inputs):
-            self._number += 1
-            ids.append(f"ro-{self._number}")
-            self.results.put(self._result(ids[-1], task_input["kind"], place % 4))
-        return ids
-
-    def forget(self, ids: Sequence[str]) -> None:
-        """Nothing is kept."""
+        for place, job in enumerate(jobs):
+            results.put(self._result(job.id, job.input["kind"], place % 4))
 
     def _result(self, rollout_id: str, kind: str, place: int) -> Result:
         spans = [Span(id="root", parent=None, name="rollout", start=0.0, end=9.0)]
