@@ -111,12 +111,12 @@ def test_an_incompatible_indirect_requirement_is_found(
 
 def test_the_imports_of_every_run_are_tried(tmp_path: Path, doctor: Callable[..., list[Finding]]) -> None:
     """With a module on the path that hides the real one."""
-    (tmp_path / "pyarrow").mkdir()
-    (tmp_path / "pyarrow" / "__init__.py").write_text("raise SystemExit('half installed')\n")
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy" / "__init__.py").write_text("raise SystemExit('half installed')\n")
     (found,) = [f for f in doctor() if f.check == "imports"]
     assert found.result == "problem"
     assert found.evidence.startswith("import agentrig.run.session (every run does): SystemExit: half installed")
-    assert "pyarrow/__init__.py:1)" in found.evidence
+    assert "numpy/__init__.py:1)" in found.evidence
 
 
 def test_an_import_that_kills_the_interpreter_is_a_finding(
