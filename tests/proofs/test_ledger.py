@@ -87,7 +87,7 @@ def prompts_are_swapped(patch: Patch) -> None:
     around(patch, AgentMatch, "__call__", swap)
 
 
-@fault(f"{ADAPTER}.\n  15 x a triplet belongs to no recorded call of its rollout: rollout ro-\\w+, task task-0, span nine")
+@fault(f"{ADAPTER}.\n  15 x a triplet belongs to no recorded call of its rollout: rollout ro-\\w+, task task-0, span n")
 def a_triplet_is_made_up(patch: Patch) -> None:
     around(patch, AgentMatch, "__call__", lambda found, *_: [*found, attrs.evolve(found[0], span_id="nine")])
 
