@@ -91,6 +91,16 @@ def test_bad_input_is_named_with_file_line_and_column(rows: Path, text: str, key
         loaded(table, TableConfig(file=str(rows), **{**NAMED, **keys}))
 
 
+def test_a_column_is_of_one_kind_in_all_files(rows: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.csv"
+    other.write_text("question,answer,size\nWhy?,1,large\n")
+    rows.write_text("question,answer,size\nWhat?,2,3\n")
+    with pytest.raises(
+        ConfigError, match=r"column size: 'large' is text, and in split train the column holds a number"
+    ):
+        loaded(table, TableConfig(file=str(rows), validation=str(other), private=["answer"]))
+
+
 def test_latin_1_bytes_are_named(rows: Path) -> None:
     rows.write_bytes(ROWS.replace("What is 4", "Qu\xe9 es 4").encode("latin-1"))
     with pytest.raises(AgentrigError, match=r"line 6, character 6: the byte 0xe9 is not UTF-8"):
@@ -107,6 +117,8 @@ def test_a_frame_is_a_task_set(rows: Path) -> None:
     tasks = from_frame(frame, split="part", **NAMED)
     assert [t.id for t in tasks.load("test")] == [f"test-q{i}" for i in range(2, 30, 3)]
     assert tasks.load("test")[0].private == {"answer": 3}
+    numbered = from_frame(pd.DataFrame([["What?", 1]]), private=["1"], shares=[1.0, 0.0, 0.0])
+    assert numbered.load("train")[0].input == {"0": "What?"}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 import attrs
 
 from agentrig.errors import ConfigError
+from agentrig.rows import read_rows
 
 T = TypeVar("T")
 
@@ -233,25 +234,28 @@ class Table:
                 f"the shares are {list(shares)}; write three numbers that add up to 1, such as 0.8, 0.1, 0.1"
             )
         self._tables, self._columns, self._shares = tables, columns, shares
+        self._loaded: dict[str, Sequence[Task]] = {}
 
     def load(self, split: str) -> Sequence[Task]:
         """Return the rows of a split, in their order.
 
         Raises:
-            ConfigError: A column is not there, or a row lacks a private value, an id or a split.
+            ConfigError: A column is not there, or a row lacks a private value, an id or a split, or a column is text
+                here and holds numbers in a split that was loaded before.
         """
         whole = len(self._tables) == 1
         if not whole and split not in self._tables:
             return ()
         rows, place = self._tables["train" if whole else split]
-        tasks = tasks_of_rows(
-            [self._row(row, place(n)) for n, row in enumerate(rows)], place, split=split, gold=self._columns.private
-        )
-        return [
+        kept = [self._row(row, place(n)) for n, row in enumerate(rows)]
+        tasks = [
             attrs.evolve(task, row=None, slices={name: str(row[name]) for name in self._columns.slices})
-            for task, row in zip(tasks, rows, strict=True)
-            if not whole or self._split_of(row, task.place) == split
+            for task, row in zip(tasks_of_rows(kept, place, split=split, gold=self._columns.private), rows, strict=True)
+            if not whole or self._split_of(task, row) == split
         ]
+        check_same_kinds({**self._loaded, split: tasks})
+        self._loaded[split] = tasks
+        return tasks
 
     def _row(self, row: Mapping[str, Any], place: str) -> dict[str, Any]:
         columns = self._columns
@@ -269,14 +273,12 @@ class Table:
         given = columns.id or ("id" if "id" in row else "")
         return found | {name: row[name] for name in columns.private} | ({"id": row[given]} if given else {})
 
-    def _split_of(self, row: Mapping[str, Any], place: str) -> str:
+    def _split_of(self, task: Task, row: Mapping[str, Any]) -> str:
         if name := self._columns.split:
-            if row.get(name) not in self.splits:
-                raise ConfigError(f"{place}, column {name}: {row.get(name)!r:.80} is none of {', '.join(self.splits)}")
+            if row[name] not in self.splits:
+                raise ConfigError(f"{task.place}, column {name}: {row[name]!r:.80} is none of {', '.join(self.splits)}")
             return str(row[name])
-        kept = self._row(row, place)
-        given = {column: value for column, value in kept.items() if column not in (*self._columns.private, "id")}
-        text = json.dumps(given, sort_keys=True, default=str)
+        text = json.dumps(task.input, sort_keys=True, default=str)
         drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
         ends = (self._shares[0], self._shares[0] + self._shares[1])
         return self.splits[sum(drawn >= end for end in ends)]
@@ -304,15 +306,8 @@ def from_frame(
     """
     if getattr(frame.columns, "nlevels", 1) > 1:
         raise ConfigError(f"the frame's columns have {frame.columns.nlevels} levels; give it columns of one name each")
-    rows = [{str(name): _plain(value) for name, value in row.items()} for row in frame.to_dict(orient="records")]
     columns = Columns(input=input, private=private, id=id, split=split, slices=slices)
-    return Table({"train": (rows, lambda number: f"row {number} (the first is 0)")}, columns, shares)
-
-
-def _plain(value: Any) -> Any:
-    """Return NumPy's values as Python's."""
-    convert = getattr(value, "tolist", None)
-    return convert() if convert is not None else value
+    return Table({"train": read_rows(frame.rename(columns=str))}, columns, shares)
 
 
 def check_same_kinds(splits: Mapping[str, Sequence[Task]]) -> None:
