@@ -18,7 +18,7 @@ from agentrig.audit.model import Precision, Unknown, Weights, place, random_stat
 from agentrig.audit.record import Record, Sources, read_lines, readable
 from agentrig.audit.sketch import Sketch
 from agentrig.audit.verdicts import LINKS, UNSEEN, CannotLook, Verdict, fault, ok, unseen
-from agentrig.errors import RunFileError
+from agentrig.errors import RunFileError, exhausted
 
 if TYPE_CHECKING:
     import torch
@@ -175,8 +175,9 @@ def _tried(link: str, look: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict
     except Unknown as name:
         yield unseen(link, f"{name} is no tensor of the plain model")
     except Exception as error:
-        log.warning("the auditor can't look at the link %s: %s", link, error, exc_info=True)
-        yield unseen(link, f"{type(error).__name__}: {error}")
+        lacks = exhausted(error)
+        log.warning("the auditor can't look at the link %s: %s", link, lacks or error, exc_info=not lacks)
+        yield unseen(link, lacks or f"{type(error).__name__}: {error}")
 
 
 def _precisions(record: Record, step: int, device: str, *, merged: bool = False) -> tuple[Precision, Precision]:
