@@ -255,6 +255,7 @@ def test_a_resume_that_fails_leaves_everything_as_it_was(run: Path, damage: Call
     assert re.search(DAMAGES[damage], said), said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [words_for_numbers, nothing_in_the_metrics], ids=lambda damage: damage.__name__)
 def test_damaged_lines_are_reported_and_the_run_goes_on(run: Path, damage: Callable[[Path], None]) -> None:
     damage(run)
@@ -263,6 +264,7 @@ def test_damaged_lines_are_reported_and_the_run_goes_on(run: Path, damage: Calla
     assert json.loads(done.stdout)["steps"] == 4
 
 
+@pytest.mark.slow
 def test_the_cure_for_a_damaged_progress_works(run: Path) -> None:
     words_for_the_progress(run)
     words = ["train", "--json", "--resume", str(run), "algorithm.steps=4"]
@@ -280,6 +282,7 @@ def test_a_line_that_the_totals_leave_out_is_named_as_such(run: Path) -> None:
     assert "no line for step" not in warnings
 
 
+@pytest.mark.slow
 def test_a_link_with_a_later_steps_name_is_removed_as_a_link(run: Path) -> None:
     (run / "checkpoints" / "step-00009").symlink_to("step-00002")
     before = whole(run)

@@ -93,6 +93,7 @@ def test_settings_edited_by_hand_are_refused_with_their_file(
     assert content(finished) == before
 
 
+@pytest.mark.slow
 def test_other_settings_edited_by_hand_are_named_once(finished: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = finished / "config.toml"
     file.write_text(file.read_text().replace("validation_tasks = ", "validation_tasks = 1"))
@@ -300,10 +301,7 @@ def test_the_digests_of_a_resumed_run_are_those_of_its_files(finished: Path) -> 
     assert sorted(files) == ["rollouts/report-00000.parquet", "rollouts/report-00004.parquet"]
 
 
-def test_an_undamaged_run_is_resumed_without_warnings(finished: Path) -> None:
-    assert read_past(RunDirectory(finished)).warnings == []
-
-
+@pytest.mark.slow
 def test_a_trained_model_is_not_measured_as_the_start(finished: Path, caplog: pytest.LogCaptureFixture) -> None:
     (finished / "progress.json").unlink()
     train(resume_plan(finished, overrides=["algorithm.steps=4", "run.block=[]"]), resume=finished)

@@ -38,6 +38,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, toy_file: str) -> tuple[dict[s
     return found, folder
 
 
+@pytest.mark.slow
 def test_the_network_is_not_used(ran: tuple[dict[str, Any], Path]) -> None:
     log = (ran[1] / "network.log").read_text()
     hosts = {line.split()[1] for line in log.splitlines() if line.startswith("socket.")}

@@ -26,6 +26,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict
     return found[0], found[1]
 
 
+@pytest.mark.slow
 def test_every_setting_gives_the_same_triplets(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
     theirs, ours = ({k: v for k, v in side.items() if k != "tree"} for side in both)
     assert len(ours) == 16
