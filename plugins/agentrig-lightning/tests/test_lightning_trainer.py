@@ -42,7 +42,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]
     return {**json.loads(found), "printed": printed}, folder
 
 
-@pytest.mark.slow
 def test_fit_runs_each_row_once_in_its_mode(ran: tuple[dict[str, Any], Path]) -> None:
     wanted = [[n, "train", "succeeded", 1.0] for n in range(3)]
     assert ran[0]["fit"] == [*wanted, [9, "val", "succeeded", 0.5]]

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow  # two processes with Agent Lightning
+
 SCRIPT = Path(__file__).parents[3] / "tests" / "support" / "lightning_compare.py"
 
 
@@ -26,7 +28,6 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict
     return found[0], found[1]
 
 
-@pytest.mark.slow
 def test_every_setting_gives_the_same_triplets(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
     theirs, ours = ({k: v for k, v in side.items() if k != "tree"} for side in both)
     assert len(ours) == 16

@@ -32,7 +32,6 @@ def endings(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.slow
 def test_no_file_changes(endings: list[dict[str, Any]]) -> None:
     assert endings[-1] == {"unchanged": True}
     assert len(endings) > 50
