@@ -370,6 +370,7 @@ def test_an_agent_whose_build_hangs_is_reported(start: Start, monkeypatch: pytes
         drain(pool, 1, timeout_s=20)
 
 
+@pytest.mark.slow
 def test_the_first_runner_shows_early_whether_the_agent_can_be_built(model: ModelServer, toy_file: str) -> None:
     """It stays: `start` adds the others."""
 

@@ -16,6 +16,7 @@ import torch
 from agentrig_verl.checks import MERGEABLE_LOSSES
 from agentrig_verl.manager import _figures
 from agentrig_verl.trajectories import Trajectory, trajectories_of
+from quick import quick_first
 from rollouts import rollout
 
 from agentrig import Triplet
@@ -173,7 +174,7 @@ def test_loss_and_gradients_are_those_of_the_separate_calls(engine: Any, packed:
     agree(found, expected)
 
 
-@pytest.mark.parametrize("loss", [*sorted(MERGEABLE_LOSSES), "gspo"])
+@pytest.mark.parametrize("loss", quick_first([*sorted(MERGEABLE_LOSSES), "gspo"], ("vanilla", "gspo")))
 def test_losses_of_single_tokens_are_allowed(engine: Any, loss: str) -> None:
     found, expected = (update(engine, batch_of(engine, laid_out(merged=m), packed=True), loss) for m in (True, False))
     if loss in MERGEABLE_LOSSES:
