@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Collection
+from multiprocessing import forkserver, resource_tracker
 from typing import NoReturn
 
 import psutil
@@ -71,6 +72,7 @@ def guard() -> None:
     What the runner prints goes through the guard too, at most `PRINTED` bytes in a minute.
     """
     lead()
+    _leave_helpers()
     adopts = sys.platform == "linux"
     if adopts:
         adopt_orphans()
@@ -127,6 +129,14 @@ def guard() -> None:
         for source in output.sources.keys() & ready:
             output.forward(source)
     _leave_as(status.get(runner, 0))
+
+
+def _leave_helpers() -> None:
+    """Close the pipes to multiprocessing's own processes: one that reads an agent's bytes dies with a traceback."""
+    for helper, name in ((forkserver._forkserver, "_forkserver_alive_fd"), (resource_tracker._resource_tracker, "_fd")):
+        if (descriptor := getattr(helper, name)) is not None:
+            os.close(descriptor)
+            setattr(helper, name, None)  # an agent that needs it starts its own
 
 
 class _Output:

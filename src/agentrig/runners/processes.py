@@ -121,6 +121,7 @@ class _Worker(Worker):
     mark: str
     pid: int = 0
     read: bytearray = attrs.field(factory=bytearray)
+    refused: bool = False
 
 
 class Pool(BasePool[_Worker]):
@@ -231,6 +232,8 @@ class Pool(BasePool[_Worker]):
                 data = os.read(worker.pipe.fileno(), 1 << 20)
                 if not data:
                     raise EOFError
+                if worker.refused:
+                    continue
                 first, *lines = data.split(b"\n")
                 worker.read += first
                 for line in lines:
@@ -242,7 +245,7 @@ class Pool(BasePool[_Worker]):
             pass  # the process is gone; its sentinel brings it to _died
         except ValueError as error:
             log.warning("%s sent what no runner sends (%s), and is ended", worker.title, error)
-            worker.read.clear()
+            worker.refused = True
             worker.process.terminate()
         return results
 
