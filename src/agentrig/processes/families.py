@@ -10,7 +10,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from multiprocessing import forkserver, resource_tracker
 from typing import NoReturn
 
@@ -61,7 +61,7 @@ def end_families(leaders: Collection[int], marks: Collection[str]) -> None:
         psutil.wait_procs(list(found.values()), timeout=0.2)
 
 
-def guard() -> None:
+def guard(after_run: Callable[[], None] = lambda: None) -> None:
     """Fork, and return in the forked process: a runner. This one guards it, and ends when the runner has ended.
 
     The guard adopts every descendant of the runner whose parent ends, whatever its session and its variables are. It
@@ -70,6 +70,9 @@ def guard() -> None:
     of the agent's own. A guard that is killed takes the runner with it.
 
     What the runner prints goes through the guard too, at most `PRINTED` bytes in a minute.
+
+    Args:
+        after_run: Called by the guard if the run's process has ended without asking.
     """
     lead()
     _leave_helpers()
@@ -128,6 +131,8 @@ def guard() -> None:
     while ready := multiprocessing.connection.wait(list(output.sources), 0):  # the last words
         for source in output.sources.keys() & ready:
             output.forward(source)
+    if not asked and multiprocessing.connection.wait([run.sentinel], 0):
+        after_run()
     _leave_as(status.get(runner, 0))
 
 

@@ -30,6 +30,7 @@ from agentrig.processes.confine import BASE, confine, declared, withheld
 from agentrig.processes.ends import SIGNALS
 from agentrig.processes.families import MARK, end_families, guard
 from agentrig.processes.forks import SAFE_PATH_KEPT, start_process
+from agentrig.processes.scratch import remove_left
 from agentrig.runners.attempt import build_agent, packed, running_loop
 from agentrig.runners.pools import BasePool, Worker
 from agentrig.text import cut, storable
@@ -59,7 +60,7 @@ def worker_main(
     pipe: Connection, plan: AgentSource, threads: int, environment: Mapping[str, str], absent: Sequence[str]
 ) -> None:
     """Run in a runner process: build the agent, then run the jobs from the pipe until it closes."""
-    guard()
+    guard(remove_left)
     ignore_signals()
     faulthandler.enable(all_threads=False)  # the file and line at which an agent crashes this process
     confine(plan.environment, environment, absent)
