@@ -126,6 +126,10 @@ def misbehave(do, task_input):
     if do == "closes-and-opens":  # files get the numbers
         for _ in range(3, 256):
             os.open(Path(task_input["marker"]) / "file", os.O_CREAT | os.O_RDWR)
+    if do == "writes-everywhere":
+        for number in range(3, 256):
+            with suppress(OSError):
+                os.write(number, b"\xff no message of anyone\n")
     if do == "stops":
         os.kill(os.getpid(), signal.SIGSTOP)
     if do == "prints":
@@ -248,13 +252,13 @@ def toy_agent(task_input, endpoint):
     misbehave(do, task_input)
     if do == "touches":
         return noted(Touches(task_input["marker"]))
-    if do.startswith("writes"):
+    if do.startswith("writes-") and do != "writes-everywhere":
         return write_to_run(HOSTILE[do.removeprefix("writes-")])
     if do == "plain":
         return (noted({**PLAIN, "nan": [math.nan, math.inf, -math.inf]}), PLAIN)
     if do in ODD_ANSWERS:
         return ODD_ANSWERS[do]()
-    if do == "no-call" or do.startswith("closes"):
+    if do in ("no-call", "writes-everywhere") or do.startswith("closes"):
         return "odd"
     if do == "even":
         return "even"
