@@ -102,7 +102,13 @@ SMALL = ["algorithm.steps=1", "run.validation_tasks=4", "run.report_tasks=4", "a
 
 
 @pytest.mark.parametrize(
-    ("more", "accuracy"), [([], 0.0), (["run.correct_at=0.5"], 0.5), (["reward.says=true"], 0.5), (["spec"], 0.5)]
+    ("more", "accuracy"),
+    [
+        ([], 0.0),
+        (["spec"], 0.5),
+        pytest.param(["run.correct_at=0.5"], 0.5, marks=pytest.mark.slow),
+        pytest.param(["reward.says=true"], 0.5, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_states_accuracy_and_mean_reward_side_by_side(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path, more: list[str], accuracy: float

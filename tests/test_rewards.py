@@ -160,6 +160,7 @@ def test_a_reward_that_hangs_is_invalid_and_the_others_continue() -> None:
     assert "ran past its budget of 0.2 s" in scores[0].details["reason"]
 
 
+@pytest.mark.slow
 def test_a_reward_that_never_ends_holds_up_nobody(toy_plan: Callable[..., Plan], caplog: Any) -> None:
     """Threads that spin would share the interpreter with everything else: 12 such rollouts took three minutes."""
     plan = toy_plan("reward.spin=true", "run.reward_budget_s=0.5")
@@ -178,6 +179,7 @@ def test_a_reward_that_never_ends_holds_up_nobody(toy_plan: Callable[..., Plan],
     assert time.monotonic() - start < 60
 
 
+@pytest.mark.slow
 def test_a_reward_may_judge_in_processes_from_the_start(toy_plan: Callable[..., Plan]) -> None:
     plan = toy_plan("run.reward_process=true", "reward.odd=true")
     task = Task(id="t-1", input={"number": 1}, private={"parity": "odd", "gold": "gold"})

@@ -144,6 +144,7 @@ def test_the_next_call_gives_the_verdict_first(stage: Stage, tmp_path: Path, cal
     assert not (tmp_path / "trainer").exists(), "no checkpoint is signed"
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_while_it_is_asked_is_named(stage: Stage, model: Path) -> None:
     with (
         LLMServer(ServerSettings(model=str(model), name="policy", slots=4)) as server,

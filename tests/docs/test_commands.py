@@ -382,6 +382,7 @@ def served(place: Path) -> Iterator[Endpoint]:
         yield endpoint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [c for c in ONCE if of_a_plugin(c)], ids=lambda c: c.id)
 def test_a_plugin_of_a_page_runs(command: Command, served: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process and with one server for all; `agentrig dev mini` above has its own."""

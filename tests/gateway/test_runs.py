@@ -151,6 +151,7 @@ def served() -> Iterator[Any]:
         )
 
 
+@pytest.mark.slow
 def test_the_reference_agent_has_the_same_triplets_through_tap_and_gateway(served: Any) -> None:
     same_through_both(served, 40, "runners.n=1")
 

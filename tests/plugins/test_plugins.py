@@ -266,6 +266,7 @@ def register_recipes():
         resolve("mine", files=[toy_file], uses={"reward": "twin"})
 
 
+@pytest.mark.slow
 def test_an_agent_of_a_shared_name_reaches_the_runners(site: Path, toy_file: str, model: ModelServer) -> None:
     for name, answer in (("toy-one", "odd"), ("toy-other", "even")):
         install(

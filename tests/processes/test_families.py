@@ -54,6 +54,7 @@ pool.close()
 """
 
 
+@pytest.mark.slow
 def test_what_an_agent_prints_is_limited_and_its_last_words_are_shown(toy_file: str) -> None:
     done = subprocess.run([sys.executable, "-c", PRINTS.format(file=toy_file)], capture_output=True, text=True)
     assert 200_000 < len(done.stdout) <= 256_000  # of 2 MB

@@ -33,8 +33,7 @@ from agentrig.run.loop import Loop
 from agentrig.view.diagnosis import diagnose
 
 MODELS = tiny()
-QUICK = ("the swap is skipped, the version is not", "the adapter is merged twice", "the prefix cache is stale",
-         "the log-probabilities are shifted by a token")  # fmt: skip
+QUICK = ("the swap is skipped, the version is not", "the log-probabilities are shifted by a token")
 
 
 def saved(folder: Path, kind: str = "qwen2", **more: Any) -> Path:

@@ -32,7 +32,8 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("adapter", "reason"), [("agent-match", "unmatched-node"), ("toy-match", "left-out-by-adapter")]
+    ("adapter", "reason"),
+    [("agent-match", "unmatched-node"), pytest.param("toy-match", "left-out-by-adapter", marks=pytest.mark.slow)],
 )
 def test_every_call_of_an_agent_with_two_nodes_is_counted_once(
     model: ModelServer, tmp_path: Path, toy_file: str, monkeypatch: pytest.MonkeyPatch, adapter: str, reason: str

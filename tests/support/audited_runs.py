@@ -31,8 +31,8 @@ from agentrig import AgentSpec, RewardSpec, Score, Task, TasksSpec, hookimpl
 
 
 class Words:
-    splits = ("train", "test")
-    roles = {"train": "train", "report": "test"}
+    splits = ("train", "dev", "test")
+    roles = {"train": "train", "validation": "dev", "report": "test"}
 
     def load(self, split):
         words = ("count the names", "select a name", "order by the name", "where is the answer", "the question", "and")

@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -163,24 +162,6 @@ def test_logs_go_above_the_panel_and_their_handlers_get_their_stream_back(monkey
     finally:
         shown.close()
         logging.getLogger().removeHandler(handler)
-
-
-def test_counts_are_right_when_many_threads_report():
-    shown, _ = display()
-    right = rollout_of(0, right=True, mode="train", step=1)
-    failed = rollout_of(1, right=False, mode="train", step=1, failure="llm-error")
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(8) as pool:
-            for future in [
-                pool.submit(lambda: [shown.on_rollout_end(rollout=r) for r in (right, failed) * 100]) for _ in range(8)
-            ]:
-                future.result()
-    finally:
-        sys.setswitchinterval(before)
-    assert "rolling out: 1600 rollouts, 800 right" in panel(shown)
-    assert "800 (800 llm-error)" in panel(shown)
 
 
 def test_the_display_is_an_ordinary_observer():

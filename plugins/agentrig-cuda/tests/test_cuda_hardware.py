@@ -101,6 +101,7 @@ def test_the_kit_finds_nothing_wrong_with_a_driver_and_without_one(tmp_path: Any
     assert [r.check for r in report.results if r.status == "skipped"] == ["hardware.computes"]
 
 
+@pytest.mark.slow
 def test_the_doctor_finds_a_cpu_torch_under_cuda(tmp_path: Any) -> None:
     """The driver answers (a stand-in nvidia-smi on PATH), and the torch at hand is a real one without CUDA."""
     import torch

@@ -246,6 +246,7 @@ def assert_trains_and_resumes(directory, tmp_path, **settings):
     return first, lines
 
 
+@pytest.mark.slow
 def test_long_prompts_train_through_the_server_and_are_resumed(model_dir, tmp_path):
     """Also where no two calls fit into one pass, which is said before the first step and counted in each."""
     first, lines = assert_trains_and_resumes(model_dir, tmp_path, lr=1e-3, tokens_per_batch=256)
@@ -268,6 +269,7 @@ def best_of(checkpoint):
     return json.loads((checkpoint / "trainer" / "state.json").read_text())["best"]
 
 
+@pytest.mark.slow
 def test_the_best_weights_in_validation_are_kept_when_asked_for(model_dir, tmp_path):
     class Worsening(FakeSession):
         def validate(self, endpoint, *, step):
@@ -286,23 +288,6 @@ def test_the_best_weights_in_validation_are_kept_when_asked_for(model_dir, tmp_p
 
 
 @pytest.mark.slow
-def test_the_last_step_is_a_candidate_for_the_best(model_dir, tmp_path, caplog):
-    class Steady(FakeSession):
-        def validate(self, endpoint, *, step):
-            super().validate(endpoint, step=step)
-            return 0.5 + (self.better if step else 0.0)
-
-    for better, told in ((0.1, False), (-0.1, True)):
-        session = Steady(tmp_path / f"run{better}")
-        session.better = better
-        Loop(Grpo(config_of(model_dir, steps=2, validate_every=50, save_every=1, final="best"))).run(session)
-        assert sorted(session.validated) == [0, 2]
-        assert ("ending with the weights of the start: no step did better" in caplog.text) is told
-    with pytest.raises(ConfigError, match="validate_every = 0"):
-        Loop(Grpo(config_of(model_dir, validate_every=0, final="best"))).run(session)
-
-
-@pytest.mark.slow
 def test_among_equal_accuracies_the_mean_reward_decides_what_is_best(model_dir, tmp_path):
     class Graded(FakeSession):
         def validate(self, endpoint, *, step):
@@ -316,6 +301,7 @@ def test_among_equal_accuracies_the_mean_reward_decides_what_is_best(model_dir, 
     assert (best["step"], best["accuracy"], best["reward"]) == (2, 0.0, -0.1)
 
 
+@pytest.mark.slow
 def test_solved_tasks_end_a_run_normally(model_dir, tmp_path):
     class Solved(FakeSession):
         def rollouts(self, tasks, *, n, endpoint, step, mode="train", on_groups=None, version=None):

@@ -48,6 +48,7 @@ def test_the_kit(check):
     check()
 
 
+@pytest.mark.slow
 def test_sleep_frees_the_kept_prompts(server):
     def prefills():
         return server.process.health()["counts"]["prefills"]
@@ -68,6 +69,7 @@ def test_auto_selects_it_only_if_no_other_server_can_be_used():
     assert isinstance(spec.build(spec.config())(plan_of("x")), Embedded)
 
 
+@pytest.mark.slow
 def test_server_sleep_frees_memory_before_each_update(model_dir, tmp_path):
     """`algorithm.server_sleep`: sleep comes between a step's rollouts and its update, wake before the new weights."""
     told = []

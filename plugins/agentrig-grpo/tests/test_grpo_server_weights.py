@@ -14,6 +14,7 @@ from agentrig_grpo import checkpoint
 from agentrig_grpo.server import transfer
 from agentrig_grpo.server.channel import Channel
 from agentrig_grpo.server.handle import LLMServer, ServerError, ServerSettings
+from quick import quick_first
 
 KINDS = {"qwen2": {}, "llama": {"attention_bias": True, "tie_word_embeddings": False}, "gpt2": {}}
 
@@ -29,7 +30,7 @@ def model_of(make_model, kind, seed=0):
     return GPT2LMHeadModel(config).eval()
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
+@pytest.fixture(scope="module", params=quick_first(KINDS, ("qwen2",)))
 def served(request, make_model, tokenizer, tmp_path_factory):
     directory = tmp_path_factory.mktemp("served")
     checkpoint.save(model_of(make_model, request.param), tokenizer, directory)
@@ -109,6 +110,7 @@ def test_transfers_leave_no_file_and_no_memory_behind(served):
     assert mapped(os.getpid()) <= max(kept, 1)
 
 
+@pytest.mark.slow
 def test_the_memory_goes_with_its_server(make_model, tokenizer, tmp_path):
     checkpoint.save(make_model(), tokenizer, tmp_path)
     before = Path("/proc/self/maps").read_text().count("agentrig-weights")

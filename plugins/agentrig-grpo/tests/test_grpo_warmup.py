@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 import subprocess
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from agentrig_grpo import checkpoint, warmup
-from agentrig_grpo.warmup import Example, _progress, encode, fine_tune, new_model, read_examples
+from agentrig_grpo.warmup import Example, encode, fine_tune, new_model, read_examples
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from agentrig.errors import AgentrigError
@@ -58,6 +57,7 @@ def test_the_loss_is_on_the_completion_only(tokenizer, make_model):
     assert stats.losses[0] == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_limits_are_respected_and_mistakes_are_named(tokenizer, make_model, tmp_path):
     stats = fine_tune(make_model(), tokenizer, DATA, epochs=1e4, max_seconds=1.0, log=None)
     assert 0.9 < stats.wall_s < 10
@@ -71,19 +71,6 @@ def test_limits_are_respected_and_mistakes_are_named(tokenizer, make_model, tmp_
     (tmp_path / "bad.jsonl").write_text('{"a": 1}\n[1]\n')
     with pytest.raises(ValueError, match="line 2 is not a JSON object"):
         read_examples(tmp_path / "bad.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("steps", "elapsed", "share"),
-    [
-        (0, 0.0, 0.0),
-        (1, 9.0, 0.01),  # the first step was slow
-        (50, 20.0, 0.5),  # time enough: another machine has the same schedule
-        (50, 90.0, 0.9),  # the time will end it
-    ],
-)
-def test_the_schedule_follows_the_time_only_if_the_time_ends_the_training(steps, elapsed, share):
-    assert _progress(steps, 100, elapsed, 100.0) == share
 
 
 def test_enough_ends_the_training_between_epochs_from_half_of_them_on(tokenizer, make_model):
@@ -136,22 +123,3 @@ def test_a_missing_directory_is_named(tmp_path):
         checkpoint.load_model(tmp_path / "none")
     with pytest.raises(AgentrigError, match=r"no tokenizer_config\.json"):
         checkpoint.load_tokenizer(tmp_path)
-
-
-def test_a_tokenizer_is_loaded_from_its_file(make_model, tokenizer, tmp_path):
-    from tokenizers import Regex, pre_tokenizers
-
-    own = copy.deepcopy(tokenizer)
-    backend = own.backend_tokenizer
-    numbers = pre_tokenizers.Split(Regex(r"[0-9]+|[^0-9]"), "isolated")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([numbers, pre_tokenizers.ByteLevel(False, use_regex=False)])
-    checkpoint.save(make_model(), own, tmp_path / "first")
-    loaded = checkpoint.load_tokenizer(tmp_path / "first")
-    assert loaded.tokenize("where 25") == own.tokenize("where 25") != tokenizer.tokenize("where 25")
-    assert len(loaded) == len(own), "Qwen2's own class would add a token that the model doesn't have"
-    checkpoint.save(make_model(), loaded, tmp_path / "second")
-    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
-        assert (tmp_path / "second" / name).read_text() == (tmp_path / "first" / name).read_text()
-    checkpoint.save(make_model(), loaded, tmp_path / "half", dtype=torch.bfloat16)
-    config = json.loads((tmp_path / "half" / "config.json").read_text())
-    assert (config["dtype"], config["architectures"]) == ("bfloat16", ["Qwen2ForCausalLM"])

@@ -337,6 +337,7 @@ def test_an_agent_that_sees_its_gold_and_other_rewards(
     assert "this agent sees its gold: both gets whole rows" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("split", "mode"), [("train", "train"), ("validation", "val")])
 def test_dev_has_the_mode_of_its_split(plugin: str, toy_file: str, model: Any, split: str, mode: str) -> None:
     """And an agent that does not ask for whole rows gets no gold: the command fails, and shows why."""

@@ -183,6 +183,7 @@ def test_a_model_on_loopback_is_refused_on_another_machine() -> None:
     assert RemoteRunner(StoreAddress("http://127.0.0.1:1", TOKEN), None, "w")._reachable(job) is job  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_runner_says_that_its_store_is_dead(served: ServedStore, toy_file: str) -> None:
     words = [sys.executable, "-m", "agentrig", "runner", "--plugin", toy_file, "-n", "1", "--store"]
     environment = {"AGL_STORE_TOKEN": TOKEN, "PATH": "/usr/bin:/bin"}

@@ -26,6 +26,7 @@ from agentrig.delivery.digests import digests
 from agentrig.processes.servers import ServerError
 
 
+@pytest.mark.slow
 def test_the_door_is_closed_to_what_is_no_request(server):
     with server() as running:
         endpoint = running.endpoints[0]
@@ -126,6 +127,7 @@ def test_a_sleeping_server_refuses_and_an_awake_one_waits_for_weights(server, mo
         ]
 
 
+@pytest.mark.slow
 def test_several_processes_answer_for_one_engine_and_one_version(server, model):
     state = weights(model)
     with server(api_server_count=3) as made:
@@ -153,6 +155,7 @@ def test_several_processes_answer_for_one_engine_and_one_version(server, model):
     assert gone(several)
 
 
+@pytest.mark.slow
 def test_the_end_of_one_of_several_processes_ends_the_server(server, model):
     with server(api_server_count=2) as made:
         made.take(weights(model).items(), 1)
@@ -237,6 +240,7 @@ def test_the_error_of_a_server_that_cannot_start_has_the_reason(server, monkeypa
         assert gone(processes)
 
 
+@pytest.mark.slow
 def test_a_server_that_starts_too_slowly_is_ended_with_its_children(server, monkeypatch):
     monkeypatch.setenv("STAND_IN_FAILS", "hang")
     with server(start_s=8.0) as made:
@@ -248,6 +252,7 @@ def test_a_server_that_starts_too_slowly_is_ended_with_its_children(server, monk
         assert gone(processes)
 
 
+@pytest.mark.slow
 def test_a_dead_engine_is_named_at_once(server, model):
     with server() as made:
         made.take(weights(model).items(), 1)
@@ -261,6 +266,7 @@ def test_a_dead_engine_is_named_at_once(server, model):
         assert gone(processes)
 
 
+@pytest.mark.slow
 def test_the_engine_of_a_killed_server_ends(server, model):
     with server() as made:
         made.take(weights(model).items(), 1)
