@@ -313,7 +313,7 @@ def test_compare_gives_plain_json_and_a_table_that_fits(tmp_path: Path, finished
     part = rows[0]["slices"]["half"]["first"]
     assert part["n"] == 20
     assert re.search(rf"^  first +{100 * part['before']:.1f} → {100 * part['after']:.1f} +", text, re.MULTILINE)
-    repaired = [rows[0]["turns"][when]["repaired at turn 2"] / 40 for when in ("before", "after")]
+    repaired = [rows[0]["by_turn"][when]["repaired at turn 2"] / 40 for when in ("before", "after")]
     assert re.search(rf"^  repaired at turn 2 +{100 * repaired[0]:.1f} → {100 * repaired[1]:.1f} +", text, re.MULTILINE)
 
 

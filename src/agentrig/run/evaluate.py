@@ -87,7 +87,7 @@ class Evaluation:
                 for name, classes in self.slices.items()
             },
             "wrong": dict(self.wrong),
-            "turns": dict(self.turns),
+            "by_turn": dict(self.turns),
         }
 
 

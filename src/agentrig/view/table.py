@@ -180,11 +180,11 @@ def _parts(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[str]]]
                 f"  {part}",
                 [arrow(of[part]["before"], of[part]["after"]) if part in of else NOTHING for of in classes],
             )
-    turns = sorted({turn for row in rows for of in row["turns"].values() for turn in of}, key=turn_order)
+    turns = sorted({turn for row in rows for of in row["by_turn"].values() for turn in of}, key=turn_order)
     if turns:
         yield "By turn", [""] * len(rows)
     for turn in turns:
-        ends = [[row["turns"][when] for when in ("before", "after")] for row in rows]
+        ends = [[row["by_turn"][when] for when in ("before", "after")] for row in rows]
         shares = [[of.get(turn, 0) / sum(of.values()) if of else None for of in both] for both in ends]
         yield f"  {turn}", [arrow(*both) for both in shares]
 

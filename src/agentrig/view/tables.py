@@ -92,7 +92,7 @@ class HeldOut:
                 }
                 for name, parts in self.slices.items()
             },
-            "turns": {when.lower(): dict(of) for when, of in self.turns.items()},
+            "by_turn": {when.lower(): dict(of) for when, of in self.turns.items()},
             "wrong": {when.lower(): dict(of) for when, of in self.wrong.items()},
         }
 
