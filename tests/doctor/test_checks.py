@@ -318,6 +318,7 @@ def test_a_subprocess_answers_or_reports_its_error():
     assert Answer(ok=False, error="").reason == ""
 
 
+@pytest.mark.slow
 def test_the_report_on_torch_agrees_with_torch():
     import torch
 

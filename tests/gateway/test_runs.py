@@ -86,6 +86,7 @@ def test_no_file_and_no_log_has_a_key(
     assert not any(MISSED.encode() in text for text in texts.values()), "the gateway has seen what requests sent"
 
 
+@pytest.mark.slow
 def test_the_kit_plays_an_agent_through_a_gateway(leaky: Path, toy_file: str) -> None:
     check(
         "agent",

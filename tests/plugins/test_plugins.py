@@ -531,6 +531,7 @@ def test_a_plugin_that_is_slow_is_loaded_and_later_code_is_not_interrupted(site:
     assert "Timeout" not in later
 
 
+@pytest.mark.slow
 def test_a_plugin_that_crashes_the_interpreter_shows_where(site: Path) -> None:
     install(site, "toy-crash", "import os\n\nos.abort()\n")
     environment = {**os.environ, "PYTHONPATH": str(site)}

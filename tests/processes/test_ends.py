@@ -135,6 +135,7 @@ def test_a_signal_to_all_of_a_run_lets_the_step_end(
     command.leaves_nothing()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay_s", [0.7, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.0, 1.5, 2.5))])
 def test_a_signal_while_a_run_starts_ends_it_with_a_message(
     model: ModelServer, toy_file: str, tmp_path: Path, start: Start, delay_s: float

@@ -217,6 +217,7 @@ def test_an_interrupted_run_keeps_a_checkpoint_and_resumes(
     assert manifest["warnings"] == []
 
 
+@pytest.mark.slow
 def test_a_resumed_run_may_be_longer_and_says_so(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
     small = ["algorithm.report=false", "run.validation_tasks=1"]
     train(toy_plan("algorithm.steps=1", *small))
@@ -276,6 +277,7 @@ def test_the_first_validation_of_a_resumed_run_is_not_its_start(
     assert json.loads((run / "summary.json").read_text())["validation_before"] == start
 
 
+@pytest.mark.slow
 def test_a_run_whose_report_cannot_be_built_ends_normally_with_a_warning(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -48,6 +48,7 @@ def test_attention_can_be_set() -> None:
         structure(CudaConfig, {"attention": "flash"}, owner="cuda", section="hardware")
 
 
+@pytest.mark.slow
 def test_a_flash_attention_that_was_built_for_another_torch_is_explained(tmp_path: Any, monkeypatch: Any) -> None:
     error = "/x/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi"
     modules = {"flash_attn_2_cuda": f"raise ImportError({error!r})\n"}

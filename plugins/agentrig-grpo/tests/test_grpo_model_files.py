@@ -95,6 +95,7 @@ def decoder_of(directory):
     return build_decoder(directory, device="cpu", dtype=torch.float32, slots=1, max_length=0)
 
 
+@pytest.mark.slow
 def test_the_server_does_not_start_from_a_damaged_model(copy):
     damage(copy, "cut off")
     with pytest.raises(ServerError, match=f"could not start: .*{dict(DAMAGES)['cut off']}"):

@@ -155,6 +155,7 @@ def test_new_weights_are_used_and_old_ones_can_be_restored(server, client, make_
     assert ask(client, temperature=0).json()["choices"] == before["choices"]
 
 
+@pytest.mark.slow
 def test_the_error_of_a_failed_start_has_the_reason(tmp_path, model_dir):
     with pytest.raises(ServerError, match="there is no such directory"):
         LLMServer(ServerSettings(model=str(tmp_path / "none"), name="x")).start()

@@ -218,6 +218,7 @@ def test_tasks_that_repeat_others_are_warned_of_with_their_place(tmp_path: Path)
     ]
 
 
+@pytest.mark.slow
 def test_a_relative_path_is_found_by_validate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, number in (("train", 1), ("val", 3), ("test", 5)):
