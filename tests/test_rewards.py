@@ -268,6 +268,25 @@ def test_a_reward_changes_nothing_but_its_own_copies(many: bool) -> None:
     assert repr([(t.input, t.private, t.row, o, trace) for t, o, trace in rollouts]) == before
 
 
+@pytest.mark.parametrize("process", [False, True])
+def test_a_reward_may_score_each_call(toy_plan: Callable[..., Plan], process: bool) -> None:
+    plan = toy_plan(f"run.reward_process={str(process).lower()}", "reward.calls=true")
+    task = Task(id="t-1", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
+    spans = [Span(id=str(i), parent=None, name=LLM_CALL, start=0, end=1) for i in range(3)]
+    with contextlib.closing(Setup(plan).scorer()) as scorer:
+        two = scorer([(task, Outcome(answer="odd"), Trace(rollout_id="r", spans=spans[:2]))])[0]
+        three = scorer([(task, Outcome(answer="odd"), Trace(rollout_id="r", spans=spans))])[0]
+    assert (two.value, two.calls) == (1.0, (0.5, None))
+    assert three.status == "invalid"
+    assert "gave 2 values of calls, and the rollout has 3 recorded calls" in three.details["reason"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e10, "0.5"])
+def test_the_value_of_a_call_is_a_number_too(value: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match="value of a call"):
+        Score(status="ok", value=1.0, calls=[None, value])
+
+
 def test_an_empty_batch() -> None:
     assert Scorer(lambda t, o, b: Score.ok(1.0), budget_s=5)([]) == []
 

@@ -70,6 +70,7 @@ def test_no_false_stop_in_10000_updates_of_lora_in_bf16(kernel: Any, decay: floa
     assert 0.01 < largest < 1, largest
 
 
+@pytest.mark.slow
 def test_torch_is_within_the_bound() -> None:
     rng, rate = np.random.default_rng(1), 1e-6
     p = torch.nn.Parameter(torch.zeros(ELEMENTS))

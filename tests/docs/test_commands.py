@@ -364,7 +364,12 @@ def of_a_plugin(command: Command) -> bool:
     return command.words[:2] == ("agentrig", "dev") and "--plugin" in command.words
 
 
-@pytest.mark.parametrize("command", [c for c in ONCE if not of_a_plugin(c)], ids=lambda c: c.id)
+def last(command: Command) -> Any:
+    """Return the parameter of a command; `agentrig dev` starts a server and runners."""
+    return pytest.param(command, marks=[pytest.mark.slow] * (command.words[:2] == ("agentrig", "dev")))
+
+
+@pytest.mark.parametrize("command", [last(c) for c in ONCE if not of_a_plugin(c)], ids=lambda c: c.id)
 def test_a_cheap_command_runs(command: Command, place: Path, tools: dict[str, str]) -> None:
     run(command.text, place, tools)
 

@@ -65,6 +65,7 @@ def here(site, tmp_path, monkeypatch):
     monkeypatch.setattr("agentrig.doctor.examination.CHECKS", checks)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_it_passes_the_kit(monkeypatch):
     report = check("hardware", "fake-accelerator", compute=False)  # the next tests compute on it

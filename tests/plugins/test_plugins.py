@@ -520,6 +520,7 @@ def test_a_plugin_that_hangs_shows_where_and_ctrl_c_names_it(site: Path) -> None
     ) in rest
 
 
+@pytest.mark.slow
 def test_a_plugin_that_is_slow_is_loaded_and_later_code_is_not_interrupted(site: Path) -> None:
     install(site, "toy-slow", "import time\ntime.sleep(1)\n" + reward_source("slow"))
     code = f"{HANGS}.find('reward', 'slow')\nprint('LOADED', file=sys.stderr, flush=True)\nimport time; time.sleep(1)\n"

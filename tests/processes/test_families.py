@@ -29,7 +29,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize(("signal_name", "closes"), [("resume", True), ("resume", False), ("kill", False)])
+@pytest.mark.parametrize(
+    ("signal_name", "closes"), [("resume", True), pytest.param("kill", False, marks=pytest.mark.slow)]
+)
 def test_a_killed_run_and_a_killed_guard_leave_no_runner(signal_name: str, closes: bool, toy_file: str) -> None:
     code = KILLED.format(file=toy_file, signal=signal_name, closes=closes)
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60)

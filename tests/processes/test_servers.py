@@ -132,14 +132,3 @@ def test_the_log_goes_to_the_given_file_or_nowhere(tmp_path):
 def test_a_missing_program_is_an_error_with_a_message():
     with pytest.raises(ServerError, match=r"the test server cannot be started: .*no/such/program"):
         ServerProcess("the test server", ["/no/such/program"])
-
-
-def test_a_server_gets_the_given_environment_and_files():
-    read, write = os.pipe()
-    code = f"import os; os.write({write}, os.environ['WORD'].encode())"
-    server = python(code, environment={**os.environ, "WORD": "given"}, descriptors=[write])
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        assert pipe.read() == b"given"
-    server.wait(30)
-    server.stop()

@@ -110,7 +110,7 @@ HEALTHY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", quick_first(HEALTHY, ("adapters",)))
+@pytest.mark.parametrize("name", quick_first(HEALTHY, ()))
 def test_a_healthy_run_is_proven_at_each_transfer_and_raises_nothing(name: str, tmp_path: Path) -> None:
     shape, settings = HEALTHY[name]
     session = run(tmp_path / "run", saved(tmp_path, **shape), **settings)

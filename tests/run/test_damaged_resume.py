@@ -308,6 +308,7 @@ def test_a_checkpoint_that_was_wrong_when_it_was_saved_changes_nothing(
     assert whole(run) == before
 
 
+@pytest.mark.slow
 def test_a_first_transfer_that_fails_changes_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = agentrig_grpo.checkpoint.weights
     monkeypatch.setattr(agentrig_grpo.checkpoint, "weights", lambda model: {n: t * 1.5 for n, t in real(model).items()})

@@ -70,6 +70,7 @@ def test_every_call_of_an_agent_with_two_nodes_is_counted_once(
     assert sum(calls for _, _, calls, _, _ in rows(read_run(run))) == 136
 
 
+@pytest.mark.slow
 def test_a_resumed_run_sums_over_all_its_steps(
     model: ModelServer, toy_plan: Callable[..., Any], tmp_path: Path
 ) -> None:

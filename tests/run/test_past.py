@@ -317,8 +317,8 @@ def add(checkpoint: Path) -> None:
     ("harm", "said"),
     [
         (shorten, r"number\.json has 1 bytes; \d+ were saved"),
-        (lose, r"config\.json is missing"),
-        (add, r"added_tokens\.json was not there when it was saved"),
+        pytest.param(lose, r"config\.json is missing", marks=pytest.mark.slow),
+        pytest.param(add, r"added_tokens\.json was not there when it was saved", marks=pytest.mark.slow),
     ],
 )
 def test_the_message_of_a_damaged_checkpoint_names_the_previous_one(

@@ -293,6 +293,7 @@ def test_a_run_whose_report_cannot_be_built_ends_normally_with_a_warning(
     assert "report.html" in said
 
 
+@pytest.mark.slow
 def test_observers_get_the_start_once_with_or_without_planned_steps(model: ModelServer, toy_plan: MakePlan) -> None:
     for report in ("true", "false"):
         small = ["run.validation_tasks=1", "run.report_tasks=1", f"algorithm.report={report}", f"run.name=r-{report}"]

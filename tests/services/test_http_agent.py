@@ -409,6 +409,7 @@ def test_the_doctor_reads_the_status(
     assert (finding.result, words in finding.cure) == (result, True)
 
 
+@pytest.mark.slow
 def test_the_seconds_of_a_connection_are_connect_s() -> None:
     """A machine that takes no connection and refuses none holds a rollout up for `connect_s` seconds."""
     with socket.socket() as full:

@@ -228,6 +228,7 @@ def register_rewards():
 """
 
 
+@pytest.mark.slow
 def test_a_trial_plays_what_the_demonstrator_says_calls_of_tools_included(tmp_path: Path) -> None:
     """The gold as text would never use the tools: such an agent's right answers earned nothing."""
     (tmp_path / "sums.py").write_text(TOOLS)

@@ -101,9 +101,8 @@ def green(result: Result, domain: str, node: str) -> None:
     assert trial["reward_mean"]["gold"] > 0.5 > trial["reward_mean"]["nonsense"] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("domain", "node"), [("units", "assistant"), pytest.param("json-repair", "repair", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("domain", "node"), [("units", "assistant"), ("json-repair", "repair")])
 def test_a_domain_is_green(validate: Callable[..., Result], domain: str, node: str) -> None:
     green(validate(domain, [FEW[domain]], "--json"), domain, node)
 

@@ -155,6 +155,7 @@ print(json.dumps([[f.check, f.result, f.evidence] for check in checks for f in c
     assert results["NPU driver"][0] == "problem"
 
 
+@pytest.mark.slow
 def test_a_torch_npu_of_another_torch_is_found(tmp_path: Any) -> None:
     code = """
 import json

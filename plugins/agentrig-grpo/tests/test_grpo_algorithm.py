@@ -200,6 +200,7 @@ def test_the_whole_kit_with_adapters_and_the_bandit_to_its_optimum():
     assert {r.status for r in report.results} == {"passed"}, report
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_cut_off_is_named_before_anything_starts(model_dir, tmp_path):
     config = config_of(model_dir, steps=1, save_every=1, validate_every=0, tasks_per_step=2, group_size=2)
     session = FakeSession(tmp_path / "run")
@@ -328,7 +329,8 @@ def cmdline(process):
         return []
 
 
-@pytest.mark.parametrize("lost", [pytest.param("rollouts", marks=pytest.mark.slow), "weights"])
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["rollouts", "weights"])
 def test_a_server_that_dies_in_a_step_is_named_with_the_way_to_go_on(model_dir, tmp_path, lost):
     """It dies before the second step's rollouts, or before it gets the second step's weights."""
 

@@ -43,7 +43,13 @@ def test_the_plan_and_the_keys_reach_the_process(server, model_dir):
     assert Embedded(EmbeddedConfig(threads=2), plan_of(model_dir)).process.settings.threads == 2
 
 
-@pytest.mark.parametrize("check", checks("server", "embedded", settings={"batch": 4, "threads": 1}), ids=str)
+KIT = checks("server", "embedded", settings={"batch": 4, "threads": 1})
+LONG = ("server.names-its-death", "server.ends-with-its-run")
+
+
+@pytest.mark.parametrize(
+    "check", [pytest.param(c, id=str(c), marks=[pytest.mark.slow] * (str(c) in LONG)) for c in KIT]
+)
 def test_the_kit(check):
     check()
 

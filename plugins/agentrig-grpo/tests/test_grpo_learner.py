@@ -143,21 +143,6 @@ def test_missing_logprobs_are_computed_before_the_update(make_model, updates):
         assert results[0]["ratio_max"] == 1.0
 
 
-def test_learning_makes_good_answers_more_likely(make_model):
-    model = make_model()
-    good, bad = (s for s in samples_of(2, logprobs=False))
-    good, bad = attrs.evolve(good, advantage=1.0), attrs.evolve(bad, advantage=-1.0)
-    with torch.no_grad():
-        before = [float(logprobs_of(model, s).sum()) for s in (good, bad)]
-    learner = learner_of(model)
-    for step in range(5):
-        learner.update([good, bad], step=step)
-    with torch.no_grad():
-        after = [float(logprobs_of(model, s).sum()) for s in (good, bad)]
-    assert after[0] > before[0] + 1
-    assert after[1] < before[1] - 1
-
-
 def test_lora_trains_adapters_only_and_its_merge_is_the_model(make_model):
     model, samples = make_model(), samples_of()
     frozen = copy.deepcopy(model.state_dict())
@@ -177,30 +162,6 @@ def test_lora_trains_adapters_only_and_its_merge_is_the_model(make_model):
     with torch.no_grad():
         a, b = (m(torch.tensor([[5, 6, 7]])).logits for m in (learner.model, plain))
     torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
-
-
-def with_adapters(model, value=None):
-    """Return the model with LoRA on its linear layers; the second factor is random or constant."""
-    wrapped = learner_of(model, lora_rank=2).model
-    with torch.no_grad():
-        for name, parameter in wrapped.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.2) if value is None else parameter.fill_(value)
-    return wrapped
-
-
-def test_a_merge_does_not_change_the_model_and_copies_only_merged_weights(make_model):
-    model = with_adapters(make_model())
-    before = copy.deepcopy(model.state_dict())
-    merged = checkpoint.weights(model)
-    after = model.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
-    ours = {parameter.data_ptr() for parameter in model.parameters()}
-    copied = {name for name, tensor in merged.items() if tensor.data_ptr() not in ours}
-    assert {name.split(".")[-2] for name in copied} == {
-        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-    }
 
 
 def test_a_resumed_learner_continues_like_an_uninterrupted_one(make_model, tmp_path):

@@ -150,6 +150,7 @@ for directory in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_a_file_without_read_permission_is_named(model_dir):
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")

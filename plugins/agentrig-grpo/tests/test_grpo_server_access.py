@@ -83,6 +83,7 @@ def test_foreign_hosts_and_origins_are_refused(server, method, path):
     assert send(server, method, path, Origin=f"http://127.0.0.1:{server.port}")[0] in (200, 404)
 
 
+@pytest.mark.slow
 def test_a_server_on_all_addresses_takes_addresses_and_its_own_name(model_dir):
     settings = ServerSettings(model=str(model_dir), name="tiny", slots=1, max_length=64, host="0.0.0.0")
     with LLMServer(settings) as server:

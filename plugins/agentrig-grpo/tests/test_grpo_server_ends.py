@@ -160,6 +160,7 @@ def test_the_last_output_of_a_server_without_a_log_file_is_shown(model_dir):
     server.stop()
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_named_without_a_traceback(model_dir, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

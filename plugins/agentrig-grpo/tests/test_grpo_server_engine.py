@@ -131,22 +131,6 @@ def test_limits_stops_and_eos_end_a_request(engine_of):
     assert (stopped.finish, len(stopped.tokens)) == ("stop", 7)
 
 
-def test_an_aborted_request_frees_its_row(engine_of):
-    engine = engine_of(slots=1)
-    first, second, waiting = (Request(tuple(range(5)), 100, seed=i, temperature=0.1) for i in range(3))
-    engine.submit(first)
-    engine.tick()
-    engine.submit(second)
-    engine.submit(waiting)
-    engine.abort(first)
-    engine.abort(waiting)
-    while engine.busy:
-        engine.tick()
-    assert first.finish == waiting.finish == "abort"
-    assert second.finish in ("stop", "length")
-    assert waiting.tokens == []
-
-
 def test_a_swap_waits_for_the_batch_and_delays_waiting_requests(engine_of, make_model):
     engine = engine_of(slots=1)
     new = make_model(seed=9)

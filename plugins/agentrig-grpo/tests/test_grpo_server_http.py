@@ -162,6 +162,7 @@ def test_the_error_of_a_failed_start_has_the_reason(tmp_path, model_dir):
         LLMServer(ServerSettings(model=str(model_dir), name="x", device="xpu")).start()
 
 
+@pytest.mark.slow
 def test_a_dead_server_is_named(model_dir):
     server = LLMServer(ServerSettings(model=str(model_dir), name="x"))
     server.start()

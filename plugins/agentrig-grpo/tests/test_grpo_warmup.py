@@ -103,6 +103,7 @@ def test_the_end_of_the_time_ends_the_questions_too(tokenizer, make_model, monke
     assert len(asked) <= max(0, len(stats.losses) - 19)
 
 
+@pytest.mark.slow
 def test_the_command_makes_a_model_that_others_load(tokenizer, model_dir, tmp_path):
     (tmp_path / "data.jsonl").write_text("\n".join(json.dumps(e) for e in DATA))
     command = [sys.executable, "-m", "agentrig_grpo.warmup", "--model-config", model_dir, "--out", tmp_path / "out"]

@@ -162,6 +162,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_runner_opens_its_own_connections_and_sends_nothing_to_langsmith(chat_server: Any, zoo: Path) -> None:
     chat_server.replies = lambda request: ACCEPTED["VERDICT" in request["messages"][0]["content"]]

@@ -88,6 +88,7 @@ def test_an_algorithm_that_hears_nothing_is_left_behind(
     assert [r["failure"] for r in rows(tmp_path, "train-00001")] == ["agent-error"] * 8
 
 
+@pytest.mark.slow
 def test_texts_are_tasks(plan: Callable[..., Plan], tmp_path: Path) -> None:
     train(plan(algorithm="alg-texts", agent="plain", reward="always"))
     found = rows(tmp_path, "train-00001")
@@ -109,6 +110,7 @@ class Ends:
         self.seen.append((rollout.mode, rollout.step))
 
 
+@pytest.mark.slow
 def test_rollouts_are_filed_by_mode_and_step(plan: Callable[..., Plan], tmp_path: Path) -> None:
     resolved, ends = plan(algorithm="alg-modes", agent="counts", reward="always"), Ends()
     resolved.registry.add_observer(ends, "ends")

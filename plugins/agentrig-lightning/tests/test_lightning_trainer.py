@@ -42,16 +42,19 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]
     return {**json.loads(found), "printed": printed}, folder
 
 
+@pytest.mark.slow
 def test_fit_runs_each_row_once_in_its_mode(ran: tuple[dict[str, Any], Path]) -> None:
     wanted = [[n, "train", "succeeded", 1.0] for n in range(3)]
     assert ran[0]["fit"] == [*wanted, [9, "val", "succeeded", 0.5]]
 
 
+@pytest.mark.slow
 def test_dev_runs_the_first_ten_rows_of_each_dataset_once(ran: tuple[dict[str, Any], Path]) -> None:
     """No guard stops it although its calls go to another server: `Baseline` learns nothing."""
     assert ran[0]["dev"] == [*[[n, "train", "succeeded", 1.0] for n in range(10)], [20, "val", "succeeded", 1.0]]
 
 
+@pytest.mark.slow
 def test_dev_prints_every_span(ran: tuple[dict[str, Any], Path]) -> None:
     trees = ran[0]["printed"].split("rollout ro-")[1:]
     assert len(trees) == 11
@@ -67,12 +70,14 @@ def test_dev_takes_its_rows_by_another_name(monkeypatch: pytest.MonkeyPatch) -> 
         Trainer().dev(lambda task: 1.0, [1], dev_dataset=[2])
 
 
+@pytest.mark.slow
 def test_hooks_see_every_rollout(ran: tuple[dict[str, Any], Path]) -> None:
     lines = sorted((ran[1] / "hooks").read_text().splitlines())
     modes = [*[f"{n} train" for n in range(3)], "9 val"]
     assert lines == sorted([*[f"start {m}" for m in modes], *[f"end Formats {m}" for m in modes]])
 
 
+@pytest.mark.slow
 def test_a_script_leaves_a_run_directory(ran: tuple[dict[str, Any], Path]) -> None:
     runs = sorted((ran[1] / "runs").iterdir())
     assert [r.name.split("-")[0] for r in runs] == ["script", "script"]

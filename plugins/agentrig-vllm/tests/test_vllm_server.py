@@ -108,6 +108,7 @@ def test_wrong_weights_are_refused_and_nothing_is_answered_with_half_of_them(ser
         assert ask(made).json()["system_fingerprint"] == "v5"
 
 
+@pytest.mark.slow
 def test_a_sleeping_server_refuses_and_an_awake_one_waits_for_weights(server, model):
     with server() as made:
         made.take(weights(model).items(), 1)
@@ -198,6 +199,7 @@ def test_a_tokenizer_that_vllm_replaces_is_named(server, model, tmp_path, caplog
         assert f"vLLM tokenizes text differently from {tmp_path}" in caplog.text
 
 
+@pytest.mark.slow
 def test_only_the_run_itself_is_answered(server):
     with server() as made:
         for path in ("/v1/completions", "/tokenize", "/sleep", "/collective_rpc"):
@@ -210,6 +212,7 @@ def test_only_the_run_itself_is_answered(server):
         assert made.endpoints[0].base_url.startswith("http://127.0.0.1:")
 
 
+@pytest.mark.slow
 def test_address_and_buffer_are_those_of_the_settings(server, model):
     with socket.create_server(("127.0.0.2", 0)) as probe:
         port = probe.getsockname()[1]
@@ -220,6 +223,7 @@ def test_address_and_buffer_are_those_of_the_settings(server, model):
         assert made._sender._buffer.numel() == 2 << 20
 
 
+@pytest.mark.slow
 def test_it_starts_while_the_run_does_something_else(server):
     with server() as made:
         assert made._ready is None
@@ -280,6 +284,7 @@ def test_the_engine_of_a_killed_server_ends(server, model):
         assert "agentrig train --resume" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_end_of_the_block_ends_all_of_it(server):
     with server() as made:
         _ = made.endpoints

@@ -66,7 +66,8 @@ class RewardWorker:
         fields = attrs.asdict(score, recurse=False)
         value = None if score.value is None else float(score.value)
         components = {name: float(part) for name, part in score.components.items()}
-        return json_text({**fields, "value": value, "components": components, "details": score.details})
+        calls = [None if call is None else float(call) for call in score.calls]
+        return json_text({**fields, "value": value, "components": components, "details": score.details, "calls": calls})
 
 
 @attrs.frozen(kw_only=True)
@@ -135,7 +136,8 @@ class Scorer:
         items: list[tuple[Any, ...]] = [each if self._sees_trace else each[:2] for each in rollouts]
         judged = {i: item for i, item in enumerate(items) if self._own or _has_answer(item[1])}
         scores = dict(zip(judged, self._scores(list(judged.values())), strict=True))
-        return [scores.get(i, NO_ANSWER).judged(self.correctness) for i in range(len(items))]
+        found = [scores.get(i, NO_ANSWER).judged(self.correctness) for i in range(len(items))]
+        return [_of_calls(score, *each[2:]) for score, each in zip(found, rollouts, strict=True)]
 
     def _scores(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
         if not items:
@@ -272,6 +274,16 @@ def judged(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
     except BaseException as error:
         return _raised(error)
     return Score.invalid(f"the reward returned {type(score).__name__}; it must return an agentrig.Score")
+
+
+def _of_calls(score: Score, trace: Trace | None = None) -> Score:
+    """Return the score, `invalid` if it has values for other calls than those of the rollout."""
+    if not score.calls or trace is None or len(score.calls) == (recorded := len(trace.llm_calls())):
+        return score
+    return Score.invalid(
+        f"the reward gave {len(score.calls)} values of calls, and the rollout has {recorded} recorded calls: "
+        "Score.calls needs one value or None for each of trace.llm_calls()"
+    )
 
 
 def _sound(score: Score) -> Score:
