@@ -174,12 +174,12 @@ def test_the_end_of_one_of_several_processes_ends_the_server(server, model):
 
 
 def test_processes_are_as_many_as_asked_for_or_as_the_cores_allow(monkeypatch):
-    from agentrig_vllm import beside
+    from agentrig_vllm import api_server_process
 
     for cores, expected in ((2, 1), (11, 1), (14, 2), (23, 3), (128, 4)):
-        monkeypatch.setattr(beside, "usable_cores", lambda cores=cores: cores)
-        assert beside.processes(0) == expected
-        assert beside.processes(7) == 7
+        monkeypatch.setattr(api_server_process, "usable_cores", lambda cores=cores: cores)
+        assert api_server_process.processes(0) == expected
+        assert api_server_process.processes(7) == 7
 
 
 def test_a_tokenizer_that_vllm_replaces_is_named(server, model, tmp_path, caplog):

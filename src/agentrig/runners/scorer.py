@@ -39,8 +39,8 @@ NO_ANSWER = Score.invalid(
 """The score of an outcome with an own reward and nothing else."""
 
 
-class Judge:
-    """The reward in a process of its own, as the runner there calls it.
+class RewardWorker:
+    """Runs the reward in a runner process; the runner calls it like an agent.
 
     Args:
         reward: What `RewardSpec.build` returned.
@@ -53,7 +53,7 @@ class Judge:
         self._reward, self._budget_s = reward, budget_s
 
     def __call__(self, task_input: Any, endpoint: Any) -> Any:
-        """Refuse: it gets whole jobs."""
+        """Raise: a runner must pass whole jobs to `run_job`."""
         raise TypeError("a reward judges jobs")
 
     def run_job(self, job: Job) -> str:
@@ -90,7 +90,7 @@ class RewardPlan(AgentPlan):
         from agentrig.plugins import composing
 
         registry, component, config = self._found("reward")
-        return Judge(composing.build(component, config, registry)[0], self.budget_s)
+        return RewardWorker(composing.build(component, config, registry)[0], self.budget_s)
 
 
 class Scorer:

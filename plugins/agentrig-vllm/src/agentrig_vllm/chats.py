@@ -16,7 +16,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import (  # noqa: TID253  
 )
 
 from agentrig.http_server import App, Receive, Scope, Send, read_body, replayed, reply
-from agentrig_vllm.door import BODY_LIMIT
+from agentrig_vllm.access import BODY_LIMIT
 
 PATH = "/v1/chat/completions"
 

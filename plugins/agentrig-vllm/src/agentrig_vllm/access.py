@@ -13,7 +13,7 @@ OPEN = frozenset({"/health"})
 """Paths that need no key. vLLM's own check of keys leaves all paths open that do not begin with /v1."""
 
 
-class Door:
+class AccessControl:
     """Passes a request on if it has the run's key and the server has weights.
 
     Args:

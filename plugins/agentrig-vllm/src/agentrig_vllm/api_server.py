@@ -1,4 +1,4 @@
-"""vLLM's OpenAI server on an address of its own, in the process that carries out orders or in one beside it."""
+"""vLLM's OpenAI server, in the process that carries out the run's orders or in an additional one."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 from vllm.entrypoints.openai.api_server import build_app, init_app_state  # noqa: TID253  (vLLM's process only)
 
 from agentrig import http_server
+from agentrig_vllm.access import AccessControl
 from agentrig_vllm.chats import Chats
-from agentrig_vllm.door import Door
 
 
-class Listening:
+class ApiServer:
     """Answers requests with an engine.
 
     Args:
-        door: Its access control.
+        access: Its access control.
         state: The application's state, which has vLLM's objects that answer.
-        port: Where it listens.
-        answering: Ends when it does not answer any more.
+        port: The port on which it listens.
+        answering: The task that answers requests; done when the server has ended.
     """
 
-    def __init__(self, door: Door, state: Any, port: int, answering: asyncio.Task[None]) -> None:
-        self._door, self._state = door, state
+    def __init__(self, access: AccessControl, state: Any, port: int, answering: asyncio.Task[None]) -> None:
+        self._access, self._state = access, state
         self.port, self._answering = port, answering
 
     @classmethod
-    async def started(cls, engine: Any, arguments: Namespace, order: Mapping[str, Any], number: int) -> Listening:
+    async def started(cls, engine: Any, arguments: Namespace, order: Mapping[str, Any], number: int) -> ApiServer:
         """Start to answer.
 
         Args:
@@ -42,10 +42,12 @@ class Listening:
         tasks = await engine.get_supported_tasks()
         app = build_app(arguments, tasks, engine.model_config)
         await init_app_state(engine, app.state, arguments, tasks)
-        door = Door(Chats(app, app.state), order["key"])
+        access = AccessControl(Chats(app, app.state), order["key"])
         port = order["port"] + number if order["port"] else 0
         listening = socket.create_server((order["host"], port), backlog=2048)
-        settings = http_server.settings(door, timeout_keep_alive=60, lifespan="on", most=http_server.most_connections())
+        settings = http_server.settings(
+            access, timeout_keep_alive=60, lifespan="on", most=http_server.most_connections()
+        )
         server = app.state.server = http_server.Server(settings)  # vLLM's handlers of errors look for it there
         answering = asyncio.create_task(server.serve(sockets=[listening]))
         while not server.started:
@@ -53,11 +55,11 @@ class Listening:
                 answering.result()
                 raise RuntimeError("the HTTP server ended while it started")
             await asyncio.sleep(0.01)
-        return cls(door, app.state, listening.getsockname()[1], answering)
+        return cls(access, app.state, listening.getsockname()[1], answering)
 
     @property
     def ended(self) -> bool:
-        """Whether it does not answer any more."""
+        """Whether the server has ended."""
         return self._answering.done()
 
     async def tell(self, closed: str, version: int | None) -> None:
@@ -70,4 +72,4 @@ class Listening:
         if version is not None:
             for each in (self._state.openai_serving_chat, self._state.openai_serving_completion):
                 each.system_fingerprint = f"v{version}"
-        self._door.closed = closed
+        self._access.closed = closed
