@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -90,6 +91,11 @@ class RunDirectory:
             taken = self._lock.take()
         if not taken:
             raise RunInUse(f"a run is active in {self.path}: {self._lock.holder()}. Wait until it ends, or stop it")
+
+    def remove(self) -> None:
+        """Delete a new run's directory, with all its files."""
+        with writing(self.path):
+            shutil.rmtree(self.path)
 
     def release(self) -> None:
         """Allow other runs to use this directory."""

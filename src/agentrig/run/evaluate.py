@@ -126,8 +126,7 @@ def evaluate(
     scorer = setup.scorer()
     adapter = plan.build("adapter")
     figures = _Figures()
-    # The runner is there before the model's server starts.
-    with temporary_files(), closing(scorer), setup.first_runner() as pool, setup.gateway() as gateway:
+    with temporary_files(), closing(scorer), setup.runners() as pool, setup.gateway() as gateway:
         engine, runtime = setup.engine(scorer=scorer, adapter=adapter, pool=pool, gateway=gateway)
         engine.as_mode = as_mode
         serving: AbstractContextManager[Endpoint | Sequence[Endpoint]]
