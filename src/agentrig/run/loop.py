@@ -85,7 +85,11 @@ class Loop:
             while step < settings.steps and not (session.stopping or session.solved):
                 step += 1
                 staleness = 0 if ahead is None else settings.max_staleness
-                rollouts = self._rollouts(step) if ahead is None else ahead.rollouts()
+                if ahead is not None:
+                    rollouts = ahead.rollouts()
+                else:
+                    each, now = settings.group_size, self._sampling()
+                    rollouts = session.rollouts(self._tasks(step), n=each, endpoint=now, step=step, version=step - 1)
                 ahead = self._begin_rollouts(step + 1)
                 session.delivery.settle()
                 if settings.server_sleep:
@@ -172,19 +176,12 @@ class Loop:
             session.report(served, when="before", step=0)
         except BaseException:
             with suppress(TimeoutError):  # the process must not end while it computes
-                if loading.exception(END_S) is not None:
-                    return loading.result()
-            raise
+                loading.exception(END_S)
+            if not (loading.done() and loading.exception()):
+                raise
         return loading.result()
 
     # --- rollouts and samples ---------------------------------------------------------------------
-
-    def _rollouts(self, step: int) -> list[Rollout]:
-        """Run a step's rollouts with the weights that it begins with."""
-        settings, session = self.settings, self.session
-        return session.rollouts(
-            self._tasks(step), n=settings.group_size, endpoint=self._sampling(), step=step, version=step - 1
-        )
 
     def _begin_rollouts(self, step: int) -> RolloutsAhead | None:
         """Begin a step's rollouts while the step before is learned; None if it has to wait, or won't come."""
