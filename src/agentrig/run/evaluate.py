@@ -15,11 +15,9 @@ from typing import Any
 
 import attrs
 
-from agentrig.algorithms import Algorithm
 from agentrig.endpoints import Endpoint
 from agentrig.errors import ConfigError
 from agentrig.figures import wilson
-from agentrig.hardware import Hardware
 from agentrig.plan import Plan
 from agentrig.processes.ends import Interrupted, handling, name_of
 from agentrig.processes.scratch import temporary_files
@@ -135,7 +133,9 @@ def evaluate(
         else:
             algorithm = looped(plan.build("algorithm"))
             assert hardware is not None
-            serving = _serving(setup, algorithm, hardware, checkpoint)
+            asks = "server" in inspect.signature(algorithm.serve).parameters
+            more: dict[str, Any] = {"server": setup.server()} if asks else {}
+            serving = algorithm.serve(hardware=hardware, checkpoint=checkpoint, **more)
 
         def body() -> None:
             with serving as served:
@@ -164,15 +164,6 @@ def evaluate(
         with handling(end):
             runtime.run(body)
     return figures.result()
-
-
-def _serving(
-    setup: Setup, algorithm: Algorithm, hardware: Hardware, checkpoint: Path | None
-) -> AbstractContextManager[Endpoint | Sequence[Endpoint]]:
-    """Let the algorithm serve a checkpoint; one that asks for a server gets the plan's."""
-    asks = "server" in inspect.signature(algorithm.serve).parameters
-    more: dict[str, Any] = {"server": setup.server()} if asks else {}
-    return algorithm.serve(hardware=hardware, checkpoint=checkpoint, **more)
 
 
 class _Figures:

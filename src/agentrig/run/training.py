@@ -100,8 +100,14 @@ def _train(
     # The run directory: a new one, or that of the resumed run, which changes in `begin_run` only.
     facts = manifest(plan, hardware, splits)
     facts["warnings"] = [*gold_warnings(plan), *split_warnings(splits, tasks)]
-    if run is not None:
-        _continue_manifest(facts, run, past)
+    if run is not None:  # with what its directory knows of the run before
+        before = run.read_json("manifest.json")
+        with reading(run.path / "manifest.json"):
+            facts["warnings"] += [*manifest_changes(before, facts), *past.warnings]
+            facts["resumed"] = [*before.get("resumed", []), facts["created"]]
+            facts["created"] = before.get("created", facts["created"])
+            if before.get("server", {}).get("name") == facts["server"]["name"]:
+                facts["server"] = before["server"]  # with the reason of `auto`: config.toml names the server
     for warning in facts["warnings"]:
         log.warning("%s", warning)
     if run is None:
@@ -188,17 +194,6 @@ def _train(
     if signals.first is not None:
         raise Interrupted(signals.first, "the run has ended, and its report is written" if complete else early)
     return summary
-
-
-def _continue_manifest(facts: dict[str, Any], run: RunDirectory, past: Past) -> None:
-    """Add to the manifest of a resumed run what its directory knows of the run before."""
-    before = run.read_json("manifest.json")
-    with reading(run.path / "manifest.json"):
-        facts["warnings"] += [*manifest_changes(before, facts), *past.warnings]
-        facts["resumed"] = [*before.get("resumed", []), facts["created"]]
-        facts["created"] = before.get("created", facts["created"])
-        if before.get("server", {}).get("name") == facts["server"]["name"]:
-            facts["server"] = before["server"]  # with the reason of `auto`: config.toml names the server
 
 
 def _write_end(
