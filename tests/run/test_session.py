@@ -464,6 +464,14 @@ def test_lone_surrogates_and_unserializable_details_do_not_end_a_run(toy_plan: M
     assert "half" in (tmp_path / "runs" / "toy" / "report.html").read_text("utf-8")
 
 
+def test_an_agent_that_cannot_be_built_leaves_no_run_directory(toy_plan: MakePlan, tmp_path: Path) -> None:
+    named: list[Path] = []
+    with pytest.raises(AgentrigError, match=r"the agent toy-broken cannot be built: RuntimeError: its prompts"):
+        train(toy_plan("agent.how=raise", agent="toy-broken"), starting=named.append)
+    assert named == [tmp_path / "runs" / "toy"]
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
 def test_an_extreme_reward_is_a_failure_of_the_reward(toy_plan: MakePlan) -> None:
     with pytest.raises(RunStopped, match=r"6 of 12 train rollouts failed(.|\n)*1e\+308; it must lie between"):
         train(toy_plan("reward.right=1e308", "algorithm.report=false", "run.failure_limit=0.0"))

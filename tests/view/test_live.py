@@ -53,6 +53,14 @@ METRICS = {
 }
 
 
+def test_the_folder_is_named_before_anything_starts():
+    shown, buffer = display()
+    shown.starting(Path("runs/demo"))
+    assert buffer.getvalue() == "run runs/demo: starting the agent, the model's server and the learner …\n"
+    shown.on_run_start(event=start(9))
+    assert buffer.getvalue().splitlines()[1:] == ["9 steps"]
+
+
 def test_a_pipe_gets_one_plain_line_a_step(tmp_path: Path):
     directory = write_run(tmp_path / "demo", steps=9)
     shown, buffer = display()

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+import queue
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 
 import attrs
 import httpx
@@ -178,6 +181,67 @@ def test_a_model_learns_through_the_whole_loop(model_dir, tmp_path):
     with Loop(Grpo(config_of(model_dir))).serve(hardware=CPU, checkpoint=directory, server=server) as endpoint:
         assert session.mean(endpoint, 0, "report") == session.reports["after"]
         assert endpoint.sampling["temperature"] == 0.0
+
+
+SMALL = {"steps": 1, "save_every": 1, "validate_every": 0, "tasks_per_step": 2, "group_size": 2}
+
+
+def test_the_learner_loads_while_the_accuracy_before_training_is_measured(model_dir, tmp_path):
+    loads, measures = threading.Event(), threading.Event()
+
+    class Slow(Grpo):
+        def learner(self, session):
+            loads.set()
+            assert measures.wait(20), "nothing is measured until the learner is there"
+            return super().learner(session)
+
+    class Measured(FakeSession):
+        def report(self, endpoint, *, when, step):
+            measures.set()
+            assert loads.wait(20), "the learner waits for the measurement"
+            return super().report(endpoint, when=when, step=step)
+
+    session = Measured(tmp_path / "run")
+    Loop(Slow(config_of(model_dir, **SMALL))).run(session)
+    assert session.calls[:2] == [("plan", 1), ("report", "before", 0)]
+    assert session.delivery.summary()["version"] == 1
+
+
+def test_a_learner_that_cannot_be_loaded_ends_the_measurement(model_dir, tmp_path):
+    class Broken(Grpo):
+        def learner(self, session):
+            raise ConfigError("the device has too little memory")
+
+    class Measured(FakeSession):
+        told = queue.SimpleQueue()
+        runtime = SimpleNamespace(end_results=told.put)
+
+        def report(self, endpoint, *, when, step):
+            raise self.told.get(timeout=20)
+
+    session = Measured(tmp_path / "run")
+    with pytest.raises(ConfigError, match="too little memory"):
+        Loop(Broken(config_of(model_dir, **SMALL))).run(session)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_a_server_that_answered_with_another_model_until_the_first_transfer_is_named(model_dir, tmp_path, value):
+    """Its answers were the accuracy before training: a gain over another model is none."""
+
+    class Other(Grpo):
+        def learner(self, session):
+            learner = super().learner(session)
+            with torch.no_grad():
+                next(iter(learner.trained.values())).add_(value)
+            return learner
+
+    session = FakeSession(tmp_path / "run")
+    run = partial(Loop(Other(config_of(model_dir, **SMALL))).run, session)
+    if not value:
+        run()
+        return
+    with pytest.raises(RunStopped, match="the weights of version 0 did not arrive"):
+        run()
 
 
 BANDIT = {"lr": 1e-2, "tasks_per_step": 4, "group_size": 6, "max_tokens": 2, "validate_every": 0}

@@ -15,12 +15,10 @@ from typing import Any
 
 import attrs
 
-from agentrig.algorithms import Algorithm
 from agentrig.correctness import by_turn
 from agentrig.endpoints import Endpoint
 from agentrig.errors import ConfigError
 from agentrig.figures import wilson
-from agentrig.hardware import Hardware
 from agentrig.plan import Plan
 from agentrig.processes.ends import Interrupted, handling, name_of
 from agentrig.processes.scratch import temporary_files
@@ -130,8 +128,7 @@ def evaluate(
     scorer = setup.scorer()
     adapter = plan.build("adapter")
     figures = _Figures()
-    # The runner is there before the model's server starts.
-    with temporary_files(), closing(scorer), setup.first_runner() as pool, setup.gateway() as gateway:
+    with temporary_files(), closing(scorer), setup.runners() as pool, setup.gateway() as gateway:
         engine, runtime = setup.engine(scorer=scorer, adapter=adapter, pool=pool, gateway=gateway)
         engine.as_mode = as_mode
         serving: AbstractContextManager[Endpoint | Sequence[Endpoint]]
@@ -140,7 +137,9 @@ def evaluate(
         else:
             algorithm = looped(plan.build("algorithm"))
             assert hardware is not None
-            serving = _serving(setup, algorithm, hardware, checkpoint)
+            asks = "server" in inspect.signature(algorithm.serve).parameters
+            more: dict[str, Any] = {"server": setup.server()} if asks else {}
+            serving = algorithm.serve(hardware=hardware, checkpoint=checkpoint, **more)
 
         def body() -> None:
             with serving as served:
@@ -169,15 +168,6 @@ def evaluate(
         with handling(end):
             runtime.run(body)
     return figures.result()
-
-
-def _serving(
-    setup: Setup, algorithm: Algorithm, hardware: Hardware, checkpoint: Path | None
-) -> AbstractContextManager[Endpoint | Sequence[Endpoint]]:
-    """Let the algorithm serve a checkpoint; one that asks for a server gets the plan's."""
-    asks = "server" in inspect.signature(algorithm.serve).parameters
-    more: dict[str, Any] = {"server": setup.server()} if asks else {}
-    return algorithm.serve(hardware=hardware, checkpoint=checkpoint, **more)
 
 
 class _Figures:

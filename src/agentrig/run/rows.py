@@ -134,7 +134,8 @@ def rollout_of(row: Mapping[str, Any]) -> Rollout:
     )
 
 
-def _call_schema(pa: Any) -> Any:
+def call_schema(pa: Any) -> Any:
+    """Return the types of the columns of calls."""
     text, count = pa.string(), pa.int64()
     types = {"rollout": text, "span": text, "node": text, "place": text, "reason": text, "tokens": count}
     return pa.schema([*types.items(), ("advantage", pa.float64())])
@@ -157,7 +158,8 @@ def stored_rollouts(folder: Path, *, size: int) -> Iterator[list[Rollout]]:
             yield rollouts
 
 
-def _schema(pa: Any) -> Any:
+def rollout_schema(pa: Any) -> Any:
+    """Return the types of the columns of rollouts."""
     text, number, count = pa.string(), pa.float64(), pa.int64()
     types = {
         "id": text, "task_id": text, "group": text, "mode": text, "step": count, "failure": text, "message": text,
