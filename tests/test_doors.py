@@ -101,3 +101,9 @@ def test_a_door_is_closed_to_what_is_no_request(name: str, ended_run: Callable[.
             headers = {name: value} if name else {}
             sound = client.request("GET", f"http://127.0.0.1:{door.port}{door.path}", headers=headers, timeout=5)
             assert sound.status_code in (200, 400, 404, 405)
+            for name, value in (("Host", "evil.example"), ("Host", "10.1.2.3"), ("Origin", "http://evil.example")):
+                foreign = client.request(
+                    door.method, f"http://127.0.0.1:{door.port}{door.path}", headers={**headers, name: value}, timeout=5
+                )
+                assert (foreign.status_code, foreign.headers["connection"]) == (403, "close"), (name, foreign.text)
+                assert value in foreign.text
