@@ -86,10 +86,16 @@ def demonstrations() -> Iterator[Door]:
 
 
 def still_answers(door: Door) -> bool:
+    """Whether a door answers a request of its own users, and refuses one that a foreign page or name sends."""
     name, _, value = door.header.partition(": ")
+    url, headers = f"http://127.0.0.1:{door.port}{door.path}", {name: value} if name else {}
     with httpx.Client(trust_env=False) as client:
-        url, headers = f"http://127.0.0.1:{door.port}{door.path}", {name: value} if name else {}
-        return client.request("GET", url, headers=headers, timeout=5).status_code in (200, 400, 404, 405)
+        sound = client.request("GET", url, headers=headers, timeout=5)
+        for name, value in (("Host", "evil.example"), ("Host", "10.1.2.3"), ("Origin", "http://evil.example")):
+            foreign = client.request(door.method, url, headers={**headers, name: value}, timeout=5)
+            assert (foreign.status_code, foreign.headers["connection"]) == (403, "close"), (name, foreign.text)
+            assert value in foreign.text
+    return sound.status_code in (200, 400, 404, 405)
 
 
 def test_every_door_is_closed_to_what_is_no_request_and_still_answers(ended_run: Callable[..., Path]) -> None:

@@ -378,7 +378,7 @@ def test_a_cheap_command_runs(command: Command, place: Path, tools: dict[str, st
 def served(place: Path) -> Iterator[Endpoint]:
     """The model of the recipe `mini`, served once."""
     from agentrig_grpo.config import EmbeddedConfig
-    from agentrig_grpo.server.embedded import Embedded
+    from agentrig_grpo.server.handle import Embedded
 
     model = ROOT / "plugins" / "agentrig-grpo" / "src" / "agentrig_grpo" / "models" / "mini"
     plan = ServerPlan(model=model, name="policy", hardware=Cpu(), log=place / "server.log")

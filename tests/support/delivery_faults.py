@@ -75,8 +75,8 @@ FAULTS: Mapping[str, Fault] = {
         where="run",
         code="""
 from agentrig_grpo.server.handle import LLMServer
-real = LLMServer.swap
-LLMServer.swap = lambda self, weights, version, **more: real(self, weights, version, **more) if not version else None
+real = LLMServer.take
+LLMServer.take = lambda self, weights, version, **more: real(self, weights, version, **more) if not version else None
 """,
         names=r"answers with the weights of version 0; the learner's are version 1\n.*" + STILL,
     ),

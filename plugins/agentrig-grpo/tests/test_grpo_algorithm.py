@@ -16,7 +16,7 @@ import torch
 from agentrig_grpo import checkpoint, register_algorithms
 from agentrig_grpo.algorithm import Grpo, check_device
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
-from agentrig_grpo.server.embedded import Embedded
+from agentrig_grpo.server.handle import Embedded
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrig import Endpoint, Outcome, Score, Task, Trace, Triplet

@@ -115,8 +115,8 @@ def test_a_server_whose_interpreter_hangs_can_be_stopped(model_dir, stuck, monke
     server.start()
     (guard,) = children(server.pid)
     hold(stuck)
-    with pytest.raises(ServerError, match="did not take its new weights within 1 s"):
-        server.swap({}, 1, timeout_s=1)
+    with pytest.raises(ServerError, match="did not take the weights of version 1 within 1 s"):
+        server.take({}, 1, timeout_s=1)
     assert server._process.exit_status == -signal.SIGKILL
     assert ended(guard)
 

@@ -147,11 +147,11 @@ def test_a_client_that_hangs_up_frees_its_row(client, server):
 
 def test_new_weights_are_used_and_old_ones_can_be_restored(server, client, make_model):
     before = ask(client, temperature=0).json()
-    server.swap(checkpoint.weights(make_model(seed=3)), 1)
+    server.take(checkpoint.weights(make_model(seed=3)), 1)
     after = ask(client, temperature=0).json()
     assert after["system_fingerprint"] == "v1"
     assert after["choices"] != before["choices"]
-    server.swap(checkpoint.weights(make_model()), 0)
+    server.take(checkpoint.weights(make_model()), 0)
     assert ask(client, temperature=0).json()["choices"] == before["choices"]
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from agentrig_grpo.server.protocol import ApiError, parse
+from agentrig_grpo.server.protocol import parse
+
+from agentrig.http_server import Refused
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -15,7 +17,7 @@ def asked(**change):
 
 
 def refusal(**change):
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(Refused) as caught:
         asked(**change)
     assert caught.value.status == 400
     return caught.value
@@ -68,6 +70,6 @@ def test_valid_fields_of_a_body_are_kept():
 
 
 def test_a_wrong_model_name_is_the_first_error():
-    with pytest.raises(ApiError, match="the model 'big' does not exist") as caught:
+    with pytest.raises(Refused, match="the model 'big' does not exist") as caught:
         asked(model="big", n="2", messages=[])
     assert (caught.value.status, caught.value.param) == (404, "model")

@@ -12,9 +12,10 @@ import pytest
 import torch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.server import transfer
-from agentrig_grpo.server.channel import Channel
 from agentrig_grpo.server.handle import LLMServer, ServerError, ServerSettings
 from quick import quick_first
+
+from agentrig.processes.channel import Channel
 
 KINDS = {"qwen2": {}, "llama": {"attention_bias": True, "tie_word_embeddings": False}, "gpt2": {}}
 
@@ -68,7 +69,7 @@ def spoiled(weights, how):
 @pytest.mark.parametrize("how", ["missing", "shape", "dtype", "unknown", "nan", "inf", "-inf"])
 def test_weights_that_do_not_fit_change_nothing(served, how):
     server, make = served
-    server.swap(checkpoint.weights(make(4)), 4)
+    server.take(checkpoint.weights(make(4)), 4)
     before = answer(server)
     weights = dict(checkpoint.weights(make(5)))
     name = spoiled(weights, how)
@@ -78,11 +79,11 @@ def test_weights_that_do_not_fit_change_nothing(served, how):
         "dtype": "is torch.int32; the server computes in torch.float32",
         "unknown": "is unknown to the model",
     }.get(how, "holds NaN or infinity")
-    with pytest.raises(ServerError, match=rf"refuses its new weights \(version 5\): {name} {words}"):
-        server.swap(weights, 5)
+    with pytest.raises(ServerError, match=rf"could not take the weights of version 5: {name} {words}"):
+        server.take(weights, 5)
     assert answer(server) == before
     assert before[0] == "v4"
-    server.swap(checkpoint.weights(make(5)), 5)
+    server.take(checkpoint.weights(make(5)), 5)
     fitting = answer(server)
     assert fitting[0] == "v5"
     assert fitting[2] != before[2]
@@ -99,11 +100,11 @@ def test_transfers_leave_no_file_and_no_memory_behind(served):
             return sum("agentrig-weights" in line for line in file)
 
     kept = mapped(os.getpid())  # of servers that other tests have not ended
-    server.swap(checkpoint.weights(make(1)), 1)
+    server.take(checkpoint.weights(make(1)), 1)
     before = descriptors(os.getpid()), descriptors(server.pid)
     named = set(os.listdir("/dev/shm"))
     for version in range(2, 6):
-        server.swap(checkpoint.weights(make(version)), version)
+        server.take(checkpoint.weights(make(version)), version)
     assert (descriptors(os.getpid()), descriptors(server.pid)) == before
     assert not any(name.startswith("agentrig") for name in set(os.listdir("/dev/shm")) - named)
     assert mapped(server.pid) == 1, "the memory is filled again for each version"
@@ -115,7 +116,7 @@ def test_the_memory_goes_with_its_server(make_model, tokenizer, tmp_path):
     checkpoint.save(make_model(), tokenizer, tmp_path)
     before = Path("/proc/self/maps").read_text().count("agentrig-weights")
     with LLMServer(ServerSettings(model=str(tmp_path), name="tiny", slots=1, max_length=64)) as server:
-        server.swap(checkpoint.weights(make_model(seed=1)), 1)
+        server.take(checkpoint.weights(make_model(seed=1)), 1)
         assert Path("/proc/self/maps").read_text().count("agentrig-weights") == before + 1
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads, from Python 3.12 on

@@ -91,7 +91,10 @@ def test_what_agent_lightnings_server_would_answer_badly_is_refused_in_words(
                 assert (refused.status_code, "traceback" in refused.text.lower()) == (400, False), refused.text[:300]
         large = {"rollouts": [{"input": "x" * 40_000_000}]}
         refused = runner.post("/v1/agl/queues/rollouts/enqueue", json=large)
-        assert (refused.status_code, refused.json()) == (413, {"error": "the body is longer than 8 MiB"})
+        assert (refused.status_code, refused.json()) == (
+            413,
+            {"error": "the body is longer than the 8 MiB that this server takes"},
+        )
         wrong = runner.post("/v1/agl/spans", json={"spans": ["x" * 10_000_000]})
         assert (wrong.status_code, len(wrong.content) < 5000) == (422, True)
         assert wrong.json()["detail"][0]["loc"][0] == "body"

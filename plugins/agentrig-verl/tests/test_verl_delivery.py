@@ -253,7 +253,7 @@ def proven(worker, tmp_path, monkeypatch):
         def step(version, held=None):
             proofs.before()
             transfer(worker)
-            server.swap(checkpoint.weights(worker.actor.engine.module), version)
+            server.take(checkpoint.weights(worker.actor.engine.module), version)
             state = dict(worker.actor.engine.module.state_dict()) if held is None else held
             proofs.after(version, [endpoint], [Server(state)])
             record.settle()

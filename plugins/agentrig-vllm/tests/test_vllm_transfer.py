@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 import torch
 from agentrig_vllm import transfer
-from agentrig_vllm.handle import cause_in, devices
+from agentrig_vllm.handle import devices
 
 from agentrig.errors import ConfigError
 
@@ -70,13 +70,3 @@ def test_the_server_sees_its_gpu_first_and_the_learners_too(visible, own, other,
 def test_a_gpu_that_is_not_there_is_an_error():
     with pytest.raises(ConfigError, match=r"\[server\] device = 2: the run sees 2 GPUs"):
         devices("0,1", own=0, other=2)
-
-
-def test_the_cause_of_a_failed_start_is_found_above_vllms_hint():
-    log = (
-        "(EngineCore pid=9) ERROR 11-22 10:00:00 [core.py:1135] ValueError: Free memory on device cuda:0 is less\n"
-        "(APIServer pid=8) Traceback (most recent call last):\n"
-        "(APIServer pid=8) RuntimeError: Engine core initialization failed. See root cause above.\n"
-    )
-    assert cause_in(log) == ": ValueError: Free memory on device cuda:0 is less"
-    assert cause_in("INFO all is well\n") == ""

@@ -19,15 +19,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from agentrig import __version__
-from agentrig.endpoints import is_loopback
+from agentrig.endpoints import address_of, is_loopback
 from agentrig.errors import AgentrigError
-from agentrig.http_server import ServerThread
+from agentrig.http_server import Access, ServerThread, listen
 from agentrig.pools import RESULT_BYTES
 from agentrig.runners.jobs import Result
 from agentrig.text import cut, storable, words_of
 from agentrig_lightning.joining import ALIVE, ENDED, JOIN, LEAVE, REPORT, RUNNING, TOKEN_VARIABLE, Joining
 from agentrig_lightning.store import Store
-from agentrig_lightning.store_door import StoreDoor, client
+from agentrig_lightning.store_door import StoreDoor, client, limit
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,6 @@ FAREWELL_S = 5.0
 
 CHECK_S = 3.0
 """Seconds between two looks whether the server still accepts connections."""
-
-ANY_HOST = ("0.0.0.0", "::")
 
 
 class ServedStore:
@@ -84,14 +82,14 @@ class ServedStore:
         """
         host = self.joining.host
         try:
-            listener = socket.create_server((host, self.joining.port), family=_family(host), backlog=1024)
+            listener = listen(host, self.joining.port)
         except OSError as error:
             raise AgentrigError(
                 f"the store cannot listen on {host}:{self.joining.port} (runners.store): {error.strerror or error}"
             ) from None
         port = listener.getsockname()[1]
-        reached = socket.gethostname() if host in ANY_HOST else host
-        self.url = f"http://{f'[{reached}]' if ':' in reached else reached}:{port}"
+        self.url = address_of(host, port)
+        reached = urlsplit(self.url).hostname or host
         arguments = PythonServerLauncherArgs(
             host=host, port=port, access_host=reached, launch_mode="thread", log_level=logging.WARNING
         )
@@ -99,10 +97,12 @@ class ServedStore:
         for path, handler in ((JOIN, self._join), (ALIVE, self._alive), (REPORT, self._report), (LEAVE, self._leave)):
             app.add_route(path, _checked(handler), methods=["POST"])
         app.add_exception_handler(RequestValidationError, _unfit)
-        app.add_middleware(StoreDoor, token=self.joining.token)
+        door = StoreDoor(app, token=self.joining.token)
         self._store.reached_from = client.get
+        basic = 'Basic realm="agentrig"'  # a browser asks its user then
+        access = Access(door, door.admit, host=host, port=port, limit=limit, challenge=basic)
         # Not by Agent Lightning's launcher, whose server waits for half a request for ever and takes WebSockets.
-        self._server = ServerThread(app, listener, "store", loop="asyncio", timeout_graceful_shutdown=5)
+        self._server = ServerThread(access, listener, "store", loop="asyncio", timeout_graceful_shutdown=5)
         token = self.joining.token
         print(
             f"agentrig: the run's store is at {self.url}; this is printed once:\n"
@@ -213,7 +213,3 @@ async def _unfit(request: Request, error: RequestValidationError) -> JSONRespons
     """Say what is wrong with a request without its values, which FastAPI would send back, all of them."""
     wrong = [{key: each[key] for key in ("type", "loc", "msg")} for each in error.errors()[:10]]
     return JSONResponse({"detail": wrong}, status_code=422)
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
@@ -11,23 +10,30 @@ from typing import Any
 from vllm.entrypoints.openai.api_server import build_app, init_app_state  # noqa: TID253  (vLLM's process only)
 
 from agentrig import http_server
-from agentrig_vllm.access import AccessControl
 from agentrig_vllm.chats import Chats
+
+BODY_LIMIT = 64 << 20
+"""Most bytes of a request's body: text of a long context, or images."""
+
+HEALTH = "/health"
+"""The path that needs no key. vLLM's own check of keys leaves all paths open that do not begin with /v1."""
 
 
 class ApiServer:
     """Answers requests with an engine.
 
     Args:
-        access: Its access control.
+        key: The bearer token that every request must have.
         state: The application's state, which has vLLM's objects that answer.
-        port: The port on which it listens.
-        answering: The task that answers requests; done when the server has ended.
+
+    Attributes:
+        port: Where it listens.
     """
 
-    def __init__(self, access: AccessControl, state: Any, port: int, answering: asyncio.Task[None]) -> None:
-        self._access, self._state = access, state
-        self.port, self._answering = port, answering
+    def __init__(self, key: str, state: Any) -> None:
+        self._key, self._state = key, state
+        self._closed, self.port = "", 0
+        self._answering: asyncio.Task[None]
 
     @classmethod
     async def started(cls, engine: Any, arguments: Namespace, order: Mapping[str, Any], number: int) -> ApiServer:
@@ -42,20 +48,36 @@ class ApiServer:
         tasks = await engine.get_supported_tasks()
         app = build_app(arguments, tasks, engine.model_config)
         await init_app_state(engine, app.state, arguments, tasks)
-        access = AccessControl(Chats(app, app.state), order["key"])
-        port = order["port"] + number if order["port"] else 0
-        listening = socket.create_server((order["host"], port), backlog=2048)
-        settings = http_server.settings(
-            access, timeout_keep_alive=60, lifespan="on", most=http_server.most_connections()
+        made = cls(order["key"], app.state)
+        listener = http_server.listen(order["host"], order["port"] + number if order["port"] else 0)
+        made.port = listener.getsockname()[1]
+        door = http_server.Access(
+            Chats(app, app.state),
+            made._admit,
+            host=order["host"],
+            port=made.port,
+            limit=BODY_LIMIT,
+            form=http_server.openai_error,
         )
+        settings = http_server.settings(door, timeout_keep_alive=60, lifespan="on", most=http_server.most_connections())
         server = app.state.server = http_server.Server(settings)  # vLLM's handlers of errors look for it there
-        answering = asyncio.create_task(server.serve(sockets=[listening]))
+        answering = made._answering = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
             if answering.done():
                 answering.result()
                 raise RuntimeError("the HTTP server ended while it started")
             await asyncio.sleep(0.01)
-        return cls(access, app.state, listening.getsockname()[1], answering)
+        return made
+
+    def _admit(self, scope: http_server.Scope) -> bool:
+        if scope["path"] == HEALTH:
+            return False
+        if not http_server.same(http_server.bearer(scope), self._key):
+            text = "this server answers its own run only: the key is missing or wrong"
+            raise http_server.Refused(text, status=401, code="invalid_api_key")
+        if self._closed:
+            raise http_server.Refused(self._closed, status=503, code="no_weights")
+        return True
 
     @property
     def ended(self) -> bool:
@@ -72,4 +94,4 @@ class ApiServer:
         if version is not None:
             for each in (self._state.openai_serving_chat, self._state.openai_serving_completion):
                 each.system_fingerprint = f"v{version}"
-        self._access.closed = closed
+        self._closed = closed

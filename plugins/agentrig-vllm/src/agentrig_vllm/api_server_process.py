@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from agentrig.hardware import usable_cores
-from agentrig_vllm.orphans import die_with_parent
+from agentrig.processes.supervisor import end_with_parent
 
 CORES_EACH = 6
 """Cores of the machine for each process, where the settings name no number: agents and the run need the others."""
@@ -103,8 +103,8 @@ def _run(
     order: Mapping[str, Any],
     channel: Connection[Any, Any],
 ) -> None:
-    """Answer requests until the parent process ends."""
-    die_with_parent()
+    """Answer requests until the other process ends."""
+    end_with_parent(os.getppid())
     import uvloop
 
     try:

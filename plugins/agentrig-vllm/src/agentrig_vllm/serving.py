@@ -2,7 +2,7 @@
 
     python -m agentrig_vllm.serving DESCRIPTOR
 
-Orders come over the channel (`agentrig_vllm.channel`) and cannot be sent by HTTP. When the run's end of the channel
+Orders come over the channel and cannot be sent by HTTP. When the run's end of the channel
 closes, the run has ended. Then this process ends, and with it vLLM's engine, which is a separate process.
 """
 
@@ -17,8 +17,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from agentrig.processes.channel import Channel
 from agentrig_vllm.api_server_process import ApiServerProcess, client, processes
-from agentrig_vllm.channel import Channel
 
 if TYPE_CHECKING:
     from agentrig_vllm.api_server import ApiServer
@@ -174,15 +174,14 @@ def _listen(channel: Channel, orders: asyncio.Queue[dict[str, Any]], loop: async
     """Pass the run's orders on; end all of this process when the run is gone."""
     while True:
         try:
-            order = channel.receive()
+            order, _ = channel.receive()
         except (EOFError, OSError):
             end(0)
-        assert order is not None
         loop.call_soon_threadsafe(orders.put_nowait, order)
 
 
 def end(status: int) -> NoReturn:
-    """End this process at once, and with it vLLM's engine (`agentrig_vllm.orphans`)."""
+    """End this process at once, and with it vLLM's engine."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -192,8 +191,7 @@ def main() -> None:
     """Take the first order and serve."""
     begun = time.perf_counter()
     channel = Channel.inherited(int(sys.argv[1]))
-    order = channel.receive()
-    assert order is not None
+    order, _ = channel.receive()
     # A terminal's Ctrl-C does not come here; what else asks to end ends all at once: there is nothing to save.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     import uvloop

@@ -35,7 +35,7 @@ class TimedServer:
     """
 
     def __init__(self, config: Config, plan: ServerPlan) -> None:
-        from agentrig_grpo.server.embedded import Embedded
+        from agentrig_grpo.server.handle import Embedded
 
         self._inner = Embedded(EmbeddedConfig(threads=config.threads), plan)
         self._log = plan.log
