@@ -52,7 +52,7 @@ def test_a_trial_with_a_real_model(server: ScriptedServer) -> None:
     assert trial["trained_by_node"] == {"solve": 3}
     asked = [r for r in server.requests if "+" in r.body["messages"][0]["content"]]
     assert [(r.body["model"], r.body["temperature"]) for r in asked] == [("adder", 0.0)] * 3
-    assert trial["prompt_tokens_per_rollout"] == round(sum(len(server.prompt_ids(r.body)) for r in asked) / 3, 1)
+    assert trial["prompt_tokens_per_rollout"] == round(sum(len(server.prompt_ids(r.body)) for r in asked) / 3, 2)
     assert trial["response_tokens_per_rollout"] == 3.0
 
 
