@@ -13,7 +13,6 @@ import pytest
 from agentrig_grpo import checkpoint
 from agentrig_grpo.naming import model_directory
 from agentrig_grpo.server.chat import Chat
-from agentrig_grpo.warmup import encode
 
 MINI = model_directory("mini")
 TRAINING = Path(__file__).parents[1] / "training"
@@ -105,7 +104,7 @@ def test_the_server_renders_prompts_as_in_training(tokenizer: Any, scripts: Any,
             "result": run_query(path, query).text(scripts.examples.RESULT_LIMIT, header=SHORT.header),
         }
         for template in (SHORT.write, SHORT.check, SHORT.rewrite):
-            taught = encode(tokenizer, scripts.examples.chat(template, query, **fields))
+            taught = scripts.examples.encode(tokenizer, scripts.examples.chat(template, query, **fields))
             assert taught.prompt_ids == chat.prompt_ids(template.messages(**fields))
             assert chat.text(taught.response_ids) == query
 

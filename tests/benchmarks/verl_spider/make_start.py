@@ -148,7 +148,6 @@ def main() -> None:
         begin = time.perf_counter()
         stats = fine_tune(
             model,
-            tokenizer,
             [Example(prompt, reply) for prompt, reply in pairs],
             epochs=arguments.epochs[number],
             lr=arguments.lr[number],

@@ -89,7 +89,6 @@ def make_start(
     width = int(model.config.hidden_size)
     stats = warmup.fine_tune(
         model,
-        tokenizer,
         examples,
         epochs=plan.passes,
         lr=plan.lr or (2e-3 if plan.model == "new" else 1e-3) * min(1.0, 128 / width),
