@@ -193,7 +193,7 @@ def test_a_shared_token_is_computed_once(engines: tuple[Any, Any]) -> None:
 
 
 def test_a_pass_has_the_tokens_that_verls_keys_leave_room_for(engines: tuple[Any, Any]) -> None:
-    from agentrig_verl.budget import room_of, tokens_of_a_pass
+    from agentrig_verl.engine import room_of, tokens_of_a_pass
     from agentrig_verl.rows import rows_of
     from transformers import Qwen2Config
 
