@@ -25,7 +25,7 @@ from agentrig.servers import ServerPlan
 from agentrig_grpo import checkpoint
 from agentrig_grpo.config import GrpoConfig, LearnerConfig
 from agentrig_grpo.context import check_context
-from agentrig_grpo.fitting import check_left, fitted
+from agentrig_grpo.fitting import check_left, plan_memory
 from agentrig_grpo.learner import Learner
 from agentrig_grpo.naming import model_directory
 from agentrig_grpo.passes import too_small
@@ -82,18 +82,18 @@ class Grpo:
         verify(source)  # it may be another run's checkpoint
         tokenizer, attention = checkpoint.load_tokenizer(source), checkpoint.attention_of(hardware)
         dtype = check_device(hardware, config.dtype)
-        fit = fitted(source, config, dtype=dtype, device=device, attention=attention)
+        memory = plan_memory(source, config, dtype=dtype, device=device, attention=attention)
         model = checkpoint.load_model(source, device=device, attention=attention)
         checkpoint.check_vocabulary(model, tokenizer)
         learner = Learner(
             model,
-            fit.config,
+            memory.config,
             dtype=dtype,
             seed=session.seed,
-            chunk=fit.chunk,
-            recomputed=fit.recomputed,
+            chunk=memory.chunk,
+            recomputed=memory.recomputed,
             tokenizer=tokenizer,
-            ready=partial(check_left, fit, device),
+            ready=partial(check_left, memory, device),
         )
         if not learner.share:
             session.note(learner.path)
