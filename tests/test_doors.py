@@ -39,13 +39,12 @@ def control() -> Iterator[Door]:
 
 @contextmanager
 def store() -> Iterator[Door]:
-    from agentrig_lightning.joining import JOIN, Joining
+    from agentrig_lightning.joining import JOIN
     from agentrig_lightning.store import Store
     from agentrig_lightning.store_server import ServedStore
 
     token = "a-token-of-this-test-0123"
-    known = {"silent_s": 5.0, "deadline_s": 9.0, "retries": 1, "agent": {"name": "toy"}, "token": token}
-    served = ServedStore(Store(), Joining(host="127.0.0.1", port=0, **known))  # type: ignore[arg-type]
+    served = ServedStore(Store(), address=("127.0.0.1", 0), token=token, silent_s=5.0, offer={})
     served.start()
     try:
         yield Door(port=urlsplit(served.url).port or 0, path=JOIN, header=f"Authorization: Bearer {token}")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from agentrig_grpo import fitting
 from agentrig_grpo.config import GrpoConfig
-from agentrig_grpo.fitting import fitted, free_memory
+from agentrig_grpo.fitting import free_memory, plan_memory
 from agentrig_grpo.learner import Learner
 from agentrig_grpo.memory import GIB, Counter, _full, need_of
 from quick import quick_first
@@ -77,7 +77,7 @@ def weights_of(directory):
 def fit(directory, free, monkeypatch, **settings):
     monkeypatch.setattr(fitting, "free_memory", lambda device: free)
     config = GrpoConfig(group_size=4, max_tokens=100, **{"tokens_per_batch": 4096, **settings})
-    return fitted(directory, config, dtype="float32", device="cpu", attention="sdpa")
+    return plan_memory(directory, config, dtype="float32", device="cpu", attention="sdpa")
 
 
 def test_checkpointing_is_on_only_where_memory_is_short(directory, monkeypatch) -> None:

@@ -150,9 +150,8 @@ def test_unpacking_gives_what_was_packed():
         "flag": torch.tensor([True, False]),
     }
     for dtype in (torch.float32, torch.bfloat16):
-        descriptor, entries = transfer.pack(given, dtype)
-        entries = json.loads(json.dumps(entries))
-        found = transfer.unpack(descriptor, entries)
+        message, descriptor = transfer.Sender(dtype, "cpu").pack(given)
+        found = transfer.Receiver("cpu").unpack(json.loads(json.dumps(message)), descriptor)
         for name, tensor in given.items():
             expected = tensor.to(dtype) if tensor.is_floating_point() else tensor
             assert found[name].dtype == expected.dtype
@@ -164,9 +163,9 @@ def test_unpacking_gives_what_was_packed():
 def test_shared_memory_has_no_name_where_the_system_has_no_memfd(monkeypatch, tmp_path):
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    descriptor, entries = transfer.pack({"a": torch.ones(100)}, torch.float32)
+    message, descriptor = transfer.Sender(torch.float32, "cpu").pack({"a": torch.ones(100)})
     assert list(tmp_path.iterdir()) == []
-    assert torch.equal(transfer.unpack(descriptor, entries)["a"], torch.ones(100))
+    assert torch.equal(transfer.Receiver("cpu").unpack(message, descriptor)["a"], torch.ones(100))
 
 
 def test_the_channel_reports_a_peer_that_is_closed_or_silent():

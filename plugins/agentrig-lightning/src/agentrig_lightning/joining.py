@@ -5,18 +5,15 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import attrs
 
-from agentrig import __version__
 from agentrig.endpoints import is_loopback
 from agentrig.errors import ConfigError
 from agentrig.findings import Finding, Situation
 from agentrig.pools import RunnerSettings
 from agentrig.secrets import Secret
 from agentrig.settings import setting
-from agentrig.text import mask
 
 log = logging.getLogger(__name__)
 
@@ -53,42 +50,6 @@ class LightningRunners(RunnerSettings):
     lease_s: float = setting(
         30.0, help="seconds without a sign of life after which such a runner's rollouts start again", ge=5
     )
-
-
-@attrs.frozen(kw_only=True)
-class Joining:
-    """What a run offers to runners outside its process.
-
-    Attributes:
-        host: Address to listen on.
-        port: Port to listen on; 0 for a free one.
-        token: What every request has to bring.
-        silent_s: Seconds without a sign of life after which a runner's rollouts start again.
-        deadline_s: Time limit of a rollout in seconds.
-        retries: How often a rollout is restarted when its runner died.
-        agent: The run's agent: `name`, `config` with each secret's source, and the names of the run's plugin files.
-    """
-
-    host: str
-    port: int
-    token: str = attrs.field(repr=False)
-    silent_s: float
-    deadline_s: float
-    retries: int
-    agent: Mapping[str, Any]
-
-    def __attrs_post_init__(self) -> None:
-        mask(self.token, f"{self.token[:3]}…")  # in whatever is stored
-
-    def offer(self) -> dict[str, Any]:
-        """Return what a runner is told when it joins."""
-        return {
-            "version": __version__,
-            "agent": dict(self.agent),
-            "deadline_s": self.deadline_s,
-            "retries": self.retries,
-            "silent_s": self.silent_s,
-        }
 
 
 def address_of(text: str) -> tuple[str, int]:

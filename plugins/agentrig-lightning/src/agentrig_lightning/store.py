@@ -357,7 +357,7 @@ class Store(InMemoryLightningStore):
 def drop_private(store: InMemoryLightningStore, rollout_id: str) -> None:
     """Delete a rollout from the store's private attributes; the public methods leave it there.
 
-    Only this module uses private attributes of the store. `tests/runners/test_store.py` fails when they change.
+    Only this module uses private attributes of the store. `tests/test_store.py` fails when they change.
     """
     store.collections.attempts._items.pop(rollout_id, None)  # deleting the attempts leaves their empty dict
     store._completion_events.pop(rollout_id, None)

@@ -20,7 +20,7 @@ from agentrig.gateway.process import Gateway
 from agentrig.pools import AgentSource, Job, Result
 from agentrig.runners.processes import Pool
 from agentrig.secrets import sources
-from agentrig_lightning.joining import Joining, LightningRunners, address_of, checked_token, with_roles
+from agentrig_lightning.joining import LightningRunners, address_of, checked_token, with_roles
 from agentrig_lightning.resources import lightning_llm
 from agentrig_lightning.store import OWN_ID, Store
 from agentrig_lightning.store_runner import StoreRunner
@@ -55,21 +55,19 @@ class StorePool:
         settings = with_roles(attrs.evolve(settings, n=n), os.environ)
         limits: dict[str, Any] = {"deadline_s": deadline_s, "retries": retries}
         self._processes = Pool(plan, n=settings.n, threads=threads, preload=preload, **limits)
-        host, port = address_of(settings.store)
-        joining = Joining(
-            host=host,
-            port=port,
+        self.store = Store()
+        agent = {
+            "name": plan.name,
+            "config": sources(getattr(plan, "config", {})),
+            "plugins": [Path(f).name for f in plan.files],
+        }
+        self._served = ServedStore(
+            self.store,
+            address=address_of(settings.store),
             token=checked_token(settings.store_token),
             silent_s=settings.lease_s,
-            agent={
-                "name": plan.name,
-                "config": sources(getattr(plan, "config", {})),
-                "plugins": [Path(f).name for f in plan.files],
-            },
-            **limits,
+            offer={"agent": agent, **limits},
         )
-        self.store = Store()
-        self._served = ServedStore(self.store, joining)
         self._runner = StoreRunner(self.store, self._processes, self._finished, served=self._served)
         self._submitted: deque[Job] = deque()
         self._ended: list[Result] = []

@@ -68,7 +68,7 @@ class StoreRunner:
         self.gateway: Gateway | None = None
         self._attempts: dict[str, AttemptedRollout] = {}
         self._served = served
-        self._silent_s = served.joining.silent_s if served is not None else SILENT_S
+        self._silent_s = served.silent_s if served is not None else SILENT_S
         self._lost: dict[str, int] = {}
         self._next_check = 0.0
         self._next_said = 0.0
