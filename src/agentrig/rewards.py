@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal
 
@@ -15,6 +15,10 @@ from agentrig.traces import Trace
 
 VALUE_LIMIT = 1e9
 """Largest absolute value of a score: its square, summed over a step, stays finite in 32-bit floats."""
+
+
+def _values(calls: Iterable[float | None]) -> tuple[float | None, ...]:
+    return tuple(calls)
 
 
 @attrs.frozen(kw_only=True)
@@ -40,7 +44,7 @@ class Score:
     components: Mapping[str, float] = attrs.field(factory=dict)
     details: Mapping[str, Any] = attrs.field(factory=dict)
     correct: bool | None = None
-    calls: Sequence[float | None] = attrs.field(default=(), converter=tuple)
+    calls: Sequence[float | None] = attrs.field(default=(), converter=_values)
 
     def __attrs_post_init__(self) -> None:
         if self.status not in ("ok", "invalid", "timeout"):

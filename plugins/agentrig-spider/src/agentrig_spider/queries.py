@@ -71,8 +71,8 @@ def _output(trace: Trace, call: Span) -> Any:
 
 def _written(call: Span) -> str | None:
     message = message_of(call.attributes)
-    tools = message.get("tool_calls")
-    for tool in reversed(tools if isinstance(tools, list) else ()):
+    tools: Any = message.get("tool_calls")
+    for tool in reversed(tools) if isinstance(tools, list) else ():
         function = tool.get("function") if isinstance(tool, Mapping) else None
         arguments = function.get("arguments") if isinstance(function, Mapping) else None
         try:

@@ -57,7 +57,7 @@ class ExecMatchReward:
             for wrong, (task, outcome, *_) in zip(unfit, items, strict=True)
         ]
         answers = [item for item in dict.fromkeys(asked) if item is not None]
-        known = dict(zip(answers, self._match.score_many(answers, budget_s=budget_s), strict=True))
+        known: dict[object, Score] = dict(zip(answers, self._match.score_many(answers, budget_s=budget_s), strict=True))
         scores = [wrong or known[item] for wrong, item in zip(unfit, asked, strict=True)]
         written: dict[int, list[tuple[str, str, str] | None]] = {}
         for i, (item, (_, _, *trace)) in enumerate(zip(asked, items, strict=True)):
