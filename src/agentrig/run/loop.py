@@ -69,7 +69,7 @@ class Loop:
             if session.checkpoint is None:
                 session.plan_steps(settings.steps)
                 self.learner = learner = self._measure_and_load()
-                self._prove(0)  # the server has loaded the starting model itself, and answered with it until now
+                self._prove(0, loaded=True)  # what the server loaded itself, and has answered with
             else:
                 self.learner = learner = self.algorithm.learner(session)  # a server may start meanwhile
                 with reading(session.checkpoint):
@@ -278,7 +278,7 @@ class Loop:
         self._prove(version)
         return prepared - start + time.perf_counter() - taken
 
-    def _prove(self, version: int) -> None:
+    def _prove(self, version: int, *, loaded: bool = False) -> None:
         """Begin to prove that the server answers with the learner's weights."""
         self.session.delivery.begin(
             version=version,
@@ -288,6 +288,7 @@ class Loop:
             context=self.server.context,
             prompt=lambda: self.learner.prompt(self.session.train_tasks[0].input_text()),
             held=self.server.held,
+            loaded=loaded,
         )
 
     # --- validation and checkpoints ---------------------------------------------------------------
