@@ -21,6 +21,7 @@ from agentrig.run.auditing import Auditing
 from agentrig.tasks import Task
 
 
+@pytest.mark.slow
 def test_the_auditor_can_be_turned_off(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     run = trained(tmp_path, tiny_model(tmp_path), "run.audit=false", "algorithm.steps=1", "run.report_tasks=1")

@@ -16,7 +16,7 @@ import torch
 from agentrig_grpo import checkpoint, register_algorithms
 from agentrig_grpo.algorithm import Grpo, check_device
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
-from agentrig_grpo.server.embedded import Embedded
+from agentrig_grpo.server.handle import Embedded
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrig import Endpoint, Outcome, Score, Task, Trace, Triplet
@@ -264,6 +264,7 @@ def test_the_whole_kit_with_adapters_and_the_bandit_to_its_optimum():
     assert {r.status for r in report.results} == {"passed"}, report
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_cut_off_is_named_before_anything_starts(model_dir, tmp_path):
     config = config_of(model_dir, steps=1, save_every=1, validate_every=0, tasks_per_step=2, group_size=2)
     session = FakeSession(tmp_path / "run")
@@ -310,6 +311,7 @@ def assert_trains_and_resumes(directory, tmp_path, **settings):
     return first, lines
 
 
+@pytest.mark.slow
 def test_long_prompts_train_through_the_server_and_are_resumed(model_dir, tmp_path):
     """Also where no two calls fit into one pass, which is said before the first step and counted in each."""
     first, lines = assert_trains_and_resumes(model_dir, tmp_path, lr=1e-3, tokens_per_batch=256)
@@ -332,6 +334,7 @@ def best_of(checkpoint):
     return json.loads((checkpoint / "trainer" / "state.json").read_text())["best"]
 
 
+@pytest.mark.slow
 def test_the_best_weights_in_validation_are_kept_when_asked_for(model_dir, tmp_path):
     class Worsening(FakeSession):
         def validate(self, endpoint, *, step):
@@ -350,23 +353,6 @@ def test_the_best_weights_in_validation_are_kept_when_asked_for(model_dir, tmp_p
 
 
 @pytest.mark.slow
-def test_the_last_step_is_a_candidate_for_the_best(model_dir, tmp_path, caplog):
-    class Steady(FakeSession):
-        def validate(self, endpoint, *, step):
-            super().validate(endpoint, step=step)
-            return 0.5 + (self.better if step else 0.0)
-
-    for better, told in ((0.1, False), (-0.1, True)):
-        session = Steady(tmp_path / f"run{better}")
-        session.better = better
-        Loop(Grpo(config_of(model_dir, steps=2, validate_every=50, save_every=1, final="best"))).run(session)
-        assert sorted(session.validated) == [0, 2]
-        assert ("ending with the weights of the start: no step did better" in caplog.text) is told
-    with pytest.raises(ConfigError, match="validate_every = 0"):
-        Loop(Grpo(config_of(model_dir, validate_every=0, final="best"))).run(session)
-
-
-@pytest.mark.slow
 def test_among_equal_accuracies_the_mean_reward_decides_what_is_best(model_dir, tmp_path):
     class Graded(FakeSession):
         def validate(self, endpoint, *, step):
@@ -380,6 +366,7 @@ def test_among_equal_accuracies_the_mean_reward_decides_what_is_best(model_dir, 
     assert (best["step"], best["accuracy"], best["reward"]) == (2, 0.0, -0.1)
 
 
+@pytest.mark.slow
 def test_solved_tasks_end_a_run_normally(model_dir, tmp_path):
     class Solved(FakeSession):
         def rollouts(self, tasks, *, n, endpoint, step, mode="train", on_groups=None, version=None):
@@ -406,7 +393,8 @@ def cmdline(process):
         return []
 
 
-@pytest.mark.parametrize("lost", [pytest.param("rollouts", marks=pytest.mark.slow), "weights"])
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["rollouts", "weights"])
 def test_a_server_that_dies_in_a_step_is_named_with_the_way_to_go_on(model_dir, tmp_path, lost):
     """It dies before the second step's rollouts, or before it gets the second step's weights."""
 

@@ -67,7 +67,7 @@ def server(stand_in: None, model: Any, tmp_path: Path) -> Iterator[Start]:
             model=model.directory, name="policy", hardware=Cpu(), dtype=dtype, context=48,
             log=tmp_path / "server.log", sleeps=sleeps, seed=7,
         )  # fmt: skip
-        made.append(VllmServer(plan, VllmConfig(**settings)))
+        made.append(VllmServer(plan, VllmConfig(**{"chunk_mb": 1, **settings})))
         return made[-1]
 
     yield make

@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from agentrig.correctness import by_turn
 from agentrig.endpoints import Endpoint
 from agentrig.errors import ConfigError
 from agentrig.figures import wilson
@@ -52,6 +53,7 @@ class Evaluation:
         rollouts_per_s: All rollouts over `wall_s`.
         slices: Of each slice (`Task.slices`, and `calls`), its classes: correct and scored rollouts.
         wrong: Why answers are wrong, by the reward's `details["wrong"]`, to how many.
+        turns: At which turn rollouts became right or wrong (`agentrig.correctness.turn_of`), to how many.
         rollouts: All rollouts, with `keep`.
     """
 
@@ -64,6 +66,7 @@ class Evaluation:
     rollouts_per_s: float
     slices: Mapping[str, Mapping[str, tuple[int, int]]]
     wrong: Mapping[str, int]
+    turns: Mapping[str, int]
     rollouts: Sequence[Rollout] = attrs.field(default=(), repr=False)
     reasons: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
@@ -82,6 +85,7 @@ class Evaluation:
                 for name, classes in self.slices.items()
             },
             "wrong": dict(self.wrong),
+            "by_turn": dict(self.turns),
         }
 
 
@@ -178,6 +182,7 @@ class _Figures:
         self.right = 0
         self.slices: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
         self.wrong: Counter[str] = Counter()
+        self.calls: list[Sequence[float | None]] = []
         self.rewards: list[float] = []
         self.kept: list[Rollout] = []
 
@@ -194,7 +199,9 @@ class _Figures:
             for name, part in slices_of(rollout).items():
                 self.slices[name][part][0] += bool(rollout.correct)
                 self.slices[name][part][1] += 1
-            if rollout.score is not None and (wrong := rollout.score.details.get("wrong")):
+            assert rollout.score is not None
+            self.calls.append(rollout.score.calls)
+            if wrong := rollout.score.details.get("wrong"):
                 self.wrong[str(wrong)] += 1
 
     def result(self) -> Evaluation:
@@ -214,6 +221,7 @@ class _Figures:
                 if len(parts) > 1
             },
             wrong=dict(self.wrong.most_common()),
+            turns=by_turn(self.calls),
             rollouts=tuple(self.kept),
             reasons=self.reasons,
         )

@@ -278,7 +278,7 @@ def rollout_rows(
             yield (decoded(row) if decode else row) | {"mode": file.mode, "step": file.step}
 
 
-JSON_COLUMNS = frozenset({"components", "details", "input", "slices", "answer", "spans", SECOND})
+JSON_COLUMNS = frozenset({"components", "details", "call_values", "input", "slices", "answer", "spans", SECOND})
 
 
 def decoded(row: Mapping[str, Any]) -> dict[str, Any]:

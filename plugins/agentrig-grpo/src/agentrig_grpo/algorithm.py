@@ -78,7 +78,7 @@ class Grpo:
         import torch
 
         from agentrig_grpo import checkpoint
-        from agentrig_grpo.fitting import check_left, fitted
+        from agentrig_grpo.fitting import check_left, plan_memory
         from agentrig_grpo.learner import Learner
         from agentrig_grpo.passes import too_small
 
@@ -89,18 +89,18 @@ class Grpo:
             torch.set_num_threads(threads)
         tokenizer, attention = checkpoint.load_tokenizer(source), checkpoint.attention_of(hardware)
         dtype = check_device(hardware, config.dtype)
-        fit = fitted(source, config, dtype=dtype, device=device, attention=attention)
+        memory = plan_memory(source, config, dtype=dtype, device=device, attention=attention)
         model = checkpoint.load_model(source, device=device, attention=attention)
         checkpoint.check_vocabulary(model, tokenizer)
         learner = Learner(
             model,
-            fit.config,
+            memory.config,
             dtype=dtype,
             seed=session.seed,
-            chunk=fit.chunk,
-            recomputed=fit.recomputed,
+            chunk=memory.chunk,
+            recomputed=memory.recomputed,
             tokenizer=tokenizer,
-            ready=partial(check_left, fit, device),
+            ready=partial(check_left, memory, device),
         )
         if not learner.share:
             session.note(learner.path)
