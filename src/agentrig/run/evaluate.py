@@ -142,6 +142,7 @@ def evaluate(
             serving = algorithm.serve(hardware=hardware, checkpoint=checkpoint, **more)
 
         def body() -> None:
+            runtime.wait_for_agent()  # one that can't be built costs no start of a server
             with serving as served:
                 sampled = [served] if isinstance(served, Endpoint) else list(served)
                 if temperature is not None:
