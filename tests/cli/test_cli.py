@@ -287,7 +287,7 @@ def test_eval_measures_the_server_of_the_environment(here: Path, model: ModelSer
     result = invoke(*words, "--json", "--save", "predictions.jsonl", env=environment)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    figures = {"accuracy", "ci95", "reward", "n", "failures", "wall_s", "rollouts_per_s", "slices", "wrong", "turns"}
+    figures = {"accuracy", "ci95", "reward", "n", "failures", "wall_s", "rollouts_per_s", "slices", "wrong", "by_turn"}
     assert set(found) == figures
     # test-200 to test-207: a slice with one class says nothing
     assert found["slices"] == {"half": {"first": {"accuracy": 0.5, "n": 4}, "second": {"accuracy": 0.5, "n": 4}}}
