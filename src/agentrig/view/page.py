@@ -41,7 +41,7 @@ def render(runs: Sequence[RunData], *, gold: bool = False) -> str:
     drawn = plots_of(runs) if several else views[0]["curves"]
     sections = {"curves": "curves", "results": "results"}
     if several:
-        sections |= {"settings": "settings that differ", "runs": "each run"}
+        sections |= {"by": "by class", "settings": "settings that differ", "runs": "each run"}
     else:
         sections |= {"examples": "before and after"} if views[0]["pairs"] else {}
         sections |= {"rollouts": "rollouts"} if views[0]["shown"] else {}
@@ -57,6 +57,7 @@ def render(runs: Sequence[RunData], *, gold: bool = False) -> str:
             columns=table.COLUMNS,
             cells=[shown["cells"] for shown in views],
             curves=drawn,
+            held_out=list(table.parts([shown["parts"] for shown in views], tables.CLASSES)) if several else [],
             differences=differing_settings(runs) if several else [],
         )
     )
@@ -73,6 +74,7 @@ def view(run: RunData, *, whole: bool = True, at: str = "", drawn: bool = True) 
     """
     missing = list(run.missing)
     pairs = before_after(run, missing) if whole else None
+    held_out = tables.held_out(run, missing) if whole else None
     failed = tables.failures(run, missing) if whole else tables.failures_of_steps(run)
     disagreements = reward_disagreements(run, missing) if whole and second_rewards(run) else []
     if whole and pairs is None and run.files:
@@ -102,7 +104,8 @@ def view(run: RunData, *, whole: bool = True, at: str = "", drawn: bool = True) 
         "split": _split(run),
         "tiles": _tiles(run, row),
         **told,
-        "tables": tables.tables(run, failed, tables.slices(tables.held_out(run, missing)) if whole else ()),
+        "tables": tables.tables(run, failed, tables.slices(held_out) if held_out else ()),
+        "parts": held_out.as_dict() if held_out else {},
         "reward_disagreements": disagreements,
         "pairs": pairs,
         "config": run.config_text,

@@ -119,8 +119,8 @@ def compare(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
     found = []
     for run in (read_run(Path(d)) for d in run_dirs):
         missing = list(run.missing)
-        parts = tables.held_out(run, missing)
-        found.append(row_of(run) | parts.as_dict() | {"missing": missing})
+        broken_down = tables.held_out(run, missing).as_dict()
+        found.append(row_of(run) | broken_down | {"missing": missing})
     return found
 
 
@@ -154,7 +154,7 @@ def compare_text(run_dirs: Sequence[Path], *, width: int | None = None) -> str:
             spans = [" → ".join(_interval(row["accuracy"][i]) for i in intervals) for row in rows]
             table.add_row("  95% intervals", *map(Text, spans))
             table.add_row("  n", *(str(row["accuracy"]["n"] or NOTHING) for row in rows))
-            for heading, cell in _parts(rows):
+            for heading, cell in parts(rows, SHOWN):
                 table.add_row(heading, *map(Text, cell))
     table.add_row("Failures", *(Text(counted(row["failures"])) for row in rows))
     table.add_row("Status", *(Text(row["status"]) for row in rows))
@@ -163,17 +163,22 @@ def compare_text(run_dirs: Sequence[Path], *, width: int | None = None) -> str:
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
 
-def _parts(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[str]]]:
-    """Yield lines of the comparison: the held-out accuracy by slice, and the share of rollouts by turn."""
+def parts(rows: Sequence[Mapping[str, Any]], most: int) -> Iterator[tuple[str, list[str]]]:
+    """Yield lines of the comparison: the held-out accuracy by slice, and the share of rollouts by turn, in percent.
+
+    Args:
+        rows: What `HeldOut.as_dict` returned of each run.
+        most: Classes of a slice to show: those with most tasks.
+    """
 
     def arrow(before: float | None, after: float | None) -> str:
-        return f"{percent(before)} → {percent(after)}"
+        return NOTHING if before is after is None else f"{percent(before)} → {percent(after)}"
 
     for name in dict.fromkeys(name for row in rows for name in row["slices"]):
         classes = [row["slices"].get(name, {}) for row in rows]
         sizes = {part: max(of[part]["n"] for of in classes if part in of) for of in classes for part in of}
-        kept = tables.largest(sizes, SHOWN)
-        more = f", the {SHOWN} largest of {len(sizes)}" if len(kept) < len(sizes) else ""
+        kept = tables.largest(sizes, most)
+        more = f", the {most} largest of {len(sizes)}" if len(kept) < len(sizes) else ""
         yield f"By {name}{more}", [""] * len(rows)
         for part in kept:
             yield (

@@ -130,8 +130,9 @@ def slices(found: HeldOut) -> list[Table]:
 
 
 def _shares(counts: Mapping[str, Mapping[str, int]]) -> list[list[str]]:
-    """Return a row for each kind: how many rollouts before and after, and their share."""
-    kinds = dict.fromkeys(kind for of in counts.values() for kind in of)
+    """Return a row for each kind: how many rollouts before and after, and their share; the most frequent first."""
+    total = sum((Counter(of) for of in counts.values()), Counter())
+    kinds = sorted(total, key=lambda kind: (-total[kind], kind))
 
     def cell(of: Mapping[str, int], kind: str) -> str:
         return f"{count(of.get(kind, 0))} ({percent(of.get(kind, 0) / sum(of.values()))}%)" if of else NOTHING

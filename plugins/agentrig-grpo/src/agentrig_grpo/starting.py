@@ -307,7 +307,7 @@ def check_lengths(examples: Sequence[warmup.Example], context: int, model: str) 
         raise ConfigError(
             f"{len(long)} of {len(lengths)} demonstrated calls do not fit into the context of {context} tokens of "
             f"{owner}: the longest prompt and reply have {max(long)} tokens.\n  Let the agent send less, start from "
-            "--model new, or from a model with more room"
+            "--model new, or give it a longer context (--context)"
         )
 
 
