@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from agentrig import Endpoint
+from agentrig.external import http as exchange
+from agentrig.external.config import HttpConfig
+from agentrig.external.http import HttpAgent
 from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent
 from agentrig.secrets import Secret
-from agentrig.services import exchange
-from agentrig.services.agent import HttpAgent
-from agentrig.services.config import HttpConfig
 from agentrig.testing.scripted import LocalServer, QuietHandler, serving
 from effects import Elsewhere, Flip, Settings
 
@@ -109,11 +109,11 @@ def flip(**entry: Any) -> Flip:
 
 TABLE: dict[str, Flip | Elsewhere] = {
     "url": Elsewhere(
-        "tests/services/test_http_agent.py::test_a_service_that_is_down_is_a_typed_failure_and_one_that_comes_up_is_used",
+        "tests/external/test_http_agent.py::test_a_service_that_is_down_is_a_typed_failure_and_one_that_comes_up_is_used",
         "the address is that of a service that the test starts",
     ),
     "api_key": Elsewhere(
-        "tests/services/test_http_agent.py::test_a_service_gets_the_task_and_the_models_address_and_its_reply_is_the_answer",
+        "tests/external/test_http_agent.py::test_a_service_gets_the_task_and_the_models_address_and_its_reply_is_the_answer",
         "a secret has no place in a table of values",
     ),
     "key_header": flip(
@@ -126,11 +126,11 @@ TABLE: dict[str, Flip | Elsewhere] = {
         a=0.3, b=20.0, look=lambda s: played(s, slowly)[0], shows=lambda a, b: (a, b) == ("!service-timeout", 4)
     ),
     "connect_s": Elsewhere(
-        "tests/services/test_http_agent.py::test_the_seconds_of_a_connection_are_connect_s",
+        "tests/external/test_http_agent.py::test_the_seconds_of_a_connection_are_connect_s",
         "an address that never answers is not on every machine",
     ),
     "restart_s": Elsewhere(
-        "tests/services/test_http_agent.py::test_a_service_that_is_down_is_a_typed_failure_and_one_that_comes_up_is_used",
+        "tests/external/test_http_agent.py::test_a_service_that_is_down_is_a_typed_failure_and_one_that_comes_up_is_used",
         "a service must be away",
     ),
     "retries": flip(a=0, b=2, look=lambda s: len(played(s, breaks_off)[1]), shows=lambda a, b: (a, b) == (1, 3)),
@@ -151,6 +151,6 @@ TABLE: dict[str, Flip | Elsewhere] = {
         a="", b="host.example", look=callbacks, shows=lambda a, b: (a, b) == ("127.0.0.1", "host.example")
     ),
     "health": Elsewhere(
-        "tests/services/test_http_agent.py::test_the_doctor_reads_the_status", "only the doctor asks that address"
+        "tests/external/test_http_agent.py::test_the_doctor_reads_the_status", "only the doctor asks that address"
     ),
 }
