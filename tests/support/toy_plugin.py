@@ -331,6 +331,7 @@ class RewardConfig:
     says: bool = setting(False, help="say itself what is correct")
     invalid: bool = setting(False, help="judge nothing")
     odd: bool = setting(False, help="add details to the score that no file can store")
+    calls: bool = setting(False, help="value two calls: half, and none")
     spin: bool = setting(False, help="keep the interpreter for 25 s for the answer `spin`, whatever is raised")
 
 
@@ -354,6 +355,8 @@ class ToyReward:
             ring = {"half": "\ud800", ("a", 1): {3}}
             ring["ring"] = ring
             return Score(status="ok", value=float(right), details=[{"half": "\ud800"}, ring][task.id[-1] in "02468"])
+        if self.config.calls:
+            return Score(status="ok", value=float(right), calls=[0.5, None])
         value = self.config.right if right else self.config.wrong
         return Score.ok(value, correct=right if self.config.says else None, parity=float(right))
 

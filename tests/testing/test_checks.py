@@ -93,7 +93,7 @@ def test_what_a_check_needs_runs_once_and_its_failure_skips() -> None:
 
 
 def test_without_tasks_the_cure_is_to_name_some() -> None:
-    report = check("reward", FINE, only=["empty"], raise_failed=False)
+    report = check("reward", FINE, only=["odd-answers"], raise_failed=False)
     (scores,) = check("reward", FINE, only=["scores"], raise_failed=False).failed
     assert [r.status for r in report.results] == ["skipped"]
     assert "with which tasks to try it: its plugin brings no task set" in scores.message
@@ -105,7 +105,7 @@ def test_without_tasks_the_cure_is_to_name_some() -> None:
 def test_a_report_is_said_line_by_line_and_raises() -> None:
     broken = RewardSpec(name="broken", summary="Cannot be built.", build=lambda config: 1 / 0)
     said: list[str] = []
-    report = check("reward", broken, only=["loads", "empty"], raise_failed=False, say=said.append)
+    report = check("reward", broken, only=["loads", "odd-answers"], raise_failed=False, say=said.append)
     assert "\n".join(said).rstrip() == str(report)
     assert len(said) == 4
     assert "cannot be built: ZeroDivisionError" in str(report)
@@ -159,6 +159,7 @@ def test_reward(check):
 """
 
 
+@pytest.mark.slow
 def test_pytest_shows_the_message_of_a_failed_check_and_no_line_of_the_kit(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(FAILING)
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "test_it.py"]

@@ -146,6 +146,7 @@ def test_nothing_is_left_after_a_kill_of_all(model_dir, tmp_path):
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "agentrig" in name]
 
 
+@pytest.mark.slow
 def test_the_last_output_of_a_server_without_a_log_file_is_shown(model_dir):
     server = LLMServer(ServerSettings(model=str(model_dir), name="x", slots=1))
     before = {p.name for p in Path(tempfile.gettempdir()).glob("agentrig-server-*")}
@@ -159,6 +160,7 @@ def test_the_last_output_of_a_server_without_a_log_file_is_shown(model_dir):
     server.stop()
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_named_without_a_traceback(model_dir, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -261,6 +261,7 @@ def proven(worker, tmp_path, monkeypatch):
         yield SimpleNamespace(step=step, record=record, worker=worker)
 
 
+@pytest.mark.slow
 def test_the_servers_are_proven_to_have_what_the_actor_sent(proven):
     for version in (0, 1, 2):
         proven.step(version)
@@ -274,6 +275,7 @@ def test_the_servers_are_proven_to_have_what_the_actor_sent(proven):
     assert found["notes"] == []
 
 
+@pytest.mark.slow
 def test_a_server_that_keeps_a_tensor_is_named(proven):
     from agentrig.errors import RunStopped
 

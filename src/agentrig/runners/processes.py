@@ -29,7 +29,7 @@ from agentrig.pools import RESULT_BYTES, AgentSource, Job, Result
 from agentrig.processes.confine import BASE, confine, declared, withheld
 from agentrig.processes.ends import SIGNALS
 from agentrig.processes.families import MARK, end_families, guard
-from agentrig.processes.forks import SAFE_PATH_KEPT, start_process
+from agentrig.processes.forks import SAFE_PATH_KEPT, start_process, start_server
 from agentrig.processes.scratch import remove_left
 from agentrig.runners.attempt import build_agent, packed, running_loop
 from agentrig.runners.pools import BasePool, Worker
@@ -156,6 +156,9 @@ class Pool(BasePool[_Worker]):
         self._absent = withheld(plan.environment)
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([*PRELOAD, *preload])
+        if n:
+            with suppress(OSError):  # a failure is left to `start_process`, which tries again
+                start_server()
         self._wake_out, self._wake_in = self._context.Pipe(duplex=False)
         self._wake_lock = threading.Lock()
 

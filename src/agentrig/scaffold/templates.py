@@ -38,6 +38,7 @@ class Template:
         use: How a run uses the component: what follows `agentrig train`, with `{name}`.
         environment: What a shell sets in front of that command, with a space at the end; '' for nothing.
         beside: The components of others that `agentrig validate` needs to check it: what follows its name.
+        contract: The checks that its tests run, as Python, with `{name}` and `{kind}`.
         before: What makes the model that this command starts from: what follows `agentrig`; '' for nothing.
         requires: Distributions that it needs beside agentrig and attrs.
         tests_require: Those that its tests need beside pytest.
@@ -50,6 +51,7 @@ class Template:
     use: str
     environment: str = ""
     beside: str = ""
+    contract: str = 'checks("{kind}", "{name}")'
     before: str = ""
     requires: Sequence[str] = ()
     tests_require: Sequence[str] = ()
@@ -72,6 +74,7 @@ class Template:
             "says": fill(renamed(self.says), 120),
             "description": self.says.partition(":")[0] + ".",
             "edit": fill(renamed(self.edit.format(name=name)), 120),
+            "checks": self.contract.format(kind=self.kind, name=name),
             "commands": "\n".join(command for command, _ in self.commands(name)),
             "dependencies": _listed("agentrig", "attrs>=24.2", *self.requires),
             "test": _listed("pytest>=8", *self.tests_require),
@@ -136,6 +139,7 @@ TEMPLATES: Mapping[str, Template] = {
             '`endpoint.sampling` each time. What an agent must do: the page "Agents" of the docs.',
             use="mini --agent {name}",
             beside="--tasks mini-sql --reward spider-exec",
+            contract='checks("agent", "{name}", tasks="mini-sql")',
             requires=("openai>=2",),
             tests_require=(SPIDER,),
         ),
@@ -146,6 +150,7 @@ TEMPLATES: Mapping[str, Template] = {
             edit='Replace what `Reward.__call__` does. What a reward must do: the page "Rewards" of the docs.',
             use="mini --reward {name}",
             beside="--tasks mini-sql",
+            contract='checks("reward", "{name}", tasks="mini-sql")',
             requires=(SPIDER,),
         ),
         Template(
@@ -181,6 +186,7 @@ TEMPLATES: Mapping[str, Template] = {
             "on it.",
             edit='Replace `GentlePool`. What runners must do: the page "Runners" of the docs.',
             use="mini --runners {name}",
+            contract='checks("runners", "{name}", settings={{"nice": 1}})',
         ),
         Template(
             kind="hardware",
@@ -218,6 +224,7 @@ TEMPLATES: Mapping[str, Template] = {
             edit="Replace the parts one after the other, from the top of the source file down. `agentrig validate "
             "{name}` plays what the demonstrator says; `agentrig dev {name}` shows what a model does.",
             use="{name}",
+            contract='[check for kind in ("tasks", "agent", "reward") for check in checks(kind, "{name}")]',
             before="warmup {name} --labels 100 --parameters 3e5 --passes 12 --until 0.2",
             requires=("agentrig-agent-match", "agentrig-grpo", "openai>=2"),
         ),

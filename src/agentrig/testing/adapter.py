@@ -17,9 +17,6 @@ from agentrig.testing.samples import difference
 from agentrig.testing.subject import Subject
 from agentrig.traces import Span, Trace
 
-ELSEWHERE_S = 60.0
-"""Seconds for adapting in another process, with its imports."""
-
 
 @attrs.define(kw_only=True, eq=False, slots=False)
 class AdapterSubject(Subject):
@@ -37,9 +34,9 @@ class AdapterSubject(Subject):
         return {name: list(made(copy.deepcopy(trace))) for name, trace in self.traces.items()}
 
     @cached_property
-    def there(self) -> Any:
-        """The triplets in another process, as plain values; a text if they are none."""
-        return elsewhere(_adapted_there, self.sendable(), dict(self.traces), deadline_s=ELSEWHERE_S)
+    def there(self) -> dict[str, list[Triplet]]:
+        """The triplets in another process."""
+        return elsewhere(AdapterSubject.adapted, attrs.evolve(self.sendable(), traces=self.traces), deadline_s=60.0)
 
     def matched(self) -> list[tuple[str, Trace, Triplet, Span | None]]:
         """Return every triplet with its trace and its call; None if no call has its tokens."""
@@ -50,30 +47,22 @@ class AdapterSubject(Subject):
         ]
 
 
-def check_empty(subject: AdapterSubject) -> None:
-    """A trace without calls gives no triplets.
-
-    Why: An agent that answers without a call would end its rollout with an exception.
-    Cure: Return an empty list for a trace without spans or without calls.
-    """
-    root = Span(id="root", parent=None, name="rollout", start=0.0, end=1.0)
-    for trace in (Trace(rollout_id="empty"), Trace(rollout_id="root", spans=(root,))):
-        found = list(subject.made(trace))
-        if found:
-            raise CheckFailed(f"a trace of {len(trace.spans)} spans and no calls gave {len(found)} triplets")
-
-
 def check_triplets(subject: AdapterSubject) -> None:
-    """It returns a list of triplets for every recorded trace, raises nothing, and does not end its process.
+    """It returns a list of triplets for every trace, an empty one without calls, and does not end its process.
 
     Why: Each such rollout fails with `adapter-error`, and nothing of it is trained.
-    Cure: Return a list of `agentrig.Triplet`; `agentrig.adapters.triplet_of(call)` makes one.
+    Cure: Return a list of `agentrig.Triplet`, empty for a trace without calls; `agentrig.adapters.triplet_of(call)`
+        makes one.
     """
     _ = subject.there  # first where it can end nothing else
-    for name, trace in subject.traces.items():
+    root = Span(id="root", parent=None, name="rollout", start=0.0, end=1.0)
+    empty = {"without spans": Trace(rollout_id="empty"), "without calls": Trace(rollout_id="root", spans=(root,))}
+    for name, trace in {**empty, **subject.traces}.items():
         found = subject.made(copy.deepcopy(trace))
         if not isinstance(found, Sequence) or not all(isinstance(t, Triplet) for t in found):
             raise CheckFailed(f"trace {name}: it returned {found!r:.80}")
+        if name in empty and found:
+            raise CheckFailed(f"a trace {name} gave {len(found)} triplets")
 
 
 @needs(check_triplets)
@@ -92,36 +81,28 @@ def check_keeps_some(subject: AdapterSubject) -> None:
 
 @needs(check_triplets)
 def check_exact_tokens(subject: AdapterSubject) -> None:
-    """Every triplet has exactly the tokens of one recorded call: none lost, none invented.
+    """Every triplet has exactly the tokens and log-probabilities of one recorded call: none lost, none invented.
 
     Why: What is trained is not what was sampled: the importance ratios are wrong.
-    Cure: Copy `prompt_token_ids` and `response_token_ids` whole; tokenize no text again.
+    Cure: Copy `prompt_token_ids`, `response_token_ids` and `response_logprobs` whole, one log-probability for each
+        response token; tokenize no text again.
     """
     for name, trace, triplet, call in subject.matched():
         if call is None or not same_tokens(call, triplet):
-            near = [c for c in _calls(trace) if c.id == triplet.span_id] or _calls(trace)
-            lengths = [
-                (len(c.attributes["prompt_token_ids"]), len(c.attributes["response_token_ids"])) for c in near[:1]
-            ]
+            near = next((c for c in _calls(trace) if c.id == triplet.span_id), None) or next(iter(_calls(trace)), None)
+            ids = [near.attributes[f"{part}_token_ids"] for part in ("prompt", "response")] if near else []
             raise CheckFailed(
                 f"trace {name}: a triplet of {len(triplet.prompt_ids)} + {len(triplet.response_ids)} tokens equals no "
-                f"call; the nearest has {' + '.join(map(str, lengths[0])) if lengths else 'none'}"
+                f"call; the nearest has {' + '.join(str(len(part)) for part in ids) or 'none'}"
             )
-
-
-@needs(check_triplets)
-def check_logprobs(subject: AdapterSubject) -> None:
-    """Log-probabilities are those that were recorded, one for each response token.
-
-    Why: Importance ratios are formed with other log-probabilities than those of the sampling policy.
-    Cure: Copy `response_logprobs` whole: one number for each response token, in order.
-    """
-    for name, _, triplet, call in subject.matched():
-        known = call.attributes.get("response_logprobs") if call and same_tokens(call, triplet) else None
+        known = call.attributes.get("response_logprobs")
         found = None if triplet.logprobs is None else list(triplet.logprobs)
         if known is not None and found != list(known):
             what = "none" if found is None else f"{len(found)}, of which the first is {found[:1]}"
-            raise CheckFailed(f"trace {name}: recorded are {len(known)}, the first {known[:1]}; the triplet has {what}")
+            raise CheckFailed(
+                f"trace {name}: {len(known)} log-probabilities are recorded, the first {known[:1]}; the triplet has "
+                f"{what}"
+            )
 
 
 @needs(check_triplets)
@@ -174,31 +155,16 @@ def check_accounts(subject: AdapterSubject) -> None:
 
 @needs(check_triplets)
 def check_same_twice(subject: AdapterSubject) -> None:
-    """The same traces give the same triplets again, also from an adapter that is built again.
+    """The same traces give the same triplets: again, from an adapter that is built again, and in another process.
 
-    Why: The audit of a step sees other data than the step was trained on.
-    Cure: Keep no state between traces, and use no random numbers.
+    Why: The audit of a step, a resumed run or another machine sees other data than the step was trained on.
+    Cure: Keep no state between traces; use no random numbers, no `hash()` of a text and no order of a set.
     """
-    first = subject.adapted()
-    for how, second in (("again", subject.adapted()), ("built again", subject.adapted(subject.build()))):
-        different = difference(_plain(first), _plain(second))
-        if different:
+    first = _plain(subject.adapted())
+    others = {"again": subject.adapted(), "built again": subject.adapted(subject.build())}
+    for how, second in {**others, "in another process": subject.there}.items():
+        if different := difference(first, _plain(second)):
             raise CheckFailed(f"{how}: {different}")
-
-
-@needs(check_same_twice)
-def check_other_process(subject: AdapterSubject) -> None:
-    """A process with another hash seed gives the same triplets.
-
-    Why: A resumed run, or another machine, trains on other data.
-    Cure: Use no `hash()` of a text and no order of a set.
-    """
-    there = subject.there
-    if isinstance(there, str):
-        raise CheckFailed(there)
-    different = difference(_plain(subject.adapted()), there)
-    if different:
-        raise CheckFailed(f"here and in another process: {different}")
 
 
 @needs(check_triplets)
@@ -230,17 +196,7 @@ def _identified(found: Sequence[Triplet], trace: Trace) -> list[Triplet]:
 
 def _plain(found: Mapping[str, Sequence[Triplet]]) -> dict[str, Any]:
     rows = {name: [attrs.asdict(t) for t in triplets] for name, triplets in found.items()}
-    return {name: [{k: _listed(v) for k, v in row.items()} for row in each] for name, each in rows.items()}
-
-
-def _listed(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _adapted_there(subject: AdapterSubject, traces: Mapping[str, Trace]) -> Any:
-    """Adapt in the other process."""
-    subject.traces = traces
-    found = subject.adapted()
-    if not all(isinstance(t, Triplet) for triplets in found.values() for t in triplets):
-        return "it returned something else than triplets"
-    return _plain(found)
+    return {
+        name: [{k: list(v) if isinstance(v, tuple) else v for k, v in row.items()} for row in each]
+        for name, each in rows.items()
+    }

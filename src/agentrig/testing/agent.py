@@ -222,14 +222,6 @@ class AgentSubject(TriedSubject):
         (result,) = self.play([self.job(task)])
         return Play(task, result, tuple(self.server.requests))
 
-    def compare_together(self, pool: Pool, how: str) -> None:
-        """Play all tasks at once, and fail if one goes otherwise than alone."""
-        self.server.script = self.script
-        for alone, result in zip(self.plays, self.play([self.job(task) for task in self.rows], pool), strict=True):
-            different = alone.differs(Play(alone.task, result))
-            if different:
-                raise CheckFailed(f"task {alone.task.id}, {how}: {different}")
-
     @cached_property
     def plays(self) -> list[Play]:
         """Every task, played alone."""
@@ -266,25 +258,14 @@ def check_calls_endpoint(subject: AgentSubject) -> None:
 
 @needs(check_calls_endpoint)
 def check_answers(subject: AgentSubject) -> None:
-    """Each task is answered, with an endpoint that works.
+    """Each task is answered with a JSON value, with an endpoint that works.
 
     Why: Failed rollouts are left out of training; over 25% of them stop the run.
-    Cure: Mend the error that the message names; `agentrig dev` shows such a rollout with its spans.
+    Cure: Mend the error that the message names; `agentrig dev` shows such a rollout with its spans. Return text,
+        numbers, lists or dicts of them: the answer has to reach the reward in another process.
     """
     for play in subject.plays:
-        if play.failure not in (None, "bad-answer", READ_PRIVATE):
-            raise CheckFailed(play.says())
-
-
-@needs(check_answers)
-def check_json_answer(subject: AgentSubject) -> None:
-    """Each answer is a JSON value.
-
-    Why: The answer has to reach the reward in another process: each such rollout fails with `bad-answer`.
-    Cure: Return text, numbers, lists or dicts of them; no objects, bytes or sets.
-    """
-    for play in subject.plays:
-        if play.failure == "bad-answer":
+        if play.failure not in (None, READ_PRIVATE):
             raise CheckFailed(play.says())
 
 
@@ -303,31 +284,19 @@ def check_recorded(subject: AgentSubject) -> None:
 
 @needs(check_answers)
 def check_sampling(subject: AgentSubject) -> None:
-    """Every call arrives with the endpoint's sampling fields, or with a lower limit of tokens.
+    """Every call names the endpoint's model, and has its sampling fields, or a lower limit of tokens.
 
-    Why: Log-probabilities are not those of the policy: the run ends in its first step.
-    Cure: Leave these fields out of the calls, as the run adds its own; or set the run's to the agent's
-        (`algorithm.temperature`).
+    Why: Log-probabilities are not those of the policy, or another model answers: the run ends in its first step.
+    Cure: Pass `model=endpoint.model` with every call, and leave the sampling fields out, as the run adds its own; or
+        set the run's to the agent's (`algorithm.temperature`).
     """
+    wanted = {**SAMPLING, "model": subject.server.model}
     for play in subject.plays:
         for request in play.requests:
             limit = min((request.body[name] for name in LIMIT if request.body.get(name)), default=None)
-            got = {**{key: request.body.get(key) for key in SAMPLING}, LIMIT[0]: limit}
-            if got != {**SAMPLING, LIMIT[0]: limit} or limit is None or limit > SAMPLING[LIMIT[0]]:
-                raise CheckFailed(f"task {play.task.id}: the run samples with {dict(SAMPLING)}, a call with {got}")
-
-
-@needs(check_answers)
-def check_model(subject: AgentSubject) -> None:
-    """Every call names the endpoint's model.
-
-    Why: A server with several models, such as one per adapter, answers with another one.
-    Cure: Pass `model=endpoint.model` with every call.
-    """
-    for play in subject.plays:
-        for request in play.requests:
-            if request.body.get("model") != subject.server.model:
-                raise CheckFailed(f"task {play.task.id}: a call names {request.body.get('model')!r}")
+            got = {**{key: request.body.get(key) for key in wanted}, LIMIT[0]: limit}
+            if got != {**wanted, LIMIT[0]: limit} or limit is None or limit > SAMPLING[LIMIT[0]]:
+                raise CheckFailed(f"task {play.task.id}: the run samples with {wanted}, a call with {got}")
 
 
 @needs(check_answers)
@@ -364,30 +333,28 @@ def check_same_twice(subject: AgentSubject) -> None:
     Cure: Seed random choices from the task's input; put no clock and no counter into prompts.
     """
     for play in subject.plays:
-        different = play.differs(subject.alone(play.task))
-        if different:
+        if different := play.differs(subject.alone(play.task)):
             raise CheckFailed(f"task {play.task.id}, played again: {different}")
 
 
 @needs(check_same_twice)
-def check_threads(subject: AgentSubject) -> None:
-    """Many rollouts at once in one process make the same calls and give the same answers as alone.
+def check_together(subject: AgentSubject) -> None:
+    """Many rollouts at once make the same calls and give the same answers as alone: in one process, and in a second.
 
-    Why: A runner plays several rollouts at once: they would mix up their tasks.
-    Cure: Keep what belongs to a rollout in local variables, not in the agent object or in globals.
+    Why: A runner plays several rollouts at once, and a run has several runners: they would mix up their tasks, or only
+        one of them would work.
+    Cure: Keep what belongs to a rollout in local variables, not in the agent object or in globals. Take no fixed port,
+        file or lock; use `tempfile`, and port 0.
     """
-    for _ in range(2):
-        subject.compare_together(subject.pool, f"alone and with {len(subject.plays)} at once")
-
-
-@needs(check_same_twice)
-def check_processes(subject: AgentSubject) -> None:
-    """Two processes at once build it, and give the same answers.
-
-    Why: A run has several runner processes: only one of them would work.
-    Cure: Take no fixed port, file or lock; use `tempfile`, and port 0.
-    """
-    subject.compare_together(subject.started(threads=1), "in a second process, while there is a first")
+    subject.server.script = subject.script
+    first, several = subject.pool, f"alone and with {len(subject.plays)} at once"
+    for how in (several, several, "in a second process, while there is a first"):
+        pool = first if how == several else subject.started(threads=1)
+        for alone, result in zip(
+            subject.plays, subject.play([subject.job(t) for t in subject.rows], pool), strict=True
+        ):
+            if different := alone.differs(Play(alone.task, result)):
+                raise CheckFailed(f"task {alone.task.id}, {how}: {different}")
 
 
 @needs(check_answers)
@@ -415,13 +382,9 @@ def check_odd_replies(subject: AgentSubject) -> str:
     Why: A weak model's odd replies end rollouts as faults of the agent: what it should learn from is left out.
     Cure: Catch errors of parsing: return what the model said as the answer, so that the reward can judge it.
     """
-    facts = []
-    for name, play in subject.odd.items():
-        if play.failure == "agent-error" and name in OWN_ENDS:
-            facts.append(f"{name}: {play.says()}")
-        elif play.failure in ("agent-error", "runner-died", "bad-answer"):
-            raise CheckFailed(f"{name}: {play.says()}")
-    return _no_fault(facts, "Rollouts that end so are not trained on; over 25% of them stop a run")
+    bad = {name: play.says() for name, play in subject.odd.items() if play.failure in ("runner-died", "bad-answer")}
+    own = {name: play.says() for name, play in subject.odd.items() if play.failure == "agent-error"}
+    return _facts(bad, own, "Rollouts that end so are not trained on; over 25% of them stop a run")
 
 
 @needs(check_answers)
@@ -433,17 +396,18 @@ def check_deadline(subject: AgentSubject) -> str:
     Why: Its runner is killed at the deadline, with what other rollouts had done; steps take as long as the deadline.
     Cure: Limit the number of turns, and give what is there when it is reached.
     """
-    facts = []
-    for name, play in subject.odd.items():
-        if play.failure == "deadline":
-            what = f"{name}: after {subject.deadline_s:g} s and {len(play.requests)} calls it had not ended"
-            if name not in OWN_ENDS:
-                raise CheckFailed(what)
-            facts.append(what)
-    return _no_fault(facts, "Limit its turns (LangGraph: recursion_limit), or such rollouts hold a runner until then")
+    late = {name: play for name, play in subject.odd.items() if play.failure == "deadline"}
+    said = {n: f"after {subject.deadline_s:g} s and {len(p.requests)} calls it had not ended" for n, p in late.items()}
+    then = "Limit its turns (LangGraph: recursion_limit), or such rollouts hold a runner until then"
+    return _facts({}, said, then)
 
 
-def _no_fault(facts: Sequence[str], then: str) -> str:
+def _facts(faults: Mapping[str, str], own: Mapping[str, str], then: str) -> str:
+    """Raise for a fault, and for what replies outside of `OWN_ENDS` led to; return the rest as facts."""
+    faults = {**faults, **{name: said for name, said in own.items() if name not in OWN_ENDS}}
+    for name, said in faults.items():
+        raise CheckFailed(f"{name}: {said}")
+    facts = [f"{name}: {said}" for name, said in own.items()]
     return "\n".join([f"a fact, no fault: {facts[0]}", *facts[1:], then]) if facts else ""
 
 
@@ -462,6 +426,5 @@ def check_slow_server(subject: AgentSubject) -> None:
         made = subject.script(body) if callable(subject.script) else subject.script
         return attrs.evolve(Reply(text=made) if isinstance(made, str) else made, delay_s=subject.slow_s)
 
-    different = alone.differs(subject.alone(alone.task, slow))
-    if different:
+    if different := alone.differs(subject.alone(alone.task, slow)):
         raise CheckFailed(f"task {alone.task.id}, {subject.slow_s:g} s for each call: {different}")

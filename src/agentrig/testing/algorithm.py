@@ -21,6 +21,7 @@ from agentrig.run.loop import looped
 from agentrig.testing import bandit
 from agentrig.testing.bandit import OPTIMUM, pull
 from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
+from agentrig.testing.policy import Policy
 from agentrig.testing.subject import Subject
 from agentrig.testing.tiny_model import make_tiny_model
 
@@ -52,12 +53,40 @@ class Run:
         file = self.path / "metrics.jsonl"
         return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.is_file() else []
 
-    def checkpoint(self, step: int = 0) -> Path | None:
-        """Return the checkpoint of a step, or the latest one."""
+    @property
+    def steps(self) -> list[int]:
+        """The steps that have ended."""
+        return [line["step"] for line in self.lines]
+
+    def checkpoint(self, step: int) -> Path | None:
+        """Return the checkpoint of a step, if there is one."""
         checkpoints = Checkpoints(self.path / "checkpoints")
-        if not step:
-            return checkpoints.latest()[0]
         return checkpoints.path(step) if step in checkpoints.steps() else None
+
+    @property
+    def last(self) -> Path:
+        """The latest checkpoint.
+
+        Raises:
+            CheckFailed: There is none.
+        """
+        found = Checkpoints(self.path / "checkpoints").latest()[0]
+        if found is None:
+            raise CheckFailed(
+                "the run has no checkpoint: a crash would lose all of it", "Call session.save_checkpoint."
+            )
+        return found
+
+    def ended(self, what: str) -> Run:
+        """Return the run.
+
+        Raises:
+            CheckFailed: An error ended it.
+        """
+        if self.error is not None:
+            kind = "" if isinstance(self.error, AgentrigError) else f"{type(self.error).__name__}: "
+            raise CheckFailed(f"{what} ends with {kind}{self.error}{place_of(self.error)}") from self.error
+        return self
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
@@ -196,14 +225,11 @@ def check_runs(subject: AlgorithmSubject) -> None:
     Why: Nothing can be trained.
     Cure: Follow agentrig.algorithms.Session: rollouts, end_step and save_checkpoint for each step.
     """
-    run = subject.whole
-    _ended(run, "a run")
-    wanted = list(range(1, subject.steps + 1)) if "steps" in subject.keys else [line["step"] for line in run.lines]
-    found = [line["step"] for line in run.lines]
-    if found != wanted or not found:
-        raise CheckFailed(f"the run has the steps {found}; {wanted} were asked for")
-    if run.checkpoint() is None:
-        raise CheckFailed("the run has no checkpoint: a crash would lose all of it", "Call session.save_checkpoint.")
+    run = subject.whole.ended("a run")
+    wanted = list(range(1, subject.steps + 1)) if "steps" in subject.keys else run.steps
+    if run.steps != wanted or not wanted:
+        raise CheckFailed(f"the run has the steps {run.steps}; {wanted} were asked for")
+    _ = run.last
 
 
 @needs(check_runs)
@@ -228,7 +254,7 @@ def check_checkpoints(subject: AlgorithmSubject) -> None:
     Why: A run resumes from them, and `agentrig export` hands them on.
     Cure: Write a whole Hugging Face directory, tokenizer included, and what only training needs under trainer/.
     """
-    folder = _checkpoint(subject.whole)
+    folder = subject.whole.last
     try:
         verify(folder)
     except CheckpointDamaged as error:
@@ -256,38 +282,28 @@ def check_checkpoints(subject: AlgorithmSubject) -> None:
 
 @needs(check_runs)
 def check_moves(subject: AlgorithmSubject) -> None:
-    """What is trained changes from one checkpoint to another.
+    """What is trained changes from one checkpoint to another, and by as much as is stated.
 
-    Why: A run whose weights stay the same learns nothing, and costs as much.
-    Cure: Apply the update before you save; check the learning rate and what is trainable.
+    Why: A run whose weights stay the same learns nothing, and costs as much; a made-up figure hides it.
+    Cure: Apply the update before you save; check the learning rate and what is trainable. Report the L2 norm of the
+        step's change of all trained weights as `weight_change`.
     """
     run = subject.whole
-    first = run.checkpoint(run.lines[-1]["step"] - 1) or subject.start
+    line = run.lines[-1]
+    before, after = run.checkpoint(line["step"] - 1), run.last
+    first = before or subject.start
     if first is None:
         raise CheckSkipped("there is one checkpoint only, and no model that training starts from")
-    if not _differences(first, _checkpoint(run)):
-        raise CheckFailed(f"the checkpoint of step {run.lines[-1]['step']} is the same as {first.name}, bit by bit")
-
-
-@needs(check_moves)
-def check_weight_change(subject: AlgorithmSubject) -> None:
-    """The stated weight change is that of the checkpoints.
-
-    Why: A run stops if this figure is 0 twice: a made-up one hides that nothing is learned.
-    Cure: Report the L2 norm of the step's change of all trained weights.
-    """
-    run = subject.whole
-    last = run.lines[-1]
-    before = run.checkpoint(last["step"] - 1)
-    old, new = (tensors_of(before) if before else {}), tensors_of(_checkpoint(run))
-    if not old or old.keys() != new.keys():
-        raise CheckSkipped("the last two steps have no checkpoints with the same tensors")
-    own = math.sqrt(sum(float((new[n].double() - old[n].double()).square().sum()) for n in new))
-    stated = last["algorithm"]["weight_change"]
-    if abs(own - stated) > CLOSE * own:
-        raise CheckFailed(
-            f"step {last['step']} states a weight change of {stated:.4g}; its checkpoints differ by {own:.4g}"
-        )
+    if not _differences(first, after):
+        raise CheckFailed(f"the checkpoint of step {line['step']} is the same as {first.name}, bit by bit")
+    old, new = tensors_of(before) if before else {}, tensors_of(after)
+    if old and old.keys() == new.keys():
+        own = math.sqrt(sum(float((new[n].double() - old[n].double()).square().sum()) for n in new))
+        stated = line["algorithm"]["weight_change"]
+        if abs(own - stated) > CLOSE * own:
+            raise CheckFailed(
+                f"step {line['step']} states a weight change of {stated:.4g}; its checkpoints differ by {own:.4g}"
+            )
 
 
 @needs(check_runs)
@@ -297,11 +313,9 @@ def check_stops(subject: AlgorithmSubject) -> None:
     Why: Ctrl-C, a cluster's time limit and `--resume` rely on it: what is under way would be lost.
     Cure: Look at session.stopping after each step: finish it, save, return, and report nothing.
     """
-    run, step = subject.stopped, subject.steps - 1
-    _ended(run, "a run that the user stops")
-    found = [line["step"] for line in run.lines]
-    if found != list(range(1, step + 1)):
-        raise CheckFailed(f"the user stopped it in step {step}, and it has the steps {found}")
+    run, step = subject.stopped.ended("a run that the user stops"), subject.steps - 1
+    if run.steps != list(range(1, step + 1)):
+        raise CheckFailed(f"the user stopped it in step {step}, and it has the steps {run.steps}")
     if run.checkpoint(step) is None:
         raise CheckFailed(f"the user stopped it in step {step}, and there is no checkpoint of that step")
 
@@ -313,14 +327,12 @@ def check_resumes(subject: AlgorithmSubject) -> None:
     Why: A run that was interrupted would end with other weights, and nobody could tell why.
     Cure: Save the state of the optimizer and of every random stream under trainer/, and derive streams from the step.
     """
-    whole, resumed = subject.whole, subject.resumed
-    _ended(resumed, "a resumed run")
-    steps = [line["step"] for line in resumed.lines]
-    if steps != [line["step"] for line in whole.lines]:
-        raise CheckFailed(f"the resumed run has the steps {steps}")
+    whole, resumed = subject.whole, subject.resumed.ended("a resumed run")
+    if resumed.steps != whole.steps:
+        raise CheckFailed(f"the resumed run has the steps {resumed.steps}")
     if (a := whole.lines[-1]["reward"]) != (b := resumed.lines[-1]["reward"]):
         raise CheckFailed(f"after the resume the step samples other answers: mean reward {b} instead of {a}")
-    different = _differences(_checkpoint(whole), _checkpoint(resumed))
+    different = _differences(whole.last, resumed.last)
     if different:
         raise CheckFailed(f"the resumed run ends with another {different[0]}, and {len(different) - 1} more differ")
 
@@ -335,8 +347,8 @@ def check_keys_read(subject: AlgorithmSubject) -> None:
     runs = [subject.whole]
     for i, settings in enumerate(subject.variants):
         short = {"steps": 1} if "steps" in subject.keys else {}
-        runs.append(subject.run(subject.plan(f"variant-{i}", **{**short, **settings})))
-        _ended(runs[-1], f"a run with {dict(settings)}")
+        run = subject.run(subject.plan(f"variant-{i}", **{**short, **settings}))
+        runs.append(run.ended(f"a run with {dict(settings)}"))
     unread = [key for key in subject.keys if key not in subject.read]
     if unread:
         raise CheckFailed(f"nothing read {', '.join(unread)} in {len(runs)} runs")
@@ -367,7 +379,7 @@ def check_serves(subject: AlgorithmSubject) -> None:
     Cure: Serve the checkpoint that is given, or the starting model, until the block ends.
     """
     plan = subject.plan("served")
-    algorithm, folder = looped(plan.build("algorithm")), _checkpoint(subject.whole)
+    algorithm, folder = looped(plan.build("algorithm")), subject.whole.last
     more: Mapping[str, Any] = {}
     if getattr(plan.components["algorithm"].spec, "server", False):
         from agentrig.run.setup import Setup
@@ -383,7 +395,8 @@ def check_serves(subject: AlgorithmSubject) -> None:
     if first != again:
         raise CheckFailed(f"at temperature 0 the checkpoint answers {first!r}, then {again!r}")
     if _is_model(folder):
-        own = _likeliest(folder, asked["question"])
+        policy = Policy(folder)
+        own = policy.text(policy.best(policy.ids(asked["question"]), 6))
         if first != own:
             raise CheckFailed(f"`serve` answers {first!r}; transformers, with the checkpoint's weights, {own!r}")
 
@@ -397,8 +410,7 @@ def check_solves(subject: AlgorithmSubject) -> None:
     """
     if not subject.learns:
         raise CheckSkipped("give the number of steps in which it should solve the kit's bandit: learns=STEPS")
-    run = subject.run(subject.plan("learns", steps=subject.learns))
-    _ended(run, "a run of the bandit")
+    run = subject.run(subject.plan("learns", steps=subject.learns)).ended("a run of the bandit")
     rewards = [line["reward"] for line in run.lines]
     best = max((sum(rewards[i : i + 2]) / 2 for i in range(len(rewards) - 1)), default=0.0)
     if best < GOOD:
@@ -430,27 +442,7 @@ def _files(folder: Path) -> list[str]:
     return [str(f) for f in found if f.parts[0] not in ASIDE]
 
 
-def _checkpoint(run: Run) -> Path:
-    found = run.checkpoint()
-    assert found is not None, "the check `runs` has seen it"
-    return found
-
-
 def _is_model(folder: Path) -> bool:
     """Whether a checkpoint is a model that transformers can load."""
     file = folder / "config.json"
     return file.is_file() and "model_type" in json.loads(file.read_text("utf-8")) and bool(tensors_of(folder))
-
-
-def _likeliest(folder: Path, question: str) -> str:
-    from agentrig.testing.policy import Policy
-
-    policy = Policy(folder)
-    return policy.text(policy.best(policy.ids(question), 6))
-
-
-def _ended(run: Run, what: str) -> None:
-    if run.error is not None:
-        error = run.error
-        kind = "" if isinstance(error, AgentrigError) else f"{type(error).__name__}: "
-        raise CheckFailed(f"{what} ends with {kind}{error}{place_of(error)}") from error

@@ -136,12 +136,16 @@ def computed(subject: HardwareSubject) -> str:
 
 
 def check_imports_light(subject: HardwareSubject) -> None:
-    """Loading the plugin and building the hardware imports nothing heavy.
+    """Loading the plugin, building the hardware, `environment` and `probe` import nothing heavy.
 
-    Why: Every command would wait for these imports, also for runs on other hardware.
-    Cure: Import them inside the functions that need them.
+    Why: Every command would wait for these imports, whatever hardware it uses, and torch reads variables such as
+        thread counts when it is imported: set later, they have no effect.
+    Cure: Look at device files, the vendor's tool and metadata; import torch and the like only inside the functions
+        that compute.
     """
-    _light(subject, "loading the plugin and building the hardware")
+    for step, heavy in subject.imports.items():
+        if heavy:
+            raise CheckFailed(f"{step} imports {', '.join(heavy)}")
 
 
 def check_declares(subject: HardwareSubject) -> None:
@@ -182,20 +186,13 @@ def check_environment(subject: HardwareSubject) -> None:
             raise CheckFailed(f"`environment` for {role or 'no context'}: {wrong}")
 
 
-def check_environment_light(subject: HardwareSubject) -> None:
-    """`environment` imports nothing heavy.
-
-    Why: torch reads variables such as thread counts when it is imported: set later, they have no effect.
-    Cure: Compute the variables without torch; import nothing heavy in `environment`.
-    """
-    _light(subject, "`environment`")
-
-
 def check_probe(subject: HardwareSubject) -> None:
-    """`probe` returns a typed answer, twice the same, in time.
+    """`probe` returns a typed answer, with memory in bytes, twice the same, in time.
 
-    Why: `--hardware auto` and the doctor decide by it; one that raises or changes leaves the hardware out.
-    Cure: Return an agentrig.hardware.Probe: catch what drivers and tools raise, and say it in `problems`.
+    Why: `--hardware auto`, the doctor and the learner decide by it: one that raises or changes leaves the hardware out,
+        and memory in another unit refuses every model, or none.
+    Cure: Return an agentrig.hardware.Probe: catch what drivers and tools raise, and say it in `problems`. Give each
+        device its memory in bytes, or None if it is unknown.
     """
     first, again, seconds = subject.probes
     for found in (first, again):
@@ -208,27 +205,17 @@ def check_probe(subject: HardwareSubject) -> None:
     for line in (*first.evidence, *first.problems):
         if not isinstance(line, str):
             raise CheckFailed(f"a line of `evidence` or `problems` is no text: {line!r:.80}")
+    for device in first.devices:
+        size = device.memory
+        whole = isinstance(size, int) and not isinstance(size, bool)
+        if size is not None and not (whole and LEAST_MEMORY <= size <= MOST_MEMORY):
+            raise CheckFailed(f"{device.name} states a memory of {size!r:.80}; a device has 64 MiB to 64 TiB, in bytes")
     if first != again:
         raise CheckFailed(f"two probes in a row found different things: {first} and {again}")
     if seconds > PROBE_S:
         raise CheckFailed(
             f"`probe` took {seconds:.0f} s", f"Give every tool a timeout: at most {PROBE_S:.0f} s in all."
         )
-
-
-@needs(check_probe)
-def check_probe_light(subject: HardwareSubject) -> None:
-    """`probe` imports nothing heavy.
-
-    Why: `agentrig plugins` and every run with --hardware auto would import it, whatever hardware they use.
-    Cure: Look at device files, the vendor's tool and metadata; never import torch in `probe`.
-    """
-    _light(subject, "`probe`")
-
-
-def _light(subject: HardwareSubject, step: str) -> None:
-    if found := subject.imports[step]:
-        raise CheckFailed(f"{step} imports {', '.join(found)}")
 
 
 @needs(check_probe)
@@ -270,22 +257,6 @@ def check_explains(subject: HardwareSubject) -> None:
             raise CheckFailed(f"the refusal does not name it: {error}") from None
         return
     raise CheckFailed("a run would start on it although its probe found nothing in a fresh interpreter")
-
-
-@needs(check_probe)
-def check_memory(subject: HardwareSubject) -> None:
-    """The memory of devices is in bytes.
-
-    Why: The doctor and the learner compute from it what fits; a wrong unit refuses every model, or none.
-    Cure: Give each device its memory in bytes, or None if it is unknown.
-    """
-    stated = [(device.name, device.memory) for device in subject.probe.devices if device.memory is not None]
-    for name, size in stated:
-        whole = isinstance(size, int) and not isinstance(size, bool)
-        if not whole or not LEAST_MEMORY <= size <= MOST_MEMORY:
-            raise CheckFailed(f"{name} states a memory of {size!r:.80}; a device has 64 MiB to 64 TiB, in bytes")
-    if not stated:
-        raise CheckSkipped("no device that was found states its memory")
 
 
 def check_stacks(subject: HardwareSubject) -> None:

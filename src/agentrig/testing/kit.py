@@ -114,6 +114,11 @@ class Check:
         return _name(self.kind, self.function)
 
     @property
+    def short(self) -> str:
+        """The name without the kind."""
+        return self.name.partition(".")[2]
+
+    @property
     def why(self) -> str:
         """What goes wrong in training without the property."""
         return self._section("Why")
@@ -142,32 +147,29 @@ class Check:
         if isinstance(found, CheckSkipped):
             raise found
         if isinstance(found, CheckFailed):
-            what, cure, why, cause = found.what, found.cure, found.why, found.__cause__
-        else:  # of the component: the checks' own failures are CheckFailed
-            own = isinstance(found, AgentrigError)
-            what, cure, why, cause = str(found) if own else f"{words_of(found)}{place_of(found)}", "", "", found
-        raise CheckFailed(what, cure or self.cure, why or self.why, self.name) from cause
+            raise CheckFailed(
+                found.what, found.cure or self.cure, found.why or self.why, self.name
+            ) from found.__cause__
+        own = isinstance(found, AgentrigError)  # else the component raised it
+        what = str(found) if own else f"{words_of(found)}{place_of(found)}"
+        raise CheckFailed(what, self.cure, self.why, self.name) from found
 
     def _done(self, function: Function) -> BaseException | str:
         """Return a check's error, or its fact; it runs once for each subject, after what it needs."""
-        done = self.subject.done
-        if function not in done:
-            done[function] = self._attempt(function)
-        found: BaseException | str = done[function]
-        return found
-
-    def _attempt(self, function: Function) -> BaseException | str:
+        done: dict[Function, BaseException | str] = self.subject.done
+        if function in done:
+            return done[function]
         for before in () if function is check_loads else (check_loads, *_needs.get(function, ())):
             error = self._done(before)
-            if isinstance(error, CheckSkipped):
-                return error
-            if isinstance(error, BaseException):
-                return CheckSkipped(f"it needs {_name(self.kind, before)}, which failed")
+            if not isinstance(error, str):
+                skipped = CheckSkipped(f"it needs {_name(self.kind, before)}, which failed")
+                return done.setdefault(function, error if isinstance(error, CheckSkipped) else skipped)
         try:
             with told_if_slow(f"doing the check {_name(self.kind, function)}"):
-                return function(self.subject) or ""
+                done[function] = function(self.subject) or ""
         except (Exception, SystemExit) as error:
-            return error
+            done[function] = error
+        return done[function]
 
     def result(self) -> Result:
         """Do the check and return what was found; a failure is not raised."""
@@ -175,10 +177,8 @@ class Check:
         status: Literal["passed", "failed", "skipped"] = "passed"
         try:
             message = self()
-        except CheckFailed as failed:
-            status, message = "failed", str(failed)
-        except CheckSkipped as skipped:
-            status, message = "skipped", str(skipped)
+        except (CheckFailed, CheckSkipped) as found:
+            status, message = "failed" if isinstance(found, CheckFailed) else "skipped", str(found)
         return Result(check=self.name, status=status, message=message, seconds=time.perf_counter() - start)
 
     def __str__(self) -> str:
@@ -297,27 +297,24 @@ def checks(
     every = declared(kind)
     if not isinstance(subject, Subject):
         known = options_of(kind)
-        for name in options:
-            if name not in known:
-                raise ConfigError(
-                    f"the checks of a {kind} have no option {name!r}.{nearest(name, known)}\n"
-                    f"  their options: {', '.join(known) or 'none'}"
-                )
+        for name in options.keys() - known:
+            raise ConfigError(
+                f"the checks of a {kind} have no option {name!r}.{nearest(name, known)}\n"
+                f"  their options: {', '.join(known) or 'none'}"
+            )
         subject = subject_class(kind)(kind=kind, given=subject, settings=settings, **options)
         atexit.register(subject.close)  # pytest calls the checks one by one: nobody says when the last one has ended
-    short = [check.name.partition(".")[2] for check in every]
-    for wanted in only or ():
-        if not any(_matches(check, wanted) for check in every):
+    chosen: list[Check] = []
+    for wanted in ["*"] if only is None else only:
+        found = [each for each in every if fnmatchcase(each.name, wanted) or fnmatchcase(each.short, wanted)]
+        if not found:
+            short = [each.short for each in every]
             raise ConfigError(
                 f"the checks of a {kind} have none called {wanted!r}.{nearest(wanted, short)}\n"
                 f"  they are: {', '.join(short)}"
             )
-    chosen = [check for check in every if only is None or any(_matches(check, wanted) for wanted in only)]
-    return [attrs.evolve(check, subject=subject) for check in chosen]
-
-
-def _matches(check: Check, wanted: str) -> bool:
-    return fnmatchcase(check.name, wanted) or fnmatchcase(check.name.partition(".")[2], wanted)
+        chosen += found
+    return [attrs.evolve(each, subject=subject) for each in every if each in chosen]
 
 
 def check(
@@ -333,13 +330,9 @@ def check(
     """Run the checks of a component and return the report.
 
     Args:
-        kind: The component's kind.
-        subject: See `checks`.
-        settings: See `checks`.
-        only: See `checks`.
+        kind: The component's kind; `subject`, `settings`, `only` and `options` are those of `checks`.
         raise_failed: Whether failed checks raise `CheckFailed`, with the whole report.
         say: Gets the lines of the report one by one, each as soon as it is known.
-        options: See `checks`.
 
     Raises:
         CheckFailed: A check failed.

@@ -107,26 +107,19 @@ def check_hooks(subject: ObserverSubject) -> None:
 
 
 @needs(check_hooks)
-def check_whole_run(subject: ObserverSubject) -> None:
-    """It gets the events of a run that ends well, and raises nothing.
+def check_events(subject: ObserverSubject) -> None:
+    """It gets the events of a run that ends well, and of a resumed one in which everything fails, and raises nothing.
 
-    Why: What raises is logged and counted in the report, and its figures are missing.
-    Cure: Read fields with `.get`, and catch what your tracker or file raises.
+    Why: What raises is logged and counted in the report, and its figures are missing; the runs that fail are those
+        that somebody will look at.
+    Cure: Read fields with `.get`, and catch what your tracker or file raises. Expect None where a step has no figure,
+        failures without a score, a resumed run, and a run that ends early.
     """
-    subject.play(whole(subject.run()))
+    for events in (whole, failing):
+        subject.play(events(subject.run()))
 
 
-@needs(check_whole_run)
-def check_failing_run(subject: ObserverSubject) -> None:
-    """It gets the events of a resumed run in which everything fails, and raises nothing.
-
-    Why: The runs that fail are those that somebody will look at.
-    Cure: Expect None where a step has no figure, failures without a score, a resumed run, and a run that ends early.
-    """
-    subject.play(failing(subject.run()))
-
-
-@needs(check_whole_run)
+@needs(check_events)
 def check_fast(subject: ObserverSubject) -> None:
     """It does not hold a run up.
 
@@ -139,7 +132,7 @@ def check_fast(subject: ObserverSubject) -> None:
             raise CheckFailed(f"{hook} takes {took:.2f} s on average; {most:g} s are allowed")
 
 
-@needs(check_whole_run)
+@needs(check_events)
 def check_leaves_the_run(subject: ObserverSubject) -> None:
     """It does not change the run's own files.
 

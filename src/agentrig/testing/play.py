@@ -102,7 +102,7 @@ class PlaySubject(AgentSubject):
         outcome: Outcome = play.result.outcome
         if outcome.failure is not None:
             return Trial(play=play, said=said, score=None, triplets=())
-        (score,) = self.judge.judged([(task, outcome.answer)])
+        (score,) = self.judge.scores([(task, outcome.answer)], late=True)
         return Trial(play=play, said=said, score=score, triplets=tuple(self.adapt(play.result.trace)))
 
     @cached_property
@@ -149,40 +149,35 @@ class PlaySubject(AgentSubject):
         found = [self.trial(task, "gold", script) for task, script in zip(self.rows, right, strict=False)]
         return [*found, *(self.trial(task, "nonsense", NONSENSE) for task in self.rows)]
 
-    def values(self, said: str) -> list[float]:
-        """Return the rewards of the rollouts in which the model said this."""
-        return [t.score.value for t in self.trials if t.said == said and t.score and t.score.value is not None]
+    def mean(self, said: str) -> float | None:
+        """Return the mean reward of the rollouts in which the model said this; None if none was scored."""
+        values = [t.score.value for t in self.trials if t.said == said and t.score and t.score.value is not None]
+        return round(math.fsum(values) / len(values), 4) if values else None
 
     def figures(self) -> dict[str, Any]:
         """Return what would be trained, and what it costs, as JSON values."""
         trials = self.trials
         n = max(1, len(trials))
         calls = [c.attributes for t in trials for c in t.play.result.trace.llm_calls()]
-        sampled = sum(_tokens(call, "response", "completion") for call in calls)
-        asked = sum(_tokens(call, "prompt", "prompt") for call in calls)
-        trained = Counter(triplet.node or "(no node)" for t in trials for triplet in t.triplets)
-        said = list(dict.fromkeys(t.said for t in trials))
-        failures = Counter(t.play.failure for t in trials if t.play.failure)
-        seconds = sum(t.play.result.duration_s for t in trials)
+        triplets = [triplet for t in trials for triplet in t.triplets]
+        costs = {
+            "calls": len(calls),
+            "prompt_tokens": sum(_tokens(call, "prompt", "prompt") for call in calls),
+            "response_tokens": sum(_tokens(call, "response", "completion") for call in calls),
+        }
         return {
             "agent": str(self),
             "reward": str(self.judge),
             "adapter": str(self.adapter),
             "rollouts": len(trials),
-            "failures": dict(failures),
-            "reward_mean": {s: _mean(self.values(s)) for s in said},
-            "calls_per_rollout": round(len(calls) / n, 2),
-            "trained_calls_per_rollout": round(trained.total() / n, 2),
-            "trained_by_node": dict(trained),
-            "prompt_tokens_per_rollout": round(asked / n, 1),
-            "response_tokens_per_rollout": round(sampled / n, 1),
-            "trained_tokens_per_rollout": round(sum(len(x.response_ids) for t in trials for x in t.triplets) / n, 1),
-            "seconds_per_rollout": round(seconds / n, 3),
-            f"step_of_{STEP}": {
-                "calls": round(len(calls) / n * STEP),
-                "prompt_tokens": round(asked / n * STEP),
-                "response_tokens": round(sampled / n * STEP),
-            },
+            "failures": dict(Counter(t.play.failure for t in trials if t.play.failure)),
+            "reward_mean": {said: self.mean(said) for said in dict.fromkeys(t.said for t in trials)},
+            "trained_by_node": dict(Counter(triplet.node or "(no node)" for triplet in triplets)),
+            **{f"{name}_per_rollout": round(total / n, 2) for name, total in costs.items()},
+            "trained_calls_per_rollout": round(len(triplets) / n, 2),
+            "trained_tokens_per_rollout": round(sum(len(triplet.response_ids) for triplet in triplets) / n, 1),
+            "seconds_per_rollout": round(sum(t.play.result.duration_s for t in trials) / n, 3),
+            f"step_of_{STEP}": {name: round(total / n * STEP) for name, total in costs.items()},
         }
 
 
@@ -228,14 +223,14 @@ def check_readable(subject: PlaySubject) -> None:
     Why: Right answers earn nothing: there is nothing to learn from.
     Cure: Compare the agent's answer with what the reward expects. If it needs several replies, give a script.
     """
-    right, nonsense = subject.values("gold"), subject.values("nonsense")
-    if not right:
+    right, nonsense = subject.mean("gold"), subject.mean("nonsense")
+    if right is None:
         raise CheckSkipped("no right answers were played: they are not known, or there is a script or a real model")
-    if not math.fsum(right) / len(right) > math.fsum(nonsense) / max(1, len(nonsense)):
+    if not right > (nonsense or 0.0):
         first = next(t for t in subject.trials if t.said == "gold")
         raise CheckFailed(
-            f"the model said the right answer of each task, and the mean reward was {_mean(right)}; with nonsense "
-            f"it was {_mean(nonsense)}. Task {first.play.task.id}: the agent answered "
+            f"the model said the right answer of each task, and the mean reward was {right}; with nonsense "
+            f"it was {nonsense}. Task {first.play.task.id}: the agent answered "
             f"{first.play.result.outcome.answer!r:.80}"
         )
 
@@ -303,7 +298,3 @@ def _tokens(call: Mapping[str, Any], ids: str, counted: str) -> int:
 
 def _value(trial: Trial) -> float:
     return trial.score.value if trial.score and trial.score.value is not None else -math.inf
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return round(math.fsum(values) / len(values), 4) if values else None

@@ -38,19 +38,6 @@ class Policy:
             if name not in self._tied:
                 yield name, tensor
 
-    def change(self, seed: int, part: Part) -> None:
-        """Move the starting weights by noise; the same seed gives the same weights."""
-        import torch
-
-        noise = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for name, tensor in self.weights():
-                tensor.copy_(self._start[name])
-                step = STEP * float(tensor.std()) if tensor.numel() > 1 else STEP
-                moved = torch.randn(tensor.shape, generator=noise) * (step or STEP)
-                if _changes(name, part):
-                    tensor.add_(moved)
-
     def restore(self) -> None:
         """Go back to the weights of the directory."""
         import torch
@@ -58,6 +45,19 @@ class Policy:
         with torch.no_grad():
             for name, tensor in self.weights():
                 tensor.copy_(self._start[name])
+
+    def change(self, seed: int, part: Part) -> None:
+        """Move the starting weights by noise; the same seed gives the same weights."""
+        import torch
+
+        self.restore()
+        noise = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, tensor in self.weights():
+                step = STEP * float(tensor.std()) if tensor.numel() > 1 else STEP
+                moved = torch.randn(tensor.shape, generator=noise) * (step or STEP)
+                if part == "all" or "norm" not in name:
+                    tensor.add_(moved)
 
     def merged(self, seed: int) -> list[tuple[str, Any]]:
         """Change the layers' matrices by low-rank adapters; return all tensors as an algorithm gives them.
@@ -117,7 +117,3 @@ class Policy:
         with torch.no_grad():
             logits = self.model(input_ids=torch.tensor([[*prompt, *answer]]), use_cache=False).logits[0].float()
         return torch.log_softmax(logits[len(prompt) - 1 : -1] / temperature, -1)
-
-
-def _changes(name: str, part: Part) -> bool:
-    return part == "all" or "norm" not in name

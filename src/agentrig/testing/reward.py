@@ -34,17 +34,19 @@ RAISED = ("the reward raised", "the reward returned", "score_many gave")
 ELSEWHERE_S = 60.0
 """Seconds for scoring in another process, with its imports."""
 
-# Answers that a reward must bear.
-
-EMPTY: Mapping[str, Any] = {"an empty text": "", "blanks": " \n\t "}
-
-MALFORMED: Mapping[str, Any] = {
+ODD: Mapping[str, Any] = {
+    "an empty text": "",
+    "blanks": " \n\t ",
     "words without sense": "lorem ipsum; dolor = ((sit",
     "broken JSON": '{"answer": [1, 2',
     "an open fence": "```sql\nSELECT",
     "control characters": "a\x00b\x1b[31m\u202e\ufffd",
     "a number too long": "9" * 5000,
+    "a text of a million characters": "word " * 200_000,
+    "50,000 open brackets": "(" * 50_000,
+    "a text of 100,000 lines": "x\n" * 100_000,
 }
+"""Texts that a weak model may answer: each must get a valid score."""
 
 OTHER_TYPES: Mapping[str, Any] = {
     "null": None,
@@ -55,12 +57,7 @@ OTHER_TYPES: Mapping[str, Any] = {
     "an empty dict": {},
     "a deep list": [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[0]]]]]]]]]]]]]]]]]]]]]]]]]]]]]],
 }
-
-HUGE: Mapping[str, Any] = {
-    "a text of a million characters": "word " * 200_000,
-    "50,000 open brackets": "(" * 50_000,
-    "a text of 100,000 lines": "x\n" * 100_000,
-}
+"""Answers of an agent that returns no text: a score may be `invalid`, with a reason."""
 
 
 def hostile(mark: Path) -> dict[str, str]:
@@ -116,32 +113,36 @@ class RewardSubject(TriedSubject):
             raise CheckSkipped(f'the right answer is not known: give gold="KEY" of private (its keys: {known})')
         return [task.private[key] for task in self.rows]
 
-    def scores(self, items: Sequence[tuple[Task, Any]], *, reward: Any = None, threads: int = 1) -> list[Score]:
+    def scores(
+        self, items: Sequence[tuple[Task, Any]], *, reward: Any = None, threads: int = 1, late: bool = False
+    ) -> list[Score]:
         """Score answers one by one, as a run does, each within its budget.
+
+        Args:
+            items: Tasks and answers.
+            reward: Another one than the subject's.
+            threads: How many are scored at once.
+            late: Whether to return scores of answers that took too long; they are `invalid` and say so.
 
         Raises:
             CheckSkipped: One ran past its budget, which is another check's matter.
         """
-        found = self.judged(items, reward=reward, threads=threads)
-        if any(_reason(score).startswith(OVER_BUDGET) for score in found):
-            raise CheckSkipped("an answer's score ran past its budget: see reward.budget")
-        return found
-
-    def judged(self, items: Sequence[tuple[Task, Any]], *, reward: Any = None, threads: int = 1) -> list[Score]:
-        """Score answers one by one; an `invalid` score says if it took too long."""
         made = self.made if reward is None else reward
 
         def single(task: Task, outcome: Outcome, budget_s: float, *trace: Trace) -> Score:
             found: Score = made(task, outcome, budget_s, *trace)
             return found
 
-        return Scorer(
+        found = Scorer(
             single if callable(made) else made,  # without its `score_many`
             budget_s=self.budget_s,
             threads=threads,
             correctness=Correctness(reward_at=self.spec.correct_at if self.spec else None),
             sees_trace=self.sees_trace,
         )([(task, Outcome(answer=answer), NO_CALLS) for task, answer in items])
+        if not late and any(_reason(score).startswith(OVER_BUDGET) for score in found):
+            raise CheckSkipped("an answer's score ran past its budget: see reward.budget")
+        return found
 
     @property
     def sees_trace(self) -> bool:
@@ -161,7 +162,8 @@ class RewardSubject(TriedSubject):
     @cached_property
     def there(self) -> list[Score]:
         """The scores of `plain` in another process."""
-        return elsewhere(_scored_there, self.sendable(), self.plain, self.budget_s, deadline_s=ELSEWHERE_S)
+        sent = attrs.evolve(self.sendable(), budget_s=self.budget_s)
+        return elsewhere(RewardSubject.scores, sent, self.plain, deadline_s=ELSEWHERE_S)
 
     @cached_property
     def tells_apart(self) -> bool:
@@ -174,13 +176,8 @@ class RewardSubject(TriedSubject):
         right, other = scores[: len(golds)], scores[len(golds) :]
         return _total(right) > _total(other)
 
-    def bears(self, given: Mapping[str, Any], allowed: Callable[[Score], bool]) -> None:
-        """Fail if the score of an answer is not allowed, or counts as correct.
-
-        Args:
-            given: Description to answer.
-            allowed: Whether a score may be.
-        """
+    def bears(self, given: Mapping[str, Any], allowed: Callable[[Score], bool] = lambda score: True) -> None:
+        """Fail if the score of an answer, given by its description, is not allowed, or counts as correct."""
         task = self.rows[0]
         scores = self.scores([(task, answer) for answer in given.values()])
         for name, score in zip(given, scores, strict=True):
@@ -209,23 +206,15 @@ def check_scores(subject: RewardSubject) -> None:
 
 @needs(check_scores)
 def check_same_twice(subject: RewardSubject) -> None:
-    """The same answers get the same scores: again, in the other order, and from a reward that is built again.
+    """The same answers get the same scores: again, in the other order, built again, and in another process.
 
-    Why: Equal answers of a group get different advantages: the gradient is noise, and no audit can look at it.
-    Cure: Use no clock, no shared random stream and no memory of earlier answers; seed from `task.id`.
+    Why: Equal answers of a group get different advantages; a resumed run, an audit or another machine finds others.
+    Cure: Use no clock, no shared random stream, no memory of earlier answers, no `hash()` of a text and no order of a
+        set; seed from `task.id`.
     """
     _compare(subject, "scored once and again", subject.scores(subject.plain))
     _compare(subject, "in the other order", subject.scores(subject.plain[::-1])[::-1])
     _compare(subject, "built again", subject.scores(subject.plain, reward=subject.build()))
-
-
-@needs(check_same_twice)
-def check_other_process(subject: RewardSubject) -> None:
-    """A process with another hash seed gives the same scores.
-
-    Why: A resumed run, an audit or another machine would give other rewards than this process.
-    Cure: Use no `hash()` of a text, no order of a set.
-    """
     _compare(subject, "here and in another process", subject.there)
 
 
@@ -287,43 +276,16 @@ def check_tells_apart(subject: RewardSubject) -> None:
 
 
 @needs(check_scores)
-def check_empty(subject: RewardSubject) -> None:
-    """Empty answers get a valid score and are not correct.
+def check_odd_answers(subject: RewardSubject) -> None:
+    """Empty, malformed and huge texts get a valid score, and other JSON values a score; none of them is correct.
 
-    Why: An untrained model often says nothing: if that is worth something, it learns to say nothing.
-    Cure: Return a low value, for example `Score.ok(0.0)`, for an empty answer.
+    Why: A weak model often says nothing, or nonsense: an `invalid` score takes away the signal that would mend it, and
+        a model that is paid for an empty answer learns to say nothing.
+    Cure: Test the answer's type and length first, catch errors of parsing, and return a low value: `Score.ok(0.0)`.
+        `Score.invalid` is for what is not the answer's fault. Recurse on no answer.
     """
-    subject.bears(EMPTY, _valid)
-
-
-@needs(check_scores)
-def check_malformed(subject: RewardSubject) -> None:
-    """Malformed texts get a valid score and are not correct.
-
-    Why: A weak model's answers are often malformed: an `invalid` score takes away the signal that would mend them.
-    Cure: Catch errors of parsing and return a low value: `invalid` is for what is not the answer's fault.
-    """
-    subject.bears(MALFORMED, _valid)
-
-
-@needs(check_scores)
-def check_other_types(subject: RewardSubject) -> None:
-    """Answers of any JSON type get a score, which may be `invalid`, and are not correct.
-
-    Why: An agent's answer may be any JSON value; an exception hides whose fault it was.
-    Cure: Test the answer's type first: `Score.ok(0.0)`, or `Score.invalid` with a reason that names the agent.
-    """
+    subject.bears(ODD, lambda score: score.status != "invalid")
     subject.bears(OTHER_TYPES, lambda score: not _reason(score).startswith(RAISED))
-
-
-@needs(check_scores)
-def check_huge(subject: RewardSubject) -> None:
-    """Huge answers get a valid score and are not correct.
-
-    Why: A model that repeats itself writes huge answers; they would be left out instead of getting a low reward.
-    Cure: Cut or reject an answer by its length before you parse it; recurse on no answer.
-    """
-    subject.bears(HUGE, _valid)
 
 
 @needs(check_scores)
@@ -338,7 +300,7 @@ def check_hostile(subject: RewardSubject) -> None:
         subject.scores([(subject.rows[0], answer)])
         if mark.exists():
             raise CheckFailed(f"an answer was run as code: {name}")
-    subject.bears(hostile(mark), lambda score: True)
+    subject.bears(hostile(mark))
 
 
 @needs(check_scores)
@@ -349,9 +311,11 @@ def check_budget(subject: RewardSubject) -> None:
     Cure: Give up before `budget_s`, the third argument, and return `Score.timeout(reason)`.
     """
     items = {f"task {task.id}, answer {answer!r:.40}": (task, answer) for task, answer in subject.plain}
-    for name, answer in {**EMPTY, **MALFORMED, **OTHER_TYPES, **HUGE}.items():
+    for name, answer in {**ODD, **OTHER_TYPES}.items():
         items[f"task {subject.rows[0].id}, {name}"] = subject.rows[0], answer
-    for name, score in zip(items, subject.judged(list(items.values()), threads=subject.threads), strict=True):
+    for name, score in zip(
+        items, subject.scores(list(items.values()), threads=subject.threads, late=True), strict=True
+    ):
         if _reason(score).startswith(OVER_BUDGET):
             raise CheckFailed(f"{name}: no score after {subject.budget_s:g} s and {GRACE_S:g} s of grace")
 
@@ -419,16 +383,6 @@ def _compare(subject: RewardSubject, how: str, found: Sequence[Score]) -> None:
         different = difference([one.status, one.value, one.correct], [other.status, other.value, other.correct])
         if different:
             raise CheckFailed(f"task {task.id}, answer {answer!r:.60}, {how}: {different}")
-
-
-def _scored_there(subject: RewardSubject, items: Sequence[tuple[Task, Any]], budget_s: float) -> list[Score]:
-    """Score in the other process."""
-    subject.budget_s = budget_s
-    return subject.scores(items)
-
-
-def _valid(score: Score) -> bool:
-    return score.status != "invalid"
 
 
 def _reason(score: Score) -> str:

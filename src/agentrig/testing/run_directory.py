@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrig import Outcome, Score, Span, Task, Trace, Triplet
+import attrs
+
+from agentrig import Outcome, Score, Span, Task, Trace
+from agentrig.adapters import triplet_of
 from agentrig.plan import to_toml
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.directory import RunDirectory
@@ -26,24 +29,16 @@ QUESTIONS = (
 def trace_of(rollout_id: str, task: Task, queries: Sequence[str], *, right: bool, start: float) -> Trace:
     """A rollout of the four-node graph: a turn for each query; the last check accepts."""
     spans: list[Span] = []
-    clock = start
+    clock, graph = start, f"{rollout_id}-graph"
 
     def node(name: str, output: Any, *, reply: str | None = None) -> None:
         nonlocal clock
         span_id, began = f"{rollout_id}-{len(spans)}", clock
         clock += 0.002 if reply is None else 0.31
-        spans.append(
-            Span(
-                id=span_id,
-                parent=f"{rollout_id}-graph",
-                name="chain.chain",
-                start=began,
-                end=clock,
-                attributes={NODE: name, "output": output},
-            )
-        )
+        about = {NODE: name, "output": output}
+        spans.append(Span(id=span_id, parent=graph, name="chain.chain", start=began, end=clock, attributes=about))
         if reply is not None:
-            attributes = {
+            call = {
                 "request": {"model": "m", "messages": [{"role": "user", "content": task.input["question"]}]},
                 "response": {"id": "c", "choices": [{"message": {"role": "assistant", "content": reply}}]},
                 "gen_ai.response.id": "c",
@@ -51,9 +46,8 @@ def trace_of(rollout_id: str, task: Task, queries: Sequence[str], *, right: bool
                 "response_token_ids": list(range(20)),
                 "response_logprobs": [-0.1] * 20,
             }
-            spans.append(
-                Span(id=f"{span_id}-call", parent=span_id, name=LLM_CALL, start=began, end=clock, attributes=attributes)
-            )
+            at = f"{span_id}-call"
+            spans.append(Span(id=at, parent=span_id, name=LLM_CALL, start=began, end=clock, attributes=call))
 
     for turn, query in enumerate(queries, 1):
         node("write_query" if turn == 1 else "rewrite_query", {"query": query, "turn": turn}, reply=query)
@@ -64,15 +58,9 @@ def trace_of(rollout_id: str, task: Task, queries: Sequence[str], *, right: bool
         node("check_query", {"feedback": feedback, "correct": verdict}, reply=feedback)
         node("after_check", "__end__" if verdict else "rewrite_query")
     root = Span(id=f"{rollout_id}-root", parent=None, name="rollout", start=start, end=clock)
-    graph = Span(
-        id=f"{rollout_id}-graph",
-        parent=root.id,
-        name="chain.chain",
-        start=start,
-        end=clock,
-        attributes={NODE: "langgraph-sql", "input": dict(task.input), "output": {**task.input, "query": queries[-1]}},
-    )
-    return Trace(rollout_id=rollout_id, spans=(root, graph, *spans))
+    about = {NODE: "langgraph-sql", "input": dict(task.input), "output": {**task.input, "query": queries[-1]}}
+    whole = Span(id=graph, parent=root.id, name="chain.chain", start=start, end=clock, attributes=about)
+    return Trace(rollout_id=rollout_id, spans=(root, whole, *spans))
 
 
 def rollout_of(i: int, *, right: bool, mode: Mode, step: int, failure: str | None = None, turns: int = 1) -> Rollout:
@@ -87,17 +75,7 @@ def rollout_of(i: int, *, right: bool, mode: Mode, step: int, failure: str | Non
     queries = [*["SELECT count(*) FORM singer"] * (turns - 1), gold if right else gold.split(" WHERE")[0]]
     rollout_id = f"{mode}-{step}-{i}"
     trace = trace_of(rollout_id, task, queries, right=right, start=1_700_000_000.0 + step)
-    calls = [c for c in trace.llm_calls() if any("write" in n for n in trace.nodes(c))]
-    triplets = [
-        Triplet(
-            prompt_ids=c.attributes["prompt_token_ids"],
-            response_ids=c.attributes["response_token_ids"],
-            reward=float(right),
-            node=trace.nodes(c)[0],
-            span_id=c.id,
-        )
-        for c in calls
-    ]
+    triplets = [triplet_of(c, node=trace.nodes(c)[0]) for c in trace.llm_calls() if "write" in trace.nodes(c)[0]]
     return Rollout(
         id=rollout_id,
         task=task,
@@ -107,9 +85,16 @@ def rollout_of(i: int, *, right: bool, mode: Mode, step: int, failure: str | Non
         outcome=Outcome(failure=failure, message="the model <server> did not answer")
         if failure
         else Outcome(answer=queries[-1]),
-        score=None if failure else Score(status="ok", value=float(right), details={} if right else {"wrong": "rows"}),
+        score=None
+        if failure
+        else Score(
+            status="ok",
+            value=float(right),
+            details={} if right else {"wrong": "rows"},
+            calls=[*[0.0, None] * (turns - 1), float(right), None],
+        ),
         trace=trace,
-        triplets=() if failure else triplets,
+        triplets=[attrs.evolve(t, reward=float(right)) for t in triplets if t is not None and not failure],
         start=1_700_000_000.0,
         duration_s=0.6,
         reward_s=0.001,

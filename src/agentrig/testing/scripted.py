@@ -261,19 +261,21 @@ class _Handler(QuietHandler):
         self.end_headers()
         self.wfile.write(data)
 
+    def _exact(self, body: Mapping[str, Any], reply: Reply, ids: Sequence[int], position: int = 0) -> dict[str, Any]:
+        """Return the ids and log-probabilities of tokens that are sampled, as far as the request asks for them."""
+        found: dict[str, Any] = {"token_ids": ids} if body.get("return_token_ids") and reply.token_ids else {}
+        if body.get("logprobs") and reply.logprobs:
+            logprobs = ((token, self.server.logprob(token, i)) for i, token in enumerate(ids, position))
+            content = [{"token": chr(t), "logprob": p, "bytes": [t], "top_logprobs": []} for t, p in logprobs]
+            found["logprobs"] = {"content": content}
+        return found
+
     def _completion(self, body: Mapping[str, Any], reply: Reply, number: int) -> dict[str, Any]:
         asked, sampled = self.server.prompt_ids(body), reply.ids
-        choice: dict[str, Any] = {"message": reply.message, "finish_reason": reply.ended}
-        if body.get("return_token_ids") and reply.token_ids:
-            choice["token_ids"] = sampled
-        if body.get("logprobs") and reply.logprobs:
-            choice["logprobs"] = self._logprobs(sampled, 0)
+        choice = {"message": reply.message, "finish_reason": reply.ended, **self._exact(body, reply, sampled)}
         ids = {"prompt_token_ids": asked} if "token_ids" in choice else {}
         return {
-            "id": f"chatcmpl-{number + 1}",
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": body.get("model"),
+            **_head("chat.completion", body, number),
             "choices": [{"index": i, **choice} for i in range(body.get("n") or 1)],
             "usage": _usage(asked, sampled),
             **ids,
@@ -284,41 +286,33 @@ class _Handler(QuietHandler):
         for name, value in {"content-type": "text/event-stream", "connection": "close", **reply.headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        with_ids = bool(body.get("return_token_ids")) and reply.token_ids
-        head = {"id": f"chatcmpl-{number + 1}", "object": "chat.completion.chunk", "created": int(time.time())}
-        head["model"] = body.get("model")
-        first: dict[str, Any] = {"choices": [_choice({"role": "assistant", "content": ""})]}
-        self._event({**head, **first} | ({"prompt_token_ids": self.server.prompt_ids(body)} if with_ids else {}))
+        head, asked = _head("chat.completion.chunk", body, number), self.server.prompt_ids(body)
+        ids = {"prompt_token_ids": asked} if "token_ids" in self._exact(body, reply, []) else {}
+        self._event({**head, "choices": [_choice({"role": "assistant", "content": ""})], **ids})
         position = 0
         for i, (text, delta) in enumerate(reply.pieces):
             if i == reply.breaks_after:
                 self._event({"error": {"message": "the engine died", "code": 500}})
                 break
-            ids = list(text.encode())
-            choice = _choice(delta) | ({"token_ids": ids} if with_ids else {})
-            if body.get("logprobs") and reply.logprobs:
-                choice["logprobs"] = self._logprobs(ids, position)
-            self._event({**head, "choices": [choice]})
-            position += len(ids)
+            sampled = list(text.encode())
+            self._event({**head, "choices": [_choice(delta) | self._exact(body, reply, sampled, position)]})
+            position += len(sampled)
             if reply.pause_s:
                 time.sleep(reply.pause_s)
         else:
             self._event({**head, "choices": [_choice({}, reply.ended)]})
             if (body.get("stream_options") or {}).get("include_usage"):
-                self._event({**head, "choices": [], "usage": _usage(self.server.prompt_ids(body), reply.ids)})
+                self._event({**head, "choices": [], "usage": _usage(asked, reply.ids)})
         self.wfile.write(b"data: [DONE]\n\n")
         self.close_connection = True
-
-    def _logprobs(self, ids: Sequence[int], start: int) -> dict[str, Any]:
-        tokens = [
-            {"token": chr(token), "logprob": self.server.logprob(token, start + i), "bytes": [token]}
-            for i, token in enumerate(ids)
-        ]
-        return {"content": [{**token, "top_logprobs": []} for token in tokens]}
 
     def _event(self, value: Any) -> None:
         self.wfile.write(f"data: {json.dumps(value)}\n\n".encode())
         self.wfile.flush()
+
+
+def _head(kind: str, body: Mapping[str, Any], number: int) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{number + 1}", "object": kind, "created": int(time.time()), "model": body.get("model")}
 
 
 def _choice(delta: Mapping[str, Any], ended: str | None = None) -> dict[str, Any]:

@@ -224,28 +224,26 @@ def check_key(subject: ServerSubject) -> None:
 
 @needs(check_starts)
 def check_takes_weights(subject: ServerSubject) -> None:
-    """Weights arrive, whole, also those of later versions.
+    """Weights arrive whole: later versions, merged adapters, and for prompts that older weights have answered.
 
-    Why: A server that keeps a tensor of the old weights samples from a policy that nobody trains.
-    Cure: Load every tensor of every version before `take` returns; refuse names that you do not know.
+    Why: A server that keeps a tensor, or the keys and values of a prompt, samples from a policy that nobody trains.
+    Cure: Load every tensor of every version before `take` returns, with its values as they are now, whatever its
+        layout, gradient or identity; drop every kept prompt, or keep it under the version that computed it.
     """
     for _ in range(VERSIONS):
         version = subject.give("all")
         subject.compare(subject.prompt(), when=f"after version {version}, with every tensor changed: ")
-
-
-@needs(check_takes_weights)
-def check_takes_merged(subject: ServerSubject) -> None:
-    """Weights with merged adapters arrive: some tensors changed, not contiguous, with gradients.
-
-    Why: With LoRA only merged matrices change: a server that overlooks them never learns.
-    Cure: Read each tensor's values as they are now, whatever its layout, gradient or identity.
-    """
-    _ = subject.server
     subject.policy.restore()
     subject.give(None)
     subject.take(subject.policy.merged(seed=11))
-    subject.compare(subject.prompt())
+    subject.compare(subject.prompt(), when="after merged adapters: some tensors changed, not contiguous in memory: ")
+    text = subject.prompt(24)
+    subject.give()
+    for _ in range(2):
+        subject.compare(text)
+    subject.give()
+    for again in (text, text + " and"):
+        subject.compare(again, when="a prompt that older weights had answered: ")
 
 
 @needs(check_starts)
@@ -307,22 +305,6 @@ def check_version(subject: ServerSubject) -> None:
             raise CheckSkipped("its answers have no system_fingerprint: a run cannot tell its replicas apart")
         if found != wanted:
             raise CheckFailed(f'system_fingerprint is "{found}" after version {wanted[1:]}')
-
-
-@needs(check_takes_weights)
-def check_prefix_cache(subject: ServerSubject) -> None:
-    """A prompt that was asked before is computed with the new weights.
-
-    Why: Keys and values of old weights make answers that neither policy would give, in silence.
-    Cure: Drop every kept prompt in `take`, or keep it under the version that computed it.
-    """
-    text = subject.prompt(24)
-    subject.give()
-    for _ in range(2):
-        subject.compare(text)
-    subject.give()
-    for again in (text, text + " and"):
-        subject.compare(again, when="a prompt that older weights had answered: ")
 
 
 @needs(check_takes_weights)

@@ -55,30 +55,26 @@ class Subject:
 
     def sendable(self) -> Self:
         """Return the same subject, without options, for another process: its file by its whole path."""
-        if self.file is not None:
-            name = self._parts[1]
-            given = f"{self.file.resolve()}{':' if name else ''}{name}"
-        else:
-            given = self.given
+        file, name = self._parts
+        given = f"{Path(file).resolve()}{name and f':{name}'}" if file else self.given
+        if not file:
             _send_by_value(given)
         return type(self)(kind=self.kind, given=given, settings=self.settings)
 
     @property
     def file(self) -> Path | None:
         """The plugin file, if the subject is in one."""
-        path = self._parts[0]
-        return Path(path) if path else None
+        return Path(self._parts[0]) if self._parts[0] else None
 
     @property
     def _parts(self) -> tuple[str, str]:
         """The file, or '', and the name in it, or ''."""
         if not isinstance(self.given, str | Path):
             return "", ""
-        text = str(self.given)
-        head, colon, name = text.rpartition(":")
+        head, colon, name = str(self.given).rpartition(":")
         if colon and head.endswith(".py"):
             return head, name
-        return (text, "") if text.endswith(".py") else ("", text)
+        return (str(self.given), "") if str(self.given).endswith(".py") else ("", str(self.given))
 
     @cached_property
     def registry(self) -> Registry:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import combinations
 from typing import Any
@@ -61,17 +61,9 @@ class TasksSubject(Subject):
         return self.load(self.names)
 
     @cached_property
-    def there(self) -> Mapping[str, Any]:
-        """The contents of each split in another process."""
-        return elsewhere(_loaded_there, self.sendable(), self.names, deadline_s=ELSEWHERE_S)
-
-    @cached_property
-    def again(self) -> dict[str, dict[str, Sequence[Task]]]:
-        """The tasks of each split, loaded twice more; by how."""
-        return {
-            "loaded twice": self.load(self.names),
-            "built again, its splits loaded in the other order": self.load(self.names[::-1], self.build()),
-        }
+    def there(self) -> dict[str, Sequence[Task]]:
+        """The tasks of each split in another process."""
+        return elsewhere(TasksSubject.load, self.sendable(), self.names, deadline_s=ELSEWHERE_S)
 
     def part(self, role: str) -> tuple[str, Sequence[Task]]:
         """Return a role's split and tasks; an empty name if it has none."""
@@ -90,13 +82,21 @@ def check_splits(subject: TasksSubject) -> None:
 
 @needs(check_splits)
 def check_rows(subject: TasksSubject) -> None:
-    """Every split loads, and every row is a valid `Task` with an id of its own.
+    """Every split loads; every row is a valid `Task` with an id of its own, and reaches another process unchanged.
 
-    Why: A run does not start with such rows, or mixes up two tasks with one id.
-    Cure: Give each task an id of its own, and only JSON values (text, numbers, lists, dicts) as input and private.
+    Why: A run does not start with such rows, mixes up two tasks with one id, or cannot send them to its runners.
+    Cure: Give each task an id of its own, and only JSON values as input and private: text, numbers, plain lists and
+        dicts; no `MappingProxyType`, no objects of your own.
     """
     _ = subject.there  # first where it can end nothing else
-    _ = subject.rows
+    for name, tasks in subject.rows.items():
+        for task in tasks:
+            try:
+                found = pickle.loads(pickle.dumps(task))
+            except Exception as error:
+                raise CheckFailed(f"split {name}, task {task.id}: {type(error).__name__}: {error}") from error
+            if different := difference(_contents(task), _contents(found)):
+                raise CheckFailed(f"split {name}, task {task.id}: it arrives changed: {different}")
 
 
 @needs(check_rows)
@@ -121,38 +121,25 @@ def check_roles(subject: TasksSubject) -> None:
 
 @needs(check_rows)
 def check_same_twice(subject: TasksSubject) -> None:
-    """Loading again, and building again, gives the same tasks in the same order.
+    """The same tasks with the same ids, in the same order: loaded again, built again, and in another process.
 
-    Why: A resumed run would go on with other tasks, and an audit finds others.
-    Cure: Seed a random generator of your own: `random.Random(0)`; keep the order of files and rows.
+    Why: A resumed run would go on with other tasks; an audit, and a comparison of runs, finds a task by its id.
+    Cure: Keep the order of files and rows, and make ids from the data. Use no counter, no `hash()` of a text, no order
+        of a set, no `uuid4()`; seed a random generator of your own: `random.Random(0)`.
     """
-    for how, found in subject.again.items():
-        _compare(subject, how, {name: _contents(tasks) for name, tasks in found.items()})
-
-
-@needs(check_rows)
-def check_stable_ids(subject: TasksSubject) -> None:
-    """Ids are the same when a split is loaded again, alone, and after other splits.
-
-    Why: Rollouts, resumed runs and comparisons of runs find a task by its id.
-    Cure: Make ids from the data, for example the row's number in its file; use no counter, no `hash()`, no `uuid4()`.
-    """
-    known = {name: [task.id for task in tasks] for name, tasks in subject.rows.items()}
-    for how, found in subject.again.items():
-        for name, ids in known.items():
-            different = difference(ids, [task.id for task in found[name]])
-            if different:
-                raise CheckFailed(f"split {name}, {how}: the ids differ: {different}")
-
-
-@needs(check_same_twice)
-def check_other_process(subject: TasksSubject) -> None:
-    """A process with another hash seed loads the same tasks.
-
-    Why: Another machine, or the same command tomorrow, would train and measure on other tasks.
-    Cure: Sort sets and listings of folders; use no `hash()` of a text.
-    """
-    _compare(subject, "here and in another process", subject.there)
+    for how, found in (
+        ("loaded twice", subject.load(subject.names)),
+        ("built again, its splits loaded in the other order", subject.load(subject.names[::-1], subject.build())),
+        ("here and in another process", subject.there),
+    ):
+        for name, tasks in subject.rows.items():
+            if len(tasks) != len(found[name]):
+                raise CheckFailed(f"split {name}, {how}: {len(tasks)} tasks and {len(found[name])}")
+            for one, other in zip(tasks, found[name], strict=True):
+                different = "" if _mark(one) == _mark(other) else difference(_contents(one), _contents(other))
+                different = different or difference(one.id, other.id, "id")
+                if different:
+                    raise CheckFailed(f"split {name}, task {one.id}, {how}: {different}")
 
 
 @needs(check_rows)
@@ -172,24 +159,6 @@ def check_disjoint(subject: TasksSubject) -> None:
                 f'{len(shared)} of {len(theirs)} tasks of {other} ("{second}") are in {one} ("{first}") too; '
                 f"the first: {task.place or task.id}"
             )
-
-
-@needs(check_rows)
-def check_picklable(subject: TasksSubject) -> None:
-    """Each task survives the way to another process unchanged.
-
-    Why: A task's input is sent to the processes that run the agent.
-    Cure: Use plain dicts and lists: no `MappingProxyType`, no objects of your own, no open files.
-    """
-    for name, tasks in subject.rows.items():
-        for task in tasks:
-            try:
-                found = pickle.loads(pickle.dumps(task))
-            except Exception as error:
-                raise CheckFailed(f"split {name}, task {task.id}: {type(error).__name__}: {error}") from error
-            different = difference(_contents([task]), _contents([found]))
-            if different:
-                raise CheckFailed(f"split {name}, task {task.id}: it arrives changed: {different}")
 
 
 @needs(check_rows)
@@ -215,28 +184,10 @@ def _given_away(text: str, given: Sequence[str]) -> bool:
     return any(text == part or (len(text) >= LONG and text in part) for part in given)
 
 
-def _contents(tasks: Sequence[Task]) -> list[Any]:
-    return [[dict(task.input), dict(task.private), task.row] for task in tasks]
+def _contents(task: Task) -> list[Any]:
+    return [dict(task.input), dict(task.private), task.row]
 
 
-def _marks(tasks: Sequence[Any]) -> list[str]:
-    """Return a digest of each task's contents, without its id and without folders."""
-    return [fingerprint([Task(id="", input=given, private=private)]) for given, private, _ in tasks]
-
-
-def _loaded_there(subject: TasksSubject, names: Sequence[str]) -> Mapping[str, Any]:
-    """Load in the other process."""
-    return {name: _contents(tasks) for name, tasks in subject.load(names).items()}
-
-
-def _compare(subject: TasksSubject, how: str, found: Mapping[str, Any]) -> None:
-    """Fail if the contents of splits differ from those of the first load."""
-    for name, tasks in subject.rows.items():
-        known = _contents(tasks)
-        if len(known) != len(found[name]):
-            raise CheckFailed(f"split {name}, {how}: {len(known)} tasks and {len(found[name])}")
-        for task, one, other, mark, second in zip(
-            tasks, known, found[name], _marks(known), _marks(found[name]), strict=True
-        ):
-            if mark != second:
-                raise CheckFailed(f"split {name}, task {task.id}, {how}: {difference(one, other)}")
+def _mark(task: Task) -> str:
+    """Return a digest of a task's contents, without its id and without folders."""
+    return fingerprint([Task(id="", input=task.input, private=task.private)])

@@ -27,6 +27,7 @@ from agentrig.processes.ends import Interrupted, name_of
 
 if TYPE_CHECKING:
     from rich.live import Live
+    from rich.status import Status
 
     from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
     from agentrig.rollouts import Rollout
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 SMOOTHING = 16
 """Number of steps for the moving average of the reward."""
+
+STARTING = "starting the agent, the model's server and the learner"
 
 _DOING = {
     "report": "measuring held-out accuracy",
@@ -70,7 +73,8 @@ class LiveDisplay:
         self._console = console or Console()
         self._lock = threading.Lock()
         self._live: Live | None = None
-        self._opened = False
+        self._opened = self._announced = False
+        self._spinner: Status | None = None
         self._handlers: list[tuple[logging.StreamHandler[Any], Any]] = []
         self._start = time.monotonic()
         self._steps: int | None = None
@@ -82,15 +86,25 @@ class LiveDisplay:
         self._failures: Counter[str] = Counter()
         self._batch = Batch()
 
+    def starting(self, directory: Path) -> None:
+        """Print the run's directory, and that its parts start; on a terminal with a spinner until they have."""
+        self._announced = True
+        self._say(f"run {directory}" if self._console.is_terminal else f"run {directory}: {STARTING} …")
+        if self._console.is_terminal:
+            self._spinner = self._console.status(f"{STARTING} …")
+            self._spinner.start()
+
     @hookimpl
     def on_run_start(self, event: RunStart) -> None:
         """Print the run's directory and steps, and open the panel."""
         with self._lock:
             self._steps, self._done = event.steps, event.first_step - 1
             self._start = time.monotonic()
-        steps = "" if event.steps is None else f", {event.steps} steps"
-        again = f", resuming at step {event.first_step}" if event.first_step > 1 else ""
-        self._say(f"run {event.directory}{steps}{again}")
+        parts = [] if self._announced else [f"run {event.directory}"]
+        parts += [] if event.steps is None else [f"{event.steps} steps"]
+        parts += [f"resuming at step {event.first_step}"] if event.first_step > 1 else []
+        self._stop_spinner()
+        self._say(", ".join(parts) or "started")
         self._open()
 
     @hookimpl
@@ -154,6 +168,7 @@ class LiveDisplay:
 
     def close(self) -> None:
         """Close the panel and leave its last content on the screen; does nothing when there is no panel."""
+        self._stop_spinner()
         with self._lock:
             live, self._live, self._opened = self._live, None, True
             handlers, self._handlers = self._handlers, []
@@ -161,6 +176,11 @@ class LiveDisplay:
             handler.setStream(stream)
         if live is not None:
             live.stop()
+
+    def _stop_spinner(self) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+            self._spinner = None
 
     def _say(self, text: str) -> None:
         """Print a line unchanged: no markup, no line wrapping."""

@@ -47,18 +47,18 @@ def pops(trace):
 
 
 BROKEN = {
-    "empty": lambda trace: [fine(trace)[0], *fine(trace)[1:]],
+    "triplets-empty": lambda trace: [fine(trace)[0], *fine(trace)[1:]],
     "triplets": lambda trace: [(t.prompt_ids, t.response_ids) for t in fine(trace)],
     "keeps-some": Nothing(),
     "exact-tokens": lambda trace: [
         attrs.evolve(t, response_ids=t.response_ids[:-1], logprobs=None) for t in fine(trace)
     ],
-    "logprobs": lambda trace: [attrs.evolve(t, logprobs=(*t.logprobs[1:], 0.0)) for t in fine(trace)],
+    "exact-tokens-logprobs": lambda trace: [attrs.evolve(t, logprobs=(*t.logprobs[1:], 0.0)) for t in fine(trace)],
     "once": lambda trace: [t for t in fine(trace) for _ in "12"],
     "failed-calls": trusts,
     "accounts": lambda trace: fine(trace)[-1:],
     "same-twice": counts,
-    "other-process": lambda trace: [attrs.evolve(t, node=min(map(str, range(1000)), key=hash)) for t in fine(trace)],
+    "same-twice-there": lambda trace: [attrs.evolve(t, node=min(map(str, range(1000)), key=hash)) for t in fine(trace)],
     "leaves-trace": pops,
 }
 """By the check that catches it."""

@@ -117,14 +117,14 @@ def impatient(task_input, endpoint):
 BROKEN = {
     "calls-endpoint": lambda given, endpoint: ask(endpoint, given["word"], url="http://127.0.0.1:9/v1"),
     "answers": raises,
-    "json-answer": lambda given, endpoint: {fine(given, endpoint)} if ask(endpoint, "x") == "ok" else "",
+    "answers-json": lambda given, endpoint: {fine(given, endpoint)} if ask(endpoint, "x") == "ok" else "",
     "recorded": by_urllib,
     "sampling": lambda given, endpoint: ask(endpoint, given["word"], body={"temperature": 0.0}),
-    "model": lambda given, endpoint: ask(endpoint, given["word"], body={"model": "gpt-5"}),
+    "sampling-model": lambda given, endpoint: ask(endpoint, given["word"], body={"model": "gpt-5"}),
     "private": lambda given, endpoint: ask(endpoint, f"Say {GOLD[given['word']]}"),
-    "asks-for-gold": lambda given, endpoint: ask(endpoint, given["word"]) + str(given.get("gold")),
+    "private-asked": lambda given, endpoint: ask(endpoint, given["word"]) + str(given.get("gold")),
     "same-twice": lambda given, endpoint: ask(endpoint, f"It is {time.time_ns()}: {given['word']}"),
-    "threads": Shared(),
+    "together": Shared(),
     "server-error": makes_up,
     "odd-replies": parses,
     "deadline": insists,
@@ -142,6 +142,6 @@ def register_tasks():
 def register_agents():
     yield AgentSpec(name="fine", summary="Fine.", build=lambda config: fine)
     yield AgentSpec(name="starts", summary="Broken.", build=lambda config: os._exit(3))
-    yield AgentSpec(name="processes", summary="Broken.", build=lambda config: Locked())
+    yield AgentSpec(name="together-processes", summary="Broken.", build=lambda config: Locked())
     for name, agent in BROKEN.items():
         yield AgentSpec(name=name, summary="Broken.", build=lambda config, agent=agent: agent)

@@ -22,7 +22,7 @@ from agentrig.testing.scripted import LocalServer, QuietHandler, serving
 
 ARMS = ["a", "1", "2", "3", "4", "5", "6", "7"]
 FAULTS = (
-    *("keys-declared", "runs", "figures", "checkpoints", "moves", "weight-change", "stops", "resumes", "keys-read"),
+    *("keys-declared", "runs", "figures", "checkpoints", "moves", "moves-stated", "stops", "resumes", "keys-read"),
     *("names-no-model", "serves", "solves"),
 )
 
@@ -151,7 +151,7 @@ class Broken:
             return 1.0
         table.weights = table.weights - moved if self.fault == "solves" else table.weights + moved
         change = float(np.sqrt((moved**2).sum()))
-        return 10 * change if self.fault == "weight-change" else change
+        return 10 * change if self.fault == "moves-stated" else change
 
     def write(self, table: Table, folder: Path) -> None:
         """Write a checkpoint."""

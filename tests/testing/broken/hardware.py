@@ -64,12 +64,12 @@ def numbered() -> Probe:
 FAULTS: Mapping[str, Mapping[str, Any]] = {
     "declares": {"dtypes": ("fp32",)},
     "environment": {"on_environment": lambda: {"BOARD_THREADS": 4}},
-    "environment-light": {"on_environment": lambda: after_import("ray", {})},
+    "imports-light-environment": {"on_environment": lambda: after_import("ray", {})},
     "probe": {"on_probe": numbered},
-    "probe-light": {"on_probe": lambda: after_import("ray", ABSENT)},
+    "imports-light-probe": {"on_probe": lambda: after_import("ray", ABSENT)},
     "hidden": {"on_probe": lambda: HERE, "visible_devices": "BOARD_VISIBLE"},
     "explains": {"on_probe": lambda: attrs.evolve(ABSENT, problems=("the driver does not answer",))},
-    "memory": {"on_probe": lambda: attrs.evolve(ABSENT, devices=(Device(name="board", memory=81_920),))},
+    "probe-memory": {"on_probe": lambda: attrs.evolve(ABSENT, devices=(Device(name="board", memory=81_920),))},
     "stacks": {"known": (Stack(name="old", proof="contract-tested", versions={"python": "three"}),)},
     "computes": {"on_probe": lambda: HERE, "torch_device": "xpu"},
 }

@@ -55,9 +55,9 @@ class Watcher:
             time.sleep(0.02)
 
     def on_step_end(self, event: Any) -> None:
-        if self.fault == "whole-run":
+        if self.fault == "events":
             raise KeyError("tracker")
-        if self.fault == "failing-run":
+        if self.fault == "events-failing":
             round(event.metrics["reward"], 3)
         if self.fault == "leaves-the-run":
             (self.folder / "metrics.jsonl").write_text("mine")
@@ -82,7 +82,7 @@ def register_tasks() -> Iterable[TasksSpec]:
 @hookimpl
 def register_observers() -> Iterable[ObserverSpec]:
     yield ObserverSpec(name="loads", summary="x", build=broken)
-    for fault in ("fine", "hooks", "whole-run", "failing-run", "fast", "leaves-the-run"):
+    for fault in ("fine", "hooks", "events", "events-failing", "fast", "leaves-the-run"):
         yield ObserverSpec(name=f"{fault}", summary="x", build=lambda config, fault=fault: Watcher(fault))
 
 

@@ -102,17 +102,21 @@ def dated(task, outcome, budget_s):
 BROKEN = {
     "scores": lambda task, outcome, budget_s: value(task, outcome.answer),
     "same-twice": scored(lambda right, task, outcome: right if right == 1 else right * random.random()),
-    "other-process": scored(lambda right, task, outcome: right if right == 1 else right / (1 + hash(task.id) % 1009)),
+    "same-twice-there": scored(
+        lambda right, task, outcome: right if right == 1 else right / (1 + hash(task.id) % 1009)
+    ),
     "threads": Shared(),
     "batch": Reversed(),
     "gold": scored(lambda right, task, outcome: 0.9 * right),
     "tells-apart": scored(lambda right, task, outcome: 1.0),
-    "empty": scored(
+    "odd-answers": scored(
         lambda right, task, outcome: right if text_of(outcome).strip() else float(isinstance(outcome.answer, str))
     ),
-    "malformed": after(lambda task, outcome: text_of(outcome).startswith("{") and json.loads(outcome.answer)),
-    "other-types": after(lambda task, outcome: outcome.answer.strip()),
-    "huge": after(recurses),
+    "odd-answers-malformed": after(
+        lambda task, outcome: text_of(outcome).startswith("{") and json.loads(outcome.answer)
+    ),
+    "odd-answers-types": after(lambda task, outcome: outcome.answer.strip()),
+    "odd-answers-huge": after(recurses),
     "hostile": after(evaluates),
     "budget": after(lambda task, outcome: time.sleep(3 * (len(text_of(outcome)) > 500_000))),
     "leaves-task": after(lambda task, outcome: task.private.update(seen=True)),

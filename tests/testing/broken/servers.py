@@ -23,8 +23,28 @@ from agentrig.servers import ServerError, ServerPlan
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "agentrig-file-server" / "src"
 KEY = "the key"
 FAULTS = (
-    *("starts", "token-ids", "logprobs", "takes-weights", "takes-merged", "reads-only", "refuses-weights", "version"),
-    *("prefix-cache", "greedy", "seed", "sampling", "concurrent", "scores", "digests", "sleep", "context", "key"),
+    *(
+        "starts",
+        "token-ids",
+        "logprobs",
+        "takes-weights",
+        "takes-weights-merged",
+        "reads-only",
+        "refuses-weights",
+        "version",
+    ),
+    *(
+        "takes-weights-cache",
+        "greedy",
+        "seed",
+        "sampling",
+        "concurrent",
+        "scores",
+        "digests",
+        "sleep",
+        "context",
+        "key",
+    ),
     *("ends", "names-its-death", "ends-with-its-run"),
 )
 
@@ -99,7 +119,7 @@ class Broken:
             wrong += [name for name, tensor in state.items() if not tensor.isfinite().all()]
         if wrong:
             raise ServerError(f"{wrong[0]} does not fit")
-        if fault == "takes-merged" and state[given[0][0]].equal(whole[given[0][0]]):
+        if fault == "takes-weights-merged" and state[given[0][0]].equal(whole[given[0][0]]):
             return  # the first tensor is the same: nothing is new
         if fault == "sleep" and self.slept:
             self.slept = False
@@ -144,7 +164,7 @@ class Broken:
             if fault == "logprobs":
                 t = float(fields.get("temperature") or 1.0)
                 found = (found[0], [p * t for p in found[1]], *found[2:])
-            if fault == "prefix-cache":
+            if fault == "takes-weights-cache":
                 found = server.kept.setdefault(tuple(ids[:60]), found) if len(ids) > 60 else found
             if fault == "concurrent" and server.together:
                 found = (found[0], [p - 0.5 for p in found[1]], *found[2:])

@@ -51,12 +51,12 @@ BROKEN = {
     "rows": changed(task=task(name=lambda split, i: split)),
     "roles": changed(splits=("train",), roles={"train": "train"}),
     "same-twice": changed(words=lambda self, split: random.sample(Reversals.words(self, split), len(WORDS))),
-    "stable-ids": changed(task=task(name=lambda split, i: f"t{next(COUNTER)}")),
-    "other-process": changed(words=lambda self, split: list(set(Reversals.words(self, split)))),
+    "same-twice-ids": changed(task=task(name=lambda split, i: f"t{next(COUNTER)}")),
+    "same-twice-there": changed(words=lambda self, split: list(set(Reversals.words(self, split)))),
     "disjoint": changed(
         words=lambda self, split: Reversals.words(self, "train")[5:] if split == "dev" else Reversals.words(self, split)
     ),
-    "picklable": changed(task=task(lambda word: MappingProxyType({"word": word}))),
+    "rows-picklable": changed(task=task(lambda word: MappingProxyType({"word": word}))),
     "gold-apart": changed(task=task(lambda word: {"word": word, "hint": [word[::-1]]})),
 }
 """By the check that catches it."""

@@ -34,7 +34,7 @@ def from_credit(
     """
 
     def build(settings: LearnerConfig) -> LoopAlgorithm:
-        from agentrig_grpo.algorithm import Grpo  # imports torch
+        from agentrig_grpo.algorithm import Grpo
 
         return Grpo(settings, credit)
 

@@ -1,16 +1,9 @@
-"""Runs the checks of `agentrig.testing` on `last-calls`, and a test of its own."""
+"""Tests what `last-calls` does."""
 
-import pytest
 from agentrig_last_calls import Config, LastCalls
 
 from agentrig import Span, Trace
-from agentrig.testing import Check, checks
 from agentrig.traces import LLM_CALL
-
-
-@pytest.mark.parametrize("check", checks("adapter", "last-calls"), ids=str)
-def test_the_contract(check: Check) -> None:
-    check()
 
 
 def call(id_: str, *, end: float, tokens: bool = True) -> Span:

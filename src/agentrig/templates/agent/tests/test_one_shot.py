@@ -1,19 +1,12 @@
-"""Runs the checks of `agentrig.testing` on `one-shot`, and a test of its own."""
+"""Tests what `one-shot` does."""
 
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-import pytest
 from agentrig_one_shot import Agent, Config
 
-from agentrig.testing import Check, checks
 from agentrig.testing.scripted import ScriptedServer
-
-
-@pytest.mark.parametrize("check", checks("agent", "one-shot", tasks="mini-sql"), ids=str)
-def test_the_contract(check: Check) -> None:
-    check()
 
 
 def test_the_schema_is_in_the_prompt(scripted_server: ScriptedServer, tmp_path: Path) -> None:

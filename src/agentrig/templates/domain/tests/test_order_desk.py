@@ -1,19 +1,10 @@
-"""Runs the checks of `agentrig.testing` on each part of `order-desk`, and a test of its own."""
+"""Tests what `order-desk` does."""
 
 import pytest
 from agentrig_order_desk import Agent, AgentConfig, Tasks, TasksConfig, score
 
 from agentrig import Outcome, Task
-from agentrig.testing import Check, checks
 from agentrig.testing.scripted import Reply, ScriptedServer
-
-PARTS = {"tasks": {}, "agent": {"tasks": "order-desk"}, "reward": {"tasks": "order-desk"}}
-CHECKS = [check for kind, more in PARTS.items() for check in checks(kind, "order-desk", **more)]
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=str)
-def test_the_contract(check: Check) -> None:
-    check()
 
 
 def test_an_order_is_taken_and_scored(scripted_server: ScriptedServer) -> None:

@@ -1,19 +1,12 @@
-"""Runs the checks of `agentrig.testing` on `partial-credit`, and a test of its own."""
+"""Tests what `partial-credit` does."""
 
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-import pytest
 from agentrig_partial_credit import Config, Reward
 
 from agentrig import Outcome, Task
-from agentrig.testing import Check, checks
-
-
-@pytest.mark.parametrize("check", checks("reward", "partial-credit", tasks="mini-sql"), ids=str)
-def test_the_contract(check: Check) -> None:
-    check()
 
 
 def test_a_query_that_runs_earns_a_little(tmp_path: Path) -> None:

@@ -1,17 +1,9 @@
-"""Runs the checks of `agentrig.testing` on `gentle-runners`, and a test of its own."""
+"""Tests what `gentle-runners` does."""
 
 import os
 from types import SimpleNamespace
 
-import pytest
 from agentrig_gentle_runners import Config, build
-
-from agentrig.testing import Check, checks
-
-
-@pytest.mark.parametrize("check", checks("runners", "gentle-runners", settings={"nice": 1}), ids=str)
-def test_the_contract(check: Check) -> None:
-    check()
 
 
 def test_the_runners_have_a_lower_priority() -> None:

@@ -1,21 +1,14 @@
-"""Runs the checks of `agentrig.testing` on `timed-server`, and a test of its own."""
+"""Tests what `timed-server` does."""
 
 import json
 from pathlib import Path
 
-import pytest
 from agentrig_grpo.naming import model_directory
 from agentrig_timed_server import Config, TimedServer
 from safetensors.torch import load_file
 
 from agentrig.hardware import Cpu
 from agentrig.servers import ServerPlan
-from agentrig.testing import Check, checks
-
-
-@pytest.mark.parametrize("check", checks("server", "timed-server"), ids=str)
-def test_the_contract(check: Check) -> None:
-    check()
 
 
 def test_each_transfer_of_weights_is_recorded(tmp_path: Path) -> None:

@@ -1,18 +1,10 @@
-"""Runs the checks of `agentrig.testing` on `car-dealers`, and a test of its own."""
+"""Tests what `car-dealers` does."""
 
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-import pytest
 from agentrig_car_dealers import Config, Questions
-
-from agentrig.testing import Check, checks
-
-
-@pytest.mark.parametrize("check", checks("tasks", "car-dealers"), ids=str)
-def test_the_contract(check: Check) -> None:
-    check()
 
 
 def test_each_gold_query_gives_a_result(tmp_path: Path) -> None:

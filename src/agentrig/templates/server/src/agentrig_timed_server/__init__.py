@@ -95,7 +95,7 @@ def build(config: Config) -> MakeServer:
 
 @hookimpl
 def register_servers() -> Iterable[ServerSpec]:
-    """Bring `timed-server`; without a rank, `auto` never selects it."""
+    """Register `timed-server`; without a rank, `auto` never selects it."""
     yield ServerSpec(
         name="timed-server",
         summary="The embedded server; records how long each transfer of weights takes.",

@@ -1,4 +1,4 @@
-"""vLLM's OpenAI server on an address of its own, in the process that carries out orders or in one beside it."""
+"""vLLM's OpenAI server, in the process that carries out the run's orders or in an additional one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEALTH = "/health"
 """The path that needs no key. vLLM's own check of keys leaves all paths open that do not begin with /v1."""
 
 
-class Listening:
+class ApiServer:
     """Answers requests with an engine.
 
     Args:
@@ -36,7 +36,7 @@ class Listening:
         self._answering: asyncio.Task[None]
 
     @classmethod
-    async def started(cls, engine: Any, arguments: Namespace, order: Mapping[str, Any], number: int) -> Listening:
+    async def started(cls, engine: Any, arguments: Namespace, order: Mapping[str, Any], number: int) -> ApiServer:
         """Start to answer.
 
         Args:
@@ -81,7 +81,7 @@ class Listening:
 
     @property
     def ended(self) -> bool:
-        """Whether it does not answer any more."""
+        """Whether the server has ended."""
         return self._answering.done()
 
     async def tell(self, closed: str, version: int | None) -> None:
