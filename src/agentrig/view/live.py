@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,6 @@ from agentrig.figures import NOTHING, counted, percent
 from agentrig.processes.ends import Interrupted, name_of
 
 if TYPE_CHECKING:
-    from rich.live import Live
-
     from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
     from agentrig.rollouts import Rollout
 
@@ -69,9 +68,8 @@ class LiveDisplay:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
         self._lock = threading.Lock()
-        self._live: Live | None = None
         self._opened = False
-        self._handlers: list[tuple[logging.StreamHandler[Any], Any]] = []
+        self._panel = ExitStack()
         self._start = time.monotonic()
         self._steps: int | None = None
         self._done = 0
@@ -155,12 +153,8 @@ class LiveDisplay:
     def close(self) -> None:
         """Close the panel and leave its last content on the screen; does nothing when there is no panel."""
         with self._lock:
-            live, self._live, self._opened = self._live, None, True
-            handlers, self._handlers = self._handlers, []
-        for handler, stream in handlers:
-            handler.setStream(stream)
-        if live is not None:
-            live.stop()
+            panel, self._panel, self._opened = self._panel.pop_all(), ExitStack(), True
+        panel.close()
 
     def _say(self, text: str) -> None:
         """Print a line unchanged: no markup, no line wrapping."""
@@ -182,11 +176,12 @@ class LiveDisplay:
         live = Live(get_renderable=self.panel, console=self._console, refresh_per_second=4)  # draws at once
         error = sys.stderr
         live.start()
-        self._live = live
-        # Log handlers keep the stream they were created with; redirect them so that they write above the panel.
-        for handler in logging.getLogger().handlers:
-            if isinstance(handler, logging.StreamHandler) and handler.stream is error and sys.stderr is not error:
-                self._handlers.append((handler, handler.setStream(sys.stderr)))
+        with self._lock:
+            self._panel.callback(live.stop)
+            # Log handlers keep the stream they were created with; redirect them so that they write above the panel.
+            for handler in logging.getLogger().handlers:
+                if isinstance(handler, logging.StreamHandler) and handler.stream is error and sys.stderr is not error:
+                    self._panel.callback(handler.setStream, handler.setStream(sys.stderr))
 
     def panel(self) -> Group:
         """Return the current panel."""
