@@ -75,7 +75,7 @@ def tests_of(file: str) -> str:
         return f"plugins/{parts[1]}/tests/"
     if parts[:2] == ["src", "agentrig"]:
         return f"tests/{parts[2]}/" if len(parts) > 3 else f"tests/test_{parts[2]}"
-    return file
+    return "tests/docs/" if parts[0] == "docs" else file
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -95,7 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: (item.path in alone, is_slow(item)))
 
 
-SLOW_S = 120.0  # what each worker may spend on the slow tests of `--touched`, and one test more
+SLOW_S = 60.0  # what each worker may spend on the slow tests of `--touched`, and one test more
 spent_s = 0.0
 
 

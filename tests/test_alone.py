@@ -32,6 +32,7 @@ def test_others(number):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mark", ["alone", "together"])
 def test_a_test_that_is_marked_alone_runs_while_no_other_does(tmp_path: Path, mark: str) -> None:
     shutil.copy(ROOT / "conftest.py", tmp_path)

@@ -16,7 +16,7 @@ from rollouts import rollout
 
 from agentrig import Outcome, Score, Task
 from agentrig.algorithms import Measurement
-from agentrig.correctness import Correctness
+from agentrig.correctness import Correctness, by_turn, turn_of
 from agentrig.plan import Plan
 from agentrig.run.evaluate import evaluate
 from agentrig.run.training import train
@@ -102,7 +102,13 @@ SMALL = ["algorithm.steps=1", "run.validation_tasks=4", "run.report_tasks=4", "a
 
 
 @pytest.mark.parametrize(
-    ("more", "accuracy"), [([], 0.0), (["run.correct_at=0.5"], 0.5), (["reward.says=true"], 0.5), (["spec"], 0.5)]
+    ("more", "accuracy"),
+    [
+        ([], 0.0),
+        (["spec"], 0.5),
+        pytest.param(["run.correct_at=0.5"], 0.5, marks=pytest.mark.slow),
+        pytest.param(["reward.says=true"], 0.5, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_states_accuracy_and_mean_reward_side_by_side(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path, more: list[str], accuracy: float
@@ -129,3 +135,32 @@ def test_a_run_states_accuracy_and_mean_reward_side_by_side(
     found = evaluate(plan, tasks=plan.build("tasks").load("test")[:4], endpoint=plan.build("algorithm").endpoint())
     assert (found.accuracy, found.reward) == (accuracy, reward)
     assert (found.as_dict()["accuracy"], found.as_dict()["reward"]) == (accuracy, reward)
+
+
+@pytest.mark.parametrize(
+    ("calls", "turn"),
+    [
+        ([], None),
+        ([None, None], None),
+        ([0.0, 0.99], "wrong at every turn"),
+        ([1.0, 1.0], "right at turn 1"),
+        ([None, 0.0, None, 1.0, 1.0], "repaired at turn 2"),
+        ([1.0, 0.0, 0.0], "broken at turn 2"),
+        ([0.0, 1.0, 0.0], "broken at turn 3"),
+        ([1.0, 0.0, 1.0], "repaired at turn 3"),
+    ],
+)
+def test_a_rollout_became_right_or_wrong_at_its_last_change(calls: list[float | None], turn: str | None) -> None:
+    assert turn_of(calls) == turn
+
+
+def test_rollouts_are_counted_by_turn_in_the_order_of_turns() -> None:
+    wrong, broken, late, early = [0.0], [1.0, 0.0], [0.0] * 10 + [1.0], [0.0, 1.0]
+    counted = by_turn([wrong, broken, late, [], early, [1.0], early])
+    assert list(counted.items()) == [
+        ("right at turn 1", 1),
+        ("repaired at turn 2", 2),
+        ("repaired at turn 11", 1),
+        ("broken at turn 2", 1),
+        ("wrong at every turn", 1),
+    ]

@@ -72,6 +72,7 @@ def test_the_reward_is_graded_and_no_shortcut_is_correct(plan: Plan) -> None:
         assert score(wrong) == (0.0, False), wrong
 
 
+@pytest.mark.slow
 def test_the_agent_takes_a_turn_for_each_error_and_its_demonstrations_are_right(plan: Plan) -> None:
     labels = choose_labels(plan, 12, seed=0)
     assert labels.split == "train"

@@ -160,6 +160,7 @@ def test_a_reward_that_hangs_is_invalid_and_the_others_continue() -> None:
     assert "ran past its budget of 0.2 s" in scores[0].details["reason"]
 
 
+@pytest.mark.slow
 def test_a_reward_that_never_ends_holds_up_nobody(toy_plan: Callable[..., Plan], caplog: Any) -> None:
     """Threads that spin would share the interpreter with everything else: 12 such rollouts took three minutes."""
     plan = toy_plan("reward.spin=true", "run.reward_budget_s=0.5")
@@ -178,6 +179,7 @@ def test_a_reward_that_never_ends_holds_up_nobody(toy_plan: Callable[..., Plan],
     assert time.monotonic() - start < 60
 
 
+@pytest.mark.slow
 def test_a_reward_may_judge_in_processes_from_the_start(toy_plan: Callable[..., Plan]) -> None:
     plan = toy_plan("run.reward_process=true", "reward.odd=true")
     task = Task(id="t-1", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
@@ -264,6 +266,25 @@ def test_a_reward_changes_nothing_but_its_own_copies(many: bool) -> None:
     scores = Scorer(batch if many else reward, budget_s=5, sees_trace=True)(rollouts)
     assert [s.value for s in scores] == [1.0] * 3
     assert repr([(t.input, t.private, t.row, o, trace) for t, o, trace in rollouts]) == before
+
+
+@pytest.mark.parametrize("process", [False, True])
+def test_a_reward_may_score_each_call(toy_plan: Callable[..., Plan], process: bool) -> None:
+    plan = toy_plan(f"run.reward_process={str(process).lower()}", "reward.calls=true")
+    task = Task(id="t-1", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
+    spans = [Span(id=str(i), parent=None, name=LLM_CALL, start=0, end=1) for i in range(3)]
+    with contextlib.closing(Setup(plan).scorer()) as scorer:
+        two = scorer([(task, Outcome(answer="odd"), Trace(rollout_id="r", spans=spans[:2]))])[0]
+        three = scorer([(task, Outcome(answer="odd"), Trace(rollout_id="r", spans=spans))])[0]
+    assert (two.value, two.calls) == (1.0, (0.5, None))
+    assert three.status == "invalid"
+    assert "gave 2 values of calls, and the rollout has 3 recorded calls" in three.details["reason"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e10, "0.5"])
+def test_the_value_of_a_call_is_a_number_too(value: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match="value of a call"):
+        Score(status="ok", value=1.0, calls=[None, value])
 
 
 def test_an_empty_batch() -> None:

@@ -62,7 +62,7 @@ def everything(folder: Path) -> str:
     return "\n".join(found)
 
 
-@pytest.mark.parametrize("form", ["env", "file"])
+@pytest.mark.parametrize("form", ["env", pytest.param("file", marks=pytest.mark.slow)])
 def test_a_secret_is_used_and_written_nowhere(
     plan: MakePlan, model: ModelServer, tmp_path: Path, form: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,7 +140,7 @@ train(plan)
 """
 
 
-@pytest.mark.parametrize("granted", [False, True])
+@pytest.mark.parametrize("granted", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_runners_get_what_their_agent_declares(
     model: ModelServer, tmp_path: Path, toy_file: str, granted: bool
 ) -> None:

@@ -129,8 +129,10 @@ def test_a_frame_is_a_task_set(rows: Path) -> None:
             r"row 7 \(.*\), column answer is empty",
         ),
         (lambda frame: frame.set_axis(pd.MultiIndex.from_product([["a"], frame.columns]), axis=1), "have 2 levels"),
+        (lambda frame: frame.set_index(["id", "part"]), r"index holds id, part, .*: reset_index\(\)"),
+        (lambda frame: frame.set_index("id"), r"index holds id, .* reset_index\(\)"),
     ],
-    ids=["NaN", "MultiIndex"],
+    ids=["NaN", "MultiIndex of columns", "MultiIndex of rows", "named index"],
 )
 def test_a_bad_frame_is_named(rows: Path, change: Any, said: str) -> None:
     frame = change(pd.read_csv(rows))

@@ -83,6 +83,7 @@ def test_the_reward_is_graded(plan: Plan) -> None:
     assert [score(a) for a in ("", None, 7, number, "x " * 1000)] == [(0.0, False)] * 5
 
 
+@pytest.mark.slow
 def test_demonstrations_use_both_tools_and_are_right(plan: Plan) -> None:
     labels = choose_labels(plan, 12, seed=0)
     found = demonstrate(plan, labels.tasks)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import tomllib
 from collections.abc import Sequence
 from contextlib import chdir
 from pathlib import Path
@@ -113,3 +117,43 @@ def test_one_run_uses_every_kind(all_kinds: Environment) -> None:
     assert json.loads((run / "my_observer.json").read_text())
     transfers = [json.loads(line) for line in (run / "transfers.jsonl").read_text().splitlines()]
     assert [line["version"] for line in transfers] == [0, 1, 2]
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_first_run_needs_the_extra_reference_only(tmp_path: Path) -> None:
+    """As docs/install.md says: wheels of this checkout, `uvx --from 'agentrig[reference]'`, and a run of one step.
+
+    The versions are those of the lock. uv downloads the packages that its cache lacks.
+    """
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extra = tomllib.load(file)["project"]["optional-dependencies"]["reference"]
+    for folder in (ROOT, *(ROOT / "plugins" / line.partition(">=")[0] for line in extra)):
+        build(folder, tmp_path / "wheels")
+    links = [tmp_path / "wheels", *os.environ.get("PIP_FIND_LINKS", "").split()]
+    found = [word for link in links for word in ("--find-links", str(link))]
+    tool = [sys.executable, "-m", "uv", "tool", "run", "-q", "--isolated", *found, "--python", sys.executable]
+    locked = ["-c", str(ROOT / "requirements" / "cpu.lock"), "-c", str(ROOT / "requirements" / "torch.txt")]
+    inside = {**os.environ, "OMP_NUM_THREADS": "1", "AGENTRIG_CACHE": str(tmp_path / "cache")}
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [*tool, *locked, "--from", "agentrig[reference]", *words],
+            cwd=tmp_path, env=inside, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    summary = json.loads(run("agentrig", "train", "--json", *TINY))
+    assert summary["steps"] == 2
+    manifest = json.loads((tmp_path / "runs" / "r" / "manifest.json").read_text())
+    assert {entry["distribution"] for entry in manifest["components"].values()} - {"agentrig"} == {
+        line.partition(">=")[0] for line in extra
+    }
+    names = "import importlib.metadata as m; print(*sorted(d.metadata['Name'].lower() for d in m.distributions()))"
+    packages = run("python", "-c", names).split()
+    assert len(packages) <= 110, packages
+    assert not {"agentlightning", "litellm", "verl", "vllm", "ray", "agentops"} & set(packages)

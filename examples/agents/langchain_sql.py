@@ -39,15 +39,9 @@ def toolkit(task_input, endpoint):
 
 
 def demonstrate(task, call):
-    """Say what the model should: look at the tables and their schemas, run the gold query, end."""
-    gold = gold_of(task)
-    tables = call.messages[-1].get("content", "")
-    steps = [
-        {"name": "sql_db_list_tables", "arguments": {"tool_input": ""}},
-        {"name": "sql_db_schema", "arguments": {"table_names": tables}},
-        {"name": "sql_db_query", "arguments": {"query": gold}},
-    ]
-    return Reply(tool_calls=[steps[call.turn]]) if call.turn < len(steps) else Reply(content="Done.")
+    """Say what a small model should: run the gold query, end. It learns the few names of mini-sql by heart."""
+    query = {"name": "sql_db_query", "arguments": {"query": gold_of(task)}}
+    return Reply(content="Done.") if call.turn else Reply(tool_calls=[query])
 
 
 @hookimpl

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -54,3 +56,31 @@ class Correctness:
             "RewardSpec(correct_at=VALUE), or Score.ok(value, correct=True or False) (docs/rewards.md)"
         )
         log.warning("%s", self.warning)
+
+
+def turn_of(calls: Sequence[float | None]) -> str | None:
+    """Return at which turn a rollout became right or wrong, from `Score.calls`; None if no call was scored.
+
+    A turn is a scored call; it is right if its value is at least `CORRECT_AT`. The last change decides.
+
+    Example:
+        >>> turn_of([0.0, None, 1.0]), turn_of([0.0, 1.0, 0.0]), turn_of([1.0])
+        ('repaired at turn 2', 'broken at turn 3', 'right at turn 1')
+    """
+    right = [value >= CORRECT_AT for value in calls if value is not None]
+    if not any(right):
+        return "wrong at every turn" if right else None
+    changed = next((turn for turn in range(len(right), 1, -1) if right[turn - 1] != right[turn - 2]), 1)
+    return f"{'broken' if not right[-1] else 'repaired' if changed > 1 else 'right'} at turn {changed}"
+
+
+def by_turn(rollouts: Iterable[Sequence[float | None]]) -> dict[str, int]:
+    """Return how many rollouts became right or wrong at which turn, from their `Score.calls`."""
+    counts = Counter(turn for turn in map(turn_of, rollouts) if turn is not None)
+    return {turn: counts[turn] for turn in sorted(counts, key=turn_order)}
+
+
+def turn_order(turn: str) -> tuple[int, int]:
+    """Return the place of what `turn_of` returns among others of its kind."""
+    kind, *_, number = turn.split()
+    return ("right", "repaired", "broken", "wrong").index(kind), int(number) if number.isdecimal() else 0

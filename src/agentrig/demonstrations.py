@@ -97,7 +97,8 @@ class StartPlan:
         tokenizer: Of a new model: `texts` learns its tokens from the demonstrations, `bytes` has one for each byte.
         vocabulary: Of a new model's tokenizer `texts`: most tokens.
         parameters: Of a new model, about; 0 for as many as can be trained in the time, at most a million.
-        context: Of a new model, in tokens; 0 for twice the longest demonstration, at least 512.
+        context: Of a new model, in tokens; 0 for twice the longest demonstration, at least 512. Of another model: a
+            longer context than its own; 0 keeps it.
         passes: Over the demonstrations.
         minutes: Training ends after this time, even if passes are left.
         lr: Greatest learning rate; 0 for one by the model's width.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import socket
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -123,6 +124,22 @@ def without_proxy(url: str) -> None:
     known = [name.strip() for name in listed.split(",") if name.strip()]
     if private and host not in known and "*" not in known:
         os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join([*known, host])
+
+
+ANY_HOST = ("", "0.0.0.0", "::")
+"""Hosts of a server that listens on all addresses of its machine."""
+
+
+def address_of(host: str, port: int, name: str = "") -> str:
+    """Return the URL of a server; with this machine's name if it listens on all its addresses.
+
+    Args:
+        host: What it listens on.
+        port: The port.
+        name: The host's name for clients that reach it by another one.
+    """
+    reached = name or (socket.gethostname() if host in ANY_HOST else host)
+    return f"http://{f'[{reached}]' if ':' in reached else reached}:{port}"
 
 
 def is_loopback(address: str) -> bool:

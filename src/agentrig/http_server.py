@@ -1,4 +1,4 @@
-"""The HTTP server of every port that a run opens: uvicorn, with limits on slow, endless and strange requests.
+"""The HTTP server of every port that a run opens: uvicorn, with limits, and who may come in.
 
 uvicorn itself waits for the rest of a request for ever, and takes WebSockets where a library for them is installed.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
+import ipaddress
 import json
 import resource
 import socket
@@ -14,9 +16,12 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from agentrig.endpoints import ANY_HOST, is_loopback
 
 SILENCE_S = 5
 """Longest pause inside a request, in turns of about a second."""
@@ -81,6 +86,151 @@ async def reply(send: Send, status: int, value: Any, headers: Mapping[str, str] 
     fields = [(name.encode(), text.encode("latin-1")) for name, text in sent.items()]
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": body})
+
+
+class Refused(Exception):
+    """A request that is not answered as asked.
+
+    Args:
+        message: What is wrong, and what to do.
+        status: The HTTP status.
+        code: A short name of the reason.
+        param: The field of the request that is the reason; '' if it is none.
+    """
+
+    def __init__(self, message: str, *, status: int = 400, code: str = "", param: str = "") -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+
+Form = Callable[[Refused, Scope], Any]
+"""Returns what is sent for a refusal: a JSON value, or bytes that are plain text."""
+
+
+def openai_error(refused: Refused, scope: Scope | None = None) -> dict[str, Any]:
+    """Return a refusal in OpenAI's form."""
+    kind = {401: "authentication_error", 410: "rollout_ended"}.get(refused.status)
+    kind = kind or ("invalid_request_error" if refused.status < 500 else "server_error")
+    return {
+        "error": {
+            "message": str(refused),
+            "type": kind,
+            "param": refused.param or None,
+            "code": refused.code or None,
+        }
+    }
+
+
+def bearer(scope: Scope) -> str:
+    """Return the bearer token of a request; '' if it brings none, or several."""
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    kind, _, token = (given[0] if len(given) == 1 else b"").decode("latin-1").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""
+
+
+def same(given: str, key: str) -> bool:
+    """Return whether a request brought a key; it takes the same time for every wrong one."""
+    return hmac.compare_digest(given.encode(), key.encode())
+
+
+class Access:
+    """The outermost ASGI application of every port that a run opens: lets a request in, or refuses it.
+
+    A request must name this server in Host, and in Origin if it has one: a web page whose own name points to this
+    machine sends that name. It must have its key, and a body within the limit.
+
+    Args:
+        app: Gets the requests that are let in. What it raises as `Refused`, before it answers, is sent.
+        admit: Raises `Refused` for a request without its key. Returns whether it brought one.
+        host: What the server listens on.
+        port: Its port.
+        name: A further name by which clients reach the host.
+        limit: Most bytes of a body, or what returns them; the application gets it complete. None leaves it to `app`.
+        form: See `Form`.
+        challenge: What a refusal with status 401 asks for.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        admit: Callable[[Scope], bool],
+        *,
+        host: str,
+        port: int,
+        name: str = "",
+        limit: int | Callable[[Scope], int | None] | None = None,
+        form: Form = lambda refused, scope: {"error": str(refused)},
+        challenge: str = "Bearer",
+    ) -> None:
+        self._app, self._admit, self._port, self._limit, self._form = app, admit, port, limit, form
+        self._challenge = challenge
+        self._any, self._machine = host in ANY_HOST, "" if is_loopback(host) else socket.gethostname().lower()
+        self._names = {word.lower() for word in (host, name, "localhost", "127.0.0.1", "::1", self._machine) if word}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it and close its connection."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._named(scope)
+            if self._admit(scope):
+                scope["agentrig.connection"].prove()
+        except Refused as refused:
+            with contextlib.suppress(BodyTooLong):  # it is read, so that the client can read the refusal
+                await read_body(receive, 0)
+            await self._refuse(refused, scope, send)
+            return
+        try:
+            limit = self._limit(scope) if callable(self._limit) else self._limit
+            if limit is not None:
+                body = await read_body(receive, limit)
+                if body is None:
+                    return  # the client has gone
+                receive = replayed(body, receive)
+            await self._app(scope, receive, send)
+        except BodyTooLong:
+            why = f"the body is longer than the {(limit or 0) >> 20} MiB that this server takes"
+            await self._refuse(Refused(why, status=413, code="request_too_large"), scope, send)
+        except Refused as refused:
+            await self._refuse(refused, scope, send)
+
+    async def _refuse(self, refused: Refused, scope: Scope, send: Send) -> None:
+        value, headers = self._form(refused, scope), {"connection": "close"}
+        if isinstance(value, bytes):
+            headers["content-type"] = "text/plain"
+        if refused.status == 401:
+            headers["www-authenticate"] = self._challenge
+        await reply(send, refused.status, value, headers)
+
+    def _named(self, scope: Scope) -> None:
+        """Refuse a request that names another server."""
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1 or not self._own(hosts[0]):
+            own = ", ".join(sorted(self._names)) + (" or an IP address of this machine" if self._any else "")
+            text = f"the Host header must name this server ({own}); it is {hosts[0] if hosts else 'none'!r:.200}"
+            raise Refused(text, status=403, code="foreign_host")
+        for origin in (value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"):
+            try:
+                parts = urlsplit(origin)
+                own_page = parts.scheme == "http" and parts.port == self._port and self._own(parts.netloc)
+            except ValueError:
+                own_page = False
+            if not own_page:
+                text = f"web pages may not call this server; the request comes from {origin!r:.200}"
+                raise Refused(text, status=403, code="foreign_origin")
+
+    def _own(self, netloc: str) -> bool:
+        try:
+            name = urlsplit(f"//{netloc}").hostname or ""
+        except ValueError:
+            return False
+        if name in self._names or (self._machine and name.startswith(f"{self._machine.partition('.')[0]}.")):
+            return True
+        try:
+            return self._any and bool(ipaddress.ip_address(name))  # a page's name is never an address
+        except ValueError:
+            return False
 
 
 class Connections:
@@ -242,6 +392,21 @@ def settings(app: Any, *, protocol: type[Connection] = Connection, most: int = M
     quiet = {"log_config": None, "log_level": "error", "access_log": False}
     chosen = {**quiet, "interface": "asgi3", "lifespan": "off", "ws": "none", **more}
     return uvicorn.Config(app, http=partial(protocol, connections=Connections(most)), **chosen)  # type: ignore[arg-type]
+
+
+def listen(host: str, port: int = 0) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises:
+        OSError: This machine can't listen there.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=1024)
+    # asyncio sets it only on sockets made with an explicit protocol; without it head and body of a response wait 40 ms
+    # for each other.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # ends those of clients whose machine has gone
+    return listener
 
 
 def most_connections() -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal
 
@@ -15,6 +15,10 @@ from agentrig.traces import Trace
 
 VALUE_LIMIT = 1e9
 """Largest absolute value of a score: its square, summed over a step, stays finite in 32-bit floats."""
+
+
+def _values(calls: Iterable[float | None]) -> tuple[float | None, ...]:
+    return tuple(calls)
 
 
 @attrs.frozen(kw_only=True)
@@ -30,6 +34,9 @@ class Score:
         details: Anything else that explains the score (a reason, an error); JSON values.
         correct: Whether the answer counts as correct, for accuracy; not trained on. With None, a threshold decides
             (`agentrig.correctness`). Only an `ok` score can be correct.
+        calls: What the reward would be if the rollout had ended with each call: one value for each call of
+            `Trace.llm_calls()`, in that order. None for a call without an answer, or whose answer could not be scored.
+            Empty if the reward does not score calls. Not trained on.
     """
 
     status: Literal["ok", "invalid", "timeout"]
@@ -37,6 +44,7 @@ class Score:
     components: Mapping[str, float] = attrs.field(factory=dict)
     details: Mapping[str, Any] = attrs.field(factory=dict)
     correct: bool | None = None
+    calls: Sequence[float | None] = attrs.field(default=(), converter=_values)
 
     def __attrs_post_init__(self) -> None:
         if self.status not in ("ok", "invalid", "timeout"):
@@ -54,11 +62,12 @@ class Score:
             raise ValueError(f"a score with status {self.status!r} has value {self.value!r}; only 'invalid' has none")
         for name, part in self.components.items():
             _number(f"component {name}", part)
-        if self.value is not None and not abs(_number("value", self.value)) <= VALUE_LIMIT:
-            raise ValueError(
-                f"a score's value is {self.value!r}; it must lie between -{VALUE_LIMIT:g} and {VALUE_LIMIT:g}, so that "
-                "sums and squares of it stay finite in training: scale it"
-            )
+        for name, value in (("value", self.value), *(("value of a call", value) for value in self.calls)):
+            if value is not None and not abs(_number(name, value)) <= VALUE_LIMIT:
+                raise ValueError(
+                    f"a score's {name} is {value!r}; it must lie between -{VALUE_LIMIT:g} and {VALUE_LIMIT:g}, so that "
+                    "sums and squares of it stay finite in training: scale it"
+                )
 
     def judged(self, correctness: Correctness) -> Score:
         """Return the score with `correct` decided; an `invalid` one is returned unchanged."""

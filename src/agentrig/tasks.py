@@ -297,7 +297,7 @@ def from_frame(
     """Return a task set of the rows of a pandas `DataFrame`; the arguments are those of `Columns` and `Table`.
 
     Raises:
-        ConfigError: Its columns have several levels; or see `Table`.
+        ConfigError: Its columns have several levels, or its index has names; or see `Table`.
 
     Example:
         ```python
@@ -306,6 +306,8 @@ def from_frame(
     """
     if getattr(frame.columns, "nlevels", 1) > 1:
         raise ConfigError(f"the frame's columns have {frame.columns.nlevels} levels; give it columns of one name each")
+    if named := [str(name) for name in frame.index.names if name is not None]:
+        raise ConfigError(f"the frame's index holds {', '.join(named)}, and tasks have columns only: reset_index()")
     columns = Columns(input=input, private=private, id=id, split=split, slices=slices)
     return Table({"train": read_rows(frame.rename(columns=str))}, columns, shares)
 

@@ -86,13 +86,19 @@ def tool_calls_of(message: Any) -> list[str]:
     return found
 
 
-def reply_of(attributes: Mapping[str, Any]) -> str:
-    """Return what the model replied in a call: its text, then its tool calls, a line each."""
+def message_of(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the message with which the model replied in a call; empty if the response has none."""
     response = attributes.get("response")
     choices = response.get("choices") if isinstance(response, Mapping) else None
     first = choices[0] if isinstance(choices, Sequence) and choices else None
     message = first.get("message") if isinstance(first, Mapping) else None
-    content = message.get("content") if isinstance(message, Mapping) else None
+    return message if isinstance(message, Mapping) else {}
+
+
+def reply_of(attributes: Mapping[str, Any]) -> str:
+    """Return what the model replied in a call: its text, then its tool calls, a line each."""
+    message = message_of(attributes)
+    content = message.get("content")
     text = content if isinstance(content, str) else "" if content is None else json_text(content)
     return "\n".join(filter(None, [text, *tool_calls_of(message)]))
 

@@ -47,6 +47,7 @@ def lerped(mean: Any, square: Any, weight: Any, gradient: Any, *, made: int, rat
     return mean, square, weight - (np.float32(rate) / c1) * mean / (np.sqrt(square) / c2 + np.float32(1e-8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [weighted, lerped])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_no_false_stop_in_10000_updates_of_lora_in_bf16(kernel: Any, decay: float) -> None:
@@ -69,6 +70,7 @@ def test_no_false_stop_in_10000_updates_of_lora_in_bf16(kernel: Any, decay: floa
     assert 0.01 < largest < 1, largest
 
 
+@pytest.mark.slow
 def test_torch_is_within_the_bound() -> None:
     rng, rate = np.random.default_rng(1), 1e-6
     p = torch.nn.Parameter(torch.zeros(ELEMENTS))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from audited_runs import tiny_model, trained
 
+from agentrig.audit import auditor
 from agentrig.audit.record import Row
 from agentrig.audit.verdicts import Verdict
 from agentrig.errors import RunStopped
@@ -20,6 +21,7 @@ from agentrig.run.auditing import Auditing
 from agentrig.tasks import Task
 
 
+@pytest.mark.slow
 def test_the_auditor_can_be_turned_off(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     run = trained(tmp_path, tiny_model(tmp_path), "run.audit=false", "algorithm.steps=1", "run.report_tasks=1")
@@ -33,12 +35,12 @@ def test_the_first_two_steps_are_audited_and_then_as_many_as_two_percent_of_the_
     clock = [0.0]
     monkeypatch.setattr(auditing.time, "monotonic", lambda: clock[0])
 
-    def audit(auditor: object, step: int, *given: object) -> auditing.Audited:
+    def audit(one: object, step: int, *given: object) -> auditor.Audited:
         clock[0] += 4.0
-        return auditing.Audited(step=step, verdicts=[], seconds=4.0)
+        return auditor.Audited(step=step, verdicts=[], seconds=4.0)
 
-    monkeypatch.setattr(auditing, "audit", audit)
-    monkeypatch.setattr(auditing, "Auditor", lambda *given: None)
+    monkeypatch.setattr(auditor, "audit", audit)
+    monkeypatch.setattr(auditor, "Auditor", lambda *given: None)
     monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer: None)
     watched = Auditing(tmp_path, resolve("mini"), first=11)  # a resumed run
     audited, later = [], 0.0
@@ -63,14 +65,14 @@ def test_a_fault_at_the_end_of_a_run_keeps_what_its_last_audit_said(
     late = Verdict(link="held-out", result="fault", detail="another accuracy", causes="the summary")
 
     class Looker:
-        def last(self, step: int, accuracy: object) -> auditing.Audited:
-            return auditing.Audited(step=step, verdicts=[late], seconds=0.0)
+        def last(self, step: int, accuracy: object) -> auditor.Audited:
+            return auditor.Audited(step=step, verdicts=[late], seconds=0.0)
 
-    def audit(auditor: object, step: int, *given: object) -> auditing.Audited:
-        return auditing.Audited(step=step, verdicts=list(said.values()), seconds=4.0)
+    def audit(one: object, step: int, *given: object) -> auditor.Audited:
+        return auditor.Audited(step=step, verdicts=list(said.values()), seconds=4.0)
 
-    monkeypatch.setattr(auditing, "audit", audit)
-    monkeypatch.setattr(auditing, "Auditor", lambda *given: Looker())
+    monkeypatch.setattr(auditor, "audit", audit)
+    monkeypatch.setattr(auditor, "Auditor", lambda *given: Looker())
     monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer: None)
     watched = Auditing(tmp_path, resolve("mini"))
     watched.end(1, {"step": 1, "step_s": 10.0})

@@ -44,6 +44,7 @@ def in_pairs(log_p: torch.Tensor, earlier: list[list[int]], rng: torch.Generator
     return earlier[-1] if len(earlier) % 2 else drawn()(log_p, earlier, rng)
 
 
+@pytest.mark.slow
 def test_true_samples_reach_a_ratio_of_20_in_at_most_one_of_20_runs() -> None:
     reached = dict.fromkeys([*ALTERNATIVES, COPIES], 0)
     runs = 100

@@ -91,6 +91,7 @@ HEALTHY = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in ("all weights", "adapters") else pytest.mark.slow) for n in HEALTHY]
 )

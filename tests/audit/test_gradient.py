@@ -63,6 +63,7 @@ def largest(weights: Weights, seed: int) -> float:
     return max(shares)
 
 
+@pytest.mark.slow
 def test_a_token_at_a_clip_limit_is_no_fault(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(update, "MEASURED", 4)  # the batches that are measured need not be those with such a token
     with_clips = [largest(weights, seed) for seed in range(12)]

@@ -32,8 +32,8 @@ from agentrig_grpo import learner as module
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.figures import Figures
 from agentrig_grpo.learner import Learner, TrainSample
+from agentrig_grpo.loss_inputs import LossInputs
 from agentrig_grpo.masters import Masters
-from agentrig_grpo.tables import Table
 from torch.nn import functional
 
 from agentrig.forest.levels import Levels
@@ -74,7 +74,7 @@ def phases() -> Iterator[dict[str, float]]:
         (torch.Tensor, "backward", "backward"), (torch.nn.utils, "clip_grad_norm_", "clipping"),
         (torch.optim.AdamW, "step", "optimizer"),
         (Learner, "_change", "weight_change"), (Masters, "refresh", "copies of the weights"),
-        (Table, "of", "tables"), (Figures, "add", "figures"), (Figures, "compare", "recorded log-probabilities"),
+        (LossInputs, "of", "tables"), (Figures, "add", "figures"), (Figures, "compare", "recorded log-probabilities"),
     ]  # fmt: skip
     with ExitStack() as stack:
         for owner, name, label in places:

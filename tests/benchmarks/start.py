@@ -1,12 +1,15 @@
 """How long agentrig's commands take to start beside a bare Python start: CPU seconds, and their ratio.
 
-    python tests/benchmarks/start.py [--repeats 15] [--plugins 100]
+    python tests/benchmarks/start.py [--repeats 15] [--plugins 100] [--trains 3]
 
 Measured are `agentrig --help` and `agentrig plugins`, alone and with a hundred more plugins: real distributions in a
 temporary folder, each a package with two components, settings and the range of agentrig that it is made for. The least
 of several starts counts, each kind in turn, so that other load on the machine disturbs all alike. CPU time of the
 process and its children is counted, and the least wall time is printed beside it. The first `plugins` after an
-installation is printed too: it tries all new plugins in a process of their own.
+installation is printed too.
+
+Then `agentrig train mini` is started several times: the wall seconds until it names the run's folder, until its first
+rollout begins, and until that ends. The least of each counts.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import argparse
 import compileall
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +28,9 @@ from pathlib import Path
 HELP, PLUGINS = ["-m", "agentrig", "--help"], ["-m", "agentrig", "plugins", "--json"]
 LIMITS = {"--help": 12.0, "--help, all": 12.0, "plugins": 40.0, "plugins, all": 60.0}
 """Bare starts that a command may take. With a bare start of 15 ms, 60 are 0.9 s."""
+
+TRAIN = {"folder named": 1.0, "first rollout ends": 4.0}
+"""Seconds that `agentrig train mini` may take, on two quiet cores."""
 
 SOURCE = '''"""Plugin {i}."""
 
@@ -85,10 +92,53 @@ def spent(arguments: list[str], environment: dict[str, str]) -> tuple[float, flo
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall_s
 
 
+WATCHES = '''"""Prints when the first rollout began and ended, in seconds since the epoch."""
+
+import time
+
+from agentrig import hookimpl
+
+ended = []
+
+
+@hookimpl
+def on_rollout_end(rollout):
+    """Print the times of the first one."""
+    if not ended:
+        ended.append(time.time())
+        print("FIRST", rollout.start, ended[0], flush=True)
+'''
+
+
+def started(folder: Path) -> dict[str, float]:
+    """Start `agentrig train mini` and interrupt it after its first rollout; return the seconds until each event."""
+    (folder / "watches.py").write_text(WATCHES)
+    command = [sys.executable, "-m", "agentrig", "train", "mini", "--plugin", "watches.py"]
+    start = time.time()
+    run = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert run.stdout is not None
+    found: dict[str, float] = {}
+    for line in run.stdout:
+        if line.startswith("run "):
+            found["folder named"] = time.time() - start
+        if line.startswith("FIRST "):
+            _, began, ended = line.split()
+            found |= {"first rollout begins": float(began) - start, "first rollout ends": float(ended) - start}
+            run.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+            run.send_signal(signal.SIGINT)  # at once
+            break
+    run.communicate()
+    if "first rollout ends" not in found:
+        raise SystemExit("the run ended before its first rollout")
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--plugins", type=int, default=100)
+    parser.add_argument("--trains", type=int, default=3)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder) / "site"
@@ -123,8 +173,13 @@ def main() -> int:
             f"{name:16} {1000 * seconds:7.1f} ms CPU, {1000 * wall[name]:7.1f} ms wall: {seconds / bare:5.1f} bare "
             f"starts{limit}; the first time {1000 * first[name]:.0f} ms CPU"
         )
+    with tempfile.TemporaryDirectory() as folder:
+        starts = [started(Path(folder)) for _ in range(given.trains)]
+    for event in starts[0] if starts else ():
+        print(f"train mini: {event} after {min(found[event] for found in starts):.2f} s")
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    return 0 if all(cpu[name] / bare < limit for name, limit in LIMITS.items()) else 1
+    late = any(min(found[event] for found in starts) > limit for event, limit in TRAIN.items()) if starts else False
+    return 1 if late or any(cpu[name] / bare >= limit for name, limit in LIMITS.items()) else 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ without padding, the second layout without shared tokens. The engine with shared
 tokens (0: as many as `--micro` rows allow); verl's own runs micro-batches of `--micro` rows of the first shape, of
 fewer rows where they are longer, with agentrig's log-probabilities of tokens. An update is forward, PPO loss,
 backward, clipping and AdamW. Prints one JSON object for each engine and shape: the median seconds, tokens, peak memory,
-and how far the log-probabilities of the first shape are from those of the first engine. `--profile` adds where the
+and how far the log-probabilities of the first shape are from those of the first engine; further than `APART` is an
+error, and so is another loss of the first update. `--profile` adds where the
 seconds of one more update go, by CPU and by GPU. With `--gpus N` the engines are sharded (FSDP) over N processes, and
 each gets an equal share of the tasks; a time is that of the slowest, and tokens are those of all.
 """
@@ -36,6 +37,9 @@ from verl_step import make_model
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 CUDA = torch.cuda.is_available()
+APART = 0.05 if CUDA else 1e-4
+"""Largest mean difference of two engines' log-probabilities, in bf16 on a GPU: above that they do not the same work."""
+
 RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -112,7 +116,7 @@ def measure(engine: Any, kind: str, text: str, arguments: argparse.Namespace) ->
         "max_token_len_per_gpu": arguments.tokens, "micro_batch_size_per_gpu": micro, "temperature": 1.0,
     }  # fmt: skip
     loss = partial(ppo_loss, config=FSDPActorConfig(strategy="fsdp", rollout_n=1, use_dynamic_bsz=True))
-    scoring, updating, found = [], [], []
+    scoring, updating, losses, found = [], [], [], []
     if CUDA:
         torch.cuda.reset_peak_memory_stats()
     for _ in range(arguments.repeat + 1):
@@ -129,8 +133,9 @@ def measure(engine: Any, kind: str, text: str, arguments: argparse.Namespace) ->
         data = batch_of(rows, **settings)
         start = wait()
         with engine.train_mode():
-            engine.train_batch(data, loss)
+            updated = engine.train_batch(data, loss)
         updating.append(wait() - start)
+        losses.append(sum(updated["loss"]))
     if arguments.profile:
         from torch.profiler import ProfilerActivity, profile
 
@@ -150,6 +155,7 @@ def measure(engine: Any, kind: str, text: str, arguments: argparse.Namespace) ->
     figures = {
         "engine": kind, "gpus": RANKS, "rows": text, "log_probs_s": round(statistics.median(scoring[1:]), 3),
         "update_s": round(seconds, 3), "first_update_s": round(updating[0], 3),
+        "first_loss": round(losses[0], 6),
         "tokens": sum(lengths) * RANKS, "tokens_s_gpu": round(sum(lengths) / seconds),
         "micro_batch": arguments.tokens if kind == "forest" else micro,
     }  # fmt: skip
@@ -233,7 +239,7 @@ def main() -> None:
         start_ranks(arguments.gpus, work)
         return
     with group(work):
-        seen: dict[str, list[Any]] = {}
+        seen: dict[str, tuple[list[Any], float]] = {}
         for kind in arguments.engines.split(","):
             begin = wait()
             engine = make_engine(work / "model", kind, checkpointing=not arguments.no_checkpointing)
@@ -243,10 +249,13 @@ def main() -> None:
             for text in arguments.rows:
                 figures, found = measure(engine, kind, text, arguments)
                 if text in seen:  # both before any update of their own
-                    apart = torch.cat([(a - b).abs() for a, b in zip(found, seen[text], strict=True)])
+                    others, loss = seen[text]
+                    apart = torch.cat([(a - b).abs() for a, b in zip(found, others, strict=True)])
                     figures |= {"difference": round(float(apart.mean()), 5), "largest": round(float(apart.max()), 4)}
+                    if not (apart.mean() <= APART and abs(figures["first_loss"] - loss) <= APART):
+                        raise SystemExit(f"not the same work: {figures}, and a loss of {loss} before")
                 elif text == arguments.rows[0]:
-                    seen[text] = found
+                    seen[text] = found, figures["first_loss"]
                 if RANK == 0:
                     print(json.dumps(figures), flush=True)
             del engine

@@ -44,11 +44,6 @@ def invoke(*words: str, **options: Any) -> Result:
 # --- help ---
 
 
-def test_the_documented_commands_exist() -> None:
-    names = {path[0] for path in commands()}
-    assert {"train", "dev", "eval", "plugins", "doctor", "data", "report", "export"} <= names
-
-
 @pytest.mark.parametrize("path", commands(), ids=" ".join)
 def test_every_command_has_an_example(path: tuple[str, ...]) -> None:
     result = invoke(*path, "--help")
@@ -64,12 +59,6 @@ def test_every_option_of_an_example_exists(path: tuple[str, ...]) -> None:
     pages = [invoke(*other, "--help").stdout for other in commands() if other[: len(path)] == path]
     known = {w for page in pages for w in re.findall(r"--[a-z-]+", page[page.index("Options:") :])}
     assert used <= known
-
-
-def test_the_list_of_commands_has_each_commands_summary() -> None:
-    listed = invoke("--help").stdout
-    assert re.search(r"  doctor +Find what would keep a recipe from running here\.", listed)
-    assert "Find what would keep a recipe from running here." in invoke("doctor", "--help").stdout
 
 
 def cpu_of(*words: str) -> float:
@@ -186,12 +175,6 @@ def test_the_sections_without_a_component_show_their_settings(section: str, key:
     assert 'Did you mean "runners"?' in invoke("plugins", "show", "runnerss").stderr
 
 
-def test_defaults_are_shown_as_a_run_file_has_them(toy_file: str) -> None:
-    text = invoke("plugins", "--plugin", toy_file, "show", "toy-number").stdout
-    assert "report = true  (bool)" in text
-    assert 'match = ""  (str)' in invoke("plugins", "--plugin", toy_file, "show", "toy-match").stdout
-
-
 FAULTY = """
 from agentrig import HardwareSpec, hookimpl
 from agentrig.hardware import Hardware
@@ -237,7 +220,7 @@ def test_broken_hardware_under_auto_does_not_end_a_command(
     assert "ZeroDivisionError" in lines["unmade devices"]["evidence"]
 
 
-@pytest.mark.parametrize(("recipe", "name"), [("qwen", "dev"), ("fast", "eval"), ("llama", "dev")])
+@pytest.mark.parametrize(("recipe", "name"), [("fast", "eval"), pytest.param("qwen", "dev", marks=pytest.mark.slow)])
 def test_a_given_server_needs_no_gpu_on_this_host(here: Path, model: ModelServer, recipe: str, name: str) -> None:
     """The dry run before GPU hours: the recipe's agent, tasks, reward and adapter, with any server."""
     words = [recipe, "--tasks", "mini-sql", "--endpoint", model.url, "runners.n=1", "--json", "--limit", "1"]
@@ -287,7 +270,7 @@ def test_eval_measures_the_server_of_the_environment(here: Path, model: ModelSer
     result = invoke(*words, "--json", "--save", "predictions.jsonl", env=environment)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    figures = {"accuracy", "ci95", "reward", "n", "failures", "wall_s", "rollouts_per_s", "slices", "wrong"}
+    figures = {"accuracy", "ci95", "reward", "n", "failures", "wall_s", "rollouts_per_s", "slices", "wrong", "by_turn"}
     assert set(found) == figures
     # test-200 to test-207: a slice with one class says nothing
     assert found["slices"] == {"half": {"first": {"accuracy": 0.5, "n": 4}, "second": {"accuracy": 0.5, "n": 4}}}
@@ -420,19 +403,6 @@ def test_the_module_runs_too() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_command_ends_without_a_last_search_for_cycles() -> None:
-    plain = "class Part:\n  def __del__(self): print('searched', flush=True)\npart = Part(); part.own = part\n"
-    command = "import agentrig.cli.entry as e\ne.main(['plugins'], standalone_mode=False)\n"
-
-    def said(code: str) -> str:
-        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-
-    assert "searched" in said(f"{plain}del part"), "Python itself searches at the exit"
-    text = said(f"{plain}{command}del part")
-    assert "langgraph-sql" in text
-    assert "searched" not in text
-
-
 def test_predictions_of_a_measurement_that_did_not_begin_leave_no_file(tmp_path: Path) -> None:
     file = tmp_path / "predictions.jsonl"
     words = ["eval", "mini", "runners.use=lightning", "runners.n=0", "--limit", "2", "--save", str(file)]
@@ -467,6 +437,7 @@ def test_what_is_not_installed_is_named_with_its_cure(absent: str, words: list[s
     assert (done.returncode, said in done.stderr) == (1, True), done.stderr
 
 
+@pytest.mark.slow
 def test_a_report_without_matplotlib_has_no_images(ended_run: Callable[..., Path], tmp_path: Path) -> None:
     done = without("matplotlib", "report", str(ended_run()), "--out", str(tmp_path / "page.html"))
     assert done.returncode == 0, done.stderr

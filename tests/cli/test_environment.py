@@ -51,6 +51,7 @@ def limited(kind: int, size: int) -> Callable[[], None]:
     return lambda: resource.setrlimit(kind, (size, size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("megabytes", [1500, 1000])
 def test_too_little_address_space(model: Path, tmp_path: Path, megabytes: int) -> None:
     """The size at which it fails depends on the machine; below 1000 MB, torch cannot be loaded anywhere."""
@@ -77,6 +78,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("left", "what"),
     [(100, "audit/step-00001.json"), (150, "checkpoints/step-00001"), (500, "checkpoints/step-00001")],
@@ -111,6 +113,7 @@ def test_a_full_output(words: list[str]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_whose_output_is_full_keeps_its_directory_and_says_so(model: Path, tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
         status, said = agentrig(*training(model, tmp_path), "--json", stdout=full.fileno())
@@ -125,6 +128,7 @@ def test_a_closed_output(words: list[str]) -> None:
     assert said == "agentrig: standard output is closed. Send it to a file, or away: agentrig … > /dev/null\n"
 
 
+@pytest.mark.slow
 def test_an_unknown_type_of_model(model: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(model, other)

@@ -34,13 +34,14 @@ from agentrig.plugins.specs import RUN_KINDS
 from agentrig.servers import ServerPlan
 
 NOT_RUN = (
-    (r"^make train$", "it is `agentrig train` of docs/mini.md and takes about eight minutes"),
     (r"^make test$", "it would run this test"),
     (r"^make setup$|^\. \.venv/bin/activate$", "it has made the environment that this test runs in"),
     (r"--resume runs/mini", "a run of one step has no step left to resume; tests/run/test_session.py resumes runs"),
     (r"--hardware cuda|\b(train|doctor) (fast|qwen|llama)\b|--device cuda", "it needs a GPU"),
     (r"\b(train|doctor) npu\b|Ascend|torch_npu|vllm", "it needs an NPU and CANN"),
-    (r"^pip install (\. |\./plugins)|^pip check", "it is part of an installation on an NPU"),
+    (r"^pip install (\. |\./plugins)|^pip check", "it is part of an installation on an NPU, or in an environment"),
+    (r"^uvx |--find-links wheels", "tests/test_wheels.py makes the wheels, and runs `agentrig train` from them"),
+    (r"^agentrig watch|--watch\b", "it serves until Ctrl-C; tests/view/test_watch.py asks its page"),
     (
         r"runs-sql|one-query|shop-assistant|^pip install -e|^pytest$|^cd \.\.$",
         "tests/docs/test_tutorials.py runs the page",
@@ -169,6 +170,7 @@ def test_a_command_parses(command: Command, place: Path, monkeypatch: pytest.Mon
         "python": parse_python,
         "pip": parse_pip,
         "uv": parse_files,
+        "uvx": parse_uvx,
         "cd": parse_folder,
         "export": parse_export,
         "source": parse_source,
@@ -203,7 +205,8 @@ def parse_agentrig(words: list[str]) -> None:
         given["observers"] = options.get("observers") or ()
         given |= {"files": options.get("files") or (), "strict_plugins": False}
         if not options.get("resume"):
-            check_together(resolved(list(options.get("words") or ()), given))
+            words = options.get("words")
+            check_together(resolved(list(words) if isinstance(words, tuple) else [], given))
 
 
 def resolved(words: list[str], options: dict[str, Any]) -> Plan:
@@ -268,6 +271,15 @@ def parse_pip(words: list[str]) -> None:
             assert not name.startswith("agentrig") or extra.rstrip("]") in known, (
                 f"{word} is on no index: name its folder"
             )
+
+
+def parse_uvx(words: list[str]) -> None:
+    """A tool of its own, or a command of agentrig from a distribution."""
+    if words[0] == "pip":
+        parse_files(words[1:])
+        return
+    parse_pip(["install", words[words.index("--from") + 1]])
+    parse_agentrig(words[words.index("agentrig") + 1 :])
 
 
 def parse_files(words: list[str]) -> None:
@@ -352,7 +364,12 @@ def of_a_plugin(command: Command) -> bool:
     return command.words[:2] == ("agentrig", "dev") and "--plugin" in command.words
 
 
-@pytest.mark.parametrize("command", [c for c in ONCE if not of_a_plugin(c)], ids=lambda c: c.id)
+def last(command: Command) -> Any:
+    """Return the parameter of a command; `agentrig dev` starts a server and runners."""
+    return pytest.param(command, marks=[pytest.mark.slow] * (command.words[:2] == ("agentrig", "dev")))
+
+
+@pytest.mark.parametrize("command", [last(c) for c in ONCE if not of_a_plugin(c)], ids=lambda c: c.id)
 def test_a_cheap_command_runs(command: Command, place: Path, tools: dict[str, str]) -> None:
     run(command.text, place, tools)
 
@@ -361,7 +378,7 @@ def test_a_cheap_command_runs(command: Command, place: Path, tools: dict[str, st
 def served(place: Path) -> Iterator[Endpoint]:
     """The model of the recipe `mini`, served once."""
     from agentrig_grpo.config import EmbeddedConfig
-    from agentrig_grpo.server.embedded import Embedded
+    from agentrig_grpo.server.handle import Embedded
 
     model = ROOT / "plugins" / "agentrig-grpo" / "src" / "agentrig_grpo" / "models" / "mini"
     plan = ServerPlan(model=model, name="policy", hardware=Cpu(), log=place / "server.log")
@@ -370,6 +387,7 @@ def served(place: Path) -> Iterator[Endpoint]:
         yield endpoint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [c for c in ONCE if of_a_plugin(c)], ids=lambda c: c.id)
 def test_a_plugin_of_a_page_runs(command: Command, served: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process and with one server for all; `agentrig dev mini` above has its own."""

@@ -132,6 +132,7 @@ def test_ids_that_do_not_ascend_are_found():
     assert list(devices.check_visible(situation(hardware=board, environ={}))) == []
 
 
+@pytest.mark.slow
 def test_torch_can_use_the_cpu_but_no_device_it_was_not_built_for():
     only(devices.check_torch(situation()), "ok")
     import torch
@@ -317,6 +318,7 @@ def test_a_subprocess_answers_or_reports_its_error():
     assert Answer(ok=False, error="").reason == ""
 
 
+@pytest.mark.slow
 def test_the_report_on_torch_agrees_with_torch():
     import torch
 

@@ -107,6 +107,7 @@ def test_a_wrong_recipe_is_a_finding_and_the_host_is_still_examined(recipe, few)
     assert not could_start(findings)
 
 
+@pytest.mark.slow
 def test_components_have_their_own_checks(examined):
     assert by_check(examined)["toy"].evidence.endswith("own check: rest")
 

@@ -178,7 +178,8 @@ def test_an_answer_comes_in_one_piece(gateway: Gateway, model: ScriptedServer) -
     visit, endpoint = opened(gateway, model)
     parts = urlsplit(endpoint.base_url)
     body = json.dumps({"model": "scripted", "messages": MESSAGES}).encode()
-    head = f"POST {parts.path}/chat/completions HTTP/1.1\r\nhost: h\r\nauthorization: Bearer {endpoint.api_key}\r\n"
+    head = f"POST {parts.path}/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+    head += f"authorization: Bearer {endpoint.api_key}\r\n"
     with socket.create_connection((parts.hostname, parts.port or 0), timeout=30) as connection:
         for _ in range(20):
             connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)

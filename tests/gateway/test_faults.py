@@ -120,6 +120,7 @@ def test_a_client_that_goes_takes_the_upstream_call_with_it(gateway: Gateway, up
     assert ("response_token_ids" in span.attributes) == (does == "endless"), "what came before is kept"
 
 
+@pytest.mark.slow
 def test_a_slow_reader_slows_the_upstream_and_its_rollout_s_end_cuts_it(gateway: Gateway, upstream: Upstream) -> None:
     visit, other = Visit(gateway.address, "slow"), Visit(gateway.address, "other")
     endpoint = visit.open(1, upstream.endpoint("endless"))

@@ -64,6 +64,7 @@ def test_the_gateway_records_what_the_tap_records(model: ModelServer, toy_plan: 
     assert sum(len(r.trace.llm_calls()) for r in passed) == 3, "each call once"
 
 
+@pytest.mark.slow
 def test_the_calls_of_a_killed_runner_are_kept(model: ModelServer, toy_plan: Callable[..., Plan]) -> None:
     plan = toy_plan("gateway.use=on", "runners.deadline_s=2", "runners.n=1", "runners.threads=1", "runners.retries=0")
     (found,) = rolled(plan, model, [*tasks_of("", wish="[sleep=30]"), *tasks_of("", "die")])

@@ -86,6 +86,7 @@ def test_no_file_and_no_log_has_a_key(
     assert not any(MISSED.encode() in text for text in texts.values()), "the gateway has seen what requests sent"
 
 
+@pytest.mark.slow
 def test_the_kit_plays_an_agent_through_a_gateway(leaky: Path, toy_file: str) -> None:
     check(
         "agent",
@@ -151,6 +152,7 @@ def served() -> Iterator[Any]:
         )
 
 
+@pytest.mark.slow
 def test_the_reference_agent_has_the_same_triplets_through_tap_and_gateway(served: Any) -> None:
     same_through_both(served, 40, "runners.n=1")
 

@@ -65,6 +65,7 @@ def here(site, tmp_path, monkeypatch):
     monkeypatch.setattr("agentrig.doctor.examination.CHECKS", checks)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_it_passes_the_kit(monkeypatch):
     report = check("hardware", "fake-accelerator", compute=False)  # the next tests compute on it
@@ -74,6 +75,7 @@ def test_it_passes_the_kit(monkeypatch):
     assert "hardware.hidden" in {r.check for r in absent.results if r.status == "skipped"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_the_doctor_runs_its_check_and_reads_its_stack():
     findings = examine("mini", uses={"hardware": "fake-accelerator"})

@@ -70,6 +70,7 @@ def test_a_run_calls_the_observers_that_it_names(toy_plan: MakePlan, tmp_path: P
     assert settings(again) == [("toy-notes", "notes.txt", 2)]
 
 
+@pytest.mark.slow
 def test_an_observer_that_raises_keyboard_interrupt_does_not_end_the_run(
     toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

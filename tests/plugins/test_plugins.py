@@ -266,6 +266,7 @@ def register_recipes():
         resolve("mine", files=[toy_file], uses={"reward": "twin"})
 
 
+@pytest.mark.slow
 def test_an_agent_of_a_shared_name_reaches_the_runners(site: Path, toy_file: str, model: ModelServer) -> None:
     for name, answer in (("toy-one", "odd"), ("toy-other", "even")):
         install(
@@ -519,6 +520,7 @@ def test_a_plugin_that_hangs_shows_where_and_ctrl_c_names_it(site: Path) -> None
     ) in rest
 
 
+@pytest.mark.slow
 def test_a_plugin_that_is_slow_is_loaded_and_later_code_is_not_interrupted(site: Path) -> None:
     install(site, "toy-slow", "import time\ntime.sleep(1)\n" + reward_source("slow"))
     code = f"{HANGS}.find('reward', 'slow')\nprint('LOADED', file=sys.stderr, flush=True)\nimport time; time.sleep(1)\n"
@@ -529,6 +531,7 @@ def test_a_plugin_that_is_slow_is_loaded_and_later_code_is_not_interrupted(site:
     assert "Timeout" not in later
 
 
+@pytest.mark.slow
 def test_a_plugin_that_crashes_the_interpreter_shows_where(site: Path) -> None:
     install(site, "toy-crash", "import os\n\nos.abort()\n")
     environment = {**os.environ, "PYTHONPATH": str(site)}

@@ -69,7 +69,7 @@ def test_a_plugins_runners_run_the_agent_with_keys_of_their_own(files: list[str]
         "toy", overrides=["runners.mark=here", "runners.n=1"], uses={"runners": "mine", "agent": "reader"}, files=files
     )
     assert (plan.runners.n, plan.as_dict()["runners"]["mark"], plan.as_dict()["runners"]["use"]) == (1, "here", "mine")
-    with Setup(plan).first_runner(trains=True) as pool:
+    with Setup(plan).runners(trains=True) as pool:
         pool.submit(Job(id="a", input={}, endpoint=Endpoint(base_url="http://127.0.0.1:9/v1", model="m")))
         assert drain(pool).outcome.answer == "here"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -112,6 +111,7 @@ def toy(model: ModelServer, toy_file: str, *words: str, steps: int = 3, report: 
     return ["train", "toy", "--plugin", toy_file, "--json", *own, *words]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)]
 )
@@ -135,6 +135,7 @@ def test_a_signal_to_all_of_a_run_lets_the_step_end(
     command.leaves_nothing()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay_s", [0.7, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.0, 1.5, 2.5))])
 def test_a_signal_while_a_run_starts_ends_it_with_a_message(
     model: ModelServer, toy_file: str, tmp_path: Path, start: Start, delay_s: float
@@ -293,6 +294,7 @@ def test_nothing_is_left_of_a_killed_run_whose_agents_start_processes_all_the_ti
     command.kill()
 
 
+@pytest.mark.slow
 def test_runners_that_cannot_be_forked_are_an_error(
     model: ModelServer, toy_file: str, tmp_path: Path, start: Start
 ) -> None:
@@ -350,25 +352,6 @@ def test_temporary_files_are_in_one_folder_and_only_those_of_dead_runs_are_remov
     assert scratch.sweep(tmp_path) == [folder]
 
 
-def test_a_lock_that_a_child_inherited_is_waited_for(tmp_path: Path) -> None:
-    """A process that is killed while it starts a child: the child holds the lock until it runs its own program."""
-    folder = tmp_path / "agentrig-dead"
-    folder.mkdir()
-    code = f"""
-import fcntl, json, os, socket, time
-file = os.open({str(folder / scratch.LOCK)!r}, os.O_RDWR | os.O_CREAT)
-fcntl.flock(file, fcntl.LOCK_EX)
-os.write(file, json.dumps({{"pid": os.getpid(), "host": socket.gethostname(), "since": "today"}}).encode())
-if os.fork():
-    os._exit(0)
-os.close(1)
-time.sleep(0.6)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE)
-    assert scratch.sweep(tmp_path) == [folder]
-    assert not folder.exists()
-
-
 def test_a_second_signal_says_how_to_resume() -> None:
     ended: list[Interrupted] = []
     signals = RunSignals(SimpleNamespace(begun=True, stopping=False, directory=Path("runs/a")), ended.append)
@@ -406,34 +389,3 @@ def register_tasks():
     assert "RuntimeError: it called os._exit(0)" in command.log.read_text()
     assert "ends_itself.py:" in command.log.read_text()
     assert "Traceback" not in command.log.read_text()
-
-
-def test_the_process_that_runners_are_forked_from_ends_with_the_run_while_it_still_imports(tmp_path: Path) -> None:
-    (tmp_path / "imports_long.py").write_text(
-        f"import pathlib, time\npathlib.Path({str(tmp_path)!r}, 'on').touch()\n"
-        "end = time.monotonic() + 60\nwhile time.monotonic() < end: pass\n"
-    )
-    script = (
-        "import time, multiprocessing as m\n"
-        "from multiprocessing import forkserver\nfrom agentrig.processes.confine import start_forkserver\n"
-        "m.set_forkserver_preload(['agentrig.processes.forkserver', 'imports_long'])\n"
-        "start_forkserver()\nprint(forkserver._forkserver._forkserver_pid, flush=True)\ntime.sleep(60)\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    ) as run:
-        assert run.stdout is not None
-        server = psutil.Process(int(run.stdout.readline()))
-        end = time.monotonic() + 60
-        while not (tmp_path / "on").exists() and time.monotonic() < end:
-            time.sleep(0.1)
-        run.kill()
-    try:
-        assert (tmp_path / "on").exists()
-        server.wait(20)
-    finally:
-        with contextlib.suppress(psutil.Error):
-            server.kill()

@@ -29,7 +29,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize(("signal_name", "closes"), [("resume", True), ("resume", False), ("kill", False)])
+@pytest.mark.parametrize(
+    ("signal_name", "closes"), [("resume", True), pytest.param("kill", False, marks=pytest.mark.slow)]
+)
 def test_a_killed_run_and_a_killed_guard_leave_no_runner(signal_name: str, closes: bool, toy_file: str) -> None:
     code = KILLED.format(file=toy_file, signal=signal_name, closes=closes)
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60)
@@ -54,6 +56,7 @@ pool.close()
 """
 
 
+@pytest.mark.slow
 def test_what_an_agent_prints_is_limited_and_its_last_words_are_shown(toy_file: str) -> None:
     done = subprocess.run([sys.executable, "-c", PRINTS.format(file=toy_file)], capture_output=True, text=True)
     assert 200_000 < len(done.stdout) <= 256_000  # of 2 MB

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agentrig.processes.servers import ServerError, ServerProcess
+from agentrig.processes.servers import ServerError, ServerProcess, cause_in
 
 
 def python(code: str, **settings: object) -> ServerProcess:
@@ -134,12 +134,64 @@ def test_a_missing_program_is_an_error_with_a_message():
         ServerProcess("the test server", ["/no/such/program"])
 
 
-def test_a_server_gets_the_given_environment_and_files():
+ECHO = """
+import os, sys
+from agentrig.processes.channel import Channel
+channel = Channel.inherited(int(sys.argv[1]))
+while True:
+    order, descriptor = channel.receive()
+    if "exit" in order:
+        sys.exit(order["exit"])
+    if "fork" in order and os.fork():
+        os.kill(os.getpid(), 9)
+    if "wait" not in order:
+        read = {} if descriptor is None else {"read": os.read(descriptor, 9).decode()}
+        channel.send(order | {"word": os.environ["WORD"]} | read)
+"""
+
+
+def asked(**first: object) -> ServerProcess:
+    return python(ECHO, environment={**os.environ, "WORD": "given"}, first=first)
+
+
+def test_a_server_gets_its_environment_and_answers_over_its_channel():
+    server = asked(a=1)
     read, write = os.pipe()
-    code = f"import os; os.write({write}, os.environ['WORD'].encode())"
-    server = python(code, environment={**os.environ, "WORD": "given"}, descriptors=[write])
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        assert pipe.read() == b"given"
-    server.wait(30)
-    server.stop()
+    os.write(write, b"shared")
+    try:
+        assert server.receive("start", 30) == {"a": 1, "word": "given"}
+        assert server.ask("read", {"b": "ü"}, 30, descriptor=read) == {"b": "ü", "word": "given", "read": "shared"}
+        with pytest.raises(ServerError, match=r"^the test server could not dance: it has no legs$"):
+            server.ask("dance", {"error": "it has no legs"}, 30)
+        assert server.ask("go on", {}, 30) == {"word": "given"}
+    finally:
+        server.stop()
+        os.close(read)
+        os.close(write)
+
+
+def test_a_server_that_does_not_answer_is_stopped_and_named():
+    server = asked(wait=True)
+    with pytest.raises(ServerError, match=r"^the test server did not start within 0 s"):
+        server.receive("start", 0.3)
+    assert server.exit_status == -signal.SIGKILL
+    with pytest.raises(ServerError, match=r"is stopped: it cannot dance"):
+        server.ask("dance", {}, 1)
+
+
+@pytest.mark.parametrize(("last", "status"), [({"exit": 3}, 3), ({"fork": True, "wait": True}, -9)])
+def test_a_server_that_dies_under_an_order_is_named_with_its_status(last: dict[str, object], status: int):
+    server = asked()
+    server.receive("start", 30)
+    with pytest.raises(ServerError, match=rf"the test server has died, asked to dance \(exit status {status}\)"):
+        server.ask("dance", last, 30)
+
+
+def test_the_cause_of_its_end_is_found_above_a_hint_at_it():
+    log = (
+        "(EngineCore pid=9) ERROR 11-22 10:00:00 [core.py:1135] ValueError: Free memory on device cuda:0 is less\n"
+        "(APIServer pid=8) Traceback (most recent call last):\n"
+        "(APIServer pid=8) RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    assert cause_in(log) == ": ValueError: Free memory on device cuda:0 is less"
+    assert cause_in("INFO all is well\n") == ""

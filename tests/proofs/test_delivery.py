@@ -17,8 +17,7 @@ from agentrig_agent_match import AgentMatch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.config import EmbeddedConfig
 from agentrig_grpo.server import transfer
-from agentrig_grpo.server.embedded import Embedded
-from agentrig_grpo.server.handle import LLMServer, ServerSettings
+from agentrig_grpo.server.handle import Embedded, LLMServer, ServerSettings
 from attrs import evolve
 from click.testing import CliRunner
 from delivery_faults import FAULTS, Fault
@@ -33,8 +32,7 @@ from agentrig.run.loop import Loop
 from agentrig.view.diagnosis import diagnose
 
 MODELS = tiny()
-QUICK = ("the swap is skipped, the version is not", "the adapter is merged twice", "the prefix cache is stale",
-         "the log-probabilities are shifted by a token")  # fmt: skip
+QUICK = ("the swap is skipped, the version is not", "the log-probabilities are shifted by a token")
 
 
 def saved(folder: Path, kind: str = "qwen2", **more: Any) -> Path:
@@ -64,7 +62,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "planted" / "sitecustomize.py").write_text(code, "utf-8")
         monkeypatch.setenv("PYTHONPATH", str(folder / "planted"), prepend=os.pathsep)
         return
-    for owner, name in ((LLMServer, "swap"), (checkpoint, "weights"), (transfer.Sender, "pack")):
+    for owner, name in ((LLMServer, "take"), (checkpoint, "weights"), (transfer.Sender, "pack")):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # put back after the test
     space: dict[str, Any] = {"evolve": evolve}
     exec(code, space)
@@ -111,7 +109,7 @@ HEALTHY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", quick_first(HEALTHY, ("adapters",)))
+@pytest.mark.parametrize("name", quick_first(HEALTHY, ()))
 def test_a_healthy_run_is_proven_at_each_transfer_and_raises_nothing(name: str, tmp_path: Path) -> None:
     shape, settings = HEALTHY[name]
     session = run(tmp_path / "run", saved(tmp_path, **shape), **settings)
@@ -183,13 +181,13 @@ def test_an_old_version_behind_a_balancer_is_named(
 def test_two_good_replicas_behind_one_address_raise_nothing(
     model: Path, replica: LLMServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = LLMServer.swap
+    real = LLMServer.take
 
     def both(self: LLMServer, weights: Any, version: int, **more: Any) -> None:
         for each in (self, replica):
             real(each, weights, version, **more)
 
-    monkeypatch.setattr(LLMServer, "swap", both)
+    monkeypatch.setattr(LLMServer, "take", both)
     session = run_behind(monkeypatch, tmp_path / "run", model, [Backend(replica.base_url, replica.api_key)])
     summary = session.delivery.summary()
     assert (summary["proofs"], summary["arrived"], summary["notes"]) == (3, 3, [])

@@ -102,6 +102,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk(toy_plan: MakePlan, small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     plan = toy_plan("algorithm.steps=4", f"run.directory={small_disk}", "algorithm.report=false", "run.block=[]")
     filler = small_disk / "filler"

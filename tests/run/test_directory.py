@@ -47,27 +47,6 @@ def test_files_are_written_atomically(run: RunDirectory, monkeypatch: pytest.Mon
     assert (run.path / "a.json").read_text() == "first"
 
 
-def test_metrics_survive_a_line_cut_short(run: RunDirectory) -> None:
-    for step in (1, 2):
-        run.append_metrics({"step": step})
-    with (run.path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 3, "rew')
-    assert [line["step"] for line in run.metrics()] == [1, 2]
-    assert RunDirectory(run.path.parent / "empty").metrics() == []
-
-
-def test_a_rewind_removes_later_steps(run: RunDirectory) -> None:
-    for step in (1, 2, 3):
-        run.append_metrics({"step": step})
-        run.write_rollouts([rollout()], mode="train", step=step)
-    run.write_rollouts([rollout()], mode="report", step=0)
-    assert [line["step"] for line in run.rewind(2)] == [1, 2]
-    assert [line["step"] for line in run.metrics()] == [1, 2]
-    assert sorted(f.stem for f in (run.path / "rollouts").iterdir()) == ["report-00000", "train-00001", "train-00002"]
-    run.append_metrics({"step": 3})
-    assert [line["step"] for line in run.metrics()] == [1, 2, 3]
-
-
 def test_the_latest_two_checkpoints_and_the_kept_ones_stay(run: RunDirectory) -> None:
     for step in range(1, 7):
         run.save_checkpoint(step, write(str(step)), keep=step == 2)
@@ -102,16 +81,6 @@ def test_a_checkpoint_may_be_saved_again(run: RunDirectory) -> None:
     assert path is not None
     assert (path / "model").read_text() == "second"
     assert sorted(c.name for c in (run.path / "checkpoints").iterdir()) == ["latest", "step-00003"]
-
-
-def test_without_the_latest_the_newest_complete_checkpoint_counts(run: RunDirectory) -> None:
-    assert run.latest_checkpoint() == (None, 0)
-    for step in (1, 2):
-        run.save_checkpoint(step, write(str(step)), keep=False)
-    shutil.rmtree(run.path / "checkpoints" / "step-00002")
-    assert run.latest_checkpoint() == (run.path / "checkpoints" / "step-00001", 1)
-    (run.path / "checkpoints" / "latest").unlink()
-    assert run.latest_checkpoint()[1] == 1
 
 
 def test_rollout_files_can_be_read_by_pandas_and_have_no_private_data(run: RunDirectory) -> None:

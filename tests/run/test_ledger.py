@@ -32,7 +32,8 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("adapter", "reason"), [("agent-match", "unmatched-node"), ("toy-match", "left-out-by-adapter")]
+    ("adapter", "reason"),
+    [("agent-match", "unmatched-node"), pytest.param("toy-match", "left-out-by-adapter", marks=pytest.mark.slow)],
 )
 def test_every_call_of_an_agent_with_two_nodes_is_counted_once(
     model: ModelServer, tmp_path: Path, toy_file: str, monkeypatch: pytest.MonkeyPatch, adapter: str, reason: str
@@ -69,6 +70,7 @@ def test_every_call_of_an_agent_with_two_nodes_is_counted_once(
     assert sum(calls for _, _, calls, _, _ in rows(read_run(run))) == 136
 
 
+@pytest.mark.slow
 def test_a_resumed_run_sums_over_all_its_steps(
     model: ModelServer, toy_plan: Callable[..., Any], tmp_path: Path
 ) -> None:

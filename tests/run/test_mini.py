@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -114,12 +113,6 @@ def test_the_checkpoint_is_a_model_that_transformers_loads_and_eval_measures(fin
     assert found["ci95"][0] <= found["accuracy"] <= found["ci95"][1]
 
 
-def test_dev_shows_the_spans_of_the_embedded_model() -> None:
-    text = in_this_process("dev", "mini", "--limit", "1").stdout
-    for word in ("write_query", "execute_query", "check_query", "SELECT"):
-        assert word in text
-
-
 @pytest.mark.slow
 def test_ctrl_c_keeps_a_checkpoint_and_the_run_resumes(tmp_path: Path) -> None:
     words = command("train", "mini", "algorithm.steps=4", "run.name=c", *TINY)
@@ -144,39 +137,6 @@ def test_ctrl_c_keeps_a_checkpoint_and_the_run_resumes(tmp_path: Path) -> None:
     assert summary["steps"] == 4
     assert summary["accuracy"]["before"] == before
     assert summary["accuracy"]["after"] is not None
-
-
-@pytest.mark.slow  # tests/run/test_servers.py kills a run whose server is another
-def test_nothing_is_left_running_after_a_kill(tmp_path: Path) -> None:
-    words = command("train", "mini", "algorithm.steps=50", "run.name=k", *TINY)
-    log = (tmp_path / "log").open("w")
-    process = subprocess.Popen(words, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
-    run = tmp_path / "runs" / "k"
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline and not (run / "checkpoints/latest").exists():
-        assert process.poll() is None, (tmp_path / "log").read_text()
-        time.sleep(0.1)
-    process.kill()
-    process.wait()
-    log.close()
-    deadline = time.monotonic() + 20
-    while (left := children_of_session(process.pid)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert left == []
-
-
-def children_of_session(session: int) -> list[int]:
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
 
 
 @pytest.mark.slow

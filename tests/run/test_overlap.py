@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from audited_runs import PLUGIN, USES
 from click.testing import CliRunner
 
 from agentrig.cli import main
@@ -22,39 +23,12 @@ from agentrig.run.training import train
 
 pytestmark = pytest.mark.slow  # two runs; tests/run/test_session.py lets rollouts run ahead in the default run
 
-PLUGIN = """
+NOTES = """
 import json
-import os
 import threading
 from pathlib import Path
 
-import agentrig
-import httpx
-from agentrig import AgentSpec, RewardSpec, Score, Task, TasksSpec, hookimpl
-
 HERE = Path(__file__).parent
-
-
-class Words:
-    splits = ("train", "dev", "test")
-    roles = {"train": "train", "validation": "dev", "report": "test"}
-
-    def load(self, split):
-        return [Task(id=f"{split}-{i}", input={"text": "count the tables " * i}) for i in range(1, 6)]
-
-
-def agent(given, endpoint):
-    body = {"model": endpoint.model, "messages": [{"role": "user", "content": given["text"]}], **endpoint.sampling}
-    headers = {"Authorization": f"Bearer {endpoint.api_key}", **endpoint.headers}
-    with agentrig.span("speak"):
-        reply = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, headers=headers, timeout=60)
-        reply.raise_for_status()
-    return reply.json()["choices"][0]["message"]["content"]
-
-
-def letters(task, outcome, budget_s):
-    text = str(outcome.answer)
-    return Score.ok(sum("a" <= c <= "m" for c in text) / max(len(text), 1))
 
 
 def note(*what):
@@ -75,21 +49,6 @@ def on_rollout_end(rollout):
 @hookimpl
 def on_step_end(event):
     note("step", "", event.step, None)
-
-
-@hookimpl
-def register_tasks():
-    yield TasksSpec(name="words", summary="A few words.", build=lambda config: Words())
-
-
-@hookimpl
-def register_agents():
-    yield AgentSpec(name="speaker", summary="Makes one call.", build=lambda config: agent)
-
-
-@hookimpl
-def register_rewards():
-    yield RewardSpec(name="letters", summary="The share of letters a to m.", build=lambda config: letters)
 """
 
 SETTINGS = (
@@ -99,23 +58,23 @@ SETTINGS = (
     "algorithm.ppo_epochs=2", "algorithm.mini_batches=2", "hardware.threads=1", "runners.n=1", "run.report_tasks=1",
     "run.validation_tasks=2",
 )  # fmt: skip
-USES = {"tasks": "words", "agent": "speaker", "reward": "letters", "adapter": "agent-match", "algorithm": "grpo"}
 
 
 def plan_in(folder: Path) -> Plan:
     own = [f"run.directory={folder}", "run.name=run"]
     file = str(folder / "speaker.py")
-    return resolve(None, overrides=[*own, *SETTINGS], uses={**USES, "hardware": "cpu"}, files=[file])
+    return resolve(None, overrides=[*own, *SETTINGS], uses=USES, files=[file])
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Killed in step 3 while rollouts of step 4 ran; resumed; interrupted in step 4 while those of step 5 ran."""
     folder = tmp_path_factory.mktemp("overlap")
-    (folder / "speaker.py").write_text(PLUGIN)
+    (folder / "speaker.py").write_text(PLUGIN + NOTES)
     (folder / "signal-train-4").write_text(str(int(signal.SIGKILL)))
     words = [sys.executable, __file__, str(folder)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=280)
+    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
+    done = subprocess.run(words, env=path, capture_output=True, text=True, timeout=280)
     assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
     with (folder / "told").open("a") as file:
         file.write('["", "killed", "", 0, null]\n')

@@ -196,6 +196,7 @@ def test_a_run_whose_server_dies_names_it(server: str, place: Place) -> None:
     assert serving(server) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("place")
 def test_the_file_server_passes_the_kit() -> None:
     report = check("server", "file-server")

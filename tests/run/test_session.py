@@ -217,6 +217,7 @@ def test_an_interrupted_run_keeps_a_checkpoint_and_resumes(
     assert manifest["warnings"] == []
 
 
+@pytest.mark.slow
 def test_a_resumed_run_may_be_longer_and_says_so(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
     small = ["algorithm.report=false", "run.validation_tasks=1"]
     train(toy_plan("algorithm.steps=1", *small))
@@ -228,6 +229,7 @@ def test_a_resumed_run_may_be_longer_and_says_so(model: ModelServer, toy_plan: M
     assert "steps = 2" in (run / "config.toml").read_text()
 
 
+@pytest.mark.slow
 def test_an_extended_run_drops_its_former_end(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
     train(toy_plan("algorithm.steps=1", "algorithm.wait_s=0.2", "run.validation_tasks=1"))
     run = tmp_path / "runs" / "toy"
@@ -260,6 +262,7 @@ def test_an_extended_run_drops_its_former_end(model: ModelServer, toy_plan: Make
     assert resume_plan(run).configs["algorithm"].steps == 4  # the failed start has changed nothing
 
 
+@pytest.mark.slow
 def test_the_first_validation_of_a_resumed_run_is_not_its_start(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path
 ) -> None:
@@ -274,6 +277,7 @@ def test_the_first_validation_of_a_resumed_run_is_not_its_start(
     assert json.loads((run / "summary.json").read_text())["validation_before"] == start
 
 
+@pytest.mark.slow
 def test_a_run_whose_report_cannot_be_built_ends_normally_with_a_warning(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -291,6 +295,7 @@ def test_a_run_whose_report_cannot_be_built_ends_normally_with_a_warning(
     assert "report.html" in said
 
 
+@pytest.mark.slow
 def test_observers_get_the_start_once_with_or_without_planned_steps(model: ModelServer, toy_plan: MakePlan) -> None:
     for report in ("true", "false"):
         small = ["run.validation_tasks=1", "run.report_tasks=1", f"algorithm.report={report}", f"run.name=r-{report}"]
@@ -402,6 +407,7 @@ def test_rollouts_that_run_ahead_stay_alone_and_end_with_the_run(model: ModelSer
     assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_ends_immediately_whatever_the_agents_do(
     model: ModelServer, tmp_path: Path, toy_file: str
 ) -> None:
@@ -433,6 +439,7 @@ def test_a_second_interrupt_ends_immediately_whatever_the_agents_do(
     assert error["error"] == "KeyboardInterrupt"
 
 
+@pytest.mark.slow
 def test_lone_surrogates_and_unserializable_details_do_not_end_a_run(toy_plan: MakePlan, tmp_path: Path) -> None:
     """A lone surrogate, which UTF-8 cannot encode, in answers, messages, spans and a score's details."""
     import pandas as pd
@@ -455,6 +462,14 @@ def test_lone_surrogates_and_unserializable_details_do_not_end_a_run(toy_plan: M
     assert "{'half': '\ufffd'}" in details
     assert any("('a', 1)" in d for d in details)  # values other than JSON are described
     assert "half" in (tmp_path / "runs" / "toy" / "report.html").read_text("utf-8")
+
+
+def test_an_agent_that_cannot_be_built_leaves_no_run_directory(toy_plan: MakePlan, tmp_path: Path) -> None:
+    named: list[Path] = []
+    with pytest.raises(AgentrigError, match=r"the agent toy-broken cannot be built: RuntimeError: its prompts"):
+        train(toy_plan("agent.how=raise", agent="toy-broken"), starting=named.append)
+    assert named == [tmp_path / "runs" / "toy"]
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_an_extreme_reward_is_a_failure_of_the_reward(toy_plan: MakePlan) -> None:
@@ -481,6 +496,7 @@ def test_rollouts_of_a_server_without_the_weights_do_not_count(
     assert not (tmp_path / "runs" / "toy" / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 4])
 def test_rollouts_one_at_a_time_wait_for_the_proof_and_others_do_not(
     model: ModelServer, toy_plan: MakePlan, monkeypatch: pytest.MonkeyPatch, threads: int

@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 
-@pytest.mark.parametrize("limit", [120, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("limit", [40, pytest.param(0, marks=pytest.mark.slow)])
 def test_accuracy_equals_the_rewards_own(
     limit: int, spider_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,6 +138,7 @@ def test_the_error_of_an_incomplete_task_set_says_what_to_write(own: Callable[..
     assert said in str(caught.value)
 
 
+@pytest.mark.slow
 def test_every_command_checks_the_rows(own: Callable[..., Plan], tmp_path: Path, toy_file: str) -> None:
     own("return [row(0), row(0)]", split="dev")
     words = ["toy", "--plugin", toy_file, "--plugin", str(tmp_path / "my_tasks.py"), "--tasks", "own"]

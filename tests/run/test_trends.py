@@ -178,6 +178,7 @@ def resumed_after(make: MakePlan, step: int, *setting: str) -> dict[str, Any]:
     return train(resume_plan(run, overrides=["algorithm.cut_after=0"]), resume=run)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_tolerates_a_step_of_equal_rewards(model: ModelServer, toy_plan: MakePlan) -> None:
     setting = ["algorithm.steps=4", tasks_of(MIXED, WRONG, WRONG, MIXED), *SMALL]
     assert resumed_after(toy_plan, 1, *setting)["steps"] == 4
@@ -186,10 +187,8 @@ def test_a_resumed_run_tolerates_a_step_of_equal_rewards(model: ModelServer, toy
 @pytest.mark.parametrize(
     ("steps", "more", "said"),
     [
-        ((WRONG,) * 4, [], "step 6: all 12 rollouts got the reward 0"),
-        ((("alternate",) * 2,) * 4, ["algorithm.change=0.0"], "steps 1 and 2 changed no weight"),
+        pytest.param((WRONG,) * 4, [], "step 6: all 12 rollouts got the reward 0", marks=pytest.mark.slow),
         ((MIXED,) * 4, ["algorithm.figures.grad_norm=nan"], "steps 1 and 2: grad_norm nan"),
-        ((MIXED,) * 4, ["algorithm.figures.grad_norm=inf"], "steps 1 and 2: grad_norm inf"),
     ],
 )
 def test_a_resumed_run_stops_where_an_uninterrupted_one_does(
@@ -202,7 +201,7 @@ def test_a_resumed_run_stops_where_an_uninterrupted_one_does(
         resumed_after(toy_plan, 3 if "step 6" in said else 1, *setting)
 
 
-@pytest.mark.parametrize(("reward", "said"), [("reward.right=0", "All wrong"), ("reward.wrong=1", "All correct")])
+@pytest.mark.parametrize(("reward", "said"), [("reward.right=0", "All wrong")])
 def test_a_run_that_was_too_short_for_its_guards_does_not_end_well(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path, reward: str, said: str
 ) -> None:
@@ -211,6 +210,7 @@ def test_a_run_that_was_too_short_for_its_guards_does_not_end_well(
     assert json.loads((tmp_path / "runs" / "toy" / "summary.json").read_text())["complete"] is False
 
 
+@pytest.mark.slow
 def test_a_run_that_has_solved_its_tasks_ends_normally(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -133,6 +133,7 @@ def test_the_agent_itself_makes_the_prompts(colors: Callable[..., Plan], monkeyp
         assert turn.reply == Reply(content=task.private["gold"])
 
 
+@pytest.mark.slow
 def test_mistakes_are_named(colors: Callable[..., Plan], toy_plan: Callable[..., Plan], tmp_path: Path) -> None:
     labels = choose_labels(colors(), 2, seed=0).tasks
     with pytest.raises(ConfigError, match="agent silent ended 2 rollouts without a call to its endpoint"):
@@ -154,7 +155,7 @@ def measured(values: list[float], accuracy: float | None) -> Evaluation:
 
     rollouts: Any = [SimpleNamespace(value=v) for v in values]
     return Evaluation(
-        accuracy=accuracy, ci95=None, reward=None, n=len(values), failures={"deadline": 2}, wall_s=1.0,
+        accuracy=accuracy, ci95=None, reward=None, n=len(values), failures={"deadline": 2}, wall_s=1.0, turns={},
         rollouts_per_s=1.0, slices={}, wrong={}, rollouts=rollouts, reasons={"deadline": "no answer after 9 s"},
     )  # fmt: skip
 
@@ -209,6 +210,7 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
 # --- the command ---
 
 
+@pytest.mark.slow
 def test_the_command_makes_a_model_and_says_that_it_starts_at_zero(tmp_path: Path) -> None:
     """Two steps at a rate of nearly zero leave random weights: the model's check finds it."""
     words = ["warmup", "colors", "--plugin", FILE, "--labels", "4", "--passes", "2", "--lr", "1e-9", "--until", "0.3"]

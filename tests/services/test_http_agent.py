@@ -281,6 +281,7 @@ def test_a_service_that_is_down_is_a_typed_failure_and_one_that_comes_up_is_used
     assert "for 0.5 s (agent.restart_s)" in outcome.message
 
 
+@pytest.mark.slow
 def test_a_service_that_restarts_loses_no_rollout(caplog: pytest.LogCaptureFixture) -> None:
     """It is away for longer than the agent has time for a rollout: waiting for it does not count."""
     with serving(Service(says({"answer": 1}))) as first:
@@ -408,6 +409,7 @@ def test_the_doctor_reads_the_status(
     assert (finding.result, words in finding.cure) == (result, True)
 
 
+@pytest.mark.slow
 def test_the_seconds_of_a_connection_are_connect_s() -> None:
     """A machine that takes no connection and refuses none holds a rollout up for `connect_s` seconds."""
     with socket.socket() as full:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from agentrig_agent_match import AgentMatch
 from agentrig_grpo import algorithm, checkpoint, learner
+from agentrig_grpo.loss_inputs import LossInputs
 from agentrig_grpo.masters import Masters
-from agentrig_grpo.tables import Table
 from audit_faults import Fault
 from proof_runs import tiny
 
@@ -31,8 +31,8 @@ from agentrig import AgentSpec, RewardSpec, Score, Task, TasksSpec, hookimpl
 
 
 class Words:
-    splits = ("train", "test")
-    roles = {"train": "train", "report": "test"}
+    splits = ("train", "dev", "test")
+    roles = {"train": "train", "validation": "dev", "report": "test"}
 
     def load(self, split):
         words = ("count the names", "select a name", "order by the name", "where is the answer", "the question", "and")
@@ -117,7 +117,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         learner: ("sample_weights", "tokens_in_loss", "build", "learning_rate", "optimizer_of", "token_losses"),
         learner.Learner: ("_batches", "_reference_logprobs"),
         Masters: ("refresh",),
-        Table: ("look_up",),
+        LossInputs: ("look_up",),
         torch.nn.utils: ("clip_grad_norm_",),
         RolloutEngine: ("run",),
         session.RunSession: ("report", "summary"),

@@ -75,8 +75,8 @@ FAULTS: Mapping[str, Fault] = {
         where="run",
         code="""
 from agentrig_grpo.server.handle import LLMServer
-real = LLMServer.swap
-LLMServer.swap = lambda self, weights, version, **more: real(self, weights, version, **more) if not version else None
+real = LLMServer.take
+LLMServer.take = lambda self, weights, version, **more: real(self, weights, version, **more) if not version else None
 """,
         names=r"answers with the weights of version 0; the learner's are version 1\n.*" + STILL,
     ),
@@ -88,16 +88,6 @@ from agentrig_grpo.server.decoder import LlamaDecoder
 LlamaDecoder.load = lambda self, state: None
 """,
         names=STILL,
-    ),
-    "the swap is skipped after a tiny step": Fault(
-        stage="transfer",
-        where="server",
-        code="""
-from agentrig_grpo.server.decoder import LlamaDecoder
-LlamaDecoder.load = lambda self, state: None
-""",
-        names=STILL,
-        settings={"lr": 1e-7},
     ),
     "the previous step's weights are sent": Fault(
         stage="transfer",
@@ -111,20 +101,6 @@ LlamaDecoder.load = lambda self, state: None
         code=FILL.format(body='if start or ".layers.1." not in name: place.copy_(state[name])'),
         names=r"tensors differ from the learner's: model\.layers\.1\.",
     ),
-    "the norms are not sent": Fault(
-        stage="transfer",
-        where="server",
-        code=FILL.format(body='if start or "norm" not in name: place.copy_(state[name])'),
-        names=r"tensors differ from the learner's: model\.layers\.0\.input_layernorm\.weight",
-    ),
-    "a square tensor is transposed": Fault(
-        stage="transfer",
-        where="server",
-        code=FILL.format(
-            body='place.copy_(state[name].T if not start and "0.self_attn.o_proj" in name else state[name])'
-        ),
-        names=NAMED.format(r"model\.layers\.0\.self_attn\.o_proj\.weight"),
-    ),
     "two layers' tensors are exchanged": Fault(
         stage="transfer",
         where="server",
@@ -136,12 +112,6 @@ LlamaDecoder.load = lambda self, state: None
         ),
         names=r"tensors are exchanged: model\.layers\.0\.mlp\.up_proj\.weight holds model\.layers\.1\.mlp\.up_proj",
     ),
-    "the swap stops half-way": Fault(
-        stage="transfer",
-        where="server",
-        code=FILL.format(body='if start or name < "model.layers.1": place.copy_(state[name])'),
-        names=r"tensors differ from the learner's: model\.layers\.1\.",
-    ),
     "the weights are cut to bf16": Fault(
         stage="transfer",
         where="run",
@@ -152,15 +122,6 @@ real = transfer.Sender.pack
 transfer.Sender.pack = lambda self, found: real(self, {n: t.to(torch.bfloat16).float() for n, t in found.items()})
 """,
         names=r"\d+ of \d+ tensors differ",
-    ),
-    "one tensor is cut to fp8": Fault(
-        stage="transfer",
-        where="server",
-        code=FILL.format(
-            body='cut = not start and name == "model.layers.1.mlp.down_proj.weight"\n'
-            "        place.copy_(state[name].to(torch.float8_e4m3fn).float() if cut else state[name])"
-        ),
-        names=NAMED.format(r"model\.layers\.1\.mlp\.down_proj\.weight"),
     ),
     "the output layer keeps the old tied embedding": Fault(
         stage="transfer",
@@ -180,22 +141,6 @@ LlamaDecoder._allocate, LlamaDecoder._logits = allocate, logits
 """,
         names=r"the probe's \d+ log-probabilities differ from the learner's by up to",
     ),
-    "an adapter of the previous step is sent": Fault(
-        stage="transfer",
-        where="run",
-        code=MERGED.format(body="kept.append(dict(found)); found = kept[-2] if len(kept) > 1 else found"),
-        names=STILL,
-        settings=LORA,
-    ),
-    "the adapter is scaled by alpha alone": Fault(
-        stage="transfer",
-        where="run",
-        code=MERGED.format(
-            body='found |= {n + ".weight": w + 4 * (found[n + ".weight"] - w) for n, w in plain.items()}'
-        ),
-        names=r"tensors differ from the learner's: model\.layers\.0\.self_attn\.q_proj\.weight",
-        settings=LORA,
-    ),
     "the adapter is merged twice": Fault(
         stage="transfer",
         where="run",
@@ -203,20 +148,6 @@ LlamaDecoder._allocate, LlamaDecoder._logits = allocate, logits
             body='found |= {n + ".weight": w + 2 * (found[n + ".weight"] - w) for n, w in plain.items()}'
         ),
         names=r"tensors differ from the learner's: model\.layers\.0\.self_attn\.q_proj\.weight",
-        settings=LORA,
-    ),
-    "no adapter is merged": Fault(
-        stage="transfer",
-        where="run",
-        code=MERGED.format(body='found |= {n + ".weight": w for n, w in plain.items()}'),
-        names=r"tensors differ from the learner's: model\.layers\.0\.self_attn\.q_proj\.weight",
-        settings=LORA,
-    ),
-    "the adapter of one layer is left out": Fault(
-        stage="transfer",
-        where="run",
-        code=MERGED.format(body='n = "model.layers.1.mlp.gate_proj"; found[n + ".weight"] = plain[n]'),
-        names=NAMED.format(r"model\.layers\.1\.mlp\.gate_proj\.weight"),
         settings=LORA,
     ),
     # --- sampling ---
@@ -262,19 +193,6 @@ engine.sample = sample
         names=CALLS,
         settings={"top_p": 0.5},
     ),
-    "log-probabilities are another token's": Fault(
-        stage="sampling",
-        where="server",
-        code="""
-from agentrig_grpo.server import engine
-real = engine.sample
-def sample(logits, settings, uniforms, *more):
-    tokens, logp = real(logits, settings, uniforms, *more)
-    return tokens, logp.roll(1, -1)
-engine.sample = sample
-""",
-        names=r"the tokens that it samples after the probe have log-probabilities that differ",
-    ),
     "positions are off by one after the prompt": Fault(
         stage="sampling",
         where="server",
@@ -291,16 +209,6 @@ def step(self, tokens):
 LlamaDecoder.step = step
 """,
         names=r"the tokens that it samples after the probe have log-probabilities that differ",
-    ),
-    "the rotary angles are another model's": Fault(
-        stage="sampling",
-        where="server",
-        code="""
-from agentrig_grpo.server import decoder
-real = decoder._rotary
-decoder._rotary = lambda config, length, dim: tuple(t.roll(-3, 0) ** 3 for t in real(config, length, dim))
-""",
-        names=r"the probe's \d+ log-probabilities differ from the learner's",
     ),
     "rows of a batch are mixed up": Fault(
         stage="sampling",
@@ -332,40 +240,10 @@ LlamaDecoder.append = append
         code="CHANGE = lambda t: evolve(t, logprobs=(*t.logprobs[1:], t.logprobs[0]))",
         names=CALLS,
     ),
-    "the prompt is another call's": Fault(
-        stage="adapting",
-        where="run",
-        code="""
-before = []
-def CHANGE(t):
-    before.append(t.prompt_ids)
-    others = [p for p in before if p != t.prompt_ids]
-    return evolve(t, prompt_ids=others[0] if others else t.prompt_ids)
-""",
-        names=CALLS,
-    ),
-    "the log-probabilities are another call's": Fault(
-        stage="adapting",
-        where="run",
-        code="""
-before = []
-def CHANGE(t):
-    before.append(t.logprobs)
-    same = [p for p in before[:-1] if len(p) == len(t.logprobs)]
-    return evolve(t, logprobs=same[-1] if same else t.logprobs)
-""",
-        names=CALLS,
-    ),
     "an end-of-text token is added": Fault(
         stage="adapting",
         where="run",
         code="CHANGE = lambda t: evolve(t, response_ids=(*t.response_ids, 1), logprobs=(*t.logprobs, 0.0))",
-        names=CALLS,
-    ),
-    "a system prompt is added": Fault(
-        stage="adapting",
-        where="run",
-        code="CHANGE = lambda t: evolve(t, prompt_ids=(2, 40, 41, 1, *t.prompt_ids))",
         names=CALLS,
     ),
 }

@@ -18,7 +18,7 @@ import httpx
 from agentrig_agent_match import AgentMatch, AgentMatchConfig
 from agentrig_grpo.algorithm import Grpo
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
-from agentrig_grpo.server.embedded import Embedded
+from agentrig_grpo.server.handle import Embedded
 
 from agentrig import Outcome, Score, Task, Trace
 from agentrig.algorithms import Measurement

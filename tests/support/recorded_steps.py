@@ -18,7 +18,7 @@ import torch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.algorithm import Grpo
 from agentrig_grpo.config import GrpoConfig
-from agentrig_grpo.learner import Learner
+from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.naming import model_directory
 
 from agentrig import Endpoint, Outcome, Score, Span, Task, Trace
@@ -133,3 +133,26 @@ def run_steps(session: RunSession, *, steps: int = 2, credit: Any = None, **sett
         metrics = learner.update(samples, step=step)
         session.end_step(step, metrics=metrics, time_s={}, calls=[*loop._entries(samples), *left_out])
     return session.lines
+
+
+def sampled_by(model: Any, step: int) -> list[TrainSample]:
+    """Return twelve calls as a server with the model's weights samples them."""
+    rng = random.Random(step)
+    made = []
+    for i in range(12):
+        prompt = [5 + i // 4, *range(7, 19)]
+        response = [rng.randrange(5, 300) for _ in range(2 + i % 5)]
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1].float()
+        found = torch.log_softmax(logits, -1).gather(1, torch.tensor(response)[:, None])[:, 0]
+        made.append(
+            TrainSample(
+                prompt_ids=prompt,
+                response_ids=response,
+                logprobs=found.tolist(),
+                advantage=rng.uniform(-1, 1),
+                rollout=i,
+                group=f"g{i // 4}",
+            )
+        )
+    return made

@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTIONS = {"agentrig", *(folder.name for folder in ROOT.glob("plugins/agentrig-*"))}
 
 MODULES = (
-    "tasks", "agents", "endpoints", "rewards", "traces", "adapters", "rollouts", "algorithms", "servers", "pools",
-    "demonstrations",
+    "tasks", "agents", "endpoints", "rewards", "traces", "adapters", "rollouts", "algorithms", "learners",
+    "credit", "servers", "pools", "demonstrations",
     "ledger", "observers", "findings", "hardware.contract", "hardware.memory", "figures", "settings", "secrets",
     "errors", "plugins.specs", "plugins.hookspecs", "plan",
 )  # fmt: skip

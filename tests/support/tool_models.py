@@ -143,7 +143,7 @@ def make(directory: Path) -> ToolModels:
         tie_word_embeddings=True,
     )
     model = new_model(config, plain, seed=0)
-    fine_tune(model, plain, examples, epochs=90, lr=1e-2, tokens_per_batch=1024, log=None)
+    fine_tune(model, examples, epochs=90, lr=1e-2, tokens_per_batch=1024, log=None)
     checkpoint.save(model, tokenizers["hermes"], directory)
     return ToolModels(directory, tokenizers)
 

@@ -126,6 +126,10 @@ def misbehave(do, task_input):
     if do == "closes-and-opens":  # files get the numbers
         for _ in range(3, 256):
             os.open(Path(task_input["marker"]) / "file", os.O_CREAT | os.O_RDWR)
+    if do == "writes-everywhere":
+        for number in range(3, 256):
+            with suppress(OSError):
+                os.write(number, b"\xff no message of anyone\n")
     if do == "stops":
         os.kill(os.getpid(), signal.SIGSTOP)
     if do == "prints":
@@ -248,13 +252,13 @@ def toy_agent(task_input, endpoint):
     misbehave(do, task_input)
     if do == "touches":
         return noted(Touches(task_input["marker"]))
-    if do.startswith("writes"):
+    if do.startswith("writes-") and do != "writes-everywhere":
         return write_to_run(HOSTILE[do.removeprefix("writes-")])
     if do == "plain":
         return (noted({**PLAIN, "nan": [math.nan, math.inf, -math.inf]}), PLAIN)
     if do in ODD_ANSWERS:
         return ODD_ANSWERS[do]()
-    if do == "no-call" or do.startswith("closes"):
+    if do in ("no-call", "writes-everywhere") or do.startswith("closes"):
         return "odd"
     if do == "even":
         return "even"
@@ -327,6 +331,7 @@ class RewardConfig:
     says: bool = setting(False, help="say itself what is correct")
     invalid: bool = setting(False, help="judge nothing")
     odd: bool = setting(False, help="add details to the score that no file can store")
+    calls: bool = setting(False, help="value two calls: half, and none")
     spin: bool = setting(False, help="keep the interpreter for 25 s for the answer `spin`, whatever is raised")
 
 
@@ -350,6 +355,8 @@ class ToyReward:
             ring = {"half": "\ud800", ("a", 1): {3}}
             ring["ring"] = ring
             return Score(status="ok", value=float(right), details=[{"half": "\ud800"}, ring][task.id[-1] in "02468"])
+        if self.config.calls:
+            return Score(status="ok", value=float(right), calls=[0.5, None])
         value = self.config.right if right else self.config.wrong
         return Score.ok(value, correct=right if self.config.says else None, parity=float(right))
 

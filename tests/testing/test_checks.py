@@ -159,6 +159,7 @@ def test_reward(check):
 """
 
 
+@pytest.mark.slow
 def test_pytest_shows_the_message_of_a_failed_check_and_no_line_of_the_kit(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(FAILING)
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "test_it.py"]

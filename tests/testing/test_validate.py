@@ -130,6 +130,7 @@ def test_an_unchanged_client_passes_what_the_tap_adds(unchanged: str, name: str)
     assert "3 passed" in result.output
 
 
+@pytest.mark.slow
 def test_another_api_needs_the_gateway_and_validate_has_it(unchanged: str) -> None:
     words = (f"{unchanged}:claude", "--tasks", f"{FILE}:sums", "--limit", "2", "--only", "agent.sampling")
     without = validate(*words, "--only", "agent.calls-endpoint")
@@ -151,6 +152,7 @@ def test_an_agent_without_tasks_is_asked_for_them_at_once(unchanged: str) -> Non
     assert "--tasks NAME, or --tasks FILE.py:NAME" in result.stderr
 
 
+@pytest.mark.slow
 def test_names_are_looked_up_in_files_given_as_plugins(unchanged: str) -> None:
     result = validate("chat", "--plugin", unchanged, "--plugin", FILE, "--tasks", "sums", "--only", "agent.starts")
     assert result.exit_code == 0, result.output
@@ -226,6 +228,7 @@ def register_rewards():
 """
 
 
+@pytest.mark.slow
 def test_a_trial_plays_what_the_demonstrator_says_calls_of_tools_included(tmp_path: Path) -> None:
     """The gold as text would never use the tools: such an agent's right answers earned nothing."""
     (tmp_path / "sums.py").write_text(TOOLS)
@@ -273,6 +276,7 @@ def register_agents():
 """
 
 
+@pytest.mark.slow
 def test_how_libraries_end_on_odd_replies_is_a_fact_and_no_fault(tmp_path: Path) -> None:
     (tmp_path / "picky.py").write_text(PICKY)
 

@@ -56,6 +56,7 @@ def test_a_trial_with_a_real_model(server: ScriptedServer) -> None:
     assert trial["response_tokens_per_rollout"] == 3.0
 
 
+@pytest.mark.slow
 def test_a_server_without_token_ids_shows_scores_and_costs_only(server: ScriptedServer) -> None:
     server.script = Reply(text="104", token_ids=False)
     result = validate(server.url)
@@ -69,6 +70,7 @@ def test_a_server_without_token_ids_shows_scores_and_costs_only(server: Scripted
     assert all("return_token_ids" not in r.body for r in server.requests[1:]), "asked once, not in each call"
 
 
+@pytest.mark.slow
 def test_a_server_that_fails_each_call_is_red(server: ScriptedServer) -> None:
     server.script = Reply(status=503, text="no room for this model")
     result = validate(server.url)

@@ -140,6 +140,7 @@ def test_dev_and_train_report_missed_calls(
         train(plan)
 
 
+@pytest.mark.slow
 def test_a_run_that_misses_some_of_its_calls_is_warned(
     model: ModelServer,
     tmp_path: Path,

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from typing import Any, TypedDict
 
 import httpx
@@ -257,25 +256,6 @@ def test_a_span_outside_of_a_rollout_does_nothing() -> None:
         assert current() is None
 
 
-def test_threads_that_copy_the_context_are_recorded(model: ModelServer, client: Any) -> None:
-    def ask() -> None:
-        client.chat.completions.create(model="m", messages=MESSAGES)
-
-    async def many() -> None:
-        await asyncio.gather(*(asyncio.to_thread(ask) for _ in range(3)))
-
-    def agent() -> None:
-        with agentrig.span("plan"):
-            context = copy_context()
-            thread = threading.Thread(target=context.run, args=(ask,))
-            thread.start()
-            thread.join()
-            asyncio.run(many())
-
-    trace = record(agent)
-    assert [trace.nodes(c) for c in trace.llm_calls()] == [["plan"]] * 4
-
-
 def test_threads_of_the_agent_are_recorded(model: ModelServer, client: Any) -> None:
     def ask() -> None:
         client.chat.completions.create(model="m", messages=MESSAGES)
@@ -433,27 +413,6 @@ def test_a_node_that_raises(model: ModelServer) -> None:
     trace = record(agent)
     assert next(s.error for s in trace.spans if s.node == "write_query") == "ValueError: no such table"
     assert trace.nodes(trace.llm_calls()[-1]) == []  # later spans are not under the node that ended
-
-
-def test_calls_that_a_node_makes_in_parallel(model: ModelServer) -> None:
-    from langchain_core.runnables import RunnableLambda
-    from langgraph.graph import END, START, StateGraph
-
-    llm = chat(model)
-
-    def plan(state: State) -> dict[str, Any]:
-        llm.batch(["one", "two", "three"])
-        RunnableLambda(lambda text: llm.invoke(text)).batch(["four", "five"])
-        return {"answer": "done"}
-
-    builder = StateGraph(State)
-    builder.add_node("plan", plan)
-    builder.add_edge(START, "plan")
-    builder.add_edge("plan", END)
-    compiled = builder.compile()
-    trace = record(lambda: compiled.invoke({"question": "?", "answer": "", "turns": 0}))
-    assert len(trace.llm_calls()) == 5
-    assert match(trace, "plan") == ["plan"] * 5
 
 
 def test_parallel_branches_keep_their_own_calls(model: ModelServer) -> None:

@@ -18,7 +18,7 @@ from agentrig import Span
 from agentrig.adapters import triplet_of
 from agentrig.traces import LLM_CALL
 from agentrig.tracing.recording import recording
-from agentrig.tracing.streams import events, joined
+from agentrig.tracing.streams import joined
 
 openai = pytest.importorskip("openai")
 
@@ -266,14 +266,6 @@ def test_no_event_raises(parts: Sequence[Any]) -> None:
     body, error = joined("".join(f"data: {json.dumps(p)}\n\n" for p in parts))
     assert body["choices"]
     assert error is not None  # none of them finishes
-
-
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_the_rules_of_server_sent_events(end: str) -> None:
-    lines = ["\ufeffdata: one", "data:two", "id: 7", "", ": comment", "", "data", "", "event: x", "data:  three", ""]
-    assert events(end.join([*lines, ""])) == (["one\ntwo", "", " three"], "")
-    assert events(end.join(["data: a", "", "data: b"])) == (["a"], "data: b")
-    assert events(end.join(["data: a", "", "data: b", ""])) == (["a"], "b")
 
 
 def test_a_stream_left_early_is_no_error(server: ByteServer) -> None:

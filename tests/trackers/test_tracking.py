@@ -145,6 +145,7 @@ Group("agentrig", commands={"work": click.command()(work)})(["work"])
 """
 
 
+@pytest.mark.slow
 def test_a_command_ends_though_a_client_waits_for_ever_at_exit() -> None:
     done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr

@@ -51,6 +51,7 @@ def test_a_curve_is_the_mean_of_the_last_16_steps_or_has_a_point_for_each_16(tmp
     assert figures.averaged(binned, steps[2:17], values[2:17]) == ([16, 17], [9.5, 17.0])  # some steps have none
 
 
+@pytest.mark.slow
 def test_the_page_of_a_binned_run_has_its_curve(tmp_path: Path):
     made = write_run(tmp_path / "run", steps=40)
     pages = [build_report([made], tmp_path / f"{binned}.html", binned=binned).read_text() for binned in (False, True)]

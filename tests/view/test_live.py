@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,6 @@ from rich.console import Console
 
 from agentrig import Score
 from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
-from agentrig.plugins.loading import load
 from agentrig.processes.ends import Interrupted
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.view.live import LiveDisplay, final_line
@@ -53,6 +51,14 @@ METRICS = {
     "tokens_per_s": 1830.0,
     "validation_accuracy": 0.482,
 }
+
+
+def test_the_folder_is_named_before_anything_starts():
+    shown, buffer = display()
+    shown.starting(Path("runs/demo"))
+    assert buffer.getvalue() == "run runs/demo: starting the agent, the model's server and the learner …\n"
+    shown.on_run_start(event=start(9))
+    assert buffer.getvalue().splitlines()[1:] == ["9 steps"]
 
 
 def test_a_pipe_gets_one_plain_line_a_step(tmp_path: Path):
@@ -163,36 +169,6 @@ def test_logs_go_above_the_panel_and_their_handlers_get_their_stream_back(monkey
     finally:
         shown.close()
         logging.getLogger().removeHandler(handler)
-
-
-def test_counts_are_right_when_many_threads_report():
-    shown, _ = display()
-    right = rollout_of(0, right=True, mode="train", step=1)
-    failed = rollout_of(1, right=False, mode="train", step=1, failure="llm-error")
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(8) as pool:
-            for future in [
-                pool.submit(lambda: [shown.on_rollout_end(rollout=r) for r in (right, failed) * 100]) for _ in range(8)
-            ]:
-                future.result()
-    finally:
-        sys.setswitchinterval(before)
-    assert "rolling out: 1600 rollouts, 800 right" in panel(shown)
-    assert "800 (800 llm-error)" in panel(shown)
-
-
-def test_the_display_is_an_ordinary_observer():
-    registry = load()
-    shown, buffer = display()
-    registry.add_observer(shown, "display")
-    registry.notify("on_run_start", event=start())
-    registry.notify("on_rollout_end", rollout=rollout_of(0, right=True, mode="train", step=1))
-    registry.notify("on_step_end", event=StepEnd(step=3, metrics=METRICS))
-    registry.notify("on_run_error", event=RunError(directory=Path("r"), error=ValueError("x")))
-    assert registry.observer_errors == {}
-    assert len(buffer.getvalue().splitlines()) == 3
 
 
 @pytest.mark.parametrize(

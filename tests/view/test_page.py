@@ -134,9 +134,9 @@ def test_the_figures_are_those_of_the_run(finished: Path, page: Page):
 
 
 def test_every_part_of_the_page_is_there(page: Page):
-    expected = "Curves Results Checks Held-out accuracy by half, Held-out accuracy by calls, Wrong answers, "
-    expected += "Time, Agent names, Failures, Algorithm, Parts of the reward, Second rewards, "
-    expected += "Before and after, Rollouts, Run"
+    expected = "Curves Results Checks Held-out accuracy by half, Held-out accuracy by calls, "
+    expected += "Held-out rollouts by turn, Wrong answers, Time, Agent names, Failures, Algorithm, "
+    expected += "Parts of the reward, Second rewards, Before and after, Rollouts, Run"
     assert page.headings == re.split(r", | (?=Results|Checks|Held)", expected)
     assert ["check_query", "440", "0", "0.0%"] in page.rows
     assert ["write_query", "320", "300", "93.8%"] in page.rows
@@ -156,7 +156,20 @@ def test_the_held_out_accuracy_is_broken_down_by_slice(finished: Path, page: Pag
         shares.append(f"{100 * sum(row['correct'] for row in half) / len(half):.1f}%")
     assert ["second", str(len(half)), *shares] in page.rows
     wrong = [str(sum(not row["correct"] for row in rollout_rows([f], ("correct",)))) for f in (files[0], files[-1])]
-    assert ["another number of rows", *wrong] in page.rows
+    assert ["another number of rows", *(f"{n} (100.0%)" for n in wrong)] in page.rows
+
+
+def test_the_held_out_rollouts_are_counted_by_turn(finished: Path, page: Page):
+    """The odd tasks of such a run are answered at the second turn, after a query that fails."""
+    rows = {row[0]: row[1:] for row in page.rows if row and re.search("at (every )?turn", row[0])}
+    assert list(rows) == ["right at turn 1", "repaired at turn 2", "wrong at every turn"]
+    files = read_run(finished).of_mode("report")
+    for end, file in enumerate((files[0], files[-1])):
+        found = list(rollout_rows([file], ("correct", "task_id")))
+        odd = sum(bool(row["correct"]) and int(row["task_id"][-4:]) % 2 for row in found)
+        right = sum(bool(row["correct"]) for row in found)
+        counts = [int(row[end].partition(" ")[0]) for row in rows.values()]
+        assert counts == [right - odd, odd, len(found) - right]
 
 
 def test_rollouts_are_shown_side_by_side(page: Page):
@@ -297,6 +310,11 @@ def test_compare_gives_plain_json_and_a_table_that_fits(tmp_path: Path, finished
     assert max(map(len, text.splitlines())) <= 80
     assert re.search(r"^Response tokens +\d+\.\d → \d+\.\d", text, re.MULTILINE)
     assert re.search(r"^Status +finished +unfinished$", text, re.MULTILINE)
+    part = rows[0]["slices"]["half"]["first"]
+    assert part["n"] == 20
+    assert re.search(rf"^  first +{100 * part['before']:.1f} → {100 * part['after']:.1f} +", text, re.MULTILINE)
+    repaired = [rows[0]["by_turn"][when]["repaired at turn 2"] / 40 for when in ("before", "after")]
+    assert re.search(rf"^  repaired at turn 2 +{100 * repaired[0]:.1f} → {100 * repaired[1]:.1f} +", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("share", "n"), [(0.0, 7), (1.0, 25)])

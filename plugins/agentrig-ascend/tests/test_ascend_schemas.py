@@ -48,6 +48,7 @@ def test_verl_accepts_every_override(wheel: Any, version: Any) -> None:
             assert OmegaConf.select(config, override.key) == override.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_verl_refuses_every_override_with_a_misspelled_key(wheel: Any, version: Any) -> None:
     defaults = composed(wheel, version, [])

@@ -26,6 +26,7 @@ def run(code: str, *paths: Path | str, **environ: str) -> Any:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_torch_accelerate_and_transformers_report_what_the_plugin_says() -> None:
     code = """
 import json, torch
@@ -58,6 +59,7 @@ print(json.dumps({
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["0.5.0", "0.8.0"])
 def test_verls_own_device_module_agrees_with_the_plugin(wheel: Any, version: Any) -> None:
     code = """
@@ -80,6 +82,7 @@ print(json.dumps([
     assert run(code, VERL=str(wheel(f"verl=={version}") / "verl")) == [True] * 4
 
 
+@pytest.mark.slow
 def test_verls_platform_agrees_with_the_plugin(wheel: Any) -> None:
     code = """
 import json, os, sys, types
@@ -106,6 +109,7 @@ print(json.dumps({
         assert verls == ours, name
 
 
+@pytest.mark.slow
 def test_the_doctor_finds_no_problem_on_a_complete_host(tmp_path: Any) -> None:
     """Device files, npu-smi and CANN are stand-ins too; the checks and their processes are the real ones."""
     dev, bins, cann = tmp_path / "dev", tmp_path / "bin", tmp_path / "cann"
@@ -151,6 +155,7 @@ print(json.dumps([[f.check, f.result, f.evidence] for check in checks for f in c
     assert results["NPU driver"][0] == "problem"
 
 
+@pytest.mark.slow
 def test_a_torch_npu_of_another_torch_is_found(tmp_path: Any) -> None:
     code = """
 import json

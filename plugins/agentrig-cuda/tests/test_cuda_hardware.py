@@ -48,6 +48,7 @@ def test_attention_can_be_set() -> None:
         structure(CudaConfig, {"attention": "flash"}, owner="cuda", section="hardware")
 
 
+@pytest.mark.slow
 def test_a_flash_attention_that_was_built_for_another_torch_is_explained(tmp_path: Any, monkeypatch: Any) -> None:
     error = "/x/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi"
     modules = {"flash_attn_2_cuda": f"raise ImportError({error!r})\n"}
@@ -101,6 +102,7 @@ def test_the_kit_finds_nothing_wrong_with_a_driver_and_without_one(tmp_path: Any
     assert [r.check for r in report.results if r.status == "skipped"] == ["hardware.computes"]
 
 
+@pytest.mark.slow
 def test_the_doctor_finds_a_cpu_torch_under_cuda(tmp_path: Any) -> None:
     """The driver answers (a stand-in nvidia-smi on PATH), and the torch at hand is a real one without CUDA."""
     import torch

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+import queue
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 
 import attrs
 import httpx
@@ -13,7 +16,7 @@ import torch
 from agentrig_grpo import checkpoint, register_algorithms
 from agentrig_grpo.algorithm import Grpo, check_device
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
-from agentrig_grpo.server.embedded import Embedded
+from agentrig_grpo.server.handle import Embedded
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrig import Endpoint, Outcome, Score, Task, Trace, Triplet
@@ -180,6 +183,67 @@ def test_a_model_learns_through_the_whole_loop(model_dir, tmp_path):
         assert endpoint.sampling["temperature"] == 0.0
 
 
+SMALL = {"steps": 1, "save_every": 1, "validate_every": 0, "tasks_per_step": 2, "group_size": 2}
+
+
+def test_the_learner_loads_while_the_accuracy_before_training_is_measured(model_dir, tmp_path):
+    loads, measures = threading.Event(), threading.Event()
+
+    class Slow(Grpo):
+        def learner(self, session):
+            loads.set()
+            assert measures.wait(20), "nothing is measured until the learner is there"
+            return super().learner(session)
+
+    class Measured(FakeSession):
+        def report(self, endpoint, *, when, step):
+            measures.set()
+            assert loads.wait(20), "the learner waits for the measurement"
+            return super().report(endpoint, when=when, step=step)
+
+    session = Measured(tmp_path / "run")
+    Loop(Slow(config_of(model_dir, **SMALL))).run(session)
+    assert session.calls[:2] == [("plan", 1), ("report", "before", 0)]
+    assert session.delivery.summary()["version"] == 1
+
+
+def test_a_learner_that_cannot_be_loaded_ends_the_measurement(model_dir, tmp_path):
+    class Broken(Grpo):
+        def learner(self, session):
+            raise ConfigError("the device has too little memory")
+
+    class Measured(FakeSession):
+        told = queue.SimpleQueue()
+        runtime = SimpleNamespace(end_results=told.put)
+
+        def report(self, endpoint, *, when, step):
+            raise self.told.get(timeout=20)
+
+    session = Measured(tmp_path / "run")
+    with pytest.raises(ConfigError, match="too little memory"):
+        Loop(Broken(config_of(model_dir, **SMALL))).run(session)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_a_server_that_answered_with_another_model_until_the_first_transfer_is_named(model_dir, tmp_path, value):
+    """Its answers were the accuracy before training: a gain over another model is none."""
+
+    class Other(Grpo):
+        def learner(self, session):
+            learner = super().learner(session)
+            with torch.no_grad():
+                next(iter(learner.trained.values())).add_(value)
+            return learner
+
+    session = FakeSession(tmp_path / "run")
+    run = partial(Loop(Other(config_of(model_dir, **SMALL))).run, session)
+    if not value:
+        run()
+        return
+    with pytest.raises(RunStopped, match="the weights of version 0 did not arrive"):
+        run()
+
+
 BANDIT = {"lr": 1e-2, "tasks_per_step": 4, "group_size": 6, "max_tokens": 2, "validate_every": 0}
 COSTLY = ("keys-read", "serves", "solves")
 
@@ -200,6 +264,7 @@ def test_the_whole_kit_with_adapters_and_the_bandit_to_its_optimum():
     assert {r.status for r in report.results} == {"passed"}, report
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_cut_off_is_named_before_anything_starts(model_dir, tmp_path):
     config = config_of(model_dir, steps=1, save_every=1, validate_every=0, tasks_per_step=2, group_size=2)
     session = FakeSession(tmp_path / "run")
@@ -246,6 +311,7 @@ def assert_trains_and_resumes(directory, tmp_path, **settings):
     return first, lines
 
 
+@pytest.mark.slow
 def test_long_prompts_train_through_the_server_and_are_resumed(model_dir, tmp_path):
     """Also where no two calls fit into one pass, which is said before the first step and counted in each."""
     first, lines = assert_trains_and_resumes(model_dir, tmp_path, lr=1e-3, tokens_per_batch=256)
@@ -268,6 +334,7 @@ def best_of(checkpoint):
     return json.loads((checkpoint / "trainer" / "state.json").read_text())["best"]
 
 
+@pytest.mark.slow
 def test_the_best_weights_in_validation_are_kept_when_asked_for(model_dir, tmp_path):
     class Worsening(FakeSession):
         def validate(self, endpoint, *, step):
@@ -286,23 +353,6 @@ def test_the_best_weights_in_validation_are_kept_when_asked_for(model_dir, tmp_p
 
 
 @pytest.mark.slow
-def test_the_last_step_is_a_candidate_for_the_best(model_dir, tmp_path, caplog):
-    class Steady(FakeSession):
-        def validate(self, endpoint, *, step):
-            super().validate(endpoint, step=step)
-            return 0.5 + (self.better if step else 0.0)
-
-    for better, told in ((0.1, False), (-0.1, True)):
-        session = Steady(tmp_path / f"run{better}")
-        session.better = better
-        Loop(Grpo(config_of(model_dir, steps=2, validate_every=50, save_every=1, final="best"))).run(session)
-        assert sorted(session.validated) == [0, 2]
-        assert ("ending with the weights of the start: no step did better" in caplog.text) is told
-    with pytest.raises(ConfigError, match="validate_every = 0"):
-        Loop(Grpo(config_of(model_dir, validate_every=0, final="best"))).run(session)
-
-
-@pytest.mark.slow
 def test_among_equal_accuracies_the_mean_reward_decides_what_is_best(model_dir, tmp_path):
     class Graded(FakeSession):
         def validate(self, endpoint, *, step):
@@ -316,6 +366,7 @@ def test_among_equal_accuracies_the_mean_reward_decides_what_is_best(model_dir, 
     assert (best["step"], best["accuracy"], best["reward"]) == (2, 0.0, -0.1)
 
 
+@pytest.mark.slow
 def test_solved_tasks_end_a_run_normally(model_dir, tmp_path):
     class Solved(FakeSession):
         def rollouts(self, tasks, *, n, endpoint, step, mode="train", on_groups=None, version=None):
@@ -342,7 +393,8 @@ def cmdline(process):
         return []
 
 
-@pytest.mark.parametrize("lost", [pytest.param("rollouts", marks=pytest.mark.slow), "weights"])
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["rollouts", "weights"])
 def test_a_server_that_dies_in_a_step_is_named_with_the_way_to_go_on(model_dir, tmp_path, lost):
     """It dies before the second step's rollouts, or before it gets the second step's weights."""
 

@@ -38,6 +38,7 @@ def test_a_stretched_rotary_embedding_stretches_the_context():
         context_of(config, 2049)
 
 
+@pytest.mark.slow
 def test_a_run_and_a_server_check_the_context_before_they_start(model_dir):
     config = GrpoConfig(model=str(model_dir), max_length=1000)
     with pytest.raises(ConfigError, match=r"max_length = 1000: this model's context is 512"):

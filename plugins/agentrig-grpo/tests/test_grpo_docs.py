@@ -51,6 +51,6 @@ def test_the_example_of_the_docs_works():
 
 def test_the_plugin_imports_nothing_heavy():
     heavy = ("torch", "transformers", "numpy", "starlette")
-    code = f"import agentrig_grpo.server.embedded, sys; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import agentrig_grpo.server.handle, sys; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -4,7 +4,7 @@ import httpx
 import pytest
 from agentrig_grpo import register_servers
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
-from agentrig_grpo.server.embedded import Embedded
+from agentrig_grpo.server.handle import Embedded
 from proof_runs import ProofSession, run
 
 from agentrig.hardware import Cpu, CpuConfig
@@ -37,20 +37,27 @@ def test_the_plan_and_the_keys_reach_the_process(server, model_dir):
     assert (server.context, server.dtype, endpoint.model) == (96, "float32", "policy")
     assert endpoint.token_ids
     assert server.held() is None, "the digests come with its answers"
-    settings = server.process.settings
+    settings = server.settings
     assert (settings.slots, settings.threads, settings.seed, settings.share) == (4, 1, 3, 0.25)
-    assert Embedded(EmbeddedConfig(), plan_of(model_dir, share=0.5)).process.settings.share == 0.5
-    assert Embedded(EmbeddedConfig(threads=2), plan_of(model_dir)).process.settings.threads == 2
+    assert Embedded(EmbeddedConfig(), plan_of(model_dir, share=0.5)).settings.share == 0.5
+    assert Embedded(EmbeddedConfig(threads=2), plan_of(model_dir)).settings.threads == 2
 
 
-@pytest.mark.parametrize("check", checks("server", "embedded", settings={"batch": 4, "threads": 1}), ids=str)
+KIT = checks("server", "embedded", settings={"batch": 4, "threads": 1})
+LONG = ("server.names-its-death", "server.ends-with-its-run")
+
+
+@pytest.mark.parametrize(
+    "check", [pytest.param(c, id=str(c), marks=[pytest.mark.slow] * (str(c) in LONG)) for c in KIT]
+)
 def test_the_kit(check):
     check()
 
 
+@pytest.mark.slow
 def test_sleep_frees_the_kept_prompts(server):
     def prefills():
-        return server.process.health()["counts"]["prefills"]
+        return server.health()["counts"]["prefills"]
 
     ask(server.endpoints[0])
     ask(server.endpoints[0])
@@ -68,6 +75,7 @@ def test_auto_selects_it_only_if_no_other_server_can_be_used():
     assert isinstance(spec.build(spec.config())(plan_of("x")), Embedded)
 
 
+@pytest.mark.slow
 def test_server_sleep_frees_memory_before_each_update(model_dir, tmp_path):
     """`algorithm.server_sleep`: sleep comes between a step's rollouts and its update, wake before the new weights."""
     told = []

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from agentrig import Triplet
 from agentrig.forest import attention, levels, lse, scoring, sequences
-from agentrig.forest.segments import grow, packs, rows
+from agentrig.forest.segments import grow, packs
 
 
 @st.composite
@@ -63,30 +63,6 @@ def test_packs_have_each_sample_once_after_its_own_tokens(samples, budget):
             for i in forest.segments[index].ends:
                 assert np.concatenate([forest.segments[p].tokens for p in path]).tolist() == inputs(samples[i])
                 seen.append(i)
-    assert sorted(seen) == list(range(len(samples)))
-
-
-def test_a_tree_that_fits_into_a_pack_is_not_cut():
-    """Three groups of 40 tokens, and one of 130, in packs of 100: only the last group's prompt is computed twice."""
-    samples = [
-        Triplet(prompt_ids=[group, *range(6, 25)], response_ids=[*range(30 + i, 60 + i)])
-        for group in range(5, 9)
-        for i in range(1 if group < 8 else 4)
-    ]
-    found = list(packs(grow(samples), 100))
-    assert sum(pack.tokens for pack in found) == grow(samples).tokens + 20
-    assert all(pack.tokens <= 100 for pack in found)
-    assert len(found) == 4
-
-
-@settings(max_examples=100, deadline=None)
-@given(samples_of_a_step(40), st.integers(1, 120))
-def test_rows_keep_the_budget_with_padding(samples, budget):
-    seen = []
-    for pack in rows(grow(samples, share=False), budget):
-        lengths = [len(pack.forest.segments[i].tokens) for i in pack.segments]
-        assert len(lengths) * max(lengths) <= budget or len(lengths) == 1
-        seen += [i for index in pack.scored for i in pack.forest.segments[index].ends]
     assert sorted(seen) == list(range(len(samples)))
 
 
@@ -351,19 +327,3 @@ def test_a_requested_attention_is_not_replaced(make_model):
         logprobs, _ = scoring.score(model, sequences.collate(pack, share=False))
         expected = torch.cat([apart(plain, [samples[i]])[0] for i in pack.samples()])
     torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_long_nodes_of_one_shape_are_computed_together(monkeypatch):
-    only_long_nodes(monkeypatch)
-    starts = range(10, 80, 10)
-    samples = [Triplet(prompt_ids=[s, 1, 2], response_ids=[s + last, 3, 4, 5]) for s in starts for last in (1, 2)]
-    (pack,) = packs(grow(samples), 1000)
-    layout = levels.Levels.of(pack)
-    # seven prompts of three tokens with two answers of three: of each of these 21 the first two, and the third
-    *long, short = layout.own
-    assert [call.kernel.whole.cu_q.diff().tolist() for call in long] == [[2] * 8, [2] * 8, [2] * 4, [2]]
-    assert short.kernel.cu_q.diff().tolist() == [1] * 21
-    above = [call for call in layout.above if isinstance(call.kernel, lse.Long)]
-    # the seven tokens below a prompt's first two are padded to eight
-    assert [call.kernel.whole.cu_q.diff().tolist() for call in above[:3]] == [[8] * 4, [8] * 2, [8]]
-    assert above[0].padding.given[:8].tolist() == [2, 3, 4, 5, 6, 7, 8, 8]

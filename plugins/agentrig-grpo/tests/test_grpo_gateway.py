@@ -76,6 +76,7 @@ def ids(tokenizer):
     return lambda messages: list(Chat(tokenizer).prompt_ids(messages))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_n_choices_are_n_calls_with_the_same_prompt(client, visit, ids, tokenizer, stream):
     options = {"stream_options": {"include_usage": True}} if stream else {}

@@ -78,7 +78,7 @@ def test_weights_reach_the_server_within_the_device(make_model, model_dir, dtype
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.mul_(1.01)
-            server.swap(checkpoint.weights(model), version)
+            server.take(checkpoint.weights(model), version)
             assert server._sender._memory is not None, "no copy went through the host"
             answer = ask(endpoint, [5, 6, 7])
             ours = digests(checkpoint.weights(model).items(), getattr(torch, dtype))
@@ -94,7 +94,7 @@ def test_device_memory_is_free_again_after_a_kill(make_model, model_dir):
     model = make_model(seed=1).to("cuda")
     settings = ServerSettings(model=str(model_dir), name="tiny", device="cuda", slots=4, max_length=96)
     with LLMServer(settings) as server:
-        server.swap(checkpoint.weights(model), 1)
+        server.take(checkpoint.weights(model), 1)
         used = torch.cuda.mem_get_info()[0]
         os.kill(server.pid, signal.SIGKILL)
         psutil.wait_procs([psutil.Process(server.pid)], timeout=20)

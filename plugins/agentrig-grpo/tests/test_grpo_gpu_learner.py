@@ -8,7 +8,7 @@ import pytest
 import torch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.config import GrpoConfig
-from agentrig_grpo.fitting import fitted, free_memory
+from agentrig_grpo.fitting import free_memory, plan_memory
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.memory import need_of
 
@@ -140,7 +140,7 @@ def test_what_does_not_fit_into_the_gpu_is_refused_before_anything_is_loaded(mak
     config = GrpoConfig(tokens_per_batch=1 << 22, group_size=4, max_tokens=256, gradient_checkpointing=False)
     assert free_memory("cuda") > 1 << 30
     with pytest.raises(ConfigError, match=r"are free for it; its server takes .*\n  Set algorithm\."):
-        fitted(tmp_path, config, dtype="bfloat16", device="cuda", attention="sdpa")
+        plan_memory(tmp_path, config, dtype="bfloat16", device="cuda", attention="sdpa")
 
 
 @pytest.mark.parametrize("checkpointing", [True, False])

@@ -143,21 +143,6 @@ def test_missing_logprobs_are_computed_before_the_update(make_model, updates):
         assert results[0]["ratio_max"] == 1.0
 
 
-def test_learning_makes_good_answers_more_likely(make_model):
-    model = make_model()
-    good, bad = (s for s in samples_of(2, logprobs=False))
-    good, bad = attrs.evolve(good, advantage=1.0), attrs.evolve(bad, advantage=-1.0)
-    with torch.no_grad():
-        before = [float(logprobs_of(model, s).sum()) for s in (good, bad)]
-    learner = learner_of(model)
-    for step in range(5):
-        learner.update([good, bad], step=step)
-    with torch.no_grad():
-        after = [float(logprobs_of(model, s).sum()) for s in (good, bad)]
-    assert after[0] > before[0] + 1
-    assert after[1] < before[1] - 1
-
-
 def test_lora_trains_adapters_only_and_its_merge_is_the_model(make_model):
     model, samples = make_model(), samples_of()
     frozen = copy.deepcopy(model.state_dict())
@@ -177,35 +162,6 @@ def test_lora_trains_adapters_only_and_its_merge_is_the_model(make_model):
     with torch.no_grad():
         a, b = (m(torch.tensor([[5, 6, 7]])).logits for m in (learner.model, plain))
     torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
-
-
-def with_adapters(model, value=None):
-    """Return the model with LoRA on its linear layers; the second factor is random or constant."""
-    wrapped = learner_of(model, lora_rank=2).model
-    with torch.no_grad():
-        for name, parameter in wrapped.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.2) if value is None else parameter.fill_(value)
-    return wrapped
-
-
-def test_a_merge_does_not_change_the_model_and_copies_only_merged_weights(make_model):
-    model = with_adapters(make_model())
-    before = copy.deepcopy(model.state_dict())
-    merged = checkpoint.weights(model)
-    after = model.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
-    ours = {parameter.data_ptr() for parameter in model.parameters()}
-    copied = {name for name, tensor in merged.items() if tensor.data_ptr() not in ours}
-    assert {name.split(".")[-2] for name in copied} == {
-        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-    }
-
-
-def test_a_merge_that_is_not_finite_is_an_error_with_a_message(make_model):
-    with pytest.raises(AgentrigError, match=r"adapters cannot be merged: .* Try a lower algorithm\.lr"):
-        checkpoint.weights(with_adapters(make_model(), float("nan")))
 
 
 def test_a_resumed_learner_continues_like_an_uninterrupted_one(make_model, tmp_path):
@@ -260,20 +216,6 @@ def test_adapters_of_tied_weights_are_refused(make_model, target):
 def test_adapters_for_unknown_modules_are_refused(make_model, targets, words):
     with pytest.raises(ConfigError, match=words):
         learner_of(make_model(tie_word_embeddings=False), lora_rank=2, lora_targets=targets)
-
-
-@pytest.mark.parametrize("targets", ["all-linear", "self_attn.q_proj, down_proj"])
-def test_adapters_are_added_to_the_requested_modules(make_model, targets):
-    trained = learner_of(make_model(), lora_rank=2, lora_targets=targets).trained
-    wanted = ("q_proj", "down_proj") if targets != "all-linear" else ("q_proj", "o_proj", "gate_proj")
-    assert all(any(name in key for key in trained) for name in wanted)
-    assert any("k_proj" in key for key in trained) is (targets == "all-linear")
-
-
-def test_attention_dropout_is_off_in_training(make_model):
-    learner = learner_of(make_model(attention_dropout=0.5), gradient_checkpointing=True)
-    assert learner.model.training
-    assert {m.attention_dropout for m in learner.model.modules() if hasattr(m, "attention_dropout")} == {0.0}
 
 
 def test_the_largest_allowed_rewards_give_finite_numbers(make_model):
@@ -340,21 +282,6 @@ def test_gradients_of_many_passes_add_up_in_fp32():
     assert masters.trained["weight"].grad.dtype == torch.float32
     assert masters.trained["weight"].grad.tolist() == [[1.125, 1.125], [1.125, 1.125]]
     assert masters.trained["bias"].grad is None
-
-
-def test_a_resumed_learner_in_bfloat16_goes_on_as_the_unbroken_one(make_model, tmp_path):
-    whole, first = (Learner(make_model(), GrpoConfig(lr=1e-3), dtype="bfloat16", seed=0) for _ in range(2))
-    for learner in (whole, first):
-        learner.update(samples_of(), step=1)
-    torch.save(first.state(), tmp_path / "state.pt")
-    second = Learner(make_model(seed=5), GrpoConfig(lr=1e-3), dtype="bfloat16", seed=0)
-    second.load_state(torch.load(tmp_path / "state.pt", weights_only=True))
-    for learner in (whole, second):
-        learner.update(samples_of(seed=1), step=2)
-    for a, b in zip(whole.trained.values(), second.trained.values(), strict=True):
-        assert torch.equal(a, b)
-    for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True):
-        assert torch.equal(a, b)
 
 
 def chat_of(turns, *, prompt, answer, new, rng):
@@ -502,13 +429,3 @@ def test_without_bitsandbytes_the_message_says_what_to_install(make_model, monke
         ConfigError, match=r'"adamw8bit" needs bitsandbytes (.*\n.*)*pip install .agentrig-grpo\[8bit\]'
     ):
         learner_of(make_model(), optimizer="adamw8bit")
-
-
-def test_the_learner_says_whether_calls_share_tokens(make_model):
-    shared = learner_of(make_model())
-    assert shared.path == "the learner computes tokens that calls share once"
-    assert shared.update(samples_of(), step=1)["sharing"] == 1.0
-    plain = learner_of(make_model("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=64))
-    assert plain.path.startswith("the learner computes each call in full, in a row of its own: models of type gpt2")
-    metrics = plain.update(samples_of(), step=1)
-    assert (metrics["sharing"], metrics["computed_tokens"]) == (0.0, metrics["traced_tokens"])

@@ -118,10 +118,6 @@ def test_prompts_that_outgrow_the_first_cache(make_model, tokenizer, tmp_path, f
     train(make_model, tokenizer, tmp_path, family, dtype, [50, 300], [1, 20])
 
 
-def test_prompts_of_all_lengths(make_model, tokenizer, tmp_path):
-    train(make_model, tokenizer, tmp_path, "qwen2", FP32, [50, 300, 1500, 6000], [1, 12])
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])

@@ -13,7 +13,6 @@ import pytest
 from agentrig_grpo import checkpoint
 from agentrig_grpo.naming import model_directory
 from agentrig_grpo.server.chat import Chat
-from agentrig_grpo.warmup import encode
 
 MINI = model_directory("mini")
 TRAINING = Path(__file__).parents[1] / "training"
@@ -87,11 +86,6 @@ def test_every_name_and_value_is_one_token_with_and_without_a_space(tokenizer: A
         assert len(tokenizer(f" {word}")["input_ids"]) == 1, word
 
 
-@pytest.mark.parametrize("text", ["SELECT name FROM singer WHERE age > 30", "Zürich, 東京 \n\t'x'", "status classes"])
-def test_any_text_survives_a_round_trip(tokenizer: Any, text: str) -> None:
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
 def test_the_server_renders_prompts_as_in_training(tokenizer: Any, scripts: Any, tasks: Any) -> None:
     from agentrig_langgraph_sql.database import run_query
     from agentrig_langgraph_sql.prompts import SHORT
@@ -110,7 +104,7 @@ def test_the_server_renders_prompts_as_in_training(tokenizer: Any, scripts: Any,
             "result": run_query(path, query).text(scripts.examples.RESULT_LIMIT, header=SHORT.header),
         }
         for template in (SHORT.write, SHORT.check, SHORT.rewrite):
-            taught = encode(tokenizer, scripts.examples.chat(template, query, **fields))
+            taught = scripts.examples.encode(tokenizer, scripts.examples.chat(template, query, **fields))
             assert taught.prompt_ids == chat.prompt_ids(template.messages(**fields))
             assert chat.text(taught.response_ids) == query
 
@@ -133,17 +127,6 @@ def test_the_training_data_shows_results_as_the_agent_does(scripts: Any, tasks: 
             shown = run_query(path, query).text(scripts.examples.RESULT_LIMIT, header=SHORT.header)
             assert database.run(query)[1] == shown
         connection.close()
-
-
-def test_plain_warm_up_sees_the_first_wordings_only(scripts: Any) -> None:
-    import random
-
-    share = scripts.examples.Share(frames=2, conditions=2)
-    found = list(scripts.examples.on_renamed(60, share, random.Random(0)))
-    assert len(found) == 60
-    for _, question, text in found:
-        allowed = [w.text for w in question.wordings() if share.allows(w.frame, w.conditions)]
-        assert text in allowed
 
 
 @pytest.mark.slow

@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-import random
-
 import attrs
 import pytest
 import torch
 from agentrig_grpo import learner as learner_module
 from agentrig_grpo.config import GrpoConfig
-from agentrig_grpo.learner import Learner, TrainSample
+from agentrig_grpo.learner import Learner
+from recorded_steps import sampled_by
 
 from agentrig.delivery import Delivery
 from agentrig.errors import RunStopped
-
-
-def samples_of(model, step):
-    """Return calls as sampled by a server with the model's weights."""
-    rng = random.Random(step)
-    made = []
-    for i in range(12):
-        prompt = [5 + i // 4, *range(7, 19)]
-        response = [rng.randrange(5, 300) for _ in range(2 + i % 5)]
-        with torch.no_grad():
-            logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1].float()
-        found = torch.log_softmax(logits, -1).gather(1, torch.tensor(response)[:, None])[:, 0]
-        made.append(
-            TrainSample(
-                prompt_ids=prompt,
-                response_ids=response,
-                logprobs=found.tolist(),
-                advantage=rng.uniform(-1, 1),
-                rollout=i,
-                group=f"g{i // 4}",
-            )
-        )
-    return made
 
 
 def learner_of(model, dtype="float32", **settings):
@@ -43,7 +19,7 @@ def learner_of(model, dtype="float32", **settings):
 
 
 def two_steps(learner):
-    return [learner.update(samples_of(learner.model, step), step=step) for step in (1, 2)]
+    return [learner.update(sampled_by(learner.model, step), step=step) for step in (1, 2)]
 
 
 def check_sampled(learner, folder, dtype="float32"):
@@ -54,7 +30,7 @@ def check_sampled(learner, folder, dtype="float32"):
 
 def test_samples_of_another_policy_are_named(make_model, tmp_path) -> None:
     learner = learner_of(make_model(), temperature=0.8)  # the server sampled, and answered, with 1
-    learner.update(samples_of(learner.model, 1), step=1)
+    learner.update(sampled_by(learner.model, 1), step=1)
     with pytest.raises(RunStopped, match=r"step 1: what is trained is not what was sampled\. .* rollout \d+ differ"):
         check_sampled(learner, tmp_path)
 
@@ -68,7 +44,7 @@ def test_responses_in_the_place_of_others_are_named(make_model, tmp_path, monkey
 
     monkeypatch.setattr(learner_module, "collate", wrong)
     learner = learner_of(make_model())
-    learner.update(samples_of(learner.model, 1), step=1)
+    learner.update(sampled_by(learner.model, 1), step=1)
     with pytest.raises(RunStopped, match=r"step 1: what is trained is not what was sampled\."):
         check_sampled(learner, tmp_path)
 
@@ -76,7 +52,7 @@ def test_responses_in_the_place_of_others_are_named(make_model, tmp_path, monkey
 def test_log_probabilities_that_the_learner_filled_in_say_nothing_of_what_was_sampled(make_model) -> None:
     """With several updates it computes those that are missing itself."""
     learner = learner_of(make_model(), ppo_epochs=2)
-    metrics = learner.update([attrs.evolve(s, logprobs=None) for s in samples_of(learner.model, 1)], step=1)
+    metrics = learner.update([attrs.evolve(s, logprobs=None) for s in sampled_by(learner.model, 1)], step=1)
     assert learner.furthest is None
     assert metrics["sampled_difference"] == 0
 
@@ -125,6 +101,6 @@ def with_dropout(kind):
 @pytest.mark.parametrize("kind", ["gpt2", "opt"])
 def test_a_model_with_dropout_is_trained_without_it(kind, tmp_path) -> None:
     learner = learner_of(with_dropout(kind), gradient_checkpointing=True)
-    metrics = learner.update(samples_of(with_dropout(kind), 1), step=1)
+    metrics = learner.update(sampled_by(with_dropout(kind), 1), step=1)
     assert metrics["sampled_difference"] < 1e-5
     check_sampled(learner, tmp_path)

@@ -83,6 +83,7 @@ def test_foreign_hosts_and_origins_are_refused(server, method, path):
     assert send(server, method, path, Origin=f"http://127.0.0.1:{server.port}")[0] in (200, 404)
 
 
+@pytest.mark.slow
 def test_a_server_on_all_addresses_takes_addresses_and_its_own_name(model_dir):
     settings = ServerSettings(model=str(model_dir), name="tiny", slots=1, max_length=64, host="0.0.0.0")
     with LLMServer(settings) as server:
@@ -154,6 +155,7 @@ def closed(line):
     return got
 
 
+@pytest.mark.slow
 def test_the_door_is_closed_to_what_is_no_request(server):
     key = f"Authorization: Bearer {server.api_key}"
     assert problems(Door(port=server.port, path="/v1/chat/completions", header=key)) == []
@@ -232,6 +234,7 @@ def test_agents_can_connect_while_another_client_holds_hundreds_of_connections(s
             line.close()
 
 
+@pytest.mark.slow
 def test_a_server_runs_no_module_of_the_current_folder(model_dir, tmp_path):
     for name in ("uvicorn", "queue", "json", "torch", "uvloop"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r})\n")

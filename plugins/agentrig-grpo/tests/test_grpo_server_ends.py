@@ -115,8 +115,8 @@ def test_a_server_whose_interpreter_hangs_can_be_stopped(model_dir, stuck, monke
     server.start()
     (guard,) = children(server.pid)
     hold(stuck)
-    with pytest.raises(ServerError, match="did not take its new weights within 1 s"):
-        server.swap({}, 1, timeout_s=1)
+    with pytest.raises(ServerError, match="did not take the weights of version 1 within 1 s"):
+        server.take({}, 1, timeout_s=1)
     assert server._process.exit_status == -signal.SIGKILL
     assert ended(guard)
 
@@ -146,6 +146,7 @@ def test_nothing_is_left_after_a_kill_of_all(model_dir, tmp_path):
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "agentrig" in name]
 
 
+@pytest.mark.slow
 def test_the_last_output_of_a_server_without_a_log_file_is_shown(model_dir):
     server = LLMServer(ServerSettings(model=str(model_dir), name="x", slots=1))
     before = {p.name for p in Path(tempfile.gettempdir()).glob("agentrig-server-*")}
@@ -159,6 +160,7 @@ def test_the_last_output_of_a_server_without_a_log_file_is_shown(model_dir):
     server.stop()
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_named_without_a_traceback(model_dir, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -174,6 +174,7 @@ FIELDS = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=4))
 def test_no_json_makes_the_server_fail(client, change):

@@ -9,35 +9,6 @@ from agentrig_grpo.server import prefixes
 from agentrig_grpo.server.decoder import Known, LlamaDecoder
 from agentrig_grpo.server.engine import Engine, Request
 from agentrig_grpo.server.prefixes import BLOCK, Prefixes
-from hypothesis import given
-from hypothesis import strategies as st
-
-TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=4 * BLOCK).map(tuple)
-
-
-def common(a, b):
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-@given(st.lists(TOKENS, max_size=8), st.sets(st.integers(0, 7)), TOKENS)
-def test_a_found_prompt_begins_with_the_same_tokens_and_no_other_has_another_block(kept, removed, asked):
-    index = Prefixes()
-    kept = list(dict.fromkeys(kept))
-    for prompt in kept:
-        index.add(prompt)
-    for place in removed:
-        if place < len(kept):
-            index.remove(kept[place])
-    left = [prompt for place, prompt in enumerate(kept) if place not in removed]
-    found = index.longest(asked)
-    if found is not None:
-        other, same = found
-        assert other in left
-        assert 0 < same < max(len(asked), 2)
-        assert other[:same] == asked[:same]
-    if not removed:
-        most = max((common(p, asked) for p in left), default=0) // BLOCK * BLOCK
-        assert (0 if found is None else found[1]) >= min(most, len(asked) - 1) // BLOCK * BLOCK
 
 
 def test_tokens_whose_marks_collide_are_compared(monkeypatch):
@@ -88,9 +59,3 @@ def test_shared_tokens_are_computed_once_until_the_weights_change(make_model):
     engine.swap(two.state_dict(), 1, lambda error: None)
     fresh = sampled(Engine(decoder_of(two), eos=[1], slots=4), later)[0]
     assert sampled(engine, later) == (fresh, 60), "nothing of the old weights is reused"
-
-
-def test_a_prompt_that_is_no_longer_kept_is_not_reused(make_model):
-    engine = Engine(decoder_of(make_model()), eos=[1], slots=4, prompt_cache_bytes=0)
-    sampled(engine, tuple(range(20, 80)))
-    assert sampled(engine, tuple(range(20, 90)))[1] == 0

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
-import random
 
 import attrs
 import pytest
 import torch
 from agentrig_grpo.algorithm import Grpo
 from agentrig_grpo.config import GrpoConfig
-from agentrig_grpo.learner import Learner, TrainSample
+from agentrig_grpo.learner import Learner
 from agentrig_grpo.loss import sample_weights, token_losses
 from agentrig_grpo.memory import need_of
+from recorded_steps import sampled_by
 
 from agentrig.delivery import Delivery
 from agentrig.errors import RunStopped
@@ -56,26 +56,6 @@ def test_without_staleness_nothing_is_corrected() -> None:
     stale = token_losses(now, sampled, advantages, clip_low=0.2, clip_high=0.28, proximal=sampled)
     assert torch.equal(out.loss, stale.loss), "decoupled PPO on rollouts of the same weights is PPO"
     assert torch.equal(out.clipped, stale.clipped)
-
-
-def sampled_by(model, step):
-    """Return calls as a server with the model's weights samples them."""
-    rng = random.Random(step)
-    made = []
-    for i in range(12):
-        prompt = [5 + i // 4, *range(7, 19)]
-        response = [rng.randrange(5, 300) for _ in range(2 + i % 5)]
-        with torch.no_grad():
-            logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1].float()
-        found = torch.log_softmax(logits, -1).gather(1, torch.tensor(response)[:, None])[:, 0]
-        advantage = rng.uniform(-1, 1)
-        made.append(
-            TrainSample(
-                prompt_ids=prompt, response_ids=response, logprobs=found.tolist(), advantage=advantage, rollout=i,
-                group=f"g{i // 4}",
-            )
-        )  # fmt: skip
-    return made
 
 
 def learner_of(model, **settings):

@@ -69,6 +69,7 @@ def test_a_new_model_learns_its_demonstrations_in_one_thread(tmp_path: Path) -> 
     assert tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True) == "sorted: 2 3 7"
 
 
+@pytest.mark.slow
 def test_a_narrow_model_soon_copies_what_it_reads(tmp_path: Path) -> None:
     """Not only the form of a reply: a guess of each word costs 1.3 nats a token."""
     words = ("pens", "cups", "lamps", "books", "chairs", "plants", "towels", "clocks", "bags", "boards", "desks")

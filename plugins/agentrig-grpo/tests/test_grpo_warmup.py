@@ -1,46 +1,38 @@
 from __future__ import annotations
 
-import copy
 import itertools
-import json
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 from agentrig_grpo import checkpoint, warmup
-from agentrig_grpo.warmup import Example, _progress, encode, fine_tune, new_model, read_examples
+from agentrig_grpo.warmup import Example, fine_tune, new_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from agentrig.errors import AgentrigError
 
-DATA = [
-    {"messages": [{"role": "user", "content": f"name {i}"}], "completion": f"select {chr(97 + i)}"} for i in range(6)
-]
+
+@pytest.fixture(scope="module")
+def data(tokenizer):
+    """Six short prompts, each with a reply that ends."""
+
+    def ids(text):
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    return [Example(ids(f"name {i}"), [*ids(f"select {chr(97 + i)}"), tokenizer.eos_token_id]) for i in range(6)]
 
 
-def test_examples_end_with_the_end_of_turn(tokenizer):
-    example = encode(tokenizer, DATA[0])
-    assert tokenizer.decode(example.prompt_ids) == "<|user|>name 0<|end|>\n<|assistant|>"
-    assert tokenizer.decode(example.response_ids) == "select a<|end|>"
-    ids = {"prompt_ids": [5, 6], "completion_ids": [7]}
-    assert encode(tokenizer, ids) == Example([5, 6], [7])
-    with pytest.raises(ValueError, match=r"this has \['prompt'\]"):
-        encode(tokenizer, {"prompt": "x"})
-
-
-def test_training_learns_and_is_reproducible(tokenizer, model_dir):
+def test_training_learns_and_is_reproducible(tokenizer, model_dir, data):
     def run(seed):
         model = new_model(AutoConfig.from_pretrained(model_dir), tokenizer, seed=seed)
-        stats = fine_tune(model, tokenizer, DATA, epochs=60, lr=3e-3, tokens_per_batch=64, seed=seed, log=None)
+        stats = fine_tune(model, data, epochs=60, lr=3e-3, tokens_per_batch=64, seed=seed, log=None)
         return model, stats
 
     model, stats = run(1)
     assert stats.losses[-1] < 0.1 < stats.losses[0]
     assert len(stats.losses) == 60
-    assert stats.completion_tokens == 60 * sum(len(encode(tokenizer, e).response_ids) for e in DATA)
-    prompt = torch.tensor([encode(tokenizer, DATA[3]).prompt_ids])
+    assert stats.completion_tokens == 60 * sum(len(e.response_ids) for e in data)
+    prompt = torch.tensor([data[3].prompt_ids])
     out = model.generate(prompt, max_new_tokens=8, do_sample=False)
     assert tokenizer.decode(out[0, prompt.shape[1] :], skip_special_tokens=True) == "select d"
     again, other = run(1), run(2)
@@ -48,61 +40,46 @@ def test_training_learns_and_is_reproducible(tokenizer, model_dir):
     assert other[1].losses != stats.losses
 
 
-def test_the_loss_is_on_the_completion_only(tokenizer, make_model):
+def test_the_loss_is_on_the_completion_only(make_model):
     example = Example([5, 6, 7], [8, 9])
     model = make_model()
     with torch.no_grad():
         logits = model(torch.tensor([[5, 6, 7, 8, 9]])).logits[0]
         expected = torch.nn.functional.cross_entropy(logits[2:4], torch.tensor([8, 9]))
-    stats = fine_tune(make_model(), tokenizer, [example], log=None)
+    stats = fine_tune(make_model(), [example], log=None)
     assert stats.losses[0] == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_limits_are_respected_and_mistakes_are_named(tokenizer, make_model, tmp_path):
-    stats = fine_tune(make_model(), tokenizer, DATA, epochs=1e4, max_seconds=1.0, log=None)
+@pytest.mark.slow
+def test_limits_are_respected_and_mistakes_are_named(tokenizer, make_model, data):
+    stats = fine_tune(make_model(), data, epochs=1e4, max_seconds=1.0, log=None)
     assert 0.9 < stats.wall_s < 10
     assert stats.steps < 1e4
     with pytest.raises(ValueError, match="no examples"):
-        fine_tune(make_model(), tokenizer, [])
+        fine_tune(make_model(), [])
     with pytest.raises(ValueError, match="float16"):
-        fine_tune(make_model(), tokenizer, DATA, dtype="float16")
+        fine_tune(make_model(), data, dtype="float16")
     with pytest.raises(ValueError, match="vocab_size is 100"):
         new_model(make_model(vocab=100).config, tokenizer, seed=0)
-    (tmp_path / "bad.jsonl").write_text('{"a": 1}\n[1]\n')
-    with pytest.raises(ValueError, match="line 2 is not a JSON object"):
-        read_examples(tmp_path / "bad.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("steps", "elapsed", "share"),
-    [
-        (0, 0.0, 0.0),
-        (1, 9.0, 0.01),  # the first step was slow
-        (50, 20.0, 0.5),  # time enough: another machine has the same schedule
-        (50, 90.0, 0.9),  # the time will end it
-    ],
-)
-def test_the_schedule_follows_the_time_only_if_the_time_ends_the_training(steps, elapsed, share):
-    assert _progress(steps, 100, elapsed, 100.0) == share
-
-
-def test_enough_ends_the_training_between_epochs_from_half_of_them_on(tokenizer, make_model):
+def test_enough_ends_the_training_between_epochs_from_half_of_them_on(make_model, data):
     model, asked = make_model(), []
 
     def enough():
         asked.append((model.training, [p.detach().clone() for p in model.parameters()]))
         return len(asked) == 2
 
-    stats = fine_tune(model, tokenizer, DATA, epochs=6, enough=enough, log=None)
+    stats = fine_tune(model, data, epochs=6, enough=enough, log=None)
     assert len(stats.losses) == 4  # asked after the third and the fourth
     assert [training for training, _ in asked] == [False, False]
     assert all(torch.equal(a, b) for a, b in zip(asked[1][1], model.parameters(), strict=True))
     assert not model.training
-    assert len(fine_tune(make_model(), tokenizer, DATA, epochs=1, enough=lambda: True, log=None).losses) == 1
+    assert len(fine_tune(make_model(), data, epochs=1, enough=lambda: True, log=None).losses) == 1
 
 
 @pytest.mark.parametrize("max_seconds", [0.0, 0.5])
-def test_the_end_of_the_time_ends_the_questions_too(tokenizer, make_model, monkeypatch, max_seconds):
+def test_the_end_of_the_time_ends_the_questions_too(make_model, data, monkeypatch, max_seconds):
     """A model that is not trained any more gives the same answer again."""
     asked, clock = [], itertools.count()  # each look at the clock takes 6 ms, and each question a second
 
@@ -111,18 +88,14 @@ def test_the_end_of_the_time_ends_the_questions_too(tokenizer, make_model, monke
 
     now = SimpleNamespace(perf_counter=lambda: 0.006 * next(clock) + len(asked))
     monkeypatch.setattr(warmup, "time", now)
-    stats = fine_tune(make_model(), tokenizer, DATA, epochs=40, max_seconds=max_seconds, enough=enough, log=None)
+    stats = fine_tune(make_model(), data, epochs=40, max_seconds=max_seconds, enough=enough, log=None)
     assert (20 < len(stats.losses) < 40) if max_seconds else not stats.losses  # a question's second does not count
     assert len(asked) <= max(0, len(stats.losses) - 19)
 
 
-def test_the_command_makes_a_model_that_others_load(tokenizer, model_dir, tmp_path):
-    (tmp_path / "data.jsonl").write_text("\n".join(json.dumps(e) for e in DATA))
-    command = [sys.executable, "-m", "agentrig_grpo.warmup", "--model-config", model_dir, "--out", tmp_path / "out"]
-    command += ["--data", tmp_path / "data.jsonl", "--epochs", "2"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "tokens/s" in done.stdout
+def test_others_load_a_new_model(tokenizer, model_dir, tmp_path):
+    new = new_model(AutoConfig.from_pretrained(model_dir), tokenizer, seed=0)
+    checkpoint.save(new, tokenizer, tmp_path / "out")
     tokenizer_ = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer_.chat_template == tokenizer.chat_template
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -136,22 +109,3 @@ def test_a_missing_directory_is_named(tmp_path):
         checkpoint.load_model(tmp_path / "none")
     with pytest.raises(AgentrigError, match=r"no tokenizer_config\.json"):
         checkpoint.load_tokenizer(tmp_path)
-
-
-def test_a_tokenizer_is_loaded_from_its_file(make_model, tokenizer, tmp_path):
-    from tokenizers import Regex, pre_tokenizers
-
-    own = copy.deepcopy(tokenizer)
-    backend = own.backend_tokenizer
-    numbers = pre_tokenizers.Split(Regex(r"[0-9]+|[^0-9]"), "isolated")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([numbers, pre_tokenizers.ByteLevel(False, use_regex=False)])
-    checkpoint.save(make_model(), own, tmp_path / "first")
-    loaded = checkpoint.load_tokenizer(tmp_path / "first")
-    assert loaded.tokenize("where 25") == own.tokenize("where 25") != tokenizer.tokenize("where 25")
-    assert len(loaded) == len(own), "Qwen2's own class would add a token that the model doesn't have"
-    checkpoint.save(make_model(), loaded, tmp_path / "second")
-    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
-        assert (tmp_path / "second" / name).read_text() == (tmp_path / "first" / name).read_text()
-    checkpoint.save(make_model(), loaded, tmp_path / "half", dtype=torch.bfloat16)
-    config = json.loads((tmp_path / "half" / "config.json").read_text())
-    assert (config["dtype"], config["architectures"]) == ("bfloat16", ["Qwen2ForCausalLM"])

@@ -42,6 +42,14 @@ def chat(template: Any, completion: str, **fields: str) -> dict[str, Any]:
     return {"messages": template.messages(**fields), "completion": completion}
 
 
+def encode(tokenizer: Any, example: dict[str, Any]) -> Example:
+    """Return one example as token ids; the completion ends with the tokenizer's end-of-sequence token."""
+    text = tokenizer.apply_chat_template(example["messages"], add_generation_prompt=True, tokenize=False)
+    prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
+    completion = tokenizer(example["completion"], add_special_tokens=False)["input_ids"]
+    return Example(prompt, [*completion, tokenizer.eos_token_id])
+
+
 class Database:
     """A domain's database, as the agent would see it."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch  # noqa: TID253  (a script)
 from agentrig_grpo import checkpoint
-from agentrig_grpo.warmup import Example, encode, fine_tune, new_model
+from agentrig_grpo.warmup import Example, fine_tune, new_model
 from agentrig_langgraph_sql.prompts import SHORT
 from agentrig_spider.tasks.domains import SEEN, UNSEEN
 from agentrig_spider.tasks.mini_sql import MiniSql, MiniSqlConfig
@@ -21,7 +21,7 @@ from sampling import sample
 from tokenizer import save
 
 from agentrig import Task
-from examples import Database, Share, chat, later_turn, on_renamed, reading, same, turns
+from examples import Database, Share, chat, encode, later_turn, on_renamed, reading, same, turns
 
 ALL = Share(frames=99, conditions=99)
 
@@ -154,15 +154,15 @@ def main() -> None:
         model = new_model(model_config(len(tokenizer)), tokenizer, seed=arguments.seed)
         share = Share(frames=arguments.share, conditions=arguments.share)
         examples = read_and_copy(tokenizer, tasks["train"], arguments.questions, share, arguments.seed)
-        print(fine_tune(model, tokenizer, examples, epochs=arguments.epochs, **options))
+        print(fine_tune(model, examples, epochs=arguments.epochs, **options))
         checkpoint.save(model, tokenizer, arguments.out / "stage-1")
     chosen = random.Random(f"mini {arguments.seed} labelled").sample(tasks["train"], arguments.labelled)
     if chosen:
         shown = labelled(tokenizer, chosen)
         rate = {"lr": arguments.label_lr, "tokens_per_batch": 4096}
-        print(fine_tune(model, tokenizer, shown, epochs=arguments.passes / 2, **rate, **options))
+        print(fine_tune(model, shown, epochs=arguments.passes / 2, **rate, **options))
         work = own_work(model, tokenizer, chosen, arguments.seed)
-        print(fine_tune(model, tokenizer, shown + work, epochs=max(1.0, arguments.passes / 2), **rate, **options))
+        print(fine_tune(model, shown + work, epochs=max(1.0, arguments.passes / 2), **rate, **options))
     figures = {
         split: measure(model, tokenizer, tasks[split][: arguments.measured or None])
         for split in ("dev", "test", "unseen")

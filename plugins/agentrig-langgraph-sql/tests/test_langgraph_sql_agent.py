@@ -84,27 +84,11 @@ def test_the_smaller_limit_of_new_tokens_holds(chat_server: Any, zoo: Path, aske
     assert [request["temperature"] for request in chat_server.requests] == [0.0, 0.0]
 
 
-def test_sample_rows_reach_the_prompt(chat_server: Any, zoo: Path) -> None:
-    chat_server.replies = ACCEPTED
-    for rows in (0, 3):
-        SqlAgent(SqlAgentConfig(sample_rows=rows))(task_about(zoo), endpoint_at(chat_server))
-    asked = [request["messages"][-1]["content"] for request in chat_server.requests]
-    assert ["3 rows from animal table:" in text for text in asked] == [False, False, True, True]
-
-
 @pytest.mark.parametrize(
     ("recipe", "rows"), [("mini", 0), ("spider", 3), ("fast", 3), ("qwen", 3), ("llama", 3), ("npu", 3)]
 )
 def test_recipes_show_as_many_rows_as_the_reference(recipe: str, rows: int) -> None:
     assert load().get(RecipeSpec, recipe).settings["agent"].get("sample_rows", 0) == rows
-
-
-def test_settings_reach_the_graph(chat_server: Any, zoo: Path) -> None:
-    chat_server.replies = ["SELECT 1", "incorrect"]
-    config = SqlAgentConfig(max_turns=1, prompts="short", schema_style="create")
-    assert SqlAgent(config)(task_about(zoo), endpoint_at(chat_server)) == "SELECT 1"
-    assert len(chat_server.requests) == 2
-    assert chat_server.requests[0]["messages"][0]["content"].startswith("CREATE TABLE species")
 
 
 @pytest.mark.parametrize("missing", ["question", "database"])
@@ -178,6 +162,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_runner_opens_its_own_connections_and_sends_nothing_to_langsmith(chat_server: Any, zoo: Path) -> None:
     chat_server.replies = lambda request: ACCEPTED["VERDICT" in request["messages"][0]["content"]]

@@ -13,6 +13,7 @@ from agentrig.plan import resolve
 from agentrig.run.warmup import choose_labels, demonstrate
 
 
+@pytest.mark.slow
 def test_queries_checks_and_rewrites_are_demonstrated(tmp_path, monkeypatch):
     monkeypatch.setenv("AGENTRIG_CACHE", str(tmp_path))
     plan = resolve("mini", overrides=["runners.n=1"])

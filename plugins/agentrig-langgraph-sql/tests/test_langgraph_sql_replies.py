@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 from agentrig_langgraph_sql.prompts import FIELDS, FULL, PRESETS, SHORT
-from agentrig_langgraph_sql.replies import sql_of, verdict_of
+from agentrig_langgraph_sql.replies import verdict_of
+from agentrig_spider.queries import sql_of
 
 VALUES = {name: f"<{name} {{x}}>" for name in FIELDS}
 

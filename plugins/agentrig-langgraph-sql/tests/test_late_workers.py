@@ -37,6 +37,7 @@ def start_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float) 
     monkeypatch.setattr(pool, "_SCRIPT", script)
 
 
+@pytest.mark.slow
 def test_hostile_queries_at_once_whose_workers_start_late(
     database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

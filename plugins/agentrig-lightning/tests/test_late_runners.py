@@ -113,6 +113,7 @@ def figures(folder: Path) -> list[tuple[Any, ...]]:
     return [tuple(str(line[name]) for name in names) for line in lines]
 
 
+@pytest.mark.slow
 def test_one_joins_late_one_is_killed_and_one_leaves(
     model: ModelServer,
     tmp_path: Path,

@@ -38,20 +38,24 @@ def ran(tmp_path_factory: pytest.TempPathFactory, toy_file: str) -> tuple[dict[s
     return found, folder
 
 
+@pytest.mark.slow
 def test_the_network_is_not_used(ran: tuple[dict[str, Any], Path]) -> None:
     log = (ran[1] / "network.log").read_text()
     hosts = {line.split()[1] for line in log.splitlines() if line.startswith("socket.")}
     assert hosts == {"192.0.2.1"}, log  # the one that the agent `lit-fails` tries, to show that it would be seen
 
 
+@pytest.mark.slow
 def test_litellm_is_not_imported(ran: tuple[dict[str, Any], Path]) -> None:
     assert ran[0]["litellm"] == []
 
 
+@pytest.mark.slow
 def test_no_log_files_are_left(ran: tuple[dict[str, Any], Path]) -> None:
     assert [f.name for f in ran[1].glob("*.log")] == ["network.log"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", ["lit", "lit-async", "lit-emits"])
 def test_an_unchanged_agent(ran: tuple[dict[str, Any], Path], agent: str) -> None:
     rollouts = ran[0][agent]
@@ -66,11 +70,13 @@ def test_an_unchanged_agent(ran: tuple[dict[str, Any], Path], agent: str) -> Non
         assert triplet["reward"] == r["value"]
 
 
+@pytest.mark.slow
 def test_an_agent_that_raises_is_a_typed_failure(ran: tuple[dict[str, Any], Path]) -> None:
     assert {r["failure"] for r in ran[0]["lit-fails"]} == {"agent-error"}
     assert "no such column" in ran[0]["lit-fails"][0]["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", ["lit-agentops", "lit-agentops-async"])
 def test_their_agentops_tracer(ran: tuple[dict[str, Any], Path], agent: str) -> None:
     rollouts = ran[0][agent]
@@ -86,6 +92,7 @@ def test_their_agentops_tracer(ran: tuple[dict[str, Any], Path], agent: str) -> 
         assert (triplet["response"], triplet["logprobs"]) == ("odd", [-0.25] * 3)
 
 
+@pytest.mark.slow
 def test_their_opentelemetry_tracer(ran: tuple[dict[str, Any], Path]) -> None:
     rollouts = ran[0]["lit-otel"]
     assert [r["message"] for r in rollouts if r["failure"]] == []
@@ -94,6 +101,7 @@ def test_their_opentelemetry_tracer(ran: tuple[dict[str, Any], Path]) -> None:
     assert all(any("annotation" in n or "reward" in n for n in r["names"]) for r in rollouts)
 
 
+@pytest.mark.slow
 def test_their_adapter(ran: tuple[dict[str, Any], Path]) -> None:
     for r in ran[0]["lit-triplets"]:
         (triplet,) = r["triplets"]
@@ -102,6 +110,7 @@ def test_their_adapter(ran: tuple[dict[str, Any], Path]) -> None:
     assert all(len(r["triplets"]) == 1 for r in ran[0]["lit-all"])
 
 
+@pytest.mark.slow
 def test_their_algorithm(ran: tuple[dict[str, Any], Path]) -> None:
     rows = json.loads((ran[1] / "lit-sweep.json").read_text())
     assert sorted(r["number"] for r in rows) == list(range(6))
@@ -123,6 +132,7 @@ def test_their_algorithm(ran: tuple[dict[str, Any], Path]) -> None:
     assert (run / "rollouts" / "train-00001.parquet").is_file()
 
 
+@pytest.mark.slow
 def test_observers_get_their_rollouts(ran: tuple[dict[str, Any], Path]) -> None:
     told = ran[0]["lit-sweep-told"]
     assert (told[0], told[-1]) == (["start", None], ["step", 1])
@@ -130,10 +140,12 @@ def test_observers_get_their_rollouts(ran: tuple[dict[str, Any], Path]) -> None:
     assert len(told) == 8
 
 
+@pytest.mark.slow
 def test_their_synchronous_algorithm(ran: tuple[dict[str, Any], Path]) -> None:
     assert ran[0]["lit-waiting"]["train_rollouts"] == 1
 
 
+@pytest.mark.slow
 def test_an_algorithm_gets_the_adapter_that_its_script_names(ran: tuple[dict[str, Any], Path]) -> None:
     (conversation,) = json.loads((ran[1] / "lit-waiting.json").read_text())
     user, assistant = conversation["messages"]
@@ -152,6 +164,7 @@ def test_an_algorithm_gets_an_adapter_of_theirs_as_it_is() -> None:
     assert trace_adapter(spec.build(spec.config())) is theirs
 
 
+@pytest.mark.slow
 def test_a_function_is_an_algorithm_and_gets_no_dataset(ran: tuple[dict[str, Any], Path]) -> None:
     """It takes the store and the user's resources; its agent, a function too, gets the resources that it stores."""
     rows = json.loads((ran[1] / "lit-first.json").read_text())

@@ -291,6 +291,7 @@ def register_agents():
 """
 
 
+@pytest.mark.slow
 def test_an_attempt_after_a_runner_died_has_its_number(tmp_path: Path) -> None:
     """In real processes: the third one answers."""
     file = tmp_path / "dying.py"

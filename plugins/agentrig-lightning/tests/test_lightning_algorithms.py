@@ -6,8 +6,8 @@ from typing import Any
 
 import agentrig_lightning as lightning
 import pytest
+from agentrig_lightning.algorithms import algorithm_of, datasets_for
 from agentrig_lightning.imports import import_lightning
-from agentrig_lightning.sources import algorithm_of, datasets_for
 
 from agentrig.errors import AgentrigError
 

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from model_server import ModelServer
+from quick import quick_first
 
 from agentrig import hookimpl
 from agentrig.errors import AgentrigError
@@ -39,24 +40,27 @@ def rows(folder: Path, name: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("uses", "named"),
-    [
-        ({"algorithm": "alg-waits", "agent": "builds-once"}, "runners of agent builds-once die before"),
-        (
-            {"algorithm": "alg-learns", "adapter": "broken"},
-            r"adapter-error: .* no template for this model \(lightning_faults",
-        ),
-        ({"algorithm": "alg-raises"}, r"the algorithm alg-raises raised KeyError: 'no such prompt' \(lightning_faults"),
-        ({"algorithm": "alg-breaksstore"}, "its store, failed: AttributeError.*_items"),
-        ({"algorithm": "alg-waits", "agent": "raises"}, "8 of 8 train rollouts failed"),
-        ({"algorithm": "alg-learns", "reward": "always"}, "all 8 rollouts got the reward 1"),
-        ({"algorithm": "alg-learns", "agent": "toy"}, ""),
-        ({"algorithm": "alg-waits", "reward": "always"}, ""),
-    ],
-    ids=["runner", "adapter", "algorithm", "store", "rollouts", "constant", "healthy", "no-learner"],
-)
-def test_what_breaks_is_named(plan: Callable[..., Plan], tmp_path: Path, uses: dict[str, str], named: str) -> None:
+WHAT_BREAKS: dict[str, tuple[dict[str, str], str]] = {
+    "runner": ({"algorithm": "alg-waits", "agent": "builds-once"}, "runners of agent builds-once die before"),
+    "adapter": (
+        {"algorithm": "alg-learns", "adapter": "broken"},
+        r"adapter-error: .* no template for this model \(lightning_faults",
+    ),
+    "algorithm": (
+        {"algorithm": "alg-raises"},
+        r"the algorithm alg-raises raised KeyError: 'no such prompt' \(lightning_faults",
+    ),
+    "store": ({"algorithm": "alg-breaksstore"}, "its store, failed: AttributeError.*_items"),
+    "rollouts": ({"algorithm": "alg-waits", "agent": "raises"}, "8 of 8 train rollouts failed"),
+    "constant": ({"algorithm": "alg-learns", "reward": "always"}, "all 8 rollouts got the reward 1"),
+    "healthy": ({"algorithm": "alg-learns", "agent": "toy"}, ""),
+    "no-learner": ({"algorithm": "alg-waits", "reward": "always"}, ""),
+}
+
+
+@pytest.mark.parametrize("what", quick_first(WHAT_BREAKS, ("algorithm", "healthy")))
+def test_what_breaks_is_named(plan: Callable[..., Plan], tmp_path: Path, what: str) -> None:
+    uses, named = WHAT_BREAKS[what]
     resolved = plan("runners.retries=0" if uses.get("agent") == "builds-once" else "run.seed=0", **uses)
     if not named:
         assert train(resolved)["train_rollouts"] == 8
@@ -67,6 +71,7 @@ def test_what_breaks_is_named(plan: Callable[..., Plan], tmp_path: Path, uses: d
     assert error["error"] in ("AgentrigError", "RunStopped")
 
 
+@pytest.mark.slow
 def test_an_algorithm_that_hears_nothing_is_left_behind(
     plan: Callable[..., Plan], tmp_path: Path, model: ModelServer, toy_file: str
 ) -> None:
@@ -83,6 +88,7 @@ def test_an_algorithm_that_hears_nothing_is_left_behind(
     assert [r["failure"] for r in rows(tmp_path, "train-00001")] == ["agent-error"] * 8
 
 
+@pytest.mark.slow
 def test_texts_are_tasks(plan: Callable[..., Plan], tmp_path: Path) -> None:
     train(plan(algorithm="alg-texts", agent="plain", reward="always"))
     found = rows(tmp_path, "train-00001")
@@ -104,6 +110,7 @@ class Ends:
         self.seen.append((rollout.mode, rollout.step))
 
 
+@pytest.mark.slow
 def test_rollouts_are_filed_by_mode_and_step(plan: Callable[..., Plan], tmp_path: Path) -> None:
     resolved, ends = plan(algorithm="alg-modes", agent="counts", reward="always"), Ends()
     resolved.registry.add_observer(ends, "ends")

@@ -14,6 +14,7 @@ PLUGIN = Path(__file__).parents[3] / "tests" / "support" / "lightning_keyless.py
 SMALL = ("algorithm.model=mini", "algorithm.max_length=0", "algorithm.max_tokens=60", "runners.n=1")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("server", ["embedded", pytest.param("vllm", marks=GPU)])
 def test_an_agent_without_the_runs_key_trains_on_our_servers(server: str, spider_dir: Path, tmp_path: Path) -> None:

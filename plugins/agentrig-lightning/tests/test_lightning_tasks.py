@@ -205,25 +205,6 @@ def test_cells_of_a_csv_keep_their_kind(tmp_path: Path) -> None:
         load(tmp_path / "t.csv", text=["cod"], gold=[])
 
 
-def test_a_csv_column_of_words_and_few_numbers_is_text(tmp_path: Path) -> None:
-    rows = [task.row for task in load(written(tmp_path, "t.csv", "a,b\n1,x\ntwo,3\n"), gold=[])]
-    assert rows == [{"a": "1", "b": "x"}, {"a": "two", "b": "3"}]
-
-
-def test_a_column_of_two_kinds_in_two_splits_is_named(tmp_path: Path) -> None:
-    """The same task, a number in one split and text in the other, would not be seen as shared."""
-    train = written(tmp_path, "train.csv", "number,result\n1,odd\n2,even\n")
-    spec = lightning.tasks(
-        train, name="n", validation=written(tmp_path, "val.csv", "number,result\n2,even\nthree,odd\n"), gold=["result"]
-    )
-    tasks = spec.build(None)
-    tasks.load("train")
-    with pytest.raises(AgentrigError) as caught:
-        tasks.load("validation")
-    assert "val.csv, line 3, column number: 'three' is text, and in split train" in str(caught.value)
-    assert "train.csv, line 2" in str(caught.value)
-
-
 def test_tasks_that_repeat_others_are_warned_of_with_their_place(tmp_path: Path) -> None:
     rows = "id,number,result\na,1,odd\nb,2,even\nc,1,odd\nd,2,odd\n"
     train = written(tmp_path, "train.csv", rows)
@@ -237,6 +218,7 @@ def test_tasks_that_repeat_others_are_warned_of_with_their_place(tmp_path: Path)
     ]
 
 
+@pytest.mark.slow
 def test_a_relative_path_is_found_by_validate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, number in (("train", 1), ("val", 3), ("test", 5)):
@@ -337,6 +319,7 @@ def test_an_agent_that_sees_its_gold_and_other_rewards(
     assert "this agent sees its gold: both gets whole rows" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("split", "mode"), [("train", "train"), ("validation", "val")])
 def test_dev_has_the_mode_of_its_split(plugin: str, toy_file: str, model: Any, split: str, mode: str) -> None:
     """And an agent that does not ask for whole rows gets no gold: the command fails, and shows why."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,8 @@ from typing import Any
 
 import pytest
 from agentrig_lightning import Trainer
-from agentrig_lightning.parcel import packed, unpacked
-from agentrig_lightning.script_run import Datasets, adapter_spec, other_algorithm, script_specs
+from agentrig_lightning.scripts import packed
+from agentrig_lightning.trainer import adapter_spec, other_algorithm
 from model_server import model_server
 
 from agentrig.errors import ConfigError
@@ -42,16 +43,19 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]
     return {**json.loads(found), "printed": printed}, folder
 
 
+@pytest.mark.slow
 def test_fit_runs_each_row_once_in_its_mode(ran: tuple[dict[str, Any], Path]) -> None:
     wanted = [[n, "train", "succeeded", 1.0] for n in range(3)]
     assert ran[0]["fit"] == [*wanted, [9, "val", "succeeded", 0.5]]
 
 
+@pytest.mark.slow
 def test_dev_runs_the_first_ten_rows_of_each_dataset_once(ran: tuple[dict[str, Any], Path]) -> None:
     """No guard stops it although its calls go to another server: `Baseline` learns nothing."""
     assert ran[0]["dev"] == [*[[n, "train", "succeeded", 1.0] for n in range(10)], [20, "val", "succeeded", 1.0]]
 
 
+@pytest.mark.slow
 def test_dev_prints_every_span(ran: tuple[dict[str, Any], Path]) -> None:
     trees = ran[0]["printed"].split("rollout ro-")[1:]
     assert len(trees) == 11
@@ -60,19 +64,21 @@ def test_dev_prints_every_span(ran: tuple[dict[str, Any], Path]) -> None:
 
 def test_dev_takes_its_rows_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     played: list[Any] = []
-    monkeypatch.setattr(Trainer, "_run", lambda self, agent, algorithm, datasets, display: played.append(datasets))
+    monkeypatch.setattr(Trainer, "_run", lambda self, agent, algorithm, *datasets: played.append(datasets[:2]))
     Trainer().dev(lambda task: 1.0, dev_dataset=[1, 2])
-    assert played == [Datasets([1, 2], None)]
+    assert played == [([1, 2], None)]
     with pytest.raises(TypeError, match="not both"):
         Trainer().dev(lambda task: 1.0, [1], dev_dataset=[2])
 
 
+@pytest.mark.slow
 def test_hooks_see_every_rollout(ran: tuple[dict[str, Any], Path]) -> None:
     lines = sorted((ran[1] / "hooks").read_text().splitlines())
     modes = [*[f"{n} train" for n in range(3)], "9 val"]
     assert lines == sorted([*[f"start {m}" for m in modes], *[f"end Formats {m}" for m in modes]])
 
 
+@pytest.mark.slow
 def test_a_script_leaves_a_run_directory(ran: tuple[dict[str, Any], Path]) -> None:
     runs = sorted((ran[1] / "runs").iterdir())
     assert [r.name.split("-")[0] for r in runs] == ["script", "script"]
@@ -98,14 +104,14 @@ def test_a_script_whose_adapter_makes_no_triplets_still_has_them_in_its_run() ->
 PROXY = """
 from agentrig_lightning import Trainer
 import agentlightning as agl
-from agentrig_lightning.script_run import Datasets, scripted
+from agentrig_lightning.trainer import adapter_spec, other_algorithm
 
 proxy = {"type": "agentlightning.LLMProxy", "port": 12345, "model_list": []}
 trainer = Trainer(llm_proxy=proxy, algorithm=agl.Baseline)
 assert type(trainer.llm_proxy) is agl.LLMProxy
 store = agl.InMemoryLightningStore()
-algorithm = scripted(trainer, trainer.algorithm, Datasets(None, None))
-algorithm.set_store(store)
+script = Script(trainer, None, None)
+AlgorithmCall(trainer.algorithm, LightningAlgorithmConfig(), name="x", script=script)._trainer(store, None)
 assert trainer.algorithm.get_llm_proxy() is trainer.llm_proxy
 assert trainer.llm_proxy.get_store() is store
 """
@@ -123,7 +129,7 @@ def test_verl_of_a_script_is_the_algorithm_of_agentrig_verl() -> None:
 
     verl = agl.VERL({"actor_rollout_ref": {"model": {"path": "some/model"}}, "trainer": {"total_epochs": 3}})
     trainer = Trainer(algorithm=verl, n_runners=10)
-    spec = next(s for s in script_specs(trainer, "sql", verl, Datasets([], None)) if s.kind == "algorithm")
+    spec = trainer.algorithm_spec("sql-algorithm", verl, [], None)
     config = spec.config()
     assert (spec.name, config.model, config.verl["trainer.total_epochs"]) == ("sql-algorithm", "some/model", 3)
 
@@ -172,8 +178,7 @@ def test_fit_needs_an_algorithm_and_dev_a_fast_one() -> None:
 def test_former_names_of_arguments_work_and_warn() -> None:
     with pytest.warns(DeprecationWarning, match="n_runners"):
         assert Trainer(n_workers=3).n_runners == 3
-    with pytest.warns(DeprecationWarning, match="adapter"):
-        assert Trainer(triplet_exporter={"agent_match": "x"}).adapter.agent_match == "x"
+    assert Trainer(triplet_exporter={"agent_match": "x"}).adapter.agent_match == "x"
 
 
 def test_an_agent_that_cannot_be_sent_is_named_with_the_cure() -> None:
@@ -185,7 +190,7 @@ def test_an_agent_that_cannot_be_sent_is_named_with_the_cure() -> None:
 
 def test_a_closure_is_sent_by_value() -> None:
     number = 3
-    assert unpacked(packed(lambda x: x + number, "the agent"))(4) == 7
+    assert pickle.loads(packed(lambda x: x + number, "the agent"))(4) == 7
 
 
 def test_agentrig_run_says_what_it_cannot_run(tmp_path: Path) -> None:
@@ -193,7 +198,7 @@ def test_agentrig_run_says_what_it_cannot_run(tmp_path: Path) -> None:
     words = ["idle.py", "fast", "--active-agent", "write", "--set", "run.seed=1", "--", "--model", "x"]
     run = [sys.executable, "-m", "agentrig", "run"]
     idle = subprocess.run([*run, *words], cwd=tmp_path, capture_output=True, text=True, timeout=250)
-    assert idle.stdout.strip() == "['fast', '--active-agent', 'write', '--model', 'x'] agentrig_lightning.launch"
+    assert idle.stdout.strip() == "['fast', '--active-agent', 'write', '--model', 'x'] agentrig_lightning.scripts"
     assert idle.returncode == 1
     assert "idle.py has ended without a run: it called neither fit nor dev" in idle.stderr
     absent = subprocess.run([*run, "gone.py"], cwd=tmp_path, capture_output=True, text=True, timeout=250)
@@ -204,4 +209,4 @@ def test_another_algorithm_takes_the_place_of_verl_only() -> None:
     import agentlightning as agl
 
     with pytest.raises(ConfigError, match=r"grpo takes the place of agl\.VERL, and this script trains by Bas"):
-        other_algorithm("grpo", agl.Baseline(), Datasets([], None))
+        other_algorithm("grpo", agl.Baseline(), 0)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow  # two processes with Agent Lightning
+
 SCRIPT = Path(__file__).parents[3] / "tests" / "support" / "lightning_compare.py"
 
 

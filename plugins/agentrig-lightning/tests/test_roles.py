@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from agentrig_lightning.joining import LightningRunners
-from agentrig_lightning.roles import wanted, with_roles
+from agentrig_lightning.joining import LightningRunners, wanted, with_roles
 
 from agentrig.errors import ConfigError
 from agentrig.plan import resolve

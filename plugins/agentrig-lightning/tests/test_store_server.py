@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from agentrig_lightning.joining import JOIN, Joining, address_of, checked_token
+from agentrig_lightning.joining import JOIN, address_of, checked_token
 from agentrig_lightning.remote import RemoteRunner, StoreAddress
 from agentrig_lightning.store import Store
 from agentrig_lightning.store_server import ServedStore
@@ -22,20 +22,20 @@ from agentrig.secrets import Secret
 TOKEN = "a-token-of-this-test-0123"
 
 
-def joining(**more: object) -> Joining:
+def made(port: int = 0) -> ServedStore:
     agent = {"name": "toy", "config": {}, "plugins": ["toy_plugin.py"]}
-    known = {"silent_s": 5.0, "deadline_s": 9.0, "retries": 1, "agent": agent, "token": TOKEN}
-    return Joining(**{"host": "127.0.0.1", "port": 0, **known, **more})  # type: ignore[arg-type]
+    offer = {"deadline_s": 9.0, "retries": 1, "agent": agent}
+    return ServedStore(Store(), address=("127.0.0.1", port), token=TOKEN, silent_s=5.0, offer=offer)
 
 
 @pytest.fixture
 def served() -> Iterator[ServedStore]:
-    made = ServedStore(Store(), joining())
-    made.start()
+    store = made()
+    store.start()
     try:
-        yield made
+        yield store
     finally:
-        made.stop()
+        store.stop()
 
 
 def test_every_route_asks_for_the_token(
@@ -91,7 +91,10 @@ def test_what_agent_lightnings_server_would_answer_badly_is_refused_in_words(
                 assert (refused.status_code, "traceback" in refused.text.lower()) == (400, False), refused.text[:300]
         large = {"rollouts": [{"input": "x" * 40_000_000}]}
         refused = runner.post("/v1/agl/queues/rollouts/enqueue", json=large)
-        assert (refused.status_code, refused.json()) == (413, {"error": "the body is longer than 8 MiB"})
+        assert (refused.status_code, refused.json()) == (
+            413,
+            {"error": "the body is longer than the 8 MiB that this server takes"},
+        )
         wrong = runner.post("/v1/agl/spans", json={"spans": ["x" * 10_000_000]})
         assert (wrong.status_code, len(wrong.content) < 5000) == (422, True)
         assert wrong.json()["detail"][0]["loc"][0] == "body"
@@ -135,7 +138,7 @@ def test_a_runner_of_another_version_is_named(served: ServedStore, caplog: pytes
 def test_an_address_in_use_is_named(served: ServedStore) -> None:
     port = int(served.url.rpartition(":")[2])
     with pytest.raises(AgentrigError, match=rf"cannot listen on 127.0.0.1:{port} \(runners.store\): Address already"):
-        ServedStore(Store(), joining(port=port)).start()
+        made(port).start()
 
 
 def test_a_dead_server_ends_the_run(served: ServedStore) -> None:
@@ -183,6 +186,7 @@ def test_a_model_on_loopback_is_refused_on_another_machine() -> None:
     assert RemoteRunner(StoreAddress("http://127.0.0.1:1", TOKEN), None, "w")._reachable(job) is job  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_runner_says_that_its_store_is_dead(served: ServedStore, toy_file: str) -> None:
     words = [sys.executable, "-m", "agentrig", "runner", "--plugin", toy_file, "-n", "1", "--store"]
     environment = {"AGL_STORE_TOKEN": TOKEN, "PATH": "/usr/bin:/bin"}

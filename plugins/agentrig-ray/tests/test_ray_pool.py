@@ -150,6 +150,7 @@ def test_an_agent_that_cannot_be_built_says_so_at_once(start: Callable[..., RayP
         pool.build_first(60)
 
 
+@pytest.mark.slow
 def test_a_node_without_the_plugins_file_gets_it(
     start: Callable[..., RayPool], endpoint: Endpoint, tmp_path: Path
 ) -> None:

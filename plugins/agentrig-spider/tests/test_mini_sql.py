@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -63,13 +63,6 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_hash_seed(tasks: MiniSq
     again = bytes_of(tmp_path / "again")
     assert len(again) == len(SEEN) + len(UNSEEN) + len(tasks.splits)
     assert again == bytes_of(tasks.folder)
-
-
-def test_another_seed_gives_other_rows_and_questions(tasks: MiniSql, tmp_path: Path) -> None:
-    assert in_a_process(tmp_path / "other", seed=1).wait() == 0
-    here, other = bytes_of(tasks.folder), bytes_of(tmp_path / "other")
-    assert here.keys() == other.keys()
-    assert not [name for name in here if here[name] == other[name]]
 
 
 def test_two_processes_may_generate_at_once(tasks: MiniSql, tmp_path: Path) -> None:
@@ -150,6 +143,7 @@ def test_every_gold_query_returns_something(splits: dict[str, list[Task]], split
         assert rows not in (["(0,)"], ["(None,)"]), task
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["test", "unseen"])
 def test_the_answer_to_another_question_is_rarely_right(splits: dict[str, list[Task]], split: str) -> None:
     by_database = defaultdict(list)
@@ -164,26 +158,6 @@ def test_the_answer_to_another_question_is_rarely_right(splits: dict[str, list[T
             tried += len(others)
     assert tried > 5000
     assert right / tried < 0.005
-
-
-@pytest.mark.parametrize("split", ["test", "unseen"])
-def test_a_query_with_one_word_wrong_is_rarely_right(splits: dict[str, list[Task]], split: str) -> None:
-    # Independent of the generator's filter: any word of the query is replaced by any other word of the same split.
-    words = Counter(w for t in splits[split] for w in re.findall(r"\w+", t.private["gold"]))
-    common = [word for word, _ in words.most_common(60)]
-    right = ran = 0
-    for task in splits[split][::6]:
-        sql, gold = task.private["gold"], rows_of(task, task.private["gold"])
-        for match in re.finditer(r"\w+", sql):
-            for word in common:
-                if word.lower() == match[0].lower():
-                    continue
-                rows = rows_of(task, sql[: match.start()] + word + sql[match.end() :])
-                if rows is not None:
-                    ran += 1
-                    right += rows == gold
-    assert ran > 1000
-    assert right / ran < 0.06  # aliases and `count ( column )` are correct too
 
 
 def test_no_mutant_of_the_generator_is_right(tasks: MiniSql) -> None:

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import sqlparse
-from agentrig_spider.rewards.lexing import MAX_LEXED, TooLong, official_text, order_matters
+from agentrig_spider.rewards.lexing import MAX_LEXED, TooLong, official_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,47 +56,6 @@ def test_agrees_with_sqlparse_on_token_soup(pieces: list[tuple[str, str]]) -> No
 @given(st.text(max_size=30))
 def test_agrees_with_sqlparse_on_any_text(text: str) -> None:
     assert_same(text)
-
-
-@pytest.mark.parametrize(
-    ("sql", "expected"),
-    [
-        ("SELECT a", "SELECT a"),
-        ("SELECT DISTINCT a", "SELECT  a"),
-        ("SELECT count(DISTINCT *)", "SELECT count( *)"),
-        ("SELECT 'distinct'", "SELECT 'distinct'"),
-        ('SELECT "distinct"', 'SELECT "distinct"'),
-        ("SELECT T1.distinct", "SELECT T1."),
-        ("SELECT [distinct], `distinct`", "SELECT [distinct], `distinct`"),
-        ("SELECT a -- distinct\n, b", "SELECT a -- distinct\n, b"),
-        ("a IS NOT DISTINCT FROM b", "a IS NOT  FROM b"),
-        ("SELECT 1; DROP TABLE t", "SELECT 1; "),
-        ("SELECT ';'; SELECT 2", "SELECT ';'; "),
-        ("SELECT 'it''s;' ; SELECT 2", "SELECT 'it''s;' ; "),
-        ("SELECT 1 -- one; two\n, 2; SELECT 3", "SELECT 1 -- one; two\n, 2; "),
-        ("/* a; b */ SELECT DISTINCT 1; SELECT 3", "/* a; b */ SELECT  1; "),
-        (
-            "WITH a AS (SELECT ';' AS b) SELECT DISTINCT b FROM a; DROP TABLE a",
-            "WITH a AS (SELECT ';' AS b) SELECT  b FROM a; ",
-        ),
-        ("SELECT $$distinct; $$, $t$;$t$; SELECT 2", "SELECT $$distinct; $$, $t$;$t$; "),
-        ("SELECT CATEGORY FROM t", "SELECT CATEGORY FROM t"),
-        ("SELECT '> ='", "SELECT '>='"),
-        ("SELECT YEAR ( CURDATE() ) AS y", "SELECT 2020AS y"),
-        ("  \n", None),
-        ("", None),
-    ],
-)
-def test_official_text(sql: str, expected: str | None) -> None:
-    assert official_text(sql) == expected
-
-
-@pytest.mark.parametrize(
-    ("gold", "matters"),
-    [("SELECT a ORDER BY b", True), ("SELECT 'order by'", True), ("SELECT a ORDER  BY b", False), ("SELECT a", False)],
-)
-def test_order_matters(gold: str, matters: bool) -> None:
-    assert order_matters(gold) is matters
 
 
 HOSTILE = [

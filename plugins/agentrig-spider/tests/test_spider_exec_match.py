@@ -7,7 +7,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -194,14 +193,6 @@ def test_a_database_added_later_counts_at_once(database: Path) -> None:
         extra.unlink()
 
 
-def test_many_threads_agree(database: Path) -> None:
-    match = ExecMatch()
-    asked = [(f"SELECT id FROM band WHERE id <= {index % 7}", "SELECT id FROM band") for index in range(400)]
-    with ThreadPoolExecutor(8) as pool:
-        scores = list(pool.map(lambda pair: match.score(*pair, database), asked))
-    assert [score.value for score in scores] == [float(index % 7 >= 5) for index in range(400)]
-
-
 def _in_child(match: ExecMatch, database: str, answers: Any) -> None:
     values = [
         match.score(sql, "SELECT hex(id) FROM band", database).value
@@ -231,12 +222,6 @@ def test_processes_share_nothing(database: Path, method: Any) -> None:
 
 def _in_spawned(make: Any, database: str, answers: Any) -> None:
     _in_child(make(), database, answers)
-
-
-def test_no_threads_are_left(database: Path) -> None:
-    before = threading.active_count()
-    ExecMatch().score_many([(f"SELECT hex({index})", "SELECT hex(1)", database) for index in range(3)])
-    assert threading.active_count() == before
 
 
 def test_importing_is_light() -> None:

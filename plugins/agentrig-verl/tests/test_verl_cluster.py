@@ -171,6 +171,7 @@ def kept(session):
     return found
 
 
+@pytest.mark.slow
 def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, servers, monkeypatch):
     """All rollouts and all tokens are there once; verl trains with the advantages over rollouts."""
     import torch
@@ -382,6 +383,7 @@ def test_a_cluster_that_needs_a_token_is_reported():
     assert "RAY_AUTH_MODE" not in str(cluster._unreachable("10.0.0.1:6379", ConnectionError("no cluster")))
 
 
+@pytest.mark.slow
 def test_secrets_that_a_cluster_lacks_are_reported_per_node(ray_cluster):
     import ray
     from agentrig_verl import cluster

@@ -253,7 +253,7 @@ def proven(worker, tmp_path, monkeypatch):
         def step(version, held=None):
             proofs.before()
             transfer(worker)
-            server.swap(checkpoint.weights(worker.actor.engine.module), version)
+            server.take(checkpoint.weights(worker.actor.engine.module), version)
             state = dict(worker.actor.engine.module.state_dict()) if held is None else held
             proofs.after(version, [endpoint], [Server(state)])
             record.settle()
@@ -261,6 +261,7 @@ def proven(worker, tmp_path, monkeypatch):
         yield SimpleNamespace(step=step, record=record, worker=worker)
 
 
+@pytest.mark.slow
 def test_the_servers_are_proven_to_have_what_the_actor_sent(proven):
     for version in (0, 1, 2):
         proven.step(version)
@@ -274,6 +275,7 @@ def test_the_servers_are_proven_to_have_what_the_actor_sent(proven):
     assert found["notes"] == []
 
 
+@pytest.mark.slow
 def test_a_server_that_keeps_a_tensor_is_named(proven):
     from agentrig.errors import RunStopped
 

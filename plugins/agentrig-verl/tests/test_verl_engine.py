@@ -71,7 +71,7 @@ def agree(one: tuple[float, dict[str, Any]], other: tuple[float, dict[str, Any]]
         assert difference < 1e-5, f"{name}: {difference}"
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("tokens", [60, 1000])
 def test_loss_and_gradients_are_those_of_verls_engine(engines: tuple[Any, Any], seed: int, tokens: int) -> None:
     own, forest = engines
@@ -131,7 +131,7 @@ def test_only_a_loss_that_advantages_multiply_may_skip_them() -> None:
     assert not skips(sft_loss)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_log_probabilities_and_entropies_are_those_of_verls_engine(engines: tuple[Any, Any], seed: int) -> None:
     own, forest = engines
     rows = rows_like_a_step(seed)
@@ -190,22 +190,6 @@ def test_a_shared_token_is_computed_once(engines: tuple[Any, Any]) -> None:
     forest.tokens = type(forest.tokens)()
     update(forest, batch_of([*rows, ([9], [9], [0])], tokens=1000))
     assert (forest.tokens.computed, forest.tokens.traced) == (20 + 2, 22 + 22 + 23)
-
-
-def test_a_pass_has_the_tokens_that_verls_keys_leave_room_for(engines: tuple[Any, Any]) -> None:
-    from agentrig_verl.budget import room_of, tokens_of_a_pass
-    from agentrig_verl.rows import rows_of
-    from transformers import Qwen2Config
-
-    rows: Rows = [([1, 2, 3], [4], [1]), ([1], [2, 3, 4, 5], [1, 1, 0, 0])]
-    assert tokens_of_a_pass(batch_of(rows, tokens=77), rows_of(batch_of(rows)), 4.0) == 77
-    data = batch_of(rows, use_dynamic_bsz=False, micro_batch_size_per_gpu=3)
-    assert tokens_of_a_pass(data, rows_of(data), 4.0) == 3 * 5 * 4
-    shape = {"hidden_size": 1536, "num_hidden_layers": 28, "intermediate_size": 8960}
-    big, small = (Qwen2Config(vocab_size=n, **shape) for n in (151936, 1000))
-    assert 4 < room_of(big, checkpointing=True) < 5
-    assert 1.2 < room_of(big, checkpointing=False) < 1.3
-    assert 1 < room_of(small, checkpointing=True) < 1.1
 
 
 def test_rows_that_are_no_tree_of_positions_are_refused(engines: tuple[Any, Any]) -> None:

@@ -6,15 +6,15 @@ import importlib.util
 import json
 import os
 import shutil
-import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tracker_readers import records
 
 from agentrig.errors import ConfigError
 
@@ -90,21 +90,6 @@ def needs(name: str) -> Any:
     return pytest.importorskip(name, reason=f"{name} is not installed; pip install {name} for this test")
 
 
-def records(path: Path, kind: Any) -> Iterator[Any]:
-    """Read a run's file, which is the same log format for both: blocks of 32 KiB, and pieces that name their part."""
-    data, at, whole = path.read_bytes(), 7, b""
-    while at + 7 <= len(data):
-        left = 32768 - at % 32768
-        size, part = struct.unpack_from("<HB", data, at + 4) if left >= 7 else (0, 0)
-        if not part:  # the rest of a block is empty
-            at += left
-            continue
-        whole, at = whole + data[at + 7 : at + 7 + size], at + 7 + size
-        if part in (1, 4):  # all of it, or its last piece
-            yield kind.FromString(whole)
-            whole = b""
-
-
 def written(tmp_path: Path, pattern: str) -> Path:
     """Return the only file of the run; the working directory must be empty."""
     assert list((tmp_path / "cwd").iterdir()) == []
@@ -121,7 +106,8 @@ def test_wandb_writes_below_the_run_directory_and_marks_a_failed_run(track, tmp_
 
     from wandb.proto.wandb_internal_pb2 import Record
 
-    kept = list(records(written(tmp_path, "wandb/offline-run-*/run-*.wandb"), Record))
+    file = written(tmp_path, "wandb/offline-run-*/run-*.wandb")
+    kept = [Record.FromString(data) for data in records(file, header=7)]
     (run,) = [r.run for r in kept if r.HasField("run")]
     assert (run.project, run.display_name) == ("agentrig", "mini")
     steps = [{i.key or i.nested_key[0]: i.value_json for i in r.history.item} for r in kept if r.HasField("history")]
@@ -132,7 +118,8 @@ def test_wandb_writes_below_the_run_directory_and_marks_a_failed_run(track, tmp_
 def swanlab_records(tmp_path: Path) -> list[Any]:
     from swanlab.proto.swanlab.record.v1.record_pb2 import Record
 
-    return list(records(written(tmp_path, "swanlab/run-*/run-*.swanlab"), Record))
+    file = written(tmp_path, "swanlab/run-*/run-*.swanlab")
+    return [Record.FromString(data) for data in records(file, header=7)]
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import torch
 from agentrig_verl.checks import MERGEABLE_LOSSES
 from agentrig_verl.manager import _figures
 from agentrig_verl.trajectories import Trajectory, trajectories_of
+from quick import quick_first
 from rollouts import rollout
 
 from agentrig import Triplet
@@ -173,7 +174,7 @@ def test_loss_and_gradients_are_those_of_the_separate_calls(engine: Any, packed:
     agree(found, expected)
 
 
-@pytest.mark.parametrize("loss", [*sorted(MERGEABLE_LOSSES), "gspo"])
+@pytest.mark.parametrize("loss", quick_first([*sorted(MERGEABLE_LOSSES), "gspo"], ("vanilla", "gspo")))
 def test_losses_of_single_tokens_are_allowed(engine: Any, loss: str) -> None:
     found, expected = (update(engine, batch_of(engine, laid_out(merged=m), packed=True), loss) for m in (True, False))
     if loss in MERGEABLE_LOSSES:
@@ -181,17 +182,6 @@ def test_losses_of_single_tokens_are_allowed(engine: Any, loss: str) -> None:
     else:
         with pytest.raises(AssertionError, match="not close"):
             agree((expected[0], found[1]), expected)
-
-
-def test_the_comparison_notices_trained_prompt_tokens(engine: Any) -> None:
-    right, wrong = laid_out(merged=True), laid_out(merged=True)
-    for trajectory in wrong:
-        ones = torch.ones_like(trajectory.fields["response_mask"])
-        trajectory.fields.update(response_mask=ones, loss_mask=ones)
-    expected, found = (update(engine, batch_of(engine, t, packed=True)) for t in (right, wrong))
-    assert found[0] != pytest.approx(expected[0], rel=0.05)
-    with pytest.raises(AssertionError, match="not close"):
-        agree((expected[0], found[1]), expected)
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from agentrig_grpo.naming import model_directory
-from agentrig_verl.tokenizer import warn
+from agentrig_verl.algorithm import warn_of_tokenizer as warn
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from agentrig.tokenizers import disagreement

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from agentrig_verl.recipes import recipes
-from agentrig_verl.settings import VerlConfig
-from agentrig_verl.workload import workload
+from agentrig_verl.settings import VerlConfig, workload
 
 from agentrig.hardware.memory import GB, KNOWN, estimate
 

@@ -39,17 +39,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let the server's process import the stand-in, and share a buffer by a file instead of a CUDA handle."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_IN), os.environ.get("PYTHONPATH", "")]))
 
     def shared(buffer: Any) -> dict[str, Any]:
-        with tempfile.NamedTemporaryFile(delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
             file.write(buffer.numpy().tobytes())
         buffer.set_(torch.from_file(file.name, shared=True, size=buffer.numel(), dtype=torch.uint8))
         return {"file": file.name, "size": buffer.numel()}
 
     monkeypatch.setattr(transfer, "shared", shared)
+    with tempfile.TemporaryDirectory() as folder:  # a buffer has 512 MB
+        yield
 
 
 Start = Callable[..., VllmServer]
@@ -65,7 +67,7 @@ def server(stand_in: None, model: Any, tmp_path: Path) -> Iterator[Start]:
             model=model.directory, name="policy", hardware=Cpu(), dtype=dtype, context=48,
             log=tmp_path / "server.log", sleeps=sleeps, seed=7,
         )  # fmt: skip
-        made.append(VllmServer(plan, VllmConfig(**settings)))
+        made.append(VllmServer(plan, VllmConfig(**{"chunk_mb": 1, **settings})))
         return made[-1]
 
     yield make

@@ -8,10 +8,9 @@ pytest.importorskip("torch")
 
 import torch
 from agentrig_vllm import transfer
-from agentrig_vllm.handle import cause_in, devices
+from agentrig_vllm.handle import devices
 
 from agentrig.errors import ConfigError
-from agentrig.processes.servers import ServerError
 
 CPU = torch.device("cpu")
 
@@ -53,22 +52,6 @@ def test_tensors_arrive_rounded_whatever_their_sizes(announced):
     assert len(announced) == 2
 
 
-def test_a_message_is_no_larger_than_the_buffer(announced):
-    sender = transfer.Sender(torch.float32, 1 << 12)
-    for message in sender.messages(((f"t{i}", torch.ones(100)) for i in range(100)), CPU):
-        ends = [entry["offset"] + 400 for entry in message["tensors"]]
-        assert max(ends) <= 1 << 12
-        assert all(entry["offset"] % transfer.ALIGNED == 0 for entry in message["tensors"])
-    assert announced == [1 << 12]
-
-
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1e39])
-def test_numbers_that_are_not_finite_are_not_sent(announced, wrong):
-    weights = {"fine": torch.ones(4), "wrong": torch.ones(4, dtype=torch.float64) * wrong}
-    with pytest.raises(ServerError, match="not finite: wrong"):
-        list(transfer.Sender(torch.bfloat16, 4096).messages(weights.items(), CPU))
-
-
 @pytest.mark.parametrize(
     ("visible", "own", "other", "expected"),
     [
@@ -87,13 +70,3 @@ def test_the_server_sees_its_gpu_first_and_the_learners_too(visible, own, other,
 def test_a_gpu_that_is_not_there_is_an_error():
     with pytest.raises(ConfigError, match=r"\[server\] device = 2: the run sees 2 GPUs"):
         devices("0,1", own=0, other=2)
-
-
-def test_the_cause_of_a_failed_start_is_found_above_vllms_hint():
-    log = (
-        "(EngineCore pid=9) ERROR 11-22 10:00:00 [core.py:1135] ValueError: Free memory on device cuda:0 is less\n"
-        "(APIServer pid=8) Traceback (most recent call last):\n"
-        "(APIServer pid=8) RuntimeError: Engine core initialization failed. See root cause above.\n"
-    )
-    assert cause_in(log) == ": ValueError: Free memory on device cuda:0 is less"
-    assert cause_in("INFO all is well\n") == ""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 import os
 import secrets
-import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -15,6 +13,7 @@ from urllib.parse import quote
 
 import attrs
 
+from agentrig.endpoints import address_of
 from agentrig.errors import AgentrigError
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ BODY_LIMIT = 16 << 20
 
 MOST = 1024
 """Most connections."""
-
-ANY_HOST = ("0.0.0.0", "::")
 
 Take = Callable[[Any], tuple[int, Mapping[str, Any]]]
 """Gets the JSON value of a request, in the listener's thread; returns the reply's status and JSON object."""
@@ -75,21 +72,21 @@ class Listener:
     _starting = threading.Lock()
 
     def __init__(self, host: str = "127.0.0.1", name: str = "") -> None:
-        from agentrig.http_server import ServerThread
+        from agentrig.http_server import Access, ServerThread, listen
 
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            listener = socket.create_server((host, 0), family=family)
+            listener = listen(host)
         except OSError as error:
             raise AgentrigError(
                 f"no callbacks can be taken: this machine cannot listen on {host} ({error.strerror or error}); name "
                 "an address of this machine"
             ) from None
-        reached = name or (socket.gethostname() if host in ANY_HOST else host)
-        self.url = f"http://{f'[{reached}]' if ':' in reached else reached}:{listener.getsockname()[1]}"
+        port = listener.getsockname()[1]
+        self.url = address_of(host, port, name)
         self._doors: dict[str, tuple[str, Take]] = {}
         self._ended: OrderedDict[str, tuple[str, Take]] = OrderedDict()
-        self._server = ServerThread(self._app, listener, "callbacks", most=MOST)
+        app = Access(self._app, self._admit, host=host, port=port, name=name, limit=BODY_LIMIT)
+        self._server = ServerThread(app, listener, "callbacks", most=MOST)
 
     @classmethod
     def shared(cls, host: str = "127.0.0.1", name: str = "") -> Listener:
@@ -122,39 +119,31 @@ class Listener:
         """Stop listening."""
         self._server.stop()
 
-    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from agentrig.http_server import reply
-
-        status, value = await self._handled(scope, receive)
-        # After a refusal the rest of the body is not read.
-        await reply(send, status, dict(value), {"connection": "close"} if status >= 400 else None)
-
-    async def _handled(self, scope: Scope, receive: Receive) -> tuple[int, Mapping[str, Any]]:
-        from agentrig.http_server import BodyTooLong, read_body
+    def _admit(self, scope: Scope) -> bool:
+        from agentrig.http_server import Refused, bearer, same
 
         if scope["method"] != "POST":
-            return _refused(405, "an answer is posted: send POST")
+            raise Refused("an answer is posted: send POST", status=405)
         path = scope["path"].removeprefix("/")
         door = self._doors.get(path) or self._ended.get(path)
         if door is None:
-            return _refused(410, "no rollout is under way at this address: it has ended, or the address is wrong")
-        key, take = door
-        kind, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
-        if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), key.encode()):
-            return _refused(401, "this address asks for its own key: send `Authorization: Bearer KEY`")
-        scope["agentrig.connection"].prove()
+            text = "no rollout is under way at this address: it has ended, or the address is wrong"
+            raise Refused(text, status=410)
+        if not same(bearer(scope), door[0]):
+            raise Refused("this address asks for its own key: send `Authorization: Bearer KEY`", status=401)
+        scope["agentrig.take"] = door[1]
+        return True
+
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from agentrig.http_server import Refused, reply
+
         try:
-            value = json.loads(await read_body(receive, BODY_LIMIT) or b"", parse_constant=_refuse_constant)
-        except BodyTooLong:
-            return _refused(413, f"the body is longer than {BODY_LIMIT >> 20} MiB")
+            value = json.loads((await receive())["body"], parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
-            return _refused(400, f"the body is no JSON: {error}")
-        return take(value)
+            raise Refused(f"the body is no JSON: {error}") from None
+        status, answer = scope["agentrig.take"](value)
+        await reply(send, status, dict(answer), {"connection": "close"} if status >= 400 else None)
 
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no value of JSON")
-
-
-def _refused(status: int, why: str) -> tuple[int, Mapping[str, Any]]:
-    return status, {"error": why}

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from agentrig.endpoints import Endpoint
-from agentrig.gateway.book import Book, Call, Opened, Refused
+from agentrig.gateway.book import Book, Call, Opened
 from agentrig.gateway.connections import Connections
 from agentrig.gateway.dialects import Chat, Dialect
 from agentrig.gateway.forward import Exchange
 from agentrig.gateway.messages import Messages
 from agentrig.gateway.responses import Responses
-from agentrig.http_server import BodyTooLong, Receive, Scope, Send, read_body, reply
+from agentrig.http_server import Receive, Refused, Scope, Send, bearer, reply, same
 
 OPEN, CLOSE = "/agentrig/open", "/agentrig/close"
 """The routes of runners; they ask for the run's token."""
@@ -56,43 +56,46 @@ class Gateway:
         models: Mapping[str, Endpoint | None] | None = None,
         own: Collection[str] = (),
     ) -> None:
-        self._token, self._sampling, self._limit = token.encode(), sampling, limit
+        self._token, self._sampling, self._limit = token, sampling, limit
         self._models, self._own = models or {}, own
         self.book, self._connections = Book(), Connections()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         path: str = scope["path"]
-        dialect: Dialect = Chat()
-        try:
-            if path in (OPEN, CLOSE):
-                await self._control(path, scope, headers, receive, send)
-                return
-            rollout, _, route = path.removeprefix(ROLLOUTS).rpartition("/v1/")
-            dialect = DIALECTS.get(route, dialect)
-            opened = self.book.caller(rollout if path.startswith(ROLLOUTS) else "", _key(headers))
-            scope["agentrig.connection"].prove()
-            if route in DIALECTS and scope["method"] == "POST":
-                await self._call(opened, route, scope, headers, receive, send)
-            elif route == "models" and scope["method"] == "GET":
-                same = {"object": "model", "created": 0, "owned_by": "agentrig"}
-                listed = [{"id": name, **same} for name in dict.fromkeys((opened.upstream.model, *self._models))]
-                await reply(send, 200, {"object": "list", "data": listed})
-            else:
-                raise Refused(
-                    f"the gateway has no {scope['method']} /v1/{route}; it has POST /v1/"
-                    f"{', POST /v1/'.join(DIALECTS)} and GET /v1/models",
-                    status=404,
-                    code="not_found",
-                )
-        except Refused as refused:
-            body = dialect.error(str(refused), status=refused.status, code=refused.code, param=refused.param)
-            await reply(send, refused.status, body, {"connection": "close"})
+        if path in (OPEN, CLOSE):
+            await self._control(path, receive, send)
+            return
+        route, opened = _route(scope), scope["agentrig.opened"]
+        if route in DIALECTS and scope["method"] == "POST":
+            await self._call(opened, route, scope, receive, send)
+        elif route == "models" and scope["method"] == "GET":
+            listed = [
+                {"id": name, "object": "model", "created": 0, "owned_by": "agentrig"}
+                for name in dict.fromkeys((opened.upstream.model, *self._models))
+            ]
+            await reply(send, 200, {"object": "list", "data": listed})
+        else:
+            raise Refused(
+                f"the gateway has no {scope['method']} /v1/{route}; it has POST /v1/"
+                f"{', POST /v1/'.join(DIALECTS)} and GET /v1/models",
+                status=404,
+                code="not_found",
+            )
 
-    async def _call(
-        self, opened: Opened, route: str, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send
-    ) -> None:
+    def admit(self, scope: Scope) -> bool:
+        """Refuse a request without the token, or without the key of its rollout."""
+        if scope["path"] in (OPEN, CLOSE):
+            if not same(_key(scope), self._token):
+                text = "only the run's runners open and close rollouts: they bring the run's token"
+                raise Refused(text, status=401, code="invalid_token")
+        else:
+            rollout = scope["path"].removeprefix(ROLLOUTS).rpartition("/v1/")[0]
+            known = rollout if scope["path"].startswith(ROLLOUTS) else ""
+            scope["agentrig.opened"] = self.book.caller(known, _key(scope))
+        return True
+
+    async def _call(self, opened: Opened, route: str, scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.current_task()
         assert task is not None
         call = Call(task=task)
@@ -103,7 +106,7 @@ class Gateway:
                 call=call,
                 route=route,
                 dialect=DIALECTS[route],
-                headers=headers,
+                headers={name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]},
                 receive=receive,
                 send=send,
                 abort=scope["agentrig.connection"].transport.abort,
@@ -116,21 +119,12 @@ class Gateway:
         finally:
             opened.calls.discard(call)
 
-    async def _control(self, path: str, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
+    async def _control(self, path: str, receive: Receive, send: Send) -> None:
         """Open or close a rollout."""
-        if not hmac.compare_digest(_key(headers).encode(), self._token):
-            text = "only the run's runners open and close rollouts: they bring the run's token"
-            raise Refused(text, status=401, code="invalid_token")
-        scope["agentrig.connection"].prove()
         try:
-            body = await read_body(receive, CONTROL_LIMIT)
-            if body is None:
-                return
-            sent = json.loads(body)
+            sent = json.loads((await receive())["body"])
             rollout, upstream = str(sent["rollout"]), Endpoint(**sent["upstream"]) if path == OPEN else None
             attempt, key, measured = int(sent.get("attempt", 0)), sent.get("key"), bool(sent.get("measured"))
-        except BodyTooLong:
-            raise Refused("the body is too long", status=413, code="request_too_large") from None
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise Refused(f"this is no body of a runner: {error}", status=400, code="invalid_json") from None
         if upstream is not None:
@@ -145,7 +139,21 @@ class Gateway:
         await reply(send, 200, answer)
 
 
-def _key(headers: Mapping[str, str]) -> str:
+def limit(scope: Scope) -> int | None:
+    """Return the most bytes of a runner's body; a call reads its own, which is recorded."""
+    return CONTROL_LIMIT if scope["path"] in (OPEN, CLOSE) else None
+
+
+def form(refused: Refused, scope: Scope) -> dict[str, Any]:
+    """Return a refusal in the form of the API that the request speaks."""
+    return DIALECTS.get(_route(scope), Chat()).error(refused)
+
+
+def _route(scope: Scope) -> str:
+    """Return what a request calls below the base URL of its rollout."""
+    return str(scope["path"].rpartition("/v1/")[2])
+
+
+def _key(scope: Scope) -> str:
     """Return what a request brings as its key: OpenAI's clients as a bearer token, Anthropic's as `x-api-key`."""
-    kind, _, value = headers.get("authorization", "").partition(" ")
-    return value.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
+    return bearer(scope) or dict(scope["headers"]).get(b"x-api-key", b"").decode("latin-1")

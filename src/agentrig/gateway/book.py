@@ -11,27 +11,13 @@ from typing import Any
 import attrs
 
 from agentrig.endpoints import Endpoint
+from agentrig.http_server import Refused
 
 CALLS_AT_ONCE = 32
 """Calls of one rollout that the gateway passes on at once; more of them wait, so that no rollout takes all places."""
 
 CUT, GONE = "cut", "gone"
 """Why a call ended early: its rollout has ended, or its client has broken the connection."""
-
-
-class Refused(Exception):
-    """A call that is not passed on.
-
-    Args:
-        message: What is wrong, and what to do.
-        status: The HTTP status.
-        code: A short name of the reason.
-        param: The field of the request that is the reason; '' if it is none.
-    """
-
-    def __init__(self, message: str, *, status: int, code: str, param: str = "") -> None:
-        super().__init__(message)
-        self.status, self.code, self.param = status, code, param
 
 
 @attrs.define(eq=False, kw_only=True)

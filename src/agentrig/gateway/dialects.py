@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from agentrig.http_server import Refused, openai_error
+
 
 class StreamWriter(Protocol):
     """Writes a streamed chat completion in a dialect's form."""
@@ -40,7 +42,7 @@ class Dialect(Protocol):
         """Return the chat completion's request.
 
         Raises:
-            agentrig.gateway.book.Refused: It does not map to one.
+            agentrig.http_server.Refused: It does not map to one.
         """
         ...
 
@@ -52,7 +54,7 @@ class Dialect(Protocol):
         """Return what writes the streamed answer to `body`."""
         ...
 
-    def error(self, message: str, *, status: int, code: str, param: str = "") -> dict[str, Any]:
+    def error(self, refused: Refused) -> dict[str, Any]:
         """Return the body of an error."""
         ...
 
@@ -74,9 +76,9 @@ class Chat:
         """Return what passes events on."""
         return _Passing()
 
-    def error(self, message: str, *, status: int, code: str, param: str = "") -> dict[str, Any]:
+    def error(self, refused: Refused) -> dict[str, Any]:
         """Return OpenAI's form."""
-        return openai_error(message, status=status, code=code, param=param)
+        return openai_error(refused)
 
 
 class _Passing:
@@ -85,13 +87,6 @@ class _Passing:
 
     def end(self) -> bytes:
         return b""
-
-
-def openai_error(message: str, *, status: int, code: str, param: str = "") -> dict[str, Any]:
-    """Return an error in OpenAI's form."""
-    kind = {401: "authentication_error", 410: "rollout_ended"}.get(status)
-    kind = kind or ("invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param or None, "code": code}}
 
 
 def sse(data: str, event: str = "") -> bytes:

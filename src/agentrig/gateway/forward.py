@@ -17,12 +17,12 @@ import attrs
 import orjson
 
 from agentrig.endpoints import Endpoint, sampled_as
-from agentrig.gateway.book import CUT, Call, Opened, Refused
+from agentrig.gateway.book import CUT, Call, Opened
 from agentrig.gateway.connections import FAILED, Connections
 from agentrig.gateway.dialects import Chat, Dialect, StreamWriter
 from agentrig.gateway.mapping import ELSEWHERE
 from agentrig.gateway.responses import Responses
-from agentrig.http_server import BodyTooLong, Receive, Send, read_body, reply
+from agentrig.http_server import BodyTooLong, Receive, Refused, Send, read_body, reply
 from agentrig.text import cut, parsed, words_of
 from agentrig.traces import ASKED, IGNORED, LLM_CALL, PARENT, SERVER
 from agentrig.tracing.recorder import server_of
@@ -119,11 +119,11 @@ class Exchange:
                     await self._forward()
         except Refused as refused:
             self._record({}, error=f"HTTP {refused.status}: {refused}")
-            await self._refuse(str(refused), status=refused.status, code=refused.code, param=refused.param)
+            await self._refuse(refused)
         except FAILED as error:
             reason = f"the model's server at {self._upstream.base_url} failed: {words_of(error)}"
             self._record({}, error=reason)
-            await self._refuse(reason, status=502, code="upstream_failed")
+            await self._refuse(Refused(reason, status=502, code="upstream_failed"))
         except asyncio.CancelledError:
             if not self.call.ended:
                 raise  # the gateway itself ends
@@ -132,11 +132,11 @@ class Exchange:
                 task.uncancel()
             self._record({}, error=ENDED[self.call.ended])
             if self.call.ended == CUT:
-                await self._refuse(ENDED[CUT], status=410, code="rollout_ended")
+                await self._refuse(Refused(ENDED[CUT], status=410, code="rollout_ended"))
         except Exception as error:  # a fault of the gateway itself: the client must not wait for ever
             log.exception("a call failed")
             self._record({}, error=f"the gateway failed: {words_of(error)}")
-            await self._refuse(f"the gateway failed: {words_of(error)}", status=500, code="gateway_failed")
+            await self._refuse(Refused(f"the gateway failed: {words_of(error)}", status=500, code="gateway_failed"))
         finally:
             if watching is not None:
                 watching.cancel()
@@ -287,7 +287,7 @@ class Exchange:
         except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
             reason = f"the model's server answered no chat completion: {words_of(error)}"
             self._record({"response": {"text": content[:2000].decode("utf-8", "replace")}}, error=reason)
-            await self._refuse(reason, status=502, code="upstream_failed")
+            await self._refuse(Refused(reason, status=502, code="upstream_failed"))
             return
         self._record_calls(calls, plain=plain)
         await self._respond(200, body)
@@ -318,7 +318,7 @@ class Exchange:
             message, code, param = cut(text, 2000), "upstream_error", ""
         if response.status == 400 and param and not self._fixed:
             message = f"{message} (the run's model; {ELSEWHERE})"
-        shown = self.dialect.error(message, status=response.status, code=code, param=param)
+        shown = self.dialect.error(Refused(message, status=response.status, code=code, param=param))
         await self._respond(response.status, json.dumps(shown).encode(), kept)
 
     async def _stream(self, response: aiohttp.ClientResponse) -> None:
@@ -429,12 +429,12 @@ class Exchange:
             self.opened.spans.append(json.dumps(above).encode())
         self.opened.spans.append(orjson.dumps(span) if plain else json.dumps(span).encode())
 
-    async def _refuse(self, message: str, *, status: int, code: str, param: str = "") -> None:
+    async def _refuse(self, refused: Refused) -> None:
         if self._began:
             self.abort()
             return
-        body = json.dumps(self.dialect.error(message, status=status, code=code, param=param)).encode()
-        await self._respond(status, body, {"connection": "close"} if status in (410, 413) else {})
+        body = json.dumps(self.dialect.error(refused)).encode()
+        await self._respond(refused.status, body, {"connection": "close"} if refused.status in (410, 413) else {})
 
     async def _respond(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         self._began = True

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agentrig.gateway.book import Refused
+from agentrig.http_server import Refused
 
 SAMPLING = frozenset(
     (

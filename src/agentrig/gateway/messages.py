@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from agentrig.gateway.book import Refused
 from agentrig.gateway.dialects import Earlier, StreamWriter, sse
 from agentrig.gateway.mapping import check_fields, choice_of, content_of, error_in, listed, sampled, unfit
+from agentrig.http_server import Refused
 
 MAPPED = ("model", "messages", "system", "max_tokens", "stop_sequences", "tools", "tool_choice", "stream", "metadata")
 """Fields that have a counterpart in a chat completion."""
@@ -76,9 +76,9 @@ class Messages:
         """Return what writes the events."""
         return _Writer()
 
-    def error(self, message: str, *, status: int, code: str, param: str = "") -> dict[str, Any]:
+    def error(self, refused: Refused) -> dict[str, Any]:
         """Return Anthropic's form."""
-        return {"type": "error", "error": {"type": KINDS.get(status, "api_error"), "message": message}}
+        return {"type": "error", "error": {"type": KINDS.get(refused.status, "api_error"), "message": str(refused)}}
 
 
 # --- the request ------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from agentrig.gateway.book import Refused
-from agentrig.gateway.dialects import Earlier, StreamWriter, openai_error, sse
+from agentrig.gateway.dialects import Earlier, StreamWriter, sse
 from agentrig.gateway.mapping import check_fields, choice_of, content_of, error_in, listed, sampled, unfit
+from agentrig.http_server import Refused, openai_error
 
 MAPPED = (
     "model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_output_tokens", "text",
@@ -72,9 +72,9 @@ class Responses:
         """Return what writes the events."""
         return _Writer(body)
 
-    def error(self, message: str, *, status: int, code: str, param: str = "") -> dict[str, Any]:
+    def error(self, refused: Refused) -> dict[str, Any]:
         """Return OpenAI's form."""
-        return openai_error(message, status=status, code=code, param=param)
+        return openai_error(refused)
 
     def conversation(self, body: Mapping[str, Any], earlier: Earlier, completion: dict[str, Any]) -> dict[str, Any]:
         """Return what `previous_response_id` refers to: the messages up to an answer, by its id; without instructions.

@@ -17,7 +17,7 @@ from agentrig.agents import Outcome
 from agentrig.endpoints import without_proxy
 from agentrig.errors import ConfigError
 from agentrig.grading.config import PARTS, JudgeConfig
-from agentrig.grading.memory import Memory
+from agentrig.grading.grade_cache import GradeCache
 from agentrig.rewards import Score
 from agentrig.tasks import Task
 from agentrig.text import json_text
@@ -60,7 +60,7 @@ class Judge:
         if not config.low < config.high:
             raise ConfigError(f"[reward] judge: low = {config.low:g} must be less than high = {config.high:g}")
         self._url = f"{config.base_url.rstrip('/')}/chat/completions"
-        self._memory = Memory(Path(config.cache).expanduser() if config.cache else None)
+        self._cache = GradeCache(Path(config.cache).expanduser() if config.cache else None)
         self._lock = threading.Lock()
         self._calls = 0
         self._structured = config.structured
@@ -78,13 +78,13 @@ class Judge:
     def _score(self, task: Task, outcome: Outcome, budget_s: float) -> Score:
         messages = self._messages(task, outcome)
         key = json_text([self._config.model, self._rubric, self._config.low, self._config.high, messages])
-        known = self._memory.get(key)
+        known = self._cache.get(key)
         if known is None:
             try:
                 known = self._ask(messages, time.monotonic() + budget_s)
             except JudgeError as error:
                 return Score.invalid(f"the judge {error}", judge=self._url)
-            self._memory.put(key, known)
+            self._cache.put(key, known)
         grade, reason = float(known["grade"]), str(known["reason"])
         value = (grade - self._config.low) / (self._config.high - self._config.low)
         return Score(
@@ -118,7 +118,7 @@ class Judge:
             self._count()
             try:
                 return self._read(self._post(messages, left))
-            except _Again as error:
+            except _Retry as error:
                 why = str(error)
         raise JudgeError(f"did not grade in {TRIES} tries: {why}")
 
@@ -138,12 +138,12 @@ class Judge:
         except httpx.TimeoutException:
             raise JudgeError(f"at {self._url} did not reply within the budget (run.reward_budget_s)") from None
         except httpx.HTTPError as error:
-            raise _Again(f"{self._url} cannot be reached: {error or type(error).__name__}") from error
+            raise _Retry(f"{self._url} cannot be reached: {error or type(error).__name__}") from error
         if reply.status_code in (400, 422) and structured:
             self._structured = False  # an endpoint without response_format: the instructions ask for JSON too
-            raise _Again(f"{self._url} answered {reply.status_code}: {reply.text[:200]}")
+            raise _Retry(f"{self._url} answered {reply.status_code}: {reply.text[:200]}")
         if reply.status_code == 429 or reply.status_code >= 500:
-            raise _Again(f"{self._url} answered {reply.status_code}: {reply.text[:200]}")
+            raise _Retry(f"{self._url} answered {reply.status_code}: {reply.text[:200]}")
         if reply.status_code >= 400:
             raise JudgeError(f"at {self._url} refused the request: {reply.status_code} {reply.text[:200]}")
         return reply
@@ -154,10 +154,10 @@ class Judge:
             found = json.loads(text[text.index("{") : text.rindex("}") + 1])
             grade, reason = found["grade"], str(found.get("reason", ""))
         except (ValueError, KeyError, IndexError, TypeError):
-            raise _Again(f"its reply is no grade: {reply.text[:200]}") from None
+            raise _Retry(f"its reply is no grade: {reply.text[:200]}") from None
         low, high = self._config.low, self._config.high
         if isinstance(grade, bool) or not isinstance(grade, int | float) or not low <= grade <= high:
-            raise _Again(f"its grade {grade!r} is not a number from {low:g} to {high:g}")
+            raise _Retry(f"its grade {grade!r} is not a number from {low:g} to {high:g}")
         return {"grade": float(grade), "reason": reason}
 
 
@@ -165,7 +165,7 @@ class JudgeError(Exception):
     """The judge can't grade an answer; the text continues `the judge`."""
 
 
-class _Again(Exception):
+class _Retry(Exception):
     """This try gave no grade; another may."""
 
 

@@ -56,4 +56,5 @@ class Weighted:
             components=components,
             details=details,
             correct=None if late else scores[self._primary].correct,
+            calls=scores[self._primary].calls,
         )

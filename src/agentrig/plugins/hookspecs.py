@@ -316,7 +316,7 @@ def on_run_start(event: RunStart) -> None:
         Nothing; a returned value is ignored. The argument is a read-only copy.
 
     Called:
-        Once in a run, before its first rollout: with `plan_steps`, once the model is served. A resumed run calls it
+        Once in a run, before its first rollout: with `plan_steps`, once the agent is built. A resumed run calls it
         again. In the main process, in the thread `algorithm`. The run waits until it returns.
 
     If it raises:

@@ -66,7 +66,7 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
             with told_if_slow(f"importing plugin {plugin.name} ({plugin.origin})", leave_out):
                 plugins.append(_loaded(plugin, importer, manager))
         except (Exception, SystemExit) as error:  # SystemExit: a script without a main guard exits on import
-            text = str(error) if isinstance(error, PluginError) else _text_of(error)
+            text = str(error) if isinstance(error, PluginError) else words_of(error) + place_of(error, installed=True)
             text += _disagreement(plugin.origin, error)
             if strict or plugin.distribution == "file":
                 about = f"{plugin.distribution} {plugin.version}, {plugin.origin}"
@@ -217,10 +217,6 @@ def _specs(function: Callable[[], Any], kind: str, hook: str) -> list[Spec]:
         if not callable(getattr(spec, "build", print)):  # a recipe has none
             raise PluginError(f"{kind} {spec.name}: build must be a function that takes the config")
     return specs
-
-
-def _text_of(error: BaseException) -> str:
-    return f"{words_of(error)}{place_of(error, installed=True)}"
 
 
 def _disagreement(origin: str, error: BaseException) -> str:

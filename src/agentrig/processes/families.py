@@ -10,7 +10,8 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from multiprocessing import forkserver, resource_tracker
 from typing import NoReturn
 
 import psutil
@@ -60,7 +61,7 @@ def end_families(leaders: Collection[int], marks: Collection[str]) -> None:
         psutil.wait_procs(list(found.values()), timeout=0.2)
 
 
-def guard() -> None:
+def guard(after_run: Callable[[], None] = lambda: None) -> None:
     """Fork, and return in the forked process: a runner. This one guards it, and ends when the runner has ended.
 
     The guard adopts every descendant of the runner whose parent ends, whatever its session and its variables are. It
@@ -69,8 +70,12 @@ def guard() -> None:
     of the agent's own. A guard that is killed takes the runner with it.
 
     What the runner prints goes through the guard too, at most `PRINTED` bytes in a minute.
+
+    Args:
+        after_run: Called by the guard if the run's process has ended without asking.
     """
     lead()
+    _leave_helpers()
     adopts = sys.platform == "linux"
     if adopts:
         adopt_orphans()
@@ -126,7 +131,17 @@ def guard() -> None:
     while ready := multiprocessing.connection.wait(list(output.sources), 0):  # the last words
         for source in output.sources.keys() & ready:
             output.forward(source)
+    if not asked and multiprocessing.connection.wait([run.sentinel], 0):
+        after_run()
     _leave_as(status.get(runner, 0))
+
+
+def _leave_helpers() -> None:
+    """Close the pipes to multiprocessing's own processes: one that reads an agent's bytes dies with a traceback."""
+    for helper, name in ((forkserver._forkserver, "_forkserver_alive_fd"), (resource_tracker._resource_tracker, "_fd")):
+        if (descriptor := getattr(helper, name)) is not None:
+            os.close(descriptor)
+            setattr(helper, name, None)  # an agent that needs it starts its own
 
 
 class _Output:

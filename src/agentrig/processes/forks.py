@@ -36,10 +36,7 @@ def start_process(context: Any, target: Callable[..., None], *arguments: Any) ->
         ours, theirs = context.Pipe()
         process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
         try:
-            with _started_clean():
-                resource_tracker.ensure_running()
-                with _signals_blocked():
-                    start_forkserver()
+            start_server()
             process.start()
         except (EOFError, OSError) as error:  # the server died, or dies just now
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -53,6 +50,18 @@ def start_process(context: Any, target: Callable[..., None], *arguments: Any) ->
         f"no runner can be started: the process that they are forked from died {TRIES} times in a row ({reason}). "
         "Was it killed, or is the memory or the number of processes or open files at its limit?"
     )
+
+
+def start_server() -> None:
+    """Start the process that others are forked from, unless it runs, and do not wait while it imports what they share.
+
+    Raises:
+        OSError: It can't be started.
+    """
+    with _started_clean():
+        resource_tracker.ensure_running()
+        with _signals_blocked():
+            start_forkserver()
 
 
 @contextmanager

@@ -33,6 +33,9 @@ UNLOCKED_S = 60.0
 INHERITED_S = 2.0
 """How long a child that is being started can hold the lock of its dead parent, seconds."""
 
+LEFT_S = 20.0
+"""How long a guard waits for the end of the other processes of a killed run, seconds."""
+
 AFTER_OTHERS = -200
 """Exit priority below multiprocessing's own, which are -100 and above."""
 
@@ -46,9 +49,9 @@ _own: tuple[Path, Lock] | None = None
 def temporary_files() -> Iterator[Path]:
     """Put all temporary files, also those of child processes, into this process's own folder.
 
-    The folder is removed when the process ends. If the process is killed, the next run removes the folder, because
-    its lock is free. Files that outlive a run on purpose stay elsewhere: Ray's sessions in their usual place, torch's
-    compiled kernels in the cache folder.
+    The folder is removed when the process ends. If the process is killed, a guard of its runners removes the folder, or
+    the next run does, because its lock is free. Files that outlive a run on purpose stay elsewhere: Ray's sessions in
+    their usual place, torch's compiled kernels in the cache folder.
     """
     before = {name: os.environ.get(name) for name in ("TMPDIR", VARIABLE)}
     directory = tempfile.tempdir
@@ -100,6 +103,24 @@ def sweep(common: Path) -> list[Path]:
         lock.release()
         swept.append(folder)
     return swept
+
+
+def remove_left() -> None:
+    """Remove the folder that this process has from its run, which was killed; the first of the run's guards does it.
+
+    It waits for the run's other processes: what still runs would write there, and guards still end what agents started.
+    """
+    folder = Path(os.environ.get(VARIABLE) or os.devnull)
+    lock = Lock(folder / LOCK)
+    if not (folder / LOCK).exists() or not lock.take():
+        return
+    end = time.monotonic() + LEFT_S
+    while time.monotonic() < end:
+        if all(each.pid == os.getpid() for each in marked(VARIABLE, str(folder))):
+            shutil.rmtree(folder, ignore_errors=True)
+            break
+        time.sleep(0.2)
+    lock.release()
 
 
 def _freed(lock: Lock) -> bool:

@@ -1,22 +1,30 @@
-"""A server in a process of its own: started, waited for, ended, and the last lines of its log for its errors."""
+"""A server in a process of its own: start, orders over a channel, end, and errors with the last lines of its log."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from agentrig.errors import AgentrigError
+from agentrig.processes.channel import Channel
 
 TAIL_BYTES = 1 << 16
 POLL_S = 0.2
-"""Seconds between two questions whether a server is ready."""
+"""Seconds between two questions whether a server is ready, or lives."""
+
+CAUSE = re.compile(r"\b(?:\w+\.)*\w*(?:Error|Exception): \S.*")
+SECOND_HAND = "See root cause above"
+LOOKED_THROUGH = 400
+"""Lines of the log in which the cause of a server's end is looked for: some servers log many after it."""
 
 
 class ServerError(AgentrigError):
@@ -32,9 +40,10 @@ class ServerProcess:
     Args:
         name: What messages call it, as `the LLM server`.
         command: The program and its arguments.
+        first: The first message of a channel to it; its end of the channel is the last argument of the command. None
+            for a server without one.
         log: File that its output is appended to; None for an unnamed one.
         environment: Its environment; None for this process's.
-        descriptors: Open files that it inherits.
     """
 
     def __init__(
@@ -42,26 +51,40 @@ class ServerProcess:
         name: str,
         command: Sequence[str],
         *,
+        first: Mapping[str, Any] | None = None,
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
-        descriptors: Sequence[int] = (),
     ) -> None:
-        self.name = name
+        self.name, self._log_path = name, log
         self._last_output = ""
+        self._asking = threading.Lock()
+        self._channel: Channel | None = None
+        theirs: Channel | None = None
+        if first is not None:
+            self._channel, theirs = Channel.pair()
+        descriptors = [] if theirs is None else [theirs.fileno()]
         self._log: IO[bytes] | None = _opened(log)
         try:
             self._process = subprocess.Popen(
-                command,
+                [*command, *map(str, descriptors)],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                pass_fds=tuple(descriptors),
+                pass_fds=descriptors,
                 env=environment,
                 start_new_session=True,
             )
         except OSError as error:
             self._log.close()
+            if self._channel is not None:
+                self._channel.close()
             raise ServerError(f"{name} cannot be started: {error}") from error
+        finally:
+            if theirs is not None:
+                theirs.close()
+        if self._channel is not None and first is not None:
+            with contextlib.suppress(OSError):  # it has died already: `receive` says so
+                self._channel.send(first)
 
     @property
     def pid(self) -> int:
@@ -76,7 +99,60 @@ class ServerProcess:
     def check(self) -> None:
         """Raise `ServerError` if it has died."""
         if self.exit_status is not None:
-            raise ServerError(f"{self.name} has died (exit status {self.exit_status}){self.tail()}")
+            raise self._died("")
+
+    def ask(
+        self, what: str, message: Mapping[str, Any], timeout_s: float, *, descriptor: int | None = None
+    ) -> dict[str, Any]:
+        """Send a message over the channel and return the answer; one thread at a time.
+
+        Args:
+            what: What the server is to do, for messages: `take new weights`.
+            message: JSON values.
+            timeout_s: Longest wait for the answer.
+            descriptor: An open file that goes with the message; it stays open here.
+
+        Raises:
+            ServerError: It has died, or does not answer in time: then it is stopped. Or its answer has an `error`.
+        """
+        with self._asking:
+            if self._channel is not None:
+                with contextlib.suppress(OSError):  # its end is closed: `receive` says so
+                    self._channel.send(message, descriptor=descriptor)
+            return self.receive(what, timeout_s)
+
+    def receive(self, what: str, timeout_s: float) -> dict[str, Any]:
+        """Return the next message of its channel; see `ask`."""
+        if self._channel is None:
+            raise ServerError(f"{self.name} is stopped: it cannot {what}")
+        end = time.monotonic() + timeout_s
+        try:
+            while True:
+                dead = self.exit_status is not None  # a child of its own may hold its end of the channel
+                with contextlib.suppress(TimeoutError):
+                    wait_s = 0.0 if dead else min(POLL_S, end - time.monotonic())
+                    answer: dict[str, Any] = self._channel.receive(max(0.0, wait_s))[0]
+                    if "error" in answer:
+                        raise ServerError(f"{self.name} could not {what}: {answer['error']}{self._where()}")
+                    return answer
+                if dead:
+                    raise EOFError
+                if time.monotonic() > end:
+                    break
+        except (EOFError, OSError):
+            self.wait(5.0)  # its end of the channel closes just before its exit status is known
+            self.stop()
+            raise self._died(f", asked to {what}") from None
+        self.stop()
+        raise ServerError(f"{self.name} did not {what} within {timeout_s:.0f} s{self.tail()}")
+
+    def _died(self, asked: str) -> ServerError:
+        cause = cause_in(self.tail(LOOKED_THROUGH))
+        status = f"(exit status {self.exit_status})"
+        return ServerError(f"{self.name} has died{asked} {status}{cause}{self._where()}{self.tail()}")
+
+    def _where(self) -> str:
+        return f"\n  its log: {self._log_path}" if self._log_path else ""
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
         """Return as soon as `ready()` is true; it is asked again and again while the server lives.
@@ -113,19 +189,30 @@ class ServerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: PermissionError for a zombie
             os.killpg(self.pid, signal.SIGKILL)  # its own group: what it started would outlive it
         self._process.wait()
-        self._last_output = self.tail()
+        self._last_output = self._output()
         self._log.close()
         self._log = None
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
     def tail(self, lines: int = 15) -> str:
         """Return the last lines of its log, to be added to a message; '' if it wrote nothing."""
+        last = self._output().splitlines()[-lines:]
+        return "\n  the end of its output:\n  " + "\n  ".join(last) if last else ""
+
+    def _output(self) -> str:
         if self._log is None:
             return self._last_output
         # Not by seek: the process shares the file's position.
         size = os.fstat(self._log.fileno()).st_size
-        text = os.pread(self._log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
-        last = text.splitlines()[-lines:]
-        return "\n  the end of its output:\n  " + "\n  ".join(last) if last else ""
+        return os.pread(self._log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
+
+
+def cause_in(lines: str) -> str:
+    """Return `: ` and the last error in a log that does not only name an earlier one; '' if there is none."""
+    found = [match[0] for line in lines.splitlines() if (match := CAUSE.search(line)) and SECOND_HAND not in line]
+    return f": {found[-1]}" if found else ""
 
 
 def _opened(log: Path | None) -> IO[bytes]:

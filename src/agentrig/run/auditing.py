@@ -7,10 +7,9 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrig.agents import Outcome
-from agentrig.audit.auditor import Audited, Auditor, audit
 from agentrig.audit.record import Row, Sources
 from agentrig.audit.sketch import FILE, Sketch
 from agentrig.audit.verdicts import LINKS, UNSEEN
@@ -24,6 +23,9 @@ from agentrig.run.splits import load_splits
 from agentrig.runners.scorer import Scorer
 from agentrig.tasks import Task
 from agentrig.traces import Span, Trace
+
+if TYPE_CHECKING:
+    from agentrig.audit.auditor import Audited, Auditor
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +82,8 @@ class Auditing:
             if self._auditor is not None:
                 self._judge(self._auditor.quick(step, line))
             return
+        from agentrig.audit.auditor import Auditor, audit  # imports numpy: no run needs it before its first step
+
         if sketch is not None:
             with writing(self._run / FILE.format(step)):
                 sketch.write(self._run)

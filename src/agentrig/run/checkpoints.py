@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError
 from agentrig.run.damage import CURES, read_object, writing
 from agentrig.run.files import flush, flush_tree, write_whole
@@ -37,6 +39,46 @@ TOKENIZER_FILES = (
     *("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja"),
 )
 """The files, or patterns of files, of a tokenizer in a Hugging Face directory."""
+
+STATE = Path("trainer") / "state.json"
+"""What the loop adds to the learner's checkpoint."""
+
+
+@attrs.define
+class Best:
+    """The weights that did best in validation so far: by accuracy, among equals by mean reward.
+
+    Attributes:
+        step: The step that made them.
+        accuracy: None before the first validation.
+        reward: The mean reward; None before the first validation.
+        kept: Whether the learner has a copy of them.
+    """
+
+    step: int = 0
+    accuracy: float | None = None
+    reward: float | None = None
+    kept: bool = False
+
+
+def write_state(directory: Path, *, step: int, weights_of: int, seed: int, best: Best) -> None:
+    """Write what the loop needs to go on from a checkpoint."""
+    state = {"step": step, "weights_of": weights_of, "seed": seed, "best": attrs.asdict(best)}
+    (directory / STATE).write_text(json.dumps(state) + "\n", "utf-8")
+
+
+def read_state(checkpoint: Path) -> tuple[int, Best]:
+    """Return the step that made a checkpoint's weights, and the best weights so far.
+
+    Raises:
+        CheckpointDamaged: The file is damaged.
+    """
+    try:
+        state = json.loads((checkpoint / STATE).read_text("utf-8"))
+        return state["weights_of"], Best(**state["best"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        what = f"{checkpoint / STATE} cannot be read ({type(error).__name__}: {error})"
+        raise CheckpointDamaged(checkpoint, what) from None
 
 
 class Checkpoints:

@@ -10,7 +10,6 @@ import hmac
 import json
 import random
 import secrets
-import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,18 @@ import attrs
 from agentrig.demonstrations import Call, Demonstrate, Reply, Turn
 from agentrig.endpoints import Endpoint
 from agentrig.errors import place_of
-from agentrig.http_server import BodyTooLong, Receive, Scope, Send, ServerThread, read_body, reply
+from agentrig.http_server import (
+    Access,
+    Receive,
+    Refused,
+    Scope,
+    Send,
+    ServerThread,
+    bearer,
+    listen,
+    openai_error,
+    reply,
+)
 from agentrig.tasks import Task
 from agentrig.text import words_of
 
@@ -90,22 +100,25 @@ def demonstrating(
             return None
         return conversations[int(number)] if int(number) < len(conversations) else None
 
+    def admit(scope: Scope) -> bool:
+        if of_key(bearer(scope)) is None:
+            raise Refused("this server needs the endpoint's own API key", status=401)
+        return True
+
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
-        key = headers.get(b"authorization", b"").decode("latin-1").removeprefix("Bearer ").strip()
-        conversation = of_key(key)
-        if conversation is None:
-            await _refuse(send, 401, "this server needs the endpoint's own API key")
-            return
-        scope["agentrig.connection"].prove()
+        conversation = of_key(bearer(scope))
+        assert conversation is not None
         if scope["method"] == "POST":
             await _answer(conversation, demonstrate, scope, receive, send)
         elif (scope["method"], scope["path"]) == ("GET", "/v1/models"):
             await reply(send, 200, {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
         else:
-            await _refuse(send, 404, "this server has GET /v1/models and POST /v1/chat/completions")
+            raise Refused("this server has GET /v1/models and POST /v1/chat/completions", status=404)
 
-    server = ServerThread(app, socket.create_server(("127.0.0.1", 0), backlog=128), "demonstrations")
+    listener = listen("127.0.0.1")
+    port = listener.getsockname()[1]
+    access = Access(app, admit, host="127.0.0.1", port=port, limit=LIMIT, form=openai_error)
+    server = ServerThread(access, listener, "demonstrations")
     url = f"http://127.0.0.1:{server.port}/v1"
     try:
         yield (
@@ -124,24 +137,18 @@ async def _answer(
 ) -> None:
     """Answer one of OpenAI's chat completions, whole or streamed."""
     try:
-        body = json.loads(await read_body(receive, LIMIT) or b"")
-    except BodyTooLong:
-        await _refuse(send, 413, f"the request is larger than {LIMIT} bytes")
-        return
+        body = json.loads((await receive())["body"])
     except (ValueError, RecursionError):
         body = None
     if not scope["path"].endswith("/chat/completions"):
         conversation.problem = f"the agent asks for {scope['path']}; demonstrations answer chat completions only"
-        await _refuse(send, 404, conversation.problem)
-        return
+        raise Refused(conversation.problem, status=404)
     if not isinstance(body, dict):
-        await _refuse(send, 400, "the body must be a JSON object")
-        return
+        raise Refused("the body must be a JSON object")
     asked = (demonstrate, body.get("messages") or [], body.get("tools") or [])
     said = await asyncio.to_thread(conversation.answer, *asked)  # a demonstrator may take its time
     if said is None:
-        await _refuse(send, 400, conversation.problem)
-        return
+        raise Refused(conversation.problem)
     message = message_of(said, f"call-{len(conversation.turns)}")
     end = "tool_calls" if said.tool_calls else "stop"
     if body.get("stream"):
@@ -165,11 +172,6 @@ def _events(message: Mapping[str, Any], end: str) -> bytes:
         for change, reason in ((delta, None), ({}, end))
     ]
     return b"".join(b"data: %b\n\n" % text.encode() for text in (*map(json.dumps, chunks), "[DONE]"))
-
-
-async def _refuse(send: Send, status: int, message: str) -> None:
-    error = {"error": {"message": message, "type": "invalid_request_error"}}
-    await reply(send, status, error, {"connection": "close"})
 
 
 def _head(kind: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from agentrig.rollouts import Rollout
 from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.damage import read_object, reading, writing
 from agentrig.run.files import append_line, put, sha256_of, write_whole
-from agentrig.run.rows import _call_schema, _schema, row_of
+from agentrig.run.rows import call_schema, rollout_schema, row_of
 from agentrig.text import storable
 
 ROLLOUTS = re.compile(r"[a-z]+-\d+\.parquet")
@@ -90,6 +91,11 @@ class RunDirectory:
             taken = self._lock.take()
         if not taken:
             raise RunInUse(f"a run is active in {self.path}: {self._lock.holder()}. Wait until it ends, or stop it")
+
+    def remove(self) -> None:
+        """Delete a new run's directory, with all its files."""
+        with writing(self.path):
+            shutil.rmtree(self.path)
 
     def release(self) -> None:
         """Allow other runs to use this directory."""
@@ -208,13 +214,13 @@ class RunDirectory:
         import pyarrow as pa
 
         rows = [row_of(r, (second or {}).get(r.id)) for r in rollouts]
-        return self._write_table(pa.Table.from_pylist(rows, schema=_schema(pa)), table_name(mode, step))
+        return self._write_table(pa.Table.from_pylist(rows, schema=rollout_schema(pa)), table_name(mode, step))
 
     def write_calls(self, rows: Sequence[Mapping[str, Any]], *, step: int) -> str:
         """Write where the calls of a step's rollouts went (see `StepTotals.rows`); return the file's SHA-256."""
         import pyarrow as pa
 
-        return self._write_table(pa.Table.from_pylist(rows, schema=_call_schema(pa)), table_name("calls", step))
+        return self._write_table(pa.Table.from_pylist(rows, schema=call_schema(pa)), table_name("calls", step))
 
     def _write_table(self, table: Any, name: str) -> str:
         import pyarrow.parquet as pq

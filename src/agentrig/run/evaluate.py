@@ -15,11 +15,10 @@ from typing import Any
 
 import attrs
 
-from agentrig.algorithms import Algorithm
+from agentrig.correctness import by_turn
 from agentrig.endpoints import Endpoint
 from agentrig.errors import ConfigError
 from agentrig.figures import wilson
-from agentrig.hardware import Hardware
 from agentrig.plan import Plan
 from agentrig.processes.ends import Interrupted, handling, name_of
 from agentrig.processes.scratch import temporary_files
@@ -54,6 +53,7 @@ class Evaluation:
         rollouts_per_s: All rollouts over `wall_s`.
         slices: Of each slice (`Task.slices`, and `calls`), its classes: correct and scored rollouts.
         wrong: Why answers are wrong, by the reward's `details["wrong"]`, to how many.
+        turns: At which turn rollouts became right or wrong (`agentrig.correctness.turn_of`), to how many.
         rollouts: All rollouts, with `keep`.
     """
 
@@ -66,6 +66,7 @@ class Evaluation:
     rollouts_per_s: float
     slices: Mapping[str, Mapping[str, tuple[int, int]]]
     wrong: Mapping[str, int]
+    turns: Mapping[str, int]
     rollouts: Sequence[Rollout] = attrs.field(default=(), repr=False)
     reasons: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
@@ -84,6 +85,7 @@ class Evaluation:
                 for name, classes in self.slices.items()
             },
             "wrong": dict(self.wrong),
+            "by_turn": dict(self.turns),
         }
 
 
@@ -126,8 +128,7 @@ def evaluate(
     scorer = setup.scorer()
     adapter = plan.build("adapter")
     figures = _Figures()
-    # The runner is there before the model's server starts.
-    with temporary_files(), closing(scorer), setup.first_runner() as pool, setup.gateway() as gateway:
+    with temporary_files(), closing(scorer), setup.runners() as pool, setup.gateway() as gateway:
         engine, runtime = setup.engine(scorer=scorer, adapter=adapter, pool=pool, gateway=gateway)
         engine.as_mode = as_mode
         serving: AbstractContextManager[Endpoint | Sequence[Endpoint]]
@@ -136,7 +137,9 @@ def evaluate(
         else:
             algorithm = looped(plan.build("algorithm"))
             assert hardware is not None
-            serving = _serving(setup, algorithm, hardware, checkpoint)
+            asks = "server" in inspect.signature(algorithm.serve).parameters
+            more: dict[str, Any] = {"server": setup.server()} if asks else {}
+            serving = algorithm.serve(hardware=hardware, checkpoint=checkpoint, **more)
 
         def body() -> None:
             with serving as served:
@@ -167,15 +170,6 @@ def evaluate(
     return figures.result()
 
 
-def _serving(
-    setup: Setup, algorithm: Algorithm, hardware: Hardware, checkpoint: Path | None
-) -> AbstractContextManager[Endpoint | Sequence[Endpoint]]:
-    """Let the algorithm serve a checkpoint; one that asks for a server gets the plan's."""
-    asks = "server" in inspect.signature(algorithm.serve).parameters
-    more: dict[str, Any] = {"server": setup.server()} if asks else {}
-    return algorithm.serve(hardware=hardware, checkpoint=checkpoint, **more)
-
-
 class _Figures:
     """Accumulates the results of rollouts."""
 
@@ -187,6 +181,7 @@ class _Figures:
         self.right = 0
         self.slices: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
         self.wrong: Counter[str] = Counter()
+        self.calls: list[Sequence[float | None]] = []
         self.rewards: list[float] = []
         self.kept: list[Rollout] = []
 
@@ -203,7 +198,9 @@ class _Figures:
             for name, part in slices_of(rollout).items():
                 self.slices[name][part][0] += bool(rollout.correct)
                 self.slices[name][part][1] += 1
-            if rollout.score is not None and (wrong := rollout.score.details.get("wrong")):
+            assert rollout.score is not None
+            self.calls.append(rollout.score.calls)
+            if wrong := rollout.score.details.get("wrong"):
                 self.wrong[str(wrong)] += 1
 
     def result(self) -> Evaluation:
@@ -223,6 +220,7 @@ class _Figures:
                 if len(parts) > 1
             },
             wrong=dict(self.wrong.most_common()),
+            turns=by_turn(self.calls),
             rollouts=tuple(self.kept),
             reasons=self.reasons,
         )

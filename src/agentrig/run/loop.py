@@ -13,55 +13,35 @@ An algorithm says what each call of a step is worth (its credit), how the model 
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import attrs
 
 from agentrig.algorithms import Algorithm, LoopAlgorithm
+from agentrig.background import in_background
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError
 from agentrig.hardware import Hardware
 from agentrig.learners import Learner, TrainSample
 from agentrig.ledger import LEFT_OUT_BY_CREDIT, ZERO_ADVANTAGE, Call, Entry
 from agentrig.rollouts import Rollout
-from agentrig.run.ahead import RolloutsAhead
-from agentrig.run.checkpoints import reading
+from agentrig.run.ahead import END_S, RolloutsAhead
+from agentrig.run.checkpoints import Best, read_state, reading, write_state
 from agentrig.run.guards import dead_server_first
 from agentrig.servers import MakeServer, Server
-from agentrig.tasks import tasks_of_step
+from agentrig.tasks import Task, tasks_of_step
 
 if TYPE_CHECKING:
     from agentrig.run.session import RunSession
 
 log = logging.getLogger(__name__)
-
-STATE = Path("trainer") / "state.json"
-"""What the loop adds to the learner's checkpoint."""
-
-
-@attrs.define
-class Best:
-    """The weights that did best in validation so far: by accuracy, among equals by mean reward.
-
-    Attributes:
-        step: The step that made them.
-        accuracy: None before the first validation.
-        reward: The mean reward; None before the first validation.
-        kept: Whether the learner has a copy of them.
-    """
-
-    step: int = 0
-    accuracy: float | None = None
-    reward: float | None = None
-    kept: bool = False
 
 
 class Loop:
@@ -86,23 +66,30 @@ class Loop:
         plan = self.algorithm.serving(session.hardware, session.checkpoint)
         plan = attrs.evolve(plan, seed=session.seed, log=session.directory / "server.log", sleeps=settings.server_sleep)
         with session.server(plan) as self.server, dead_server_first(self.server, session):
-            self.learner = learner = self.algorithm.learner(session)  # a server may start meanwhile
-            if session.checkpoint is not None:
+            if session.checkpoint is None:
+                session.plan_steps(settings.steps)
+                self.learner = learner = self._measure_and_load()
+                self._prove(0)  # the server has loaded the starting model itself, and answered with it until now
+            else:
+                self.learner = learner = self.algorithm.learner(session)  # a server may start meanwhile
                 with reading(session.checkpoint):
                     self._resume(session.checkpoint)
             self._deliver(session.first_step - 1)
             learner.ready()
-            session.plan_steps(settings.steps)  # a resumed run rewrites its directory from here on
-            if session.checkpoint is None:
-                session.report(self._greedy(), when="before", step=0)
-                if settings.validate_every:
-                    self._validate(0)
+            if session.checkpoint is not None:
+                session.plan_steps(settings.steps)  # a resumed run rewrites its directory from here on
+            elif settings.validate_every:
+                self._validate(0)
 
             step, ahead = session.first_step - 1, None
             while step < settings.steps and not (session.stopping or session.solved):
                 step += 1
                 staleness = 0 if ahead is None else settings.max_staleness
-                rollouts = self._rollouts(step) if ahead is None else ahead.rollouts()
+                if ahead is not None:
+                    rollouts = ahead.rollouts()
+                else:
+                    each, now = settings.group_size, self._sampling()
+                    rollouts = session.rollouts(self._tasks(step), n=each, endpoint=now, step=step, version=step - 1)
                 ahead = self._begin_rollouts(step + 1)
                 session.delivery.settle()
                 if settings.server_sleep:
@@ -117,11 +104,12 @@ class Loop:
                 if settings.server_sleep:
                     self.server.wake()
                 if learner.furthest is not None:
-                    gap, sample = learner.furthest
+                    (gap, sample), rollout = learner.furthest, rollouts[learner.furthest[1].rollout]
+                    node = next((t.node for t in rollout.triplets if t.prompt_ids is sample.prompt_ids), None)
                     session.delivery.sampled(
                         step=step,
                         difference=gap,
-                        call=_words(sample, rollouts),
+                        call=f"a call of {node or 'no node'} in rollout {rollout.id}",
                         dtype=plan.dtype,
                         version=step - 1 - staleness,
                     )
@@ -172,13 +160,28 @@ class Loop:
             measured = self._greedy()
             yield measured if len(measured) > 1 else measured[0]
 
-    # --- rollouts and samples ---------------------------------------------------------------------
+    def _measure_and_load(self) -> Learner:
+        """Measure the held-out accuracy before training; return the learner, which loads meanwhile."""
+        session, served = self.session, self._greedy()
 
-    def _rollouts(self, step: int) -> list[Rollout]:
-        """Run a step's rollouts with the weights that it begins with."""
-        settings, session = self.settings, self.session
-        tasks = tasks_of_step(session.train_tasks, n=settings.tasks_per_step, step=step, seed=session.seed)
-        return session.rollouts(tasks, n=settings.group_size, endpoint=self._sampling(), step=step, version=step - 1)
+        def load() -> Learner:
+            try:
+                return self.algorithm.learner(session)
+            except Exception as error:
+                session.runtime.end_results(error)  # nobody needs the measurement any more
+                raise
+
+        loading = in_background(load, "learner")
+        try:
+            session.report(served, when="before", step=0)
+        except BaseException:
+            with suppress(TimeoutError):  # the process must not end while it computes
+                loading.exception(END_S)
+            if not (loading.done() and loading.exception()):
+                raise
+        return loading.result()
+
+    # --- rollouts and samples ---------------------------------------------------------------------
 
     def _begin_rollouts(self, step: int) -> RolloutsAhead | None:
         """Begin a step's rollouts while the step before is learned; None if it has to wait, or won't come."""
@@ -186,13 +189,17 @@ class Loop:
         if not settings.max_staleness or step > settings.steps or session.stopping or session.solved:
             return None
         return session.begin_rollouts(
-            tasks_of_step(session.train_tasks, n=settings.tasks_per_step, step=step, seed=session.seed),
+            self._tasks(step),
             n=settings.group_size,
             endpoint=self._sampling(),
             step=step,
             version=step - 2,
             max_staleness=settings.max_staleness,
         )
+
+    def _tasks(self, step: int) -> Sequence[Task]:
+        session = self.session
+        return tasks_of_step(session.train_tasks, n=self.settings.tasks_per_step, step=step, seed=session.seed)
 
     def _samples(self, rollouts: Sequence[Rollout]) -> tuple[list[TrainSample], list[Entry]]:
         """Return a sample for each call that the credit gives a worth, and the ledger's entries of the others.
@@ -206,13 +213,9 @@ class Loop:
         found = list(self.algorithm.credit([[rollouts[i] for i in places] for places in groups.values()]))
         samples, left_out = [], []
         try:
-            worth = dict(
-                pair
-                for places, worths in zip(groups.values(), found, strict=True)
-                for pair in zip(places, worths, strict=True)
-            )
-            for place, rollout in enumerate(rollouts):
-                whole = worth[place]
+            worths = [pair for pairs in zip(groups.values(), found, strict=True) for pair in zip(*pairs, strict=True)]
+            for place, whole in sorted(worths, key=lambda pair: pair[0]):
+                rollout = rollouts[place]
                 calls = list(whole) if isinstance(whole, Iterable) else [whole] * len(rollout.triplets)
                 for triplet, advantage in zip(rollout.triplets, calls, strict=True):
                     call = Call(rollout.id, triplet.span_id)
@@ -266,22 +269,26 @@ class Loop:
         Returns:
             How long the proof held the run up, seconds.
         """
-        delivery, endpoints, start = self.session.delivery, self._sampling(), time.perf_counter()
+        start = time.perf_counter()
         if not self.settings.server_sleep:
-            delivery.prepare(endpoints)
+            self.session.delivery.prepare(self._sampling())
         prepared = time.perf_counter()
         self.server.take(self.learner.weights(), version)
         taken = time.perf_counter()
-        delivery.begin(
+        self._prove(version)
+        return prepared - start + time.perf_counter() - taken
+
+    def _prove(self, version: int) -> None:
+        """Begin to prove that the server answers with the learner's weights."""
+        self.session.delivery.begin(
             version=version,
             learner=self.learner,
             dtype=self.server.dtype,
-            servers=endpoints,
+            servers=self._sampling(),
             context=self.server.context,
             prompt=lambda: self.learner.prompt(self.session.train_tasks[0].input_text()),
             held=self.server.held,
         )
-        return prepared - start + time.perf_counter() - taken
 
     # --- validation and checkpoints ---------------------------------------------------------------
 
@@ -312,13 +319,12 @@ class Loop:
 
     def _save(self, step: int, *, weights_of: int, keep: bool) -> None:
         session = self.session
-        state = {"step": step, "weights_of": weights_of, "seed": session.seed, "best": attrs.asdict(self.best)}
 
         def write(directory: Path) -> None:
             session.delivery.settle()  # until then the proof uses the model
             self.learner.save(directory)
             session.delivery.sign(directory)
-            (directory / STATE).write_text(json.dumps(state) + "\n", "utf-8")
+            write_state(directory, step=step, weights_of=weights_of, seed=session.seed, best=self.best)
 
         session.save_checkpoint(step, write, keep=keep)
 
@@ -328,12 +334,7 @@ class Loop:
         Raises:
             CheckpointDamaged: A file is damaged, or the weights are not those of the run after that step.
         """
-        try:
-            state = json.loads((checkpoint / STATE).read_text("utf-8"))
-            weights_of, self.best = state["weights_of"], Best(**state["best"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            what = f"{checkpoint / STATE} cannot be read ({type(error).__name__}: {error})"
-            raise CheckpointDamaged(checkpoint, what) from None
+        weights_of, self.best = read_state(checkpoint)
         self.learner.load(checkpoint)
         line = next((line for line in self.session.lines if line["step"] == weights_of), {})
         recorded = line.get("digests", {}).get("weights")
@@ -350,10 +351,3 @@ class Loop:
 def looped(built: Algorithm | LoopAlgorithm) -> Algorithm:
     """Return what `AlgorithmSpec.build` made as an algorithm that runs: one without a loop of its own gets `Loop`."""
     return cast(Algorithm, built if hasattr(built, "run") else Loop(built))
-
-
-def _words(sample: TrainSample, rollouts: Sequence[Rollout]) -> str:
-    """Name the call that a sample was made of, for a message."""
-    rollout = rollouts[sample.rollout]
-    nodes = [t.node for t in rollout.triplets if t.prompt_ids is sample.prompt_ids]
-    return f"a call of {nodes[0] if nodes and nodes[0] else 'no node'} in rollout {rollout.id}"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import attrs
 
 from agentrig.hardware import Hardware
 from agentrig.plan import Plan
+from agentrig.run.files import sha256_of
 from agentrig.tasks import Task, fingerprint
 
 FORMAT = 1
@@ -51,12 +51,12 @@ def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Seq
             for kind, c in plan.components.items()
         },
         "formulas": getattr(plan.components["algorithm"].spec, "formulas", ""),
-        "files": {file: _sha256(file) for file in plan.run.plugins},
+        "files": {file: sha256_of(Path(file)) for file in plan.run.plugins},
         "observers": [
             {"name": c.spec.name, "distribution": c.distribution, "version": c.version} for c, _ in plan.observers
         ],
         "server": {"name": plan.components["server"].spec.name, "chosen": plan.reasons.get("server")},
-        "packages": dict(_versions()),
+        "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
         "data": {
             role: {"split": split, "tasks": len(tasks), "fingerprint": fingerprint(tasks)}
             for role, (split, tasks) in splits.items()
@@ -85,17 +85,6 @@ def manifest_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
     if hardware != after["hardware"]["name"]:
         changes.append(f"this run started on {hardware} and continues on {after['hardware']['name']}")
     return changes
-
-
-def _sha256(file: str) -> str:
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    for name in PACKAGES:
-        version = _version(name)
-        if version is not None:
-            yield name, version
 
 
 def agentrig_version() -> str | None:

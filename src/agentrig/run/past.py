@@ -76,8 +76,11 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
             raise with_cure(error, run) from None
     every, damaged = run.read_metrics()
     summary, known = run.read_json("summary.json"), dict(run.read_json("progress.json"))
-    if checkpoint is None:
-        _check_never_saved(run, known.get(SAVED) or summary.get("complete"), len(every))
+    if checkpoint is None and (known.get(SAVED) or summary.get("complete")):
+        raise ConfigError(
+            f"{run.path} has no checkpoint to resume from: its {len(every)} steps would be removed, and training would "
+            f"start over.\n  Nothing was changed. Restore {run.checkpoints.folder}, or start a new run"
+        )
     run.check_rewind(step)
     ours = [line for line in every if line["step"] <= step]
     lines = [line for line in ours if _usable(line)]
@@ -91,37 +94,30 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
     if progress:
         progress[SAVED] = {name: kept for name, kept in saved_digests(run.path, known).items() if name in saved}
         progress[FILES] = {name: kept for name, kept in _measured_files(known) if stays(Path(name), step)}
+    warnings = []
+    if every and not step:
+        warnings.append(
+            f"no checkpoint had been saved yet: the run starts over, and its {len(every)} steps are removed"
+        )
+    if step and from_step is None:
+        warnings += lost_checkpoints(run, step)
+    warnings += losses(ours, damaged, step)
+    if unusable := [line["step"] for line in ours if line not in lines]:
+        warnings.append(
+            f"metrics.jsonl: the line of step {_listed(unusable)} lacks what the run's totals and guards need, or has "
+            "it in another type: the summary leaves it out"
+        )
+    if step:
+        warnings += changed_files(run.path, every, known, step=step, needed=range(1, step + 1))
     return Past(
         checkpoint=checkpoint,
         step=step,
         lines=lines,
         progress=progress,
         measured=run.measured(step) if step else {},
-        warnings=[
-            *_starts_over(step, len(every)),
-            *(lost_checkpoints(run, step) if step and from_step is None else []),
-            *losses(ours, damaged, step),
-            *_left_out([line["step"] for line in ours if line not in lines]),
-            *(changed_files(run.path, every, known, step=step, needed=range(1, step + 1)) if step else []),
-        ],
+        warnings=warnings,
         ended=bool(summary.get("complete")) and step >= summary.get("steps", 0),
     )
-
-
-def _check_never_saved(run: RunDirectory, saved: Any, steps: int) -> None:
-    """Raise if a run without a checkpoint had one: to resume it would start over and remove its steps."""
-    if saved:
-        raise ConfigError(
-            f"{run.path} has no checkpoint to resume from: its {steps} steps would be removed, and training would "
-            f"start over.\n  Nothing was changed. Restore {run.checkpoints.folder}, or start a new run"
-        )
-
-
-def _starts_over(step: int, steps: int) -> list[str]:
-    """Say that the steps of a run that had saved no checkpoint yet are lost."""
-    if step or not steps:
-        return []
-    return [f"no checkpoint had been saved yet: the run starts over, and its {steps} steps are removed"]
 
 
 def _usable(line: Mapping[str, Any]) -> bool:
@@ -132,16 +128,6 @@ def _usable(line: Mapping[str, Any]) -> bool:
         return all(isinstance(line[key], dict) for key in objects) and None not in [number(line[k]) for k in numbers]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return False
-
-
-def _left_out(steps: Sequence[int]) -> list[str]:
-    """Say which lines of `metrics.jsonl` are not `_usable`."""
-    if not steps:
-        return []
-    return [
-        f"metrics.jsonl: the line of step {_listed(steps)} lacks what the run's totals and guards need, or has it in "
-        "another type: the summary leaves it out"
-    ]
 
 
 def begin(run: RunDirectory, config: str, facts: Mapping[str, Any], past: Past) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -44,10 +45,18 @@ def resume_plan(
             have its settings; or the run has ended and no override extends it; or an override or an edited
             `config.toml` names another reward or task set.
     """
-    plan = recorded_plan(directory, overrides=overrides, observers=observers)
-    for change in _edited(directory):
-        log.warning("%s was edited: %s. That holds from now on", directory / "config.toml", change)
-    for kind, old in _measure_of(directory).items():
+    settings, facts, began = _read(directory)
+    plan = _plan_of(directory, facts, overrides=overrides, observers=observers)
+    with reading(directory / "manifest.json"):
+        written = [
+            (section, key, was) for section, keys in facts.get("config", {}).items() for key, was in keys.items()
+        ]
+    for section, key, was in written:
+        now = settings.get(section, {}).get(key)
+        if was != now:
+            file = directory / "config.toml"
+            log.warning("%s was edited: %s.%s is %r, and was %r. That holds from now on", file, section, key, now, was)
+    for kind, old in began.items():
         new = plan.components[kind].spec.name
         if new != old:
             raise ConfigError(
@@ -73,52 +82,23 @@ def resume_plan(
     return plan
 
 
-def _measure_of(directory: Path) -> dict[str, str]:
-    """Return the names of a run's reward and task set.
-
-    Raises:
-        ConfigError: `config.toml` does not name those that the run began with (manifest.json): it was edited.
-    """
-    file, manifest = directory / "config.toml", directory / "manifest.json"
-    with reading(file):
-        settings = read_run_file(file)
-        named = {kind: str(settings[kind]["use"]).rpartition(":")[2] for kind in MEASURE}
-    with reading(manifest):
-        components = RunDirectory(directory).read_json(manifest.name).get("components", {})
-        began = {kind: components.get(kind, {}).get("name", name) for kind, name in named.items()}
-    for kind, name in named.items():
-        if name != began[kind]:
-            raise ConfigError(
-                f"{file} was edited: it names the {noun_of(kind)} {name}, and the run began with {began[kind]}: "
-                f'{NEW_RUN}, or write [{kind}] use = "{began[kind]}" there again'
-            )
-    return began
-
-
-def _edited(directory: Path) -> list[str]:
-    """Return what `config.toml` has otherwise than the run began with, or was last resumed with (manifest.json)."""
-    settings = read_run_file(directory / "config.toml")
-    began = RunDirectory(directory).read_json("manifest.json").get("config", {})
-    found = []
-    with reading(directory / "manifest.json"):
-        for section, key in [(section, key) for section, keys in began.items() for key in keys]:
-            was, now = began[section][key], settings.get(section, {}).get(key)
-            if was != now:
-                found.append(f"{section}.{key} is {now!r}, and was {was!r}")
-    return found
-
-
-def recorded_plan(directory: Path, *, overrides: Sequence[str] = (), observers: Sequence[str] = ()) -> Plan:
+def recorded_plan(directory: Path) -> Plan:
     """Return the plan that a run directory was written with, whether the run has ended or not.
-
-    Args:
-        directory: The run directory.
-        overrides: `section.key=value`.
-        observers: Observers to use, in addition to those of the run.
 
     Raises:
         ConfigError: It is not a run directory, or its format is later than this version, or this version does not
             have its settings.
+    """
+    _, facts, _ = _read(directory)
+    return _plan_of(directory, facts)
+
+
+def _read(directory: Path) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, str]]:
+    """Return what is in `config.toml` and in `manifest.json`, and the names of the run's reward and task set.
+
+    Raises:
+        ConfigError: It is not a run directory, or its format is later than this version, or `config.toml` does not name
+            the reward and the task set that the run began with (manifest.json): it was edited.
     """
     file = directory / "config.toml"
     if not file.is_file():
@@ -127,7 +107,25 @@ def recorded_plan(directory: Path, *, overrides: Sequence[str] = (), observers: 
         raise ConfigError(f"{directory} is not a run directory: it has no config.toml")
     facts = RunDirectory(directory).read_json("manifest.json")
     check_format(directory, facts)
-    _measure_of(directory)
+    with reading(file):
+        settings = read_run_file(file)
+        named = {kind: str(settings[kind]["use"]).rpartition(":")[2] for kind in MEASURE}
+    with reading(directory / "manifest.json"):
+        components = facts.get("components", {})
+        began = {kind: components.get(kind, {}).get("name", name) for kind, name in named.items()}
+    for kind, name in named.items():
+        if name != began[kind]:
+            raise ConfigError(
+                f"{file} was edited: it names the {noun_of(kind)} {name}, and the run began with {began[kind]}: "
+                f'{NEW_RUN}, or write [{kind}] use = "{began[kind]}" there again'
+            )
+    return settings, facts, began
+
+
+def _plan_of(
+    directory: Path, facts: Mapping[str, Any], *, overrides: Sequence[str] = (), observers: Sequence[str] = ()
+) -> Plan:
+    file = directory / "config.toml"
     try:
         plan = resolve(str(file), overrides=overrides, observers=observers)
     except ConfigError as error:

@@ -74,6 +74,7 @@ def row_of(r: Rollout, second: Mapping[str, Score] | None = None) -> dict[str, A
         "correct": r.correct,
         "components": json_text(dict(score.components) if score else {}),
         "details": json_text(dict(score.details) if score else {}),
+        "call_values": json_text(list(score.calls) if score else []),
         "second_rewards": json_text(verdicts) if verdicts else None,
         "input": json_text(dict(r.task.input)),
         "slices": json_text(slices_of(r)),
@@ -107,6 +108,7 @@ def rollout_of(row: Mapping[str, Any]) -> Rollout:
         components=json.loads(row["components"]),
         details=json.loads(row["details"]),
         correct=row["correct"],
+        calls=json.loads(row["call_values"]),
     )
     spans = json.loads(row["spans"])
     if not isinstance(spans, list):
@@ -132,7 +134,8 @@ def rollout_of(row: Mapping[str, Any]) -> Rollout:
     )
 
 
-def _call_schema(pa: Any) -> Any:
+def call_schema(pa: Any) -> Any:
+    """Return the types of the columns of calls."""
     text, count = pa.string(), pa.int64()
     types = {"rollout": text, "span": text, "node": text, "place": text, "reason": text, "tokens": count}
     return pa.schema([*types.items(), ("advantage", pa.float64())])
@@ -155,13 +158,14 @@ def stored_rollouts(folder: Path, *, size: int) -> Iterator[list[Rollout]]:
             yield rollouts
 
 
-def _schema(pa: Any) -> Any:
+def rollout_schema(pa: Any) -> Any:
+    """Return the types of the columns of rollouts."""
     text, number, count = pa.string(), pa.float64(), pa.int64()
     types = {
         "id": text, "task_id": text, "group": text, "mode": text, "step": count, "failure": text, "message": text,
         "status": text, "value": number, "correct": pa.bool_(), "components": text, "details": text,
-        "second_rewards": text, "input": text, "slices": text, "answer": text, "own_reward": number, "start": number,
-        "duration_s": number, "reward_s": number,
+        "call_values": text, "second_rewards": text, "input": text, "slices": text, "answer": text,
+        "own_reward": number, "start": number, "duration_s": number, "reward_s": number,
         "version": count, "calls": count, "truncated": count, "triplets": count,
         "prompt_tokens": count, "response_tokens": count, "nodes": text, "replies": text, "spans": text,
     }  # fmt: skip

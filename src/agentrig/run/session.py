@@ -504,7 +504,7 @@ class RunSession:
             "notes": list(self._notes),
             "delivery": self.delivery.summary(),
             "audited": self.auditing.summary(),
-            **_writes(self.plan.registry.settle()),
+            **({"observer_writes": dict(writes)} if (writes := self.plan.registry.settle()) else {}),
             "observer_errors": dict(self.plan.registry.observer_errors),
         }
 
@@ -574,11 +574,6 @@ class RunSession:
         if self._second:
             line["second_rewards"] = {n: second_reward_figures(valid, self._step_second, n) for n in self._second}
         return line
-
-
-def _writes(settled: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry of `summary.json` about observers that work in threads of their own; none without them."""
-    return {"observer_writes": dict(settled)} if settled else {}
 
 
 def _sampling(endpoint: Endpoint | Sequence[Endpoint]) -> Mapping[str, Any]:

@@ -33,7 +33,7 @@ from agentrig.servers import MakeServer
 log = logging.getLogger(__name__)
 
 FIRST_RUNNER_S = 5.0
-"""Seconds that a run waits for its first runner to build the agent; a slower build continues in the background."""
+"""Seconds that a run with runners of the algorithm's own waits for the test of a build; a slower one goes on."""
 
 
 class Setup:
@@ -129,7 +129,7 @@ class Setup:
             scorer: The reward.
             adapter: Converts traces to triplets.
             algorithm: May bring its own pool (see `Algorithm`).
-            pool: The pool from `first_runner`; closed if the algorithm has its own.
+            pool: The pool from `runners`; closed if the algorithm has its own.
             gateway: The run's gateway, from `gateway`; None for none.
         """
         own = self.own_pool(algorithm)
@@ -189,19 +189,16 @@ class Setup:
         return pool
 
     @contextmanager
-    def first_runner(self, *, trains: bool = False) -> Iterator[RunnerPool]:
-        """Start one runner, which builds the agent, before the algorithm and its server start.
+    def runners(self, *, trains: bool = False) -> Iterator[RunnerPool]:
+        """Make the pool of runners, which the runtime starts; close it at the end.
 
         The agent is built in a runner and never in this process: its imports take seconds and hundreds of MB, it may
-        start threads, and its side effects would reach the reward. The run keeps this runner, so finding out early that
-        an agent cannot be built costs nothing. An algorithm with its own pool (Ray's actors) needs its cluster first;
-        then this runner is a process of this machine and only tests the build.
+        start threads, and its side effects would reach the reward. What runners share is imported from here on, while
+        the run goes on: they start beside the model's server. An algorithm with its own pool (Ray's actors) needs its
+        cluster first; then one runner, a process of this machine, tests the build.
 
         Args:
             trains: Whether its algorithm will run, and may start runners of its own.
-
-        Yields:
-            The pool, with one runner; closed at the end.
 
         Raises:
             AgentrigError: The agent cannot be built; the message names the plugin's file and line.
@@ -209,7 +206,7 @@ class Setup:
         late = trains and getattr(self.plan.components["algorithm"].spec, "runners", False)
         pool = self.pool(Pool if late else None)
         try:
-            if self.plan.runners.n:  # with none, runners of other machines build it
+            if late and self.plan.runners.n:  # with none, runners of other machines build it
                 pool.build_first(FIRST_RUNNER_S)
             yield pool
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def train(plan: Plan, *, resume: Path | None = None, from_step: int | None = None) -> dict[str, Any]:
+def train(
+    plan: Plan,
+    *,
+    resume: Path | None = None,
+    from_step: int | None = None,
+    starting: Callable[[Path], None] = lambda directory: None,
+) -> dict[str, Any]:
     """Train: load tasks, start agent and algorithm, run rollouts and updates, write the run directory.
 
     Args:
@@ -39,6 +45,7 @@ def train(plan: Plan, *, resume: Path | None = None, from_step: int | None = Non
         resume: A run directory to resume; `plan` must then come from its `config.toml`. Its files change
             only in `begin_run`, once everything is loaded and the first transfer of weights is proven.
         from_step: Resume from the checkpoint of this step and delete everything after it; None for the latest.
+        starting: Called with the run directory, before the agent, the server and the learner start.
 
     Returns:
         The content of `summary.json`.
@@ -52,10 +59,12 @@ def train(plan: Plan, *, resume: Path | None = None, from_step: int | None = Non
     with ExitStack() as ending:
         ending.enter_context(handling(interrupt))  # replaced by RunSignals once there is something to save
         ending.enter_context(temporary_files())
-        return _train(plan, resume, from_step, ending)
+        return _train(plan, resume, from_step, starting, ending)
 
 
-def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitStack) -> dict[str, Any]:
+def _train(
+    plan: Plan, resume: Path | None, from_step: int | None, starting: Callable[[Path], None], ending: ExitStack
+) -> dict[str, Any]:
     start = time.perf_counter()
 
     # Lock the directory of a resumed run.
@@ -75,14 +84,14 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     setup.check_algorithm()
 
     # Every component that the run names, before tasks are loaded or a model is started: the run fails here if one of
-    # them can't be built. The light ones are first; the agent is built in the first runner.
+    # them can't be built. The agent is built in a runner, while the model's server starts and the learner loads.
+    pool = ending.enter_context(setup.runners(trains=True))
     plan.watch()
     tasks = plan.build("tasks")
     scorer, second = setup.scorer(), setup.second_scorers()
     for each in (scorer, *second.values()):
         ending.callback(each.close)
     adapter = plan.build("adapter")
-    pool = ending.enter_context(setup.first_runner(trains=True))
     algorithm = looped(plan.build("algorithm"))
     if plan.components["server"].spec.name != OWN:
         plan.build("server")
@@ -91,14 +100,21 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     # The run directory: a new one, or that of the resumed run, which changes in `begin_run` only.
     facts = manifest(plan, hardware, splits)
     facts["warnings"] = [*gold_warnings(plan), *split_warnings(splits, tasks)]
-    if run is not None:
-        _continue_manifest(facts, run, past)
+    if run is not None:  # with what its directory knows of the run before
+        before = run.read_json("manifest.json")
+        with reading(run.path / "manifest.json"):
+            facts["warnings"] += [*manifest_changes(before, facts), *past.warnings]
+            facts["resumed"] = [*before.get("resumed", []), facts["created"]]
+            facts["created"] = before.get("created", facts["created"])
+            if before.get("server", {}).get("name") == facts["server"]["name"]:
+                facts["server"] = before["server"]  # with the reason of `auto`: config.toml names the server
     for warning in facts["warnings"]:
         log.warning("%s", warning)
     if run is None:
         run = RunDirectory.create(plan)
         ending.callback(run.release)
         run.write_json("manifest.json", facts)
+    starting(run.path)
 
     # The engine that runs the algorithm's rollouts, and the session that the algorithm trains with.
     gateway = ending.enter_context(setup.gateway())
@@ -106,8 +122,8 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
 
     def begin_run() -> None:
         """Called by the session once the run has actually started."""
+        runtime.wait_for_agent()
         if resume:
-            runtime.wait_for_agent()
             if session.stopping:
                 raise KeyboardInterrupt("interrupted while the run started")
             begin(run, to_toml(plan.as_dict()), facts, past)
@@ -156,7 +172,9 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         raise
     finally:
         signals.writing = True
-        if session.begun or not resume:  # else nothing in the directory of the resumed run has changed
+        if ended is not None and ended is runtime.broken and not (session.begun or resume):
+            run.remove()  # the agent can't be built: nothing has started
+        elif session.begun or not resume:  # else nothing in the directory of the resumed run has changed
             wall_s = time.perf_counter() - start + sum(line["step_s"] for line in past.lines)
             with noted() if not complete else nullcontext():
                 _write_end(run, session, ended, wall_s=wall_s, complete=complete)
@@ -176,17 +194,6 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     if signals.first is not None:
         raise Interrupted(signals.first, "the run has ended, and its report is written" if complete else early)
     return summary
-
-
-def _continue_manifest(facts: dict[str, Any], run: RunDirectory, past: Past) -> None:
-    """Add to the manifest of a resumed run what its directory knows of the run before."""
-    before = run.read_json("manifest.json")
-    with reading(run.path / "manifest.json"):
-        facts["warnings"] += [*manifest_changes(before, facts), *past.warnings]
-        facts["resumed"] = [*before.get("resumed", []), facts["created"]]
-        facts["created"] = before.get("created", facts["created"])
-        if before.get("server", {}).get("name") == facts["server"]["name"]:
-            facts["server"] = before["server"]  # with the reason of `auto`: config.toml names the server
 
 
 def _write_end(

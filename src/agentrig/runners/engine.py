@@ -90,13 +90,19 @@ class RolloutEngine:
                 waiting[job.id] = task, f"{mode}-{step}-{i}"
                 jobs.append(job)
         ids = list(waiting)
-        arriving: Results = queue.SimpleQueue()
-        self._runtime.submit(jobs, arriving)
         groups = [ids[i : i + n] for i in range(0, len(ids), n)]
         places = {rollout_id: i for i, group in enumerate(groups) for rollout_id in group}
+        arriving: Results = queue.SimpleQueue()
+        self._runtime.submit(jobs, arriving)
         done: dict[str, Rollout] = {}
         while len(done) < len(ids):
-            results = _drain(arriving)
+            arrived = [arriving.get()]  # waits for one, and takes all that are there
+            while not arriving.empty():
+                arrived.append(arriving.get())
+            for error in arrived:
+                if isinstance(error, Exception):
+                    raise error
+            results = [r for r in arrived if isinstance(r, Result)]
             for rollout in self.judge(results, waiting, step=step, mode=mode, versions=versions):
                 done[rollout.id] = rollout
             if on_groups is not None:
@@ -124,13 +130,8 @@ class RolloutEngine:
                 for r in results
             ]
         answered = [r for r in results if r.outcome.failure is None]
-        scores = dict(
-            zip(
-                (r.id for r in answered),
-                self.scorer([(waiting[r.id][0], r.outcome, r.trace) for r in answered]),
-                strict=True,
-            )
-        )
+        scored = self.scorer([(waiting[r.id][0], r.outcome, r.trace) for r in answered])
+        scores = {r.id: score for r, score in zip(answered, scored, strict=True)}
         reward_s = (time.perf_counter() - start) / max(1, len(answered))
         rollouts = []
         for result in results:
@@ -166,14 +167,3 @@ class RolloutEngine:
             outcome = Outcome(failure="adapter-error", message=words_of(error) + place_of(error))
             return attrs.evolve(rollout, outcome=outcome, score=None)
         return attrs.evolve(rollout, triplets=triplets)
-
-
-def _drain(arriving: Results) -> list[Result]:
-    """Wait for a result, then return all that are available."""
-    found = [arriving.get()]
-    while not arriving.empty():
-        found.append(arriving.get())
-    for result in found:
-        if isinstance(result, Exception):
-            raise result
-    return [r for r in found if isinstance(r, Result)]

@@ -29,7 +29,8 @@ from agentrig.pools import RESULT_BYTES, AgentSource, Job, Result
 from agentrig.processes.confine import BASE, confine, declared, withheld
 from agentrig.processes.ends import SIGNALS
 from agentrig.processes.families import MARK, end_families, guard
-from agentrig.processes.forks import SAFE_PATH_KEPT, start_process
+from agentrig.processes.forks import SAFE_PATH_KEPT, start_process, start_server
+from agentrig.processes.scratch import remove_left
 from agentrig.runners.attempt import build_agent, packed, running_loop
 from agentrig.runners.pools import BasePool, Worker
 from agentrig.text import cut, storable
@@ -59,7 +60,7 @@ def worker_main(
     pipe: Connection, plan: AgentSource, threads: int, environment: Mapping[str, str], absent: Sequence[str]
 ) -> None:
     """Run in a runner process: build the agent, then run the jobs from the pipe until it closes."""
-    guard()
+    guard(remove_left)
     ignore_signals()
     faulthandler.enable(all_threads=False)  # the file and line at which an agent crashes this process
     confine(plan.environment, environment, absent)
@@ -121,6 +122,7 @@ class _Worker(Worker):
     mark: str
     pid: int = 0
     read: bytearray = attrs.field(factory=bytearray)
+    refused: bool = False
 
 
 class Pool(BasePool[_Worker]):
@@ -154,6 +156,9 @@ class Pool(BasePool[_Worker]):
         self._absent = withheld(plan.environment)
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([*PRELOAD, *preload])
+        if n:
+            with suppress(OSError):  # a failure is left to `start_process`, which tries again
+                start_server()
         self._wake_out, self._wake_in = self._context.Pipe(duplex=False)
         self._wake_lock = threading.Lock()
 
@@ -231,6 +236,8 @@ class Pool(BasePool[_Worker]):
                 data = os.read(worker.pipe.fileno(), 1 << 20)
                 if not data:
                     raise EOFError
+                if worker.refused:
+                    continue
                 first, *lines = data.split(b"\n")
                 worker.read += first
                 for line in lines:
@@ -242,7 +249,7 @@ class Pool(BasePool[_Worker]):
             pass  # the process is gone; its sentinel brings it to _died
         except ValueError as error:
             log.warning("%s sent what no runner sends (%s), and is ended", worker.title, error)
-            worker.read.clear()
+            worker.refused = True
             worker.process.terminate()
         return results
 

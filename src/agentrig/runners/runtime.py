@@ -41,6 +41,9 @@ class Runtime:
         pool: Runs the agent; started and closed here.
         gateway: The run's gateway; None if agents call the model's server themselves. It has the calls of a rollout
             whose runner was killed.
+
+    Attributes:
+        broken: Why the pool runs no more jobs; None while it does.
     """
 
     def __init__(self, pool: RunnerPool, gateway: Gateway | None = None) -> None:
@@ -51,8 +54,8 @@ class Runtime:
         # Its `put` is safe in a signal handler, which may interrupt `run` anywhere; that of an Event is not.
         self._over: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._running = self._stopping = False
-        self._no_more: AgentrigError | None = None
-        self._broken: AgentrigError | None = None
+        self._no_more: Exception | None = None
+        self.broken: AgentrigError | None = None
         self._aborted: AgentrigError | Interrupted | None = None
 
     @property
@@ -61,7 +64,7 @@ class Runtime:
         return getattr(self.pool, "warnings", ())
 
     def run(self, body: Callable[[], None]) -> None:
-        """Start the runners, call `body` in a thread, then shut everything down; raises what `body` raised."""
+        """Start the runners and call `body` in threads, then shut everything down; raises what `body` raised."""
         raised: list[BaseException] = []
 
         def guarded() -> None:
@@ -75,7 +78,6 @@ class Runtime:
         algorithm = threading.Thread(target=guarded, name="algorithm", daemon=True)
         runners = threading.Thread(target=self._serve, name="runners", daemon=True)
         try:
-            self.pool.start()
             self._running = True
             if self._aborted is None:
                 runners.start()
@@ -94,8 +96,8 @@ class Runtime:
             raise self._aborted
         if raised:
             raise raised[0]
-        if self._broken is not None:
-            raise self._broken
+        if self.broken is not None:
+            raise self.broken
 
     def abort(self, error: AgentrigError | Interrupted) -> None:
         """Make `run` end immediately and raise that error. Safe in a signal handler and in any thread."""
@@ -105,7 +107,7 @@ class Runtime:
             raise error
         self._over.put(None)
 
-    def end_results(self, error: AgentrigError) -> None:
+    def end_results(self, error: Exception) -> None:
         """Give that error to everybody who waits for results, now or later."""
         self._no_more = error
         for results in {id(each): each for each in list(self._waiting.values())}.values():
@@ -136,6 +138,7 @@ class Runtime:
     def _serve(self) -> None:
         """Keep the pool busy until the run ends, or the pool breaks."""
         try:
+            self.pool.start()  # it may wait for modules that all runners share
             while not self._stopping:
                 for _ in range(min(self.pool.room, len(self._jobs))):
                     self.pool.submit(self._jobs.popleft())
@@ -156,5 +159,5 @@ class Runtime:
             results.put(result)
 
     def _break(self, error: AgentrigError) -> None:
-        self._broken = error
+        self.broken = error
         self.end_results(error)

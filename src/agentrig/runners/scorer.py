@@ -39,8 +39,8 @@ NO_ANSWER = Score.invalid(
 """The score of an outcome with an own reward and nothing else."""
 
 
-class Judge:
-    """The reward in a process of its own, as the runner there calls it.
+class RewardWorker:
+    """Runs the reward in a runner process; the runner calls it like an agent.
 
     Args:
         reward: What `RewardSpec.build` returned.
@@ -53,7 +53,7 @@ class Judge:
         self._reward, self._budget_s = reward, budget_s
 
     def __call__(self, task_input: Any, endpoint: Any) -> Any:
-        """Refuse: it gets whole jobs."""
+        """Raise: a runner must pass whole jobs to `run_job`."""
         raise TypeError("a reward judges jobs")
 
     def run_job(self, job: Job) -> str:
@@ -66,7 +66,8 @@ class Judge:
         fields = attrs.asdict(score, recurse=False)
         value = None if score.value is None else float(score.value)
         components = {name: float(part) for name, part in score.components.items()}
-        return json_text({**fields, "value": value, "components": components, "details": score.details})
+        calls = [None if call is None else float(call) for call in score.calls]
+        return json_text({**fields, "value": value, "components": components, "details": score.details, "calls": calls})
 
 
 @attrs.frozen(kw_only=True)
@@ -89,7 +90,7 @@ class RewardPlan(AgentPlan):
         from agentrig.plugins import composing
 
         registry, component, config = self._found("reward")
-        return Judge(composing.build(component, config, registry)[0], self.budget_s)
+        return RewardWorker(composing.build(component, config, registry)[0], self.budget_s)
 
 
 class Scorer:
@@ -135,7 +136,8 @@ class Scorer:
         items: list[tuple[Any, ...]] = [each if self._sees_trace else each[:2] for each in rollouts]
         judged = {i: item for i, item in enumerate(items) if self._own or _has_answer(item[1])}
         scores = dict(zip(judged, self._scores(list(judged.values())), strict=True))
-        return [scores.get(i, NO_ANSWER).judged(self.correctness) for i in range(len(items))]
+        found = [scores.get(i, NO_ANSWER).judged(self.correctness) for i in range(len(items))]
+        return [_of_calls(score, *each[2:]) for score, each in zip(found, rollouts, strict=True)]
 
     def _scores(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
         if not items:
@@ -272,6 +274,16 @@ def judged(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
     except BaseException as error:
         return _raised(error)
     return Score.invalid(f"the reward returned {type(score).__name__}; it must return an agentrig.Score")
+
+
+def _of_calls(score: Score, trace: Trace | None = None) -> Score:
+    """Return the score, `invalid` if it has values for other calls than those of the rollout."""
+    if not score.calls or trace is None or len(score.calls) == (recorded := len(trace.llm_calls())):
+        return score
+    return Score.invalid(
+        f"the reward gave {len(score.calls)} values of calls, and the rollout has {recorded} recorded calls: "
+        "Score.calls needs one value or None for each of trace.llm_calls()"
+    )
 
 
 def _sound(score: Score) -> Score:

@@ -85,7 +85,14 @@ def rollout_of(i: int, *, right: bool, mode: Mode, step: int, failure: str | Non
         outcome=Outcome(failure=failure, message="the model <server> did not answer")
         if failure
         else Outcome(answer=queries[-1]),
-        score=None if failure else Score(status="ok", value=float(right), details={} if right else {"wrong": "rows"}),
+        score=None
+        if failure
+        else Score(
+            status="ok",
+            value=float(right),
+            details={} if right else {"wrong": "rows"},
+            calls=[*[0.0, None] * (turns - 1), float(right), None],
+        ),
         trace=trace,
         triplets=[attrs.evolve(t, reward=float(right)) for t in triplets if t is not None and not failure],
         start=1_700_000_000.0,

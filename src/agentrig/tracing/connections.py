@@ -34,7 +34,7 @@ def marked(send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]
     return sent
 
 
-class Rollout(Protocol):
+class RolloutRecorder(Protocol):
     """The recorder of the rollout in which such a connection was made."""
 
     server: tuple[str, int] | None
@@ -43,7 +43,7 @@ class Rollout(Protocol):
         """Count a connection."""
 
 
-def watch(active: Callable[[], Rollout | None]) -> None:
+def watch(active: Callable[[], RolloutRecorder | None]) -> None:
     """Report unrecorded connections to the rollout that made them; can't be undone, so call it once per process.
 
     Args:

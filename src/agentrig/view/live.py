@@ -27,6 +27,8 @@ from agentrig.figures import NOTHING, counted, percent
 from agentrig.processes.ends import Interrupted, name_of
 
 if TYPE_CHECKING:
+    from rich.status import Status
+
     from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
     from agentrig.rollouts import Rollout
 
@@ -34,6 +36,8 @@ log = logging.getLogger(__name__)
 
 SMOOTHING = 16
 """Number of steps for the moving average of the reward."""
+
+STARTING = "starting the agent, the model's server and the learner"
 
 _DOING = {
     "report": "measuring held-out accuracy",
@@ -68,8 +72,9 @@ class LiveDisplay:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
         self._lock = threading.Lock()
-        self._opened = False
+        self._opened = self._announced = False
         self._panel = ExitStack()
+        self._spinner: Status | None = None
         self._start = time.monotonic()
         self._steps: int | None = None
         self._done = 0
@@ -80,15 +85,25 @@ class LiveDisplay:
         self._failures: Counter[str] = Counter()
         self._batch = Batch()
 
+    def starting(self, directory: Path) -> None:
+        """Print the run's directory, and that its parts start; on a terminal with a spinner until they have."""
+        self._announced = True
+        self._say(f"run {directory}" if self._console.is_terminal else f"run {directory}: {STARTING} …")
+        if self._console.is_terminal:
+            self._spinner = self._console.status(f"{STARTING} …")
+            self._spinner.start()
+
     @hookimpl
     def on_run_start(self, event: RunStart) -> None:
         """Print the run's directory and steps, and open the panel."""
         with self._lock:
             self._steps, self._done = event.steps, event.first_step - 1
             self._start = time.monotonic()
-        steps = "" if event.steps is None else f", {event.steps} steps"
-        again = f", resuming at step {event.first_step}" if event.first_step > 1 else ""
-        self._say(f"run {event.directory}{steps}{again}")
+        parts = [] if self._announced else [f"run {event.directory}"]
+        parts += [] if event.steps is None else [f"{event.steps} steps"]
+        parts += [f"resuming at step {event.first_step}"] if event.first_step > 1 else []
+        self._stop_spinner()
+        self._say(", ".join(parts) or "started")
         self._open()
 
     @hookimpl
@@ -152,9 +167,15 @@ class LiveDisplay:
 
     def close(self) -> None:
         """Close the panel and leave its last content on the screen; does nothing when there is no panel."""
+        self._stop_spinner()
         with self._lock:
             panel, self._panel, self._opened = self._panel.pop_all(), ExitStack(), True
         panel.close()
+
+    def _stop_spinner(self) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+            self._spinner = None
 
     def _say(self, text: str) -> None:
         """Print a line unchanged: no markup, no line wrapping."""
@@ -176,12 +197,11 @@ class LiveDisplay:
         live = Live(get_renderable=self.panel, console=self._console, refresh_per_second=4)  # draws at once
         error = sys.stderr
         live.start()
-        with self._lock:
-            self._panel.callback(live.stop)
-            # Log handlers keep the stream they were created with; redirect them so that they write above the panel.
-            for handler in logging.getLogger().handlers:
-                if isinstance(handler, logging.StreamHandler) and handler.stream is error and sys.stderr is not error:
-                    self._panel.callback(handler.setStream, handler.setStream(sys.stderr))
+        self._panel.callback(live.stop)
+        # Log handlers keep the stream they were created with; redirect them so that they write above the panel.
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream is error and sys.stderr is not error:
+                self._panel.callback(handler.setStream, handler.setStream(sys.stderr))
 
     def panel(self) -> Group:
         """Return the current panel."""

@@ -23,9 +23,9 @@ from agentrig.view.png import FILES, draw
 from agentrig.view.reading import SECOND, RolloutFile, RunData, Seen, mapping, read_run, rollout_rows, spans_of
 
 COLUMNS = (
-    "id", "task_id", "group", "failure", "message", "status", "value", "correct", "components", "details", SECOND,
-    "input", "answer", "own_reward", "start", "duration_s", "reward_s", "version", "calls", "truncated", "triplets",
-    "prompt_tokens", "response_tokens",
+    "id", "task_id", "group", "failure", "message", "status", "value", "correct", "components", "details",
+    "call_values", SECOND, "input", "answer", "own_reward", "start", "duration_s", "reward_s", "version", "calls",
+    "truncated", "triplets", "prompt_tokens", "response_tokens",
 )  # fmt: skip
 """The columns of a frame of rollouts, after `mode` and `step`; those that a run has not recorded are empty."""
 

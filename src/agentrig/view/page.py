@@ -105,7 +105,7 @@ def view(run: RunData, *, whole: bool = True, at: str = "", drawn: bool = True) 
         "split": _split(run),
         "tiles": _tiles(run, row),
         **told,
-        "tables": tables.tables(run, failed, tables.slices(run, missing) if whole else ()),
+        "tables": tables.tables(run, failed, tables.slices(tables.held_out(run, missing)) if whole else ()),
         "reward_disagreements": disagreements,
         "pairs": pairs,
         "config": run.config_text,

@@ -19,7 +19,7 @@ from agentrig.figures import number
 from agentrig.run.damage import read_object, reading
 from agentrig.run.directory import read_metrics
 from agentrig.run.past import changed_files, losses
-from agentrig.run.rows import _schema
+from agentrig.run.rows import rollout_schema
 from agentrig.traces import Span
 
 SECOND = "second_rewards"
@@ -241,7 +241,7 @@ def columns_of(
             if lacks := set(columns) - set(parquet.schema_arrow.names):
                 raise ValueError(f"it has no column {min(lacks)}")
             for name in columns:
-                there, written = parquet.schema_arrow.field(name).type, _schema(pa).field(name).type
+                there, written = parquet.schema_arrow.field(name).type, rollout_schema(pa).field(name).type
                 if there != written:
                     raise ValueError(f"its column {name} holds {there}, not {written}")
             if ids is None:
@@ -285,7 +285,7 @@ def rollout_rows(
             yield (decoded(row) if decode else row) | {"mode": file.mode, "step": file.step}
 
 
-JSON_COLUMNS = frozenset({"components", "details", "input", "slices", "answer", "spans", SECOND})
+JSON_COLUMNS = frozenset({"components", "details", "call_values", "input", "slices", "answer", "spans", SECOND})
 
 
 def decoded(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrig.correctness import turn_order
 from agentrig.figures import NOTHING, counted, mean, number, percent
-from agentrig.view import figures
+from agentrig.view import figures, tables
 from agentrig.view.reading import RunData, mapping, read_run
 from agentrig.view.text import plain
 
@@ -49,6 +50,9 @@ CELLS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
 
 COLUMNS = {key: heading for key, (heading, _) in CELLS.items()}
 """Key to heading."""
+
+SHOWN = 8
+"""Classes of a slice that a comparison in the terminal shows: those with most tasks."""
 
 
 def row_of(run: RunData) -> dict[str, Any]:
@@ -104,7 +108,12 @@ def compare(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
     Raises:
         AgentrigError: One of them is no run directory.
     """
-    return [row_of(read_run(Path(d))) for d in run_dirs]
+    found = []
+    for run in (read_run(Path(d)) for d in run_dirs):
+        missing = list(run.missing)
+        parts = tables.held_out(run, missing)
+        found.append(row_of(run) | parts.as_dict() | {"missing": missing})
+    return found
 
 
 def compare_text(run_dirs: Sequence[Path], *, width: int | None = None) -> str:
@@ -137,11 +146,39 @@ def compare_text(run_dirs: Sequence[Path], *, width: int | None = None) -> str:
             spans = [" → ".join(_interval(row["accuracy"][i]) for i in intervals) for row in rows]
             table.add_row("  95% intervals", *map(Text, spans))
             table.add_row("  n", *(str(row["accuracy"]["n"] or NOTHING) for row in rows))
+            for heading, cell in _parts(rows):
+                table.add_row(heading, *map(Text, cell))
     table.add_row("Failures", *(Text(counted(row["failures"])) for row in rows))
     table.add_row("Status", *(Text(row["status"]) for row in rows))
     buffer = io.StringIO()
     Console(file=buffer, width=width, color_system=None, force_terminal=False, highlight=False).print(table)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+
+
+def _parts(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[str]]]:
+    """Yield lines of the comparison: the held-out accuracy by slice, and the share of rollouts by turn."""
+
+    def arrow(before: float | None, after: float | None) -> str:
+        return f"{percent(before)} → {percent(after)}"
+
+    for name in dict.fromkeys(name for row in rows for name in row["slices"]):
+        classes = [row["slices"].get(name, {}) for row in rows]
+        sizes = {part: max(of[part]["n"] for of in classes if part in of) for of in classes for part in of}
+        kept = tables.largest(sizes, SHOWN)
+        more = f", the {SHOWN} largest of {len(sizes)}" if len(kept) < len(sizes) else ""
+        yield f"By {name}{more}", [""] * len(rows)
+        for part in kept:
+            yield (
+                f"  {part}",
+                [arrow(of[part]["before"], of[part]["after"]) if part in of else NOTHING for of in classes],
+            )
+    turns = sorted({turn for row in rows for of in row["by_turn"].values() for turn in of}, key=turn_order)
+    if turns:
+        yield "By turn", [""] * len(rows)
+    for turn in turns:
+        ends = [[row["by_turn"][when] for when in ("before", "after")] for row in rows]
+        shares = [[of.get(turn, 0) / sum(of.values()) if of else None for of in both] for both in ends]
+        yield f"  {turn}", [arrow(*both) for both in shares]
 
 
 def _interval(found: Sequence[float] | None) -> str:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 from markupsafe import Markup
 
+from agentrig.correctness import by_turn, turn_order
 from agentrig.figures import NOTHING, mean, number, percent
 from agentrig.view import calls, figures
 from agentrig.view.plots import second_rewards
 from agentrig.view.reading import SECOND, RunData, dig, mapping, rollout_rows
 from agentrig.view.text import count, figure, plain
+
+ENDS = ("Before", "After")
 
 CLASSES = 40
 """Classes of a slice in its table: those with most tasks."""
@@ -64,39 +68,101 @@ def tables(run: RunData, failed: Table, held_out: Sequence[Table] = ()) -> list[
     return [table for table in found if table.rows or table is failed]
 
 
-def slices(run: RunData, missing: list[str]) -> list[Table]:
-    """Return the held-out accuracy before and after by each slice of the tasks, and why answers are wrong."""
+@attrs.frozen(kw_only=True)
+class HeldOut:
+    """What the held-out rollouts before and after training are broken down by.
+
+    Attributes:
+        slices: Of each slice of the tasks, of each of its classes, before and after: whether each answer is correct.
+        turns: Before and after: how many rollouts became right or wrong at which turn.
+        wrong: Before and after: why answers are wrong, to how many.
+    """
+
+    slices: Mapping[str, Mapping[str, Mapping[str, Sequence[bool]]]]
+    turns: Mapping[str, Mapping[str, int]]
+    wrong: Mapping[str, Mapping[str, int]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as `agentrig report --json` prints it."""
+        return {
+            "slices": {
+                name: {
+                    part: {"n": _size(of), **{when.lower(): _accuracy(of.get(when, ())) for when in ENDS}}
+                    for part, of in parts.items()
+                }
+                for name, parts in self.slices.items()
+            },
+            "by_turn": {when.lower(): dict(of) for when, of in self.turns.items()},
+            "wrong": {when.lower(): dict(of) for when, of in self.wrong.items()},
+        }
+
+
+def held_out(run: RunData, missing: list[str]) -> HeldOut:
+    """Return what the held-out rollouts are broken down by."""
     files = run.of_mode("report")
-    ends = {"Before": files[:1], "After": files[1:][-1:]}
     right: dict[str, dict[str, dict[str, list[bool]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    turns: dict[str, dict[str, int]] = {}
     wrong: dict[str, Counter[str]] = {}
-    for when, some in ends.items():
-        wrong[when] = Counter()
-        for row in rollout_rows(some, ("failure", "value", "correct", "details", "slices"), missing=missing):
+    for when, some in zip(ENDS, (files[:1], files[1:][-1:]), strict=True):
+        wrong[when], calls = Counter(), []
+        columns = ("failure", "value", "correct", "details", "call_values", "slices")
+        for row in rollout_rows(some, columns, missing=missing):
             if row["failure"] or number(row["value"]) is None:
                 continue
             for name, part in mapping(row["slices"]).items():
                 right[name][str(part)][when].append(bool(row["correct"]))
             if why := mapping(row["details"]).get("wrong"):
                 wrong[when][str(why)] += 1
-    found = [_slice(name, parts) for name, parts in right.items() if len(parts) > 1]
-    rows = [
-        [WRONG.get(why, why), *(count(wrong[when][why]) for when in ends)] for why in wrong["Before"] + wrong["After"]
-    ]
-    return [*found, Table(title="Wrong answers", heads={"Why": "", **dict.fromkeys(ends, "n")}, rows=rows, narrow=True)]
+            values = row["call_values"] if isinstance(row["call_values"], list) else []
+            calls.append([number(value) for value in values])
+        turns[when] = by_turn(calls)
+    return HeldOut(slices={name: parts for name, parts in right.items() if len(parts) > 1}, turns=turns, wrong=wrong)
+
+
+def slices(found: HeldOut) -> list[Table]:
+    """Return the held-out accuracy before and after by each slice of the tasks, by turn, and wrong answers."""
+    every = [_slice(name, parts) for name, parts in found.slices.items()]
+    turns = sorted(_shares(found.turns), key=lambda row: turn_order(row[0]))
+    heads = {"Rollouts": "name", **dict.fromkeys(ENDS, "n")}
+    every.append(Table(title="Held-out rollouts by turn", heads=heads, rows=turns, narrow=True))
+    why = [[WRONG.get(why, why), *counts] for why, *counts in _shares(found.wrong)]
+    return [*every, Table(title="Wrong answers", heads={"Why": "", **dict.fromkeys(ENDS, "n")}, rows=why, narrow=True)]
+
+
+def _shares(counts: Mapping[str, Mapping[str, int]]) -> list[list[str]]:
+    """Return a row for each kind: how many rollouts before and after, and their share."""
+    kinds = dict.fromkeys(kind for of in counts.values() for kind in of)
+
+    def cell(of: Mapping[str, int], kind: str) -> str:
+        return f"{count(of.get(kind, 0))} ({percent(of.get(kind, 0) / sum(of.values()))}%)" if of else NOTHING
+
+    return [[kind, *(cell(of, kind) for of in counts.values())] for kind in kinds]
 
 
 def _slice(name: str, parts: Mapping[str, Mapping[str, Sequence[bool]]]) -> Table:
     """Return the table of one slice; the classes with most tasks."""
-    sizes = {part: max(map(len, of.values())) for part, of in parts.items()}
-    kept = sorted(sizes, key=lambda part: (-sizes[part], part))[:CLASSES]
-    rows = []
-    for part in sorted(kept, key=int) if all(part.isdecimal() for part in kept) else kept:
-        shares = [mean([float(x) for x in parts[part].get(when, ())]) for when in ("Before", "After")]
-        rows.append([part, count(sizes[part]), *map(_percent, shares)])
+    kept = largest({part: _size(of) for part, of in parts.items()}, CLASSES)
+    rows = [
+        [part, count(_size(parts[part])), *(_percent(_accuracy(parts[part].get(when, ()))) for when in ENDS)]
+        for part in kept
+    ]
     heads = {name.capitalize(): "name", "Tasks": "n", "Before": "n", "After": "n"}
-    note = f"The {len(kept)} classes with most tasks, of {len(sizes)}." if len(kept) < len(sizes) else ""
+    note = f"The {len(kept)} classes with most tasks, of {len(parts)}." if len(kept) < len(parts) else ""
     return Table(title=f"Held-out accuracy by {name}", heads=heads, rows=rows, note=note, narrow=True)
+
+
+def largest(sizes: Mapping[str, int], most: int) -> list[str]:
+    """Return the classes of a slice with most tasks, in the order to show them, from the number of tasks of each."""
+    kept = sorted(sizes, key=lambda part: (-sizes[part], part))[:most]
+    return sorted(kept, key=int) if all(part.isdecimal() for part in kept) else kept
+
+
+def _size(ends: Mapping[str, Sequence[bool]]) -> int:
+    return max(map(len, ends.values()))
+
+
+def _accuracy(right: Sequence[bool]) -> float | None:
+    return mean([float(x) for x in right])
 
 
 def failures(run: RunData, missing: list[str]) -> Table:

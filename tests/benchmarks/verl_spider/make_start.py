@@ -18,8 +18,8 @@ import torch
 import turns
 from agentrig_grpo import checkpoint
 from agentrig_grpo.warmup import Example, fine_tune, new_model
-from agentrig_langgraph_sql.replies import sql_of
 from agentrig_spider import ExecMatch
+from agentrig_spider.queries import sql_of
 from agentrig_spider.tasks.spider import Spider, SpiderConfig
 from byte_tokenizer import served_alike
 
@@ -148,7 +148,6 @@ def main() -> None:
         begin = time.perf_counter()
         stats = fine_tune(
             model,
-            tokenizer,
             [Example(prompt, reply) for prompt, reply in pairs],
             epochs=arguments.epochs[number],
             lr=arguments.lr[number],

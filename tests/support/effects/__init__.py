@@ -79,7 +79,11 @@ class Elsewhere:
         tree = ast.parse((ROOT / file).read_text("utf-8"))
         found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
         assert found, f"{place} {key}: there is no test {self.test}"
-        assert key in ast.unparse(found[0]), f"{place} {key}: {self.test} does not name it"
+        text = ast.unparse(found[0])
+        text += "".join(
+            ast.unparse(n) for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) in text
+        )
+        assert key in text, f"{place} {key}: neither {self.test} nor its table names it"
         assert self.reason
 
 

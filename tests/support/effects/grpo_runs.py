@@ -17,7 +17,7 @@ import pytest
 import torch
 from agentrig_grpo.algorithm import Grpo
 from agentrig_grpo.naming import model_directory
-from agentrig_grpo.server.embedded import Embedded
+from agentrig_grpo.server.handle import Embedded
 from safetensors.torch import load_file
 
 from agentrig.hardware import Cpu, CpuConfig

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from agentrig_grpo import checkpoint
-from agentrig_grpo.algorithm import check_device
+from agentrig_grpo.algorithm import Grpo
 from agentrig_grpo.naming import model_directory
 from agentrig_verl.keys import keys_of
 from agentrig_verl.schema import MODEL
@@ -20,11 +21,12 @@ from effects.tasks import build
 
 
 def threads(settings: Settings) -> tuple[int, str]:
-    """Return torch's threads after an algorithm has set up the hardware, and the environment of child processes."""
+    """Return torch's threads after an algorithm has made its learner, and the environment of child processes."""
     before = torch.get_num_threads()
     hardware = build("hardware.cpu", settings)
     try:
-        check_device(hardware, "auto")
+        session = SimpleNamespace(hardware=hardware, seed=0, train_tasks=[], note=lambda text: None)
+        Grpo(config_of("algorithm.grpo", {})).learner(session)
         return torch.get_num_threads(), hardware.environment()["OMP_NUM_THREADS"]
     finally:
         torch.set_num_threads(before)

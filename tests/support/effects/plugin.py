@@ -1,38 +1,14 @@
-"""A plugin file for the effects of keys: an agent that returns what it sees, an agent for training, rewards."""
+"""A plugin file for the effects of keys: an agent for training, rewards."""
 
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
-from pathlib import Path
 
 import httpx
 
 import agentrig
 from agentrig import AgentSpec, RewardSpec, Score, Task, TasksSpec, hookimpl
-
-_here = 0
-_most = 0
-_lock = threading.Lock()
-
-
-def teller(task_input, endpoint):
-    """Do what the task says; return this runner's process, environment, and how many rollouts ran here at once."""
-    global _here, _most
-    do, mark = task_input["do"], Path(task_input["mark"])
-    if do == "die":
-        with mark.open("a") as file:
-            file.write("x")
-        os.kill(os.getpid(), signal.SIGKILL)
-    with _lock:
-        _here += 1
-        _most = max(_most, _here)
-    time.sleep(task_input["sleep_s"])
-    with _lock:
-        _here -= 1
-    return {"pid": os.getpid(), "most": _most, "environment": sorted(os.environ)}
 
 
 def writer(task_input, endpoint):
@@ -77,7 +53,6 @@ def where(task, outcome, budget_s):
 
 @hookimpl
 def register_agents():
-    yield AgentSpec(name="effects-teller", summary="Tells.", build=lambda config: teller)
     yield AgentSpec(name="effects-writer", summary="Writes.", build=lambda config: writer)
 
 

@@ -7,8 +7,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -27,13 +25,12 @@ ANSWER_S = 300.0
 class FileServer:
     """Implements `agentrig.servers.Server`.
 
-    Orders go over a pipe that only the two processes have: an agent, which has the key for requests, can't give any.
+    Orders go over a channel that only the two processes have: an agent, which has the key for requests, can't give any.
     """
 
     def __init__(self, threads: int, plan: ServerPlan) -> None:
         self._threads, self._plan = threads, plan
         self._key = secrets.token_urlsafe(32)
-        self._pipe: Connection[Any, Any] | None = None
         self._process: ServerProcess | None = None
         self._folder: Path | None = None
         self.dtype = "float32"
@@ -42,15 +39,12 @@ class FileServer:
 
     def __enter__(self) -> FileServer:
         plan = self._plan
-        self._pipe, theirs = Pipe()
         self._folder = Path(tempfile.mkdtemp(prefix="file-server-"))  # in the run's folder, which goes with the run
-        command = [sys.executable, "-P", "-m", "agentrig_file_server.serving", str(theirs.fileno())]
-        self._process = ServerProcess("the file server", command, log=plan.log, descriptors=[theirs.fileno()])
-        theirs.close()
+        settings = {"model": str(plan.model), "name": plan.name, "context": plan.context, "threads": self._threads}
+        command = [sys.executable, "-P", "-m", "agentrig_file_server.serving"]
+        self._process = ServerProcess("the file server", command, first={**settings, "key": self._key}, log=plan.log)
         try:
-            ready = self._ask(
-                model=str(plan.model), name=plan.name, context=plan.context, threads=self._threads, key=self._key
-            )
+            ready = self._process.receive("start", ANSWER_S)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -64,8 +58,6 @@ class FileServer:
     ) -> None:
         if self._process is not None:
             self._process.stop()
-        if self._pipe is not None:
-            self._pipe.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -74,18 +66,17 @@ class FileServer:
         import torch
         from safetensors.torch import save_file
 
-        self.check()
         assert self._folder is not None
         file = self._folder / f"{version}.safetensors"
         try:
             save_file({name: t.detach().to("cpu", torch.float32).contiguous() for name, t in weights}, str(file))
-            self._ask(file=str(file), version=version)
+            self._ask(f"take the weights of version {version}", file=str(file), version=version)
         finally:
             file.unlink(missing_ok=True)
 
     def held(self) -> Sequence[Mapping[str, str]] | None:
         """Return the digests of the tensors that the process computes with."""
-        return [self._ask(held=True)["digests"]]
+        return [self._ask("tell its digests", held=True)["digests"]]
 
     def sleep(self) -> None:
         """Do nothing: it has no memory of a device."""
@@ -99,18 +90,7 @@ class FileServer:
             raise ServerError("the file server was never started")
         self._process.check()
 
-    def _ask(self, **order: Any) -> dict[str, Any]:
-        assert self._pipe is not None
+    def _ask(self, what: str, **order: Any) -> dict[str, Any]:
+        self.check()
         assert self._process is not None
-        try:
-            self._pipe.send(order)
-            if not self._pipe.poll(ANSWER_S):
-                raise ServerError(f"the file server does not answer{self._process.tail()}")
-            answer: dict[str, Any] = self._pipe.recv()
-        except (EOFError, OSError):
-            self._process.wait(5)
-            self._process.check()
-            raise ServerError(f"the file server has closed its pipe{self._process.tail()}") from None
-        if "error" in answer:
-            raise ServerError(f"the file server: {answer['error']}{self._process.tail()}")
-        return answer
+        return self._process.ask(what, order, ANSWER_S)

@@ -1,4 +1,4 @@
-"""The process: `python -m agentrig_file_server.serving DESCRIPTOR`; it ends when the run closes its end of the pipe."""
+"""The process: `python -m agentrig_file_server.serving DESCRIPTOR`; it ends when the run closes the channel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch  # noqa: TID253  (a process of its own)
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast  # noqa: TID253  (a process of its own)
 
 from agentrig.delivery.digests import digests
+from agentrig.processes.channel import Channel
 
 
 class Policy:
@@ -188,29 +188,29 @@ class Handler(BaseHTTPRequestHandler):
 
 def main() -> None:
     """Serve, and follow the run's orders until it has gone."""
-    pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
-    started = pipe.recv()
+    channel = Channel.inherited(int(sys.argv[1]))
+    started, _ = channel.receive()
     torch.set_num_threads(started["threads"])
     try:
         Handler.policy = Policy(started["model"], started["name"], started["context"])
         Handler.key = started["key"]
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     except Exception as error:
-        pipe.send({"error": f"it could not start: {type(error).__name__}: {error}"})
+        channel.send({"error": f"{type(error).__name__}: {error}"})
         raise
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    pipe.send({"port": server.server_address[1], "context": Handler.policy.context})
+    channel.send({"port": server.server_address[1], "context": Handler.policy.context})
     while True:
         try:
-            order = pipe.recv()
+            order = channel.receive()[0]
         except (EOFError, OSError):
             os._exit(0)  # the run has gone, even by SIGKILL
         try:
             if "file" in order:
                 Handler.policy.take(order["file"], order["version"])
-            pipe.send({"digests": Handler.policy.held()} if "held" in order else {})
+            channel.send({"digests": Handler.policy.held()} if "held" in order else {})
         except Exception as error:
-            pipe.send({"error": f"{type(error).__name__}: {error}"})
+            channel.send({"error": f"{type(error).__name__}: {error}"})
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ class AgentMatch:
 
 @hookimpl
 def register_adapters() -> Iterable[AdapterSpec]:
-    """Bring `agent-match`."""
+    """Register `agent-match`."""
     yield AdapterSpec(
         name="agent-match",
         summary="Trains the LLM calls whose node's name, and whose model's name, match.",

@@ -12,7 +12,7 @@ __all__ = ["Ascend", "AscendConfig", "register_hardware"]
 
 @hookimpl
 def register_hardware() -> Iterable[HardwareSpec]:
-    """Bring `ascend`."""
+    """Register `ascend`."""
     from agentrig_ascend.checks import check_cann, check_hccl_ports, check_torch_npu
 
     yield HardwareSpec(

@@ -12,7 +12,7 @@ __all__ = ["Cuda", "CudaConfig", "register_hardware"]
 
 @hookimpl
 def register_hardware() -> Iterable[HardwareSpec]:
-    """Bring `cuda`."""
+    """Register `cuda`."""
     from agentrig_cuda.checks import check_flash_attention, check_unwanted_ascend
 
     yield HardwareSpec(

@@ -34,7 +34,7 @@ def from_credit(
     """
 
     def build(settings: LearnerConfig) -> LoopAlgorithm:
-        from agentrig_grpo.algorithm import Grpo  # imports torch
+        from agentrig_grpo.algorithm import Grpo
 
         return Grpo(settings, credit)
 
@@ -88,7 +88,7 @@ def make_start(
 
 def build_server(config: EmbeddedConfig) -> MakeServer:
     """Return what makes the server of a plan; torch is imported only in its process."""
-    from agentrig_grpo.server.embedded import Embedded
+    from agentrig_grpo.server.handle import Embedded
 
     return partial(Embedded, config)
 

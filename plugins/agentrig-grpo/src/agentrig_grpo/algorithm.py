@@ -11,8 +11,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-
-import torch  # noqa: TID253  (imported when the algorithm is built)
+from typing import TYPE_CHECKING
 
 from agentrig.algorithms import Session
 from agentrig.credit import Credit, Worth, advantages
@@ -22,13 +21,12 @@ from agentrig.ledger import LEFT_OUT_BY_CREDIT, ZERO_ADVANTAGE
 from agentrig.rollouts import Rollout
 from agentrig.run.checkpoints import verify
 from agentrig.servers import ServerPlan
-from agentrig_grpo import checkpoint
 from agentrig_grpo.config import GrpoConfig, LearnerConfig
 from agentrig_grpo.context import check_context
-from agentrig_grpo.fitting import check_left, fitted
-from agentrig_grpo.learner import Learner
 from agentrig_grpo.naming import model_directory
-from agentrig_grpo.passes import too_small
+
+if TYPE_CHECKING:
+    from agentrig_grpo.learner import Learner
 
 log = logging.getLogger(__name__)
 
@@ -76,24 +74,33 @@ class Grpo:
         return ServerPlan(model=source, name=MODEL_NAME, hardware=hardware, dtype=dtype, context=config.max_length)
 
     def learner(self, session: Session) -> Learner:
-        """Return the learner of the starting model, on the session's hardware."""
+        """Return the learner of the starting model, on the session's hardware; torch is imported here."""
+        import torch
+
+        from agentrig_grpo import checkpoint
+        from agentrig_grpo.fitting import check_left, plan_memory
+        from agentrig_grpo.learner import Learner
+        from agentrig_grpo.passes import too_small
+
         config, hardware = self.config, session.hardware
         source, device = model_directory(config.model), hardware.torch_device
         verify(source)  # it may be another run's checkpoint
+        if device == "cpu" and (threads := getattr(hardware, "threads", None)):
+            torch.set_num_threads(threads)
         tokenizer, attention = checkpoint.load_tokenizer(source), checkpoint.attention_of(hardware)
         dtype = check_device(hardware, config.dtype)
-        fit = fitted(source, config, dtype=dtype, device=device, attention=attention)
+        memory = plan_memory(source, config, dtype=dtype, device=device, attention=attention)
         model = checkpoint.load_model(source, device=device, attention=attention)
         checkpoint.check_vocabulary(model, tokenizer)
         learner = Learner(
             model,
-            fit.config,
+            memory.config,
             dtype=dtype,
             seed=session.seed,
-            chunk=fit.chunk,
-            recomputed=fit.recomputed,
+            chunk=memory.chunk,
+            recomputed=memory.recomputed,
             tokenizer=tokenizer,
-            ready=partial(check_left, fit, device),
+            ready=partial(check_left, memory, device),
         )
         if not learner.share:
             session.note(learner.path)
@@ -113,24 +120,20 @@ def check_device(hardware: Hardware, dtype: str) -> str:
         ConfigError: The hardware doesn't train in that dtype.
     """
     kind = hardware.torch_device.split(":")[0]
-    if kind == "cpu":
-        threads = getattr(hardware, "threads", None)
-        if threads:
-            torch.set_num_threads(threads)
-    elif not _usable(kind):
-        raise AgentrigError(
-            f"the run's hardware is {hardware.name}, but torch {torch.__version__} cannot use the device {kind!r}: "
-            f"{hardware.torch_cure}. Or use the CPU: --hardware cpu"
-        )
+    if kind != "cpu":
+        import torch
+
+        try:
+            usable = torch.get_device_module(kind).is_available()
+        except RuntimeError:
+            usable = False
+        if not usable:
+            raise AgentrigError(
+                f"the run's hardware is {hardware.name}, but torch {torch.__version__} cannot use the device {kind!r}: "
+                f"{hardware.torch_cure}. Or use the CPU: --hardware cpu"
+            )
     if dtype == "auto":
         return "bfloat16" if kind != "cpu" and "bfloat16" in hardware.dtypes else "float32"
     if kind != "cpu" and dtype not in hardware.dtypes:
         raise ConfigError(f"[algorithm] dtype = {dtype!r}: {hardware.name} trains in {', '.join(hardware.dtypes)}")
     return dtype
-
-
-def _usable(kind: str) -> bool:
-    try:
-        return bool(torch.get_device_module(kind).is_available())
-    except RuntimeError:
-        return False

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from agentrig.errors import ConfigError
 from agentrig_grpo.model_files import loading
 
 log = logging.getLogger(__name__)
+
+PLAIN = ("llama", "qwen2", "qwen3", "mistral")
+"""Model types whose `config.json` names its context as `transformers` does: it need not be imported to know it."""
 
 UNKNOWN = 4096
 """The context of a model whose configuration names none, in tokens."""
@@ -39,6 +43,25 @@ def context_of(config: Any, max_length: int) -> int:
     return max_length or own or UNKNOWN
 
 
+def configuration(directory: Path) -> Any:
+    """Return the `transformers` configuration of a local model; transformers is imported here.
+
+    Raises:
+        ConfigError: The type of the model is unknown.
+    """
+    import transformers
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    with loading(directory, "configuration"):
+        kind = json.loads((directory / "config.json").read_text("utf-8")).get("model_type")
+        if kind not in CONFIG_MAPPING:
+            raise ConfigError(
+                f"{directory}/config.json has the model_type {kind}, which transformers {transformers.__version__} "
+                "does not know. Update it (pip install -U transformers), or use another model"
+            )
+        return AutoConfig.from_pretrained(str(directory), local_files_only=True)
+
+
 def check_context(directory: Path, *, max_length: int, max_tokens: int) -> int:
     """Return the context of a local model, in tokens, where a run's settings go with it.
 
@@ -51,17 +74,11 @@ def check_context(directory: Path, *, max_length: int, max_tokens: int) -> int:
         ConfigError: The run asks for more than the model has, a reply leaves no room for a prompt, or the type of the
             model is unknown.
     """
-    import transformers
-    from transformers import CONFIG_MAPPING, AutoConfig
-
     with loading(directory, "configuration"):
-        kind = json.loads((directory / "config.json").read_text("utf-8")).get("model_type")
-        if kind not in CONFIG_MAPPING:
-            raise ConfigError(
-                f"{directory}/config.json has the model_type {kind}, which transformers {transformers.__version__} "
-                "does not know. Update it (pip install -U transformers), or use another model"
-            )
-        config = AutoConfig.from_pretrained(str(directory), local_files_only=True)
+        written = json.loads((directory / "config.json").read_text("utf-8"))
+        plain = written.get("model_type") in PLAIN and isinstance(written.get("max_position_embeddings"), int)
+        config = SimpleNamespace(**written) if plain and not written.get("rope_scaling") else None
+    config = config or configuration(directory)
     context = context_of(config, max_length)
     if not max_length and not getattr(config, "max_position_embeddings", None):
         log.warning("%s names no context: %d tokens are assumed; algorithm.max_length sets it", directory, context)

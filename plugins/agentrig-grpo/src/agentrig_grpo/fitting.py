@@ -34,7 +34,7 @@ LEAST = 256
 
 
 @attrs.frozen(kw_only=True)
-class Fit:
+class MemoryPlan:
     """Settings with which an update fits.
 
     Attributes:
@@ -50,7 +50,7 @@ class Fit:
     need: Need | None = None
 
 
-def fitted(directory: Path, config: LearnerConfig, *, dtype: str, device: str, attention: str) -> Fit:
+def plan_memory(directory: Path, config: LearnerConfig, *, dtype: str, device: str, attention: str) -> MemoryPlan:
     """Choose gradient checkpointing and the chunks of logits so that an update fits into a device's free memory.
 
     With `gradient_checkpointing = "auto"` only as many layers compute their activations twice as have to.
@@ -75,21 +75,21 @@ def fitted(directory: Path, config: LearnerConfig, *, dtype: str, device: str, a
     big = CHUNK if torch.device(device).type == "cpu" else GPU_CHUNK
     ways = [False, True] if config.gradient_checkpointing == "auto" else [config.gradient_checkpointing]
     if _roughly(directory, config) * 2 < left:
-        return Fit(config=attrs.evolve(config, gradient_checkpointing=ways[0]), chunk=big)
+        return MemoryPlan(config=attrs.evolve(config, gradient_checkpointing=ways[0]), chunk=big)
 
     def need(chunk: int = CHUNK, recomputed: int | None = None, **changes: Any) -> Need:
         changed = attrs.evolve(config, **changes)
         more: dict[str, Any] = {"dtype": dtype, "device": device, "attention": attention, "chunk": chunk}
         return need_of(directory, changed, recomputed=recomputed, **more)
 
-    def fit(found: Need, chunk: int, *, checkpointing: bool, recomputed: int | None = None) -> Fit:
+    def fit(found: Need, chunk: int, *, checkpointing: bool, recomputed: int | None = None) -> MemoryPlan:
         layers = "off" if not checkpointing else "on" if recomputed is None else f"on for {recomputed} layers"
         log.info(
             "an update needs about %s of the %s that are free: %s; gradient checkpointing is %s",
             *(in_gib(found.peak), in_gib(left), found.describe(), layers),
         )
         chosen = attrs.evolve(config, gradient_checkpointing=checkpointing)
-        return Fit(config=chosen, chunk=chunk, recomputed=recomputed, need=found)
+        return MemoryPlan(config=chosen, chunk=chunk, recomputed=recomputed, need=found)
 
     try:
         tried: dict[int, Need] = {}  # chunk to the memory without checkpointing
@@ -109,7 +109,7 @@ def fitted(directory: Path, config: LearnerConfig, *, dtype: str, device: str, a
             "how much memory an update needs is not known before the first one: %s. Gradient checkpointing is %s",
             *(f"{type(error).__name__}: {error}", "on" if ways[0] else "off"),
         )
-        return Fit(config=attrs.evolve(config, gradient_checkpointing=ways[0]), chunk=CHUNK)
+        return MemoryPlan(config=attrs.evolve(config, gradient_checkpointing=ways[0]), chunk=CHUNK)
     raise ConfigError(_refusal(config, found, left, device, f"; its server takes {in_gib(server)}", need))
 
 
@@ -138,7 +138,7 @@ def _fewest_layers(
     return None, found
 
 
-def check_left(fit: Fit, device: str) -> None:
+def check_left(plan: MemoryPlan, device: str) -> None:
     """Check, when the learner and its server are there, that the memory left is enough for the rest of an update.
 
     Raises:
@@ -146,14 +146,14 @@ def check_left(fit: Fit, device: str) -> None:
     """
     kind = torch.device(device).type
     if (
-        fit.need is None or fit.config.server_sleep or kind == "cpu"
+        plan.need is None or plan.config.server_sleep or kind == "cpu"
     ):  # other processes share a CPU's memory, which was checked a moment ago
         return
-    rest, left = fit.need.peak - fit.need.weights, free_memory(device)
+    rest, left = plan.need.peak - plan.need.weights, free_memory(device)
     if rest > left:
         raise ConfigError(
             f"with its server started, {device} has {in_gib(left)} free, and an update needs {in_gib(rest)} more: "
-            f"{fit.need.describe()}, with tokens_per_batch = {fit.config.tokens_per_batch}.\n  Give the server less "
+            f"{plan.need.describe()}, with tokens_per_batch = {plan.config.tokens_per_batch}.\n  Give the server less "
             "memory in [server], set algorithm.server_sleep = true, or lower algorithm.tokens_per_batch"
         )
 

@@ -30,12 +30,12 @@ from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.figures import SUSPECTS, Figures, of_pass
 from agentrig_grpo.lora import live_weights
 from agentrig_grpo.loss import sample_weights, token_losses, tokens_in_loss
+from agentrig_grpo.loss_inputs import LossInputs
 from agentrig_grpo.masters import computing_with
 from agentrig_grpo.model_files import weight_files
 from agentrig_grpo.optimizers import check_state, learning_rate, optimizer_of
 from agentrig_grpo.passes import check_recorded, memory_in_words
 from agentrig_grpo.server.chat import Chat
-from agentrig_grpo.tables import Table
 
 GPU_CHUNK = 1 << 28
 """Most logits in memory at once on a GPU: almost two thousand tokens of a large vocabulary. With 2^29 an update takes
@@ -162,21 +162,21 @@ class Learner:
             return
         chosen, shares = [samples[i] for i in active], [weights[i] for i in active]
         batches = self._batches(chosen, figures)
-        table = Table.of(chosen, shares, self._device)
+        inputs = LossInputs.of(chosen, shares, self._device)
         in_loss = torch.zeros(len(active), dtype=torch.int64, device=self._device)
         gaps = torch.zeros(sum(lengths[i] for i in active), device=self._device)
         parts: list[dict[str, torch.Tensor]] = []
         for batch in batches:
-            behaviour, advantage, weight = table.look_up(batch)
+            behaviour, advantage, weight = inputs.look_up(batch)
             reference = self._reference_logprobs(batch) if config.kl_loss_coef else None
             logprobs, entropy = self._score(self.model, batch)
             if behaviour is None:
                 behaviour = logprobs.detach()
-            gaps[table.places(batch)] = (logprobs.detach() - behaviour).abs()
+            gaps[inputs.places(batch)] = (logprobs.detach() - behaviour).abs()
             stale: dict[str, Any] = {}
             if config.max_staleness:
-                begun = table.look_up_proximal(batch)
-                proximal = logprobs.detach() if begun is None else begun
+                begun = inputs.proximal
+                proximal = logprobs.detach() if begun is None else begun[inputs.places(batch)]
                 stale = {"proximal": proximal, "rollout_is_threshold": config.rollout_is_threshold}
             out = token_losses(
                 logprobs,
@@ -316,10 +316,8 @@ class Learner:
         return collate(pack, share=self.share, varlen=self._bf16 and self._device.type == "cuda").to(self._device)
 
     def _batches(self, samples: Sequence[TrainSample], figures: Figures) -> Iterator[Batch]:
-        """Make the forest of some samples, and return the batches of its packs, each made when it is asked for."""
-        return self._collated(packed(samples, self.config.tokens_per_batch, share=self.share), samples, figures)
-
-    def _collated(self, packs: Iterator[Pack], samples: Sequence[TrainSample], figures: Figures) -> Iterator[Batch]:
+        """Yield the batches of the packs of the samples' forest, each made when it is asked for."""
+        packs = packed(samples, self.config.tokens_per_batch, share=self.share)
         figures.traced += sum(len(s.prompt_ids) + len(s.response_ids) - 1 for s in samples)
         seen: set[int] = set()
         for pack in packs:

@@ -82,12 +82,13 @@ def make_start(
     else:
         model = checkpoint.load_model(source)
         checkpoint.check_vocabulary(model, tokenizer)
+        if plan.context:
+            _lengthen(model.config, tokenizer, plan.context)
         context = max(context_of(model.config, config.max_length), context_of(model.config, 0))
     check_lengths(examples, context, plan.model)
     width = int(model.config.hidden_size)
     stats = warmup.fine_tune(
         model,
-        tokenizer,
         examples,
         epochs=plan.passes,
         lr=plan.lr or (2e-3 if plan.model == "new" else 1e-3) * min(1.0, 128 / width),
@@ -308,6 +309,18 @@ def check_lengths(examples: Sequence[warmup.Example], context: int, model: str) 
             f"{owner}: the longest prompt and reply have {max(long)} tokens.\n  Let the agent send less, start from "
             "--model new, or from a model with more room"
         )
+
+
+def _lengthen(config: Any, tokenizer: Any, context: int) -> None:
+    """Let a model read more tokens than before; the warm-up trains it at the new positions.
+
+    Raises:
+        ConfigError: Its positions are not rotary ones without a scale, which are defined for any length.
+    """
+    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") != "default":
+        raise ConfigError("--context: only models with plain rotary positions (RoPE) can be given a longer context")
+    config.max_position_embeddings = max(context, config.max_position_embeddings)
+    tokenizer.model_max_length = config.max_position_embeddings
 
 
 def _set_context(directory: Path, context: int) -> None:

@@ -184,7 +184,7 @@ def _demonstrate(config: SqlAgentConfig) -> Demonstrate:
 
 @hookimpl
 def register_agents() -> Iterable[AgentSpec]:
-    """Bring `langgraph-sql`."""
+    """Register `langgraph-sql`."""
     yield AgentSpec(
         name="langgraph-sql",
         summary="Writes SQL for a question, runs it, checks it and rewrites it (LangGraph).",
@@ -199,7 +199,7 @@ def register_agents() -> Iterable[AgentSpec]:
 
 @hookimpl
 def register_recipes() -> Iterable[RecipeSpec]:
-    """Bring `mini`."""
+    """Register `mini`."""
     from agentrig_langgraph_sql.recipes import specs
 
     return specs()

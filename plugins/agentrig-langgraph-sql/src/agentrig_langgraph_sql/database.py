@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 from agentrig_spider import sandbox
-from agentrig_spider.sandbox import Fingerprint, QueryFailed, QueryTimeout, Terms, WorkersBusy
+from agentrig_spider.sandbox import Fingerprint, QueryFailed, QueryLimits, QueryTimeout, WorkersBusy
 
 _LONGEST_VALUE = 16 * 2**20  # bytes; for the agent's own reads: the schema and sample rows
 _JOURNAL = bytes.fromhex("d9d505f920a163d7")  # the first bytes of a journal that SQLite would roll back
@@ -164,9 +164,11 @@ def run_query(
     path = os.path.abspath(database)
     mark = _at_rest(path)
     deadline = time.monotonic() + timeout_s
-    terms = Terms(max_bytes=min(max_chars, sandbox.MAX_RESULT_BYTES), cut=True, select_only=True, undecodable="replace")
+    limits = QueryLimits(
+        max_bytes=min(max_chars, sandbox.MAX_RESULT_BYTES), cut=True, select_only=True, undecodable="replace"
+    )
     try:
-        fetched = sandbox.run_query(path, mark, query, max_rows=max_rows + 1, deadline=deadline, terms=terms)
+        fetched = sandbox.run_query(path, mark, query, max_rows=max_rows + 1, deadline=deadline, limits=limits)
     except QueryTimeout:
         return Result(error=f"the query was stopped after {timeout_s:g} s")
     except QueryFailed as error:

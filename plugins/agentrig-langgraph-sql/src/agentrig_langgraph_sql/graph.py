@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import attrs
+from agentrig_spider.queries import sql_of
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage
 from langgraph.graph import END, START, StateGraph  # noqa: TID253  (only imported when the agent is built)
@@ -15,7 +16,7 @@ from langgraph.runtime import Runtime  # noqa: TID253
 
 from agentrig_langgraph_sql.database import cut, run_query
 from agentrig_langgraph_sql.prompts import FULL, Prompts, Template
-from agentrig_langgraph_sql.replies import sql_of, verdict_of
+from agentrig_langgraph_sql.replies import verdict_of
 from agentrig_langgraph_sql.schema import schema_text
 
 LEFT_TO_RIGHT = ("graph TD;", "graph LR;")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrig import AgentSpec, RunnersSpec, hookimpl
 from agentrig_lightning.adapters import adapter
@@ -23,12 +23,22 @@ from agentrig_lightning.algorithms import LightningAlgorithmConfig, algorithm
 from agentrig_lightning.imports import replace_verl, skip_litellm
 from agentrig_lightning.instances import Factory
 from agentrig_lightning.tasks import tasks
-from agentrig_lightning.trainer import Trainer
+
+if TYPE_CHECKING:
+    from agentrig_lightning.trainer import Trainer
 
 skip_litellm()
 replace_verl()
 
 __all__ = ["Factory", "LightningAlgorithmConfig", "Trainer", "adapter", "agent", "algorithm", "tasks", "tracer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Trainer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from agentrig_lightning.trainer import Trainer  # with Agent Lightning
+
+    return Trainer
 
 
 @hookimpl
@@ -54,8 +64,7 @@ def register_agents() -> Iterable[AgentSpec]:
 @hookimpl
 def register_runners() -> Iterable[RunnersSpec]:
     """Register `lightning`."""
-    from agentrig_lightning.joining import LightningRunners, check_gateway
-    from agentrig_lightning.roles import wanted
+    from agentrig_lightning.joining import LightningRunners, check_gateway, wanted
 
     def build(config: Any) -> Any:
         from agentrig_lightning.store_pool import StorePool

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentrig.adapters import Adapter, Triplet
+from agentrig.errors import AgentrigError, place_of
 from agentrig.plugins.specs import AdapterSpec
+from agentrig.text import words_of
 from agentrig.traces import Trace
 
 
@@ -29,25 +32,19 @@ class _AdapterCall:
         """Return the triplets; an empty trace is not passed to the adapter, which would raise."""
         from agentrig_lightning.spans import to_lightning
 
-        if not trace.llm_calls():
+        calls = list(trace.llm_calls())
+        if not calls:
             return ()
         found: list[Triplet] = []
-        taken: set[str] = set()
         for triplet in self.inner.adapt(to_lightning(trace, trace.rollout_id, f"{trace.rollout_id}-0")):
             prompt, response = _ids(triplet.prompt), _ids(triplet.response)
             if not prompt or not response:
                 continue
-            call = next(
-                (
-                    c
-                    for c in trace.llm_calls()
-                    if c.id not in taken
-                    and list(c.attributes.get("response_token_ids", ())) == list(response)
-                    and list(c.attributes.get("prompt_token_ids", ())) == list(prompt)
-                ),
-                None,
-            )
-            taken.update({call.id} if call is not None else ())
+            ids = {"prompt_token_ids": list(prompt), "response_token_ids": list(response)}
+            same = (c for c in calls if all(list(c.attributes.get(key, ())) == ids[key] for key in ids))
+            call = next(same, None)
+            if call is not None:
+                calls.remove(call)
             logprobs = call.attributes.get("response_logprobs") if call is not None else None
             found.append(
                 Triplet(
@@ -67,6 +64,38 @@ def trace_adapter(adapter: Adapter) -> Any:
     from agentrig_lightning.recorder_tracer import SpanAdapter
 
     return adapter.inner if isinstance(adapter, _AdapterCall) else SpanAdapter(adapter)
+
+
+def watched(adapter: Any, *, name: str) -> Any:
+    """Return a copy of a `TraceAdapter` for an algorithm: its `gave_triplets` says whether that learns from triplets.
+
+    It raises `AgentrigError` where the adapter raises.
+
+    Args:
+        adapter: The `TraceAdapter`; it stays as it is.
+        name: How messages name it.
+    """
+    from agentlightning import Triplet
+    from agentlightning.adapter import TraceToTripletBase
+
+    from agentrig_lightning.recorder_tracer import SpanAdapter
+
+    made = copy.copy(adapter)
+    makes_triplets = isinstance(adapter, SpanAdapter | TraceToTripletBase)
+
+    def adapt(source: Any, /) -> Any:
+        try:
+            found = adapter.adapt(source)
+        except AgentrigError:
+            raise
+        except Exception as error:
+            raise AgentrigError(f"the adapter {name} raised {words_of(error)}{place_of(error)}") from error
+        if makes_triplets or any(isinstance(f, Triplet) for f in found):
+            made.gave_triplets = True
+        return found
+
+    made.adapt, made.gave_triplets = adapt, False
+    return made
 
 
 def _ids(part: Any) -> Sequence[int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,14 @@ from agentrig.secrets import Secret
 from agentrig.settings import setting
 from agentrig.tasks import Task, fingerprint
 from agentrig.text import words_of
-from agentrig_lightning.adapters import trace_adapter
-from agentrig_lightning.sources import algorithm_of, check_form, datasets_for, is_fast
+from agentrig_lightning.adapters import trace_adapter, watched
+from agentrig_lightning.instances import parameters_of
 from agentrig_lightning.verl import is_verl, verl_spec
-from agentrig_lightning.watched import WatchedAdapter
+
+PARTS = ("store", "adapter", "llm_proxy", "initial_resources", "train_dataset", "val_dataset")
+"""The parameters that a function for `agl.algo` may have."""
+
+FORMS = "an Algorithm class, an instance, a function for agl.algo, or a function without parameters that makes one"
 
 
 def algorithm(
@@ -59,11 +64,56 @@ def algorithm(
     check_form(cls)
     if is_verl(cls):
         return verl_spec(cls, name=name, summary=summary)
+    return spec_of(cls, name, summary, resource=resource, adapter=adapter, initial=initial_resources)
 
-    def build(config: Any) -> Any:
-        return _AlgorithmCall(algorithm_of(cls), config, resource, name, adapter, initial_resources)
+
+def spec_of(source: Any, name: str, summary: str, **more: Any) -> AlgorithmSpec:
+    """Return the spec; the other arguments are those of `AlgorithmCall`."""
+
+    def build(config: Any) -> AlgorithmCall:
+        return AlgorithmCall(algorithm_of(source), config, name=name, **more)
 
     return AlgorithmSpec(name=name, summary=summary, config=LightningAlgorithmConfig, build=build)
+
+
+def check_form(source: Any) -> None:
+    """Check that an algorithm can be made from something, without making one.
+
+    Raises:
+        TypeError: It can't; the message lists what can be given, and names parameters that no algorithm gets.
+    """
+    if _is_algorithm(source) or isinstance(source, type):
+        return
+    if not callable(source):
+        raise TypeError(f"lightning.algorithm takes {FORMS}; this is {source!r:.100}")
+    odd = [name for name in parameters_of(source, required=True) if name not in PARTS]
+    if odd:
+        raise TypeError(
+            f"lightning.algorithm: the function {getattr(source, '__name__', source)} has the parameter "
+            f"{', '.join(odd)}, which no algorithm gets; it can have {', '.join(PARTS)}"
+        )
+
+
+def _is_algorithm(source: Any) -> bool:
+    return not isinstance(source, type) and hasattr(type(source), "set_initial_resources")
+
+
+def algorithm_of(source: Any) -> Any:
+    """Return the `Algorithm`: an instance is used itself.
+
+    Raises:
+        AgentrigError: The function made something else.
+    """
+    if _is_algorithm(source):
+        return source
+    if not isinstance(source, type) and any(name in PARTS for name in parameters_of(source)):
+        from agentlightning import algo
+
+        return algo(source)
+    made = source()
+    if not _is_algorithm(made):
+        raise AgentrigError(f"lightning.algorithm takes {FORMS}; this one made {made!r:.100}, which is no Algorithm")
+    return made
 
 
 @attrs.frozen(kw_only=True)
@@ -83,20 +133,39 @@ class LightningAlgorithmConfig:
         return environment_endpoint(self.endpoint or None, model=self.model or None, api_key=key)
 
 
-class _AlgorithmCall:
-    """Runs an `Algorithm` of Agent Lightning on a session."""
+@attrs.frozen
+class Script:
+    """A script's `Trainer`, and the datasets that it gave to `fit` or `dev`."""
+
+    trainer: Any
+    train: Any
+    validation: Any
+
+
+class AlgorithmCall:
+    """Runs an `Algorithm` of Agent Lightning on a session.
+
+    Args:
+        inner: The `Algorithm`.
+        config: The keys of `[algorithm]`.
+        name: The component's name.
+        resource, adapter, initial: As for `algorithm`.
+        script: The script whose algorithm it is: it gets the script's own datasets, resources and proxy.
+    """
 
     def __init__(
         self,
         inner: Any,
         config: LightningAlgorithmConfig,
-        resource: str,
+        *,
         name: str,
+        resource: str = "main_llm",
         adapter: Callable[[], Any] | None = None,
-        initial_resources: Mapping[str, Any] | None = None,
+        initial: Mapping[str, Any] | None = None,
+        script: Script | None = None,
     ) -> None:
-        self._inner, self._config, self._resource, self._name = inner, config, resource, name
-        self._adapter, self._initial = adapter, initial_resources
+        self._inner, self._config, self._name, self._resource = inner, config, name, resource
+        self._adapter, self._initial, self._script = adapter, initial, script
 
     def run(self, session: Any) -> None:
         """Pass store, adapter and resources to the algorithm; file its rollouts by mode and step.
@@ -105,68 +174,80 @@ class _AlgorithmCall:
             AgentrigError: It raised an exception; the message has the file and the line.
             RunStopped: A guard stops the run.
         """
-        from agentrig_lightning.books import ForeignBooks
-        from agentrig_lightning.resources import sampling_of
-        from agentrig_lightning.store_run import StoreRun
+        from agentlightning.algorithm import FastAlgorithm
 
-        run = StoreRun(session.runtime)
+        from agentrig_lightning.store_run import StepRecords, playing, store_of
+
+        inner = self._inner
+        store = store_of(session.runtime)
         own = session.plan.components["adapter"].spec.name if self._adapter is None else f"of {self._name}"
-        # In a variable, because an algorithm keeps a weak reference only; so are the store and the trainer.
-        watched = WatchedAdapter(
-            self._adapter() if self._adapter is not None else trace_adapter(session.engine.adapter), name=own
-        )
+        theirs = self._adapter() if self._adapter is not None else trace_adapter(session.engine.adapter)
+        adapter = watched(theirs, name=own)
         session.begin()
-        books = ForeignBooks(
-            session,
-            failure_limit=session.plan.run.failure_limit,
-            learns=lambda: watched.gave_triplets and not is_fast(self._inner),
-            sampling=lambda resources_id: sampling_of(run.resources(resources_id)),
-            unfinished=run.unfinished,
-        )
+        learns = not isinstance(inner, FastAlgorithm)  # Baseline looks at triplets, and learns nothing
+        records = StepRecords(session, store, learns=lambda: learns and adapter.gave_triplets)
         given = session.engine.given
         known = {_key(given(t)): t for t in (*session.train_tasks, *session.validation_tasks)}
 
         def judge(result: Result, rollout: Any) -> float | None:
             key = _key(rollout.input)
             task = known.get(key) or Task(id=key[:12], input=_fields(rollout.input))
-            mode, step = books.place(rollout.mode, rollout.resources_id)
+            mode, step = records.place(rollout.mode, rollout.resources_id)
             waiting = {result.id: (task, f"{mode}-{step}-{task.id}")}
             judged: Rollout = session.engine.judge([result], waiting, step=step, mode=mode)[0]
-            books.file(judged)
+            records.file(judged)
             return judged.value
 
-        inner = self._inner
-        trainer = run.trainer(inner, watched.adapter)
-        inner.set_store(run.store)
-        inner.set_adapter(watched.adapter)
+        inner.set_store(store)
+        inner.set_adapter(adapter)
+        trainer = self._trainer(store, adapter)  # in a variable, as the adapter: an algorithm has weak references only
         inner.set_trainer(trainer)
-        resources = self._resources()
-        if resources:
-            inner.set_initial_resources(resources)
         train, validation = ([given(t) for t in tasks] for tasks in (session.train_tasks, session.validation_tasks))
         datasets = datasets_for(inner.run, train, validation)
+        if self._script is not None:
+            datasets = {"train_dataset": self._script.train, "val_dataset": self._script.validation}
         try:
-            with run.playing(judge):
+            with playing(session.runtime, store, judge):
                 if inner.is_async():
                     asyncio.run(inner.run(**datasets))
                 else:
                     inner.run(**datasets)
         except AgentrigError:
-            books.save()
+            records.save()
             raise
         except Exception as error:
-            books.save()
+            records.save()
             raise AgentrigError(f"the algorithm {self._name} raised {words_of(error)}{place_of(error)}") from error
-        books.end()
+        records.end()
+
+    def _trainer(self, store: Any, adapter: Any) -> Any:
+        """Give the algorithm its resources and its proxy; return the `Trainer` that it sees."""
+        if self._script is None:
+            from agentlightning import SharedMemoryExecutionStrategy as Strategy
+
+            from agentrig_lightning.recorder_tracer import RecorderTracer
+            from agentrig_lightning.store_run import LightningTrainer
+
+            if resources := self._resources():
+                self._inner.set_initial_resources(resources)
+            strategy = Strategy(n_runners=1, main_thread="algorithm", managed_store=False)
+            parts = {"algorithm": self._inner, "store": store, "tracer": RecorderTracer(), "adapter": adapter}
+            return LightningTrainer(n_runners=1, strategy=strategy, **parts)
+        trainer = self._script.trainer
+        trainer.store = store
+        if trainer.llm_proxy is not None:
+            trainer.llm_proxy.set_store(store)
+            self._inner.set_llm_proxy(trainer.llm_proxy)
+        if trainer.initial_resources is not None:
+            self._inner.set_initial_resources(trainer.initial_resources)
+        return trainer
 
     def _resources(self) -> dict[str, Any]:
         """Return the user's initial resources, and the run's endpoint if no LLM is among them."""
         from agentrig_lightning.resources import has_llm, lightning_llm
 
         given = dict(self._initial if self._initial is not None else self._inner.get_initial_resources() or {})
-        if has_llm(given):
-            return given
-        endpoint = self._config.served()
+        endpoint = None if has_llm(given) else self._config.served()
         if endpoint is None:
             return given
         served = attrs.evolve(endpoint, token_ids=True).with_sampling(temperature=self._config.temperature)
@@ -183,6 +264,16 @@ class _AlgorithmCall:
         if endpoint is None or checkpoint is not None:
             raise AgentrigError("this algorithm serves no checkpoints; give algorithm.endpoint or OPENAI_BASE_URL")
         yield endpoint
+
+
+def datasets_for(run: Callable[..., Any], train: Sequence[Any], validation: Sequence[Any]) -> Mapping[str, Any]:
+    """Return the datasets that an algorithm's `run` takes, by its parameters' names."""
+    # That of `agl.algo` refuses a dataset that its function does not take.
+    function = getattr(getattr(run, "__self__", None), "_algorithm_func", run)
+    parameters = inspect.signature(function).parameters
+    every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    given = {"train_dataset": train, "val_dataset": validation}
+    return {name: rows for name, rows in given.items() if every or name in parameters}
 
 
 def _fields(task_input: Any) -> Mapping[str, Any]:

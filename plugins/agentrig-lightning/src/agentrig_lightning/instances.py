@@ -46,7 +46,7 @@ def factory(source: Any) -> tuple[Factory, bool]:
     if isinstance(source, type):
         return source, True
     if not is_instance(source):
-        if not _required(source):
+        if not parameters_of(source, required=True):
             made: Factory = source
             return made, True
         from agentlightning import rollout
@@ -76,14 +76,14 @@ def copies(source: Any, what: str, instead: str) -> tuple[Factory, bool]:
     return lambda: copy.deepcopy(kept), True
 
 
-def _required(source: Any) -> bool:
-    """Return whether a function has parameters without a default."""
+def parameters_of(source: Any, *, required: bool = False) -> list[str]:
+    """Return the names of a callable's parameters, or of those without a default; none if it has no signature."""
     try:
         parameters = inspect.signature(source).parameters.values()
-    except (TypeError, ValueError):  # a callable without a signature, for example a built-in one
-        return False
+    except (TypeError, ValueError):  # for example a built-in one
+        return []
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return any(p.default is p.empty and p.kind not in several for p in parameters)
+    return [p.name for p in parameters if not required or (p.default is p.empty and p.kind not in several)]
 
 
 @attrs.define(eq=False)

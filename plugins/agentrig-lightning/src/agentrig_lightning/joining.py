@@ -1,27 +1,31 @@
-"""How runners of other machines join a run: its address, its token, and what they are told."""
+"""How runners of other machines join a run: its address, its token, and the variables of Agent Lightning for that."""
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import attrs
 
-from agentrig import __version__
 from agentrig.endpoints import is_loopback
 from agentrig.errors import ConfigError
 from agentrig.findings import Finding, Situation
 from agentrig.pools import RunnerSettings
 from agentrig.secrets import Secret
 from agentrig.settings import setting
-from agentrig.text import mask
+
+log = logging.getLogger(__name__)
 
 TOKEN_VARIABLE = "AGL_STORE_TOKEN"
 """The environment variable that holds a store's token. Agents don't get it: `AGENTRIG_*` they would."""
 
 JOIN, ALIVE, REPORT, LEAVE = (f"/v1/agentrig/{name}" for name in ("join", "alive", "report", "leave"))
 """The routes that runners of agentrig use beside those of Agent Lightning's store."""
+
+ROLES = ("algorithm", "runner", "both")
+PORT = 4747
+"""Agent Lightning's default port."""
 
 RUNNING, ENDED = "running", "ended"
 """The states of a run, as `ALIVE` tells them."""
@@ -46,42 +50,6 @@ class LightningRunners(RunnerSettings):
     lease_s: float = setting(
         30.0, help="seconds without a sign of life after which such a runner's rollouts start again", ge=5
     )
-
-
-@attrs.frozen(kw_only=True)
-class Joining:
-    """What a run offers to runners outside its process.
-
-    Attributes:
-        host: Address to listen on.
-        port: Port to listen on; 0 for a free one.
-        token: What every request has to bring.
-        silent_s: Seconds without a sign of life after which a runner's rollouts start again.
-        deadline_s: Time limit of a rollout in seconds.
-        retries: How often a rollout is restarted when its runner died.
-        agent: The run's agent: `name`, `config` with each secret's source, and the names of the run's plugin files.
-    """
-
-    host: str
-    port: int
-    token: str = attrs.field(repr=False)
-    silent_s: float
-    deadline_s: float
-    retries: int
-    agent: Mapping[str, Any]
-
-    def __attrs_post_init__(self) -> None:
-        mask(self.token, f"{self.token[:3]}…")  # in whatever is stored
-
-    def offer(self) -> dict[str, Any]:
-        """Return what a runner is told when it joins."""
-        return {
-            "version": __version__,
-            "agent": dict(self.agent),
-            "deadline_s": self.deadline_s,
-            "retries": self.retries,
-            "silent_s": self.silent_s,
-        }
 
 
 def address_of(text: str) -> tuple[str, int]:
@@ -109,6 +77,49 @@ def checked_token(given: Secret | None) -> str:
     if len(token) < 16:
         raise ConfigError("runners.store_token is shorter than 16 characters: leave it out for a random one")
     return token
+
+
+def wanted(environment: Mapping[str, str]) -> bool:
+    """Return whether the environment asks for a store, or for something that a run can't be."""
+    role, host, port = (environment.get(f"AGL_{n}", "").strip() for n in ("CURRENT_ROLE", "SERVER_HOST", "SERVER_PORT"))
+    return bool(role not in ("", "both") or host or port or _unmanaged(environment))
+
+
+def _unmanaged(environment: Mapping[str, str]) -> bool:
+    return environment.get("AGL_MANAGED_STORE", "1").strip().lower() in ("0", "false", "no", "off")
+
+
+def with_roles(runners: LightningRunners, environment: Mapping[str, str]) -> LightningRunners:
+    """Return the settings with what `AGL_CURRENT_ROLE`, `AGL_SERVER_HOST` and `AGL_SERVER_PORT` ask for.
+
+    The role `algorithm` runs no agent here. `runners.store` counts more than an address from the environment; without
+    either, the store is on Agent Lightning's own port of this machine.
+
+    Raises:
+        ConfigError: They ask for what `agentrig train` does not do: the role of a runner, or a store of another.
+    """
+    role = environment.get("AGL_CURRENT_ROLE", "").strip()
+    host, port = (environment.get(f"AGL_SERVER_{name}", "").strip() for name in ("HOST", "PORT"))
+    if _unmanaged(environment):
+        raise ConfigError("AGL_MANAGED_STORE=0: a run has a store of its own. Unset it; --store HOST:PORT serves it")
+    if role and role not in ROLES:
+        raise ConfigError(f'AGL_CURRENT_ROLE="{role}" is none of {", ".join(ROLES)}')
+    if port and not port.isdigit():
+        raise ConfigError(f'AGL_SERVER_PORT="{port}" is no port')
+    address = f"{host or '127.0.0.1'}:{port or PORT}"
+    if role == "runner":
+        raise ConfigError(
+            "AGL_CURRENT_ROLE=runner: `agentrig train` is the algorithm's side. Join the other side's run with: "
+            f"agentrig runner --store http://{address}"
+        )
+    asked = attrs.evolve(runners, store=runners.store or address, n=0 if role == "algorithm" else runners.n)
+    if asked != runners:
+        log.info(
+            "the environment (AGL_CURRENT_ROLE=%s, AGL_SERVER_HOST=%s, AGL_SERVER_PORT=%s) asks for runners.store=%s "
+            "and runners.n=%d",
+            *(role or "-", host or "-", port or "-", asked.store, asked.n),
+        )
+    return asked
 
 
 def check_gateway(situation: Situation) -> Iterator[Finding]:

@@ -58,11 +58,6 @@ class Leases:
             if rollout_id in self._held:
                 self._held[rollout_id].seen = time.monotonic()
 
-    def of(self, rollout_id: str) -> Lease | None:
-        """Return a rollout's lease, or None."""
-        with self._lock:
-            return self._held.get(rollout_id)
-
     def held_by(self, worker: str) -> list[Lease]:
         """Return what a runner holds."""
         with self._lock:

@@ -19,6 +19,8 @@ from agentlightning.types import (
     AttemptedRollout,
     AttemptStatus,
     EnqueueRolloutRequest,
+    NamedResources,
+    ResourcesUpdate,
     Rollout,
     RolloutConfig,
     Span,
@@ -89,6 +91,7 @@ class Store(InMemoryLightningStore):
         self.arrived: Callable[[], None] | None = None
         self.reached_from: Callable[[], str | None] = lambda: None
         self._arriving: dict[tuple[str, str], Arrival] = {}
+        self._given: dict[str, NamedResources] = {}
         self._warned: set[str] = set()
         self.foreign: Counter[str] = Counter()
 
@@ -156,6 +159,23 @@ class Store(InMemoryLightningStore):
         """Return a rollout; after `end`, raise its reason."""
         self._alive()
         return await super().get_rollout_by_id(rollout_id)
+
+    async def add_resources(self, resources: NamedResources) -> ResourcesUpdate:
+        """Store resources; `resources_now` returns them."""
+        return self._keep(await super().add_resources(resources))
+
+    async def update_resources(self, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
+        """Replace resources; `resources_now` returns them."""
+        return self._keep(await super().update_resources(resources_id, resources))
+
+    def _keep(self, update: ResourcesUpdate) -> ResourcesUpdate:
+        self._given.pop(update.resources_id, None)
+        self._given[update.resources_id] = update.resources
+        return update
+
+    def resources_now(self, resources_id: str | None) -> NamedResources:
+        """Return the resources of that id; without one, the latest. For code outside of an event loop."""
+        return self._given.get(resources_id or next(reversed(self._given), ""), {})
 
     # --- what other runners call --------------------------------------------------------------------
 
@@ -337,7 +357,7 @@ class Store(InMemoryLightningStore):
 def drop_private(store: InMemoryLightningStore, rollout_id: str) -> None:
     """Delete a rollout from the store's private attributes; the public methods leave it there.
 
-    Only this module uses private attributes of the store. `tests/runners/test_store.py` fails when they change.
+    Only this module uses private attributes of the store. `tests/test_store.py` fails when they change.
     """
     store.collections.attempts._items.pop(rollout_id, None)  # deleting the attempts leaves their empty dict
     store._completion_events.pop(rollout_id, None)

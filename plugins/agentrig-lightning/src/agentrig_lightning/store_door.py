@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hmac
 import json
-from collections.abc import Mapping
 from contextvars import ContextVar
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
 
-from agentrig.http_server import App, BodyTooLong, Receive, Scope, Send, read_body, replayed, reply
+from agentrig.http_server import App, Receive, Refused, Scope, Send, bearer, replayed, reply, same
 from agentrig.text import parsed, words_of
 
 BODY_LIMIT, OTHER_LIMIT = 256 << 20, 8 << 20
@@ -28,7 +26,7 @@ client: ContextVar[str | None] = ContextVar("client", default=None)
 
 
 class StoreDoor:
-    """The outermost ASGI application of a run's store.
+    """What a run's store asks for.
 
     The token comes as a bearer token, or as the password of basic authentication: that is what `http://any:TOKEN@HOST`
     becomes in Agent Lightning's own client, in OpenTelemetry's exporter and in a browser. The dashboard's link has it
@@ -40,40 +38,39 @@ class StoreDoor:
     """
 
     def __init__(self, app: App, *, token: str) -> None:
-        self._app, self._token = app, token.encode()
+        self._app, self._token = app, token
+
+    def admit(self, scope: Scope) -> bool:
+        """Refuse a request without the token."""
+        if not self._linked(scope) and not any(same(given, self._token) for given in _brought(scope)):
+            text = "this store asks for the run's token: the run printed a link with it when it started"
+            raise Refused(text, status=401)
+        return True
+
+    def _linked(self, scope: Scope) -> bool:
+        return same(parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0], self._token)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Answer a request that has the token."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
-        query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
-        if self._same(query.get("token", [""])[0]):
-            cookie = f"{COOKIE}={self._token.decode()}; Path=/; HttpOnly; SameSite=Strict"
+        if self._linked(scope):
+            cookie = f"{COOKIE}={self._token}; Path=/; HttpOnly; SameSite=Strict"
             await reply(send, 303, b"", {"location": scope["path"], "set-cookie": cookie, "cache-control": "no-store"})
-        elif any(self._same(given) for given in _brought(headers)):
-            who = scope.get("client")
-            client.set(who[0] if who else None)
-            scope["agentrig.connection"].prove()
-            limit = BODY_LIMIT if scope["path"] in WITH_SPANS else OTHER_LIMIT
-            try:
-                body = await read_body(receive, limit)
-            except BodyTooLong:
-                why = f"the body is longer than {limit >> 20} MiB"
-                await reply(send, 413, {"error": why}, {"connection": "close"})
-                return
-            if body and headers.get("content-type", "").startswith("application/json") and (why := _not_json(body)):
-                await reply(send, 400, {"error": why})
-            elif body is not None:
-                await self._app(scope, replayed(body, receive), _without_traceback(send))
-        else:
-            text = b"this store asks for the run's token: the run printed a link with it when it started\n"
-            headers = {"www-authenticate": 'Basic realm="agentrig"', "content-type": "text/plain"}
-            await reply(send, 401, text, {**headers, "cache-control": "no-store", "connection": "close"})
+            return
+        who = scope.get("client")
+        client.set(who[0] if who else None)
+        body = (await receive())["body"]
+        kind = dict(scope["headers"]).get(b"content-type", b"")
+        if body and kind.startswith(b"application/json") and (why := _not_json(body)):
+            raise Refused(why)
+        await self._app(scope, replayed(body, receive), _without_traceback(send))
 
-    def _same(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self._token)
+
+def limit(scope: Scope) -> int:
+    """Return the most bytes of a request's body."""
+    return BODY_LIMIT if scope["path"] in WITH_SPANS else OTHER_LIMIT
 
 
 def _not_json(body: bytes) -> str:
@@ -102,17 +99,16 @@ def _without_traceback(send: Send) -> Send:
     return sent
 
 
-def _brought(headers: Mapping[str, str]) -> list[str]:
+def _brought(scope: Scope) -> list[str]:
     """Return what a request brought as tokens."""
-    found = []
-    kind, _, value = headers.get("authorization", "").partition(" ")
-    if kind.lower() == "bearer":
-        found.append(value.strip())
-    elif kind.lower() == "basic":
+    headers = {key: value.decode("latin-1") for key, value in scope["headers"]}
+    found = [bearer(scope)]
+    kind, _, value = headers.get(b"authorization", "").partition(" ")
+    if kind.lower() == "basic":
         with contextlib.suppress(ValueError):  # not base64: as if it had brought none
             found.append(base64.b64decode(value, validate=True).decode().partition(":")[2])
     try:
-        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        cookie = SimpleCookie(headers.get(b"cookie", "")).get(COOKIE)
     except CookieError:
         cookie = None
     return [*found, *([cookie.value] if cookie is not None else [])]

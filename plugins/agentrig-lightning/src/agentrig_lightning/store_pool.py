@@ -9,7 +9,7 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,8 @@ from agentrig.gateway.process import Gateway
 from agentrig.pools import AgentSource, Job, Result
 from agentrig.runners.processes import Pool
 from agentrig.secrets import sources
-from agentrig_lightning.joining import Joining, LightningRunners, address_of, checked_token
+from agentrig_lightning.joining import LightningRunners, address_of, checked_token, with_roles
 from agentrig_lightning.resources import lightning_llm
-from agentrig_lightning.roles import with_roles
 from agentrig_lightning.store import OWN_ID, Store
 from agentrig_lightning.store_runner import StoreRunner
 from agentrig_lightning.store_server import ServedStore
@@ -55,30 +54,21 @@ class StorePool:
     ) -> None:
         settings = with_roles(attrs.evolve(settings, n=n), os.environ)
         limits: dict[str, Any] = {"deadline_s": deadline_s, "retries": retries}
-        self._inner = Pool(plan, n=settings.n, threads=threads, preload=preload, **limits)
+        self._processes = Pool(plan, n=settings.n, threads=threads, preload=preload, **limits)
         self.store = Store()
-        host, port = address_of(settings.store)
-        joining = Joining(
-            host=host,
-            port=port,
+        agent = {
+            "name": plan.name,
+            "config": sources(getattr(plan, "config", {})),
+            "plugins": [Path(f).name for f in plan.files],
+        }
+        self._served = ServedStore(
+            self.store,
+            address=address_of(settings.store),
             token=checked_token(settings.store_token),
             silent_s=settings.lease_s,
-            agent={
-                "name": plan.name,
-                "config": sources(getattr(plan, "config", {})),
-                "plugins": [Path(f).name for f in plan.files],
-            },
-            **limits,
+            offer={"agent": agent, **limits},
         )
-        self._served = ServedStore(self.store, joining)
-        self._runner = StoreRunner(
-            self.store,
-            self._inner,
-            self._finished,
-            silent_s=settings.lease_s,
-            how=lambda: self._served.how,
-            still=self._served.check,
-        )
+        self._runner = StoreRunner(self.store, self._processes, self._finished, served=self._served)
         self._submitted: deque[Job] = deque()
         self._ended: list[Result] = []
         self._old: list[str] = []
@@ -86,29 +76,19 @@ class StorePool:
         self._broke: Callable[[Exception], None] | None = None
         self._loop = asyncio.new_event_loop()
 
+    def __getattr__(self, name: str) -> Any:
+        if name in ("n", "deadline_s", "retries", "replaced", "processes", "wake"):
+            return getattr(self._processes, name)
+        raise AttributeError(name)
+
     @property
     def built(self) -> threading.Event:
         """Set once a process of this machine has built the agent."""
-        return self._inner.built
+        return self._processes.built
 
     @built.setter
     def built(self, event: threading.Event) -> None:
-        self._inner.built = event
-
-    @property
-    def n(self) -> int:
-        """Runner processes of this machine; 0 if others alone run the agent."""
-        return self._inner.n
-
-    @property
-    def deadline_s(self) -> float:
-        """Time limit of a rollout in seconds."""
-        return self._inner.deadline_s
-
-    @property
-    def retries(self) -> int:
-        """How often a rollout starts again when its runner died."""
-        return self._inner.retries
+        self._processes.built = event
 
     @property
     def pending(self) -> int:
@@ -121,44 +101,31 @@ class StorePool:
         return ROOM - self.pending
 
     @property
-    def replaced(self) -> int:
-        """How many processes of this machine were replaced."""
-        return self._inner.replaced
-
-    @property
     def warnings(self) -> Sequence[str]:
         """What the run's summary says of those who came."""
         return self._served.warnings
 
     def build_first(self, timeout_s: float) -> bool:
         """Build the agent in a process of this machine, if there are any."""
-        return self._inner.build_first(timeout_s) if self.n else False
+        return self._processes.build_first(timeout_s) if self._processes.n else False
 
     def start(self) -> None:
         """Serve the store, and start the processes of this machine."""
         if not self._served.url:
             self._served.start()
-        self._inner.start()
+        self._processes.start()
 
     def submit(self, job: Job) -> None:
         """Queue a job."""
         self._submitted.append(job)
-
-    def wake(self) -> None:
-        """Make a `poll` that waits in another thread return."""
-        self._inner.wake()
-
-    def processes(self) -> Sequence[int]:
-        """Return the process ids of the runners on this machine."""
-        return self._inner.processes()
 
     def attach(
         self,
         judge: Callable[[Result, Any], float | None],
         broke: Callable[[Exception], None],
         gateway: Gateway | None,
-    ) -> Store:
-        """Return the store to an algorithm that enqueues rollouts there itself.
+    ) -> None:
+        """Let an algorithm enqueue rollouts in the store itself.
 
         Args:
             judge: Called with every result and its rollout; returns the reward to store.
@@ -166,9 +133,8 @@ class StorePool:
             gateway: The run's gateway, for what the algorithm enqueues.
         """
         self._runner.finished, self._broke, self._runner.gateway = judge, broke, gateway
-        return self.store
 
-    def poll(self, timeout_s: float) -> Sequence[Result]:
+    def poll(self, timeout_s: float) -> list[Result]:
         """Pass jobs to whoever has room, wait for events, and return the finished results."""
         try:
             self._loop.run_until_complete(self._turn(timeout_s))
@@ -182,7 +148,7 @@ class StorePool:
 
     def close(self) -> None:
         """Tell the runners that the run has ended, and end those of this machine."""
-        self._inner.close()
+        self._processes.close()
         self._runner.end()
         self._served.stop()
         if not self._loop.is_closed() and not self._loop.is_running():
@@ -207,11 +173,8 @@ class StorePool:
         key = repr((endpoint, endpoint.api_key))
         if key not in self._resources:
             # The first one, and that of this name, is for Agent Lightning's own runners.
-            resources: Mapping[str, Any] = {
-                "main_llm": lightning_llm(endpoint, ours=False),
-                "llm": lightning_llm(endpoint),
-            }
-            self._resources[key] = (await self.store.add_resources(dict(resources))).resources_id
+            resources: Any = {"main_llm": lightning_llm(endpoint, ours=False), "llm": lightning_llm(endpoint)}
+            self._resources[key] = (await self.store.add_resources(resources)).resources_id
         return self._resources[key]
 
     def _finished(self, result: Result, rollout: Any) -> None:

@@ -1,30 +1,83 @@
-"""The store of an algorithm of Agent Lightning: the run's own runners play what the algorithm enqueues there."""
+"""A run of an algorithm that enqueues rollouts in Agent Lightning's store: who runs them, and which step they are of.
+
+Such an algorithm does not say where a step begins. A step is what ran with one version of the resources: the first
+resources that a rollout has are step 1, the next ones step 2. A step closes once a rollout of a later step is filed and
+none of its own is open; what runs with its resources after that belongs to the latest step.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-from agentlightning import SharedMemoryExecutionStrategy
-from agentlightning import Trainer as LightningTrainer
+import attrs
+from agentlightning import Trainer as LightningTrainer  # before a script's replaces it
 
 from agentrig.pools import Job, Result
+from agentrig.rollouts import Mode, Rollout
+from agentrig.run.guards import check_failures
 from agentrig.runners.runtime import Runtime
-from agentrig_lightning.recorder_tracer import RecorderTracer
+from agentrig_lightning.resources import sampling_of
 from agentrig_lightning.store import Store
 from agentrig_lightning.store_runner import StoreRunner
 
-T = TypeVar("T")
+__all__ = ["LightningTrainer", "StepRecords", "playing", "store_of"]
+
+log = logging.getLogger(__name__)
 
 WAIT_S = 0.2
 """Seconds that the store's runner waits for an event."""
 
-Judge = Callable[[Result, Any], float | None]
+EARLY = 8
+"""If the first rollouts of a step, this many, all fail, the run stops without waiting for the others."""
+
+MODES: Mapping[str, Mode] = {"train": "train", "val": "validation", "test": "report"}
+"""Agent Lightning's modes; a rollout without a mode is trained on."""
+
+
+def store_of(runtime: Runtime) -> Store:
+    """Return the store that the run's runners serve; a new one if they serve none."""
+    return getattr(runtime.pool, "store", None) or Store()
+
+
+@contextlib.contextmanager
+def playing(runtime: Runtime, store: Store, judge: Callable[[Result, Any], float | None]) -> Iterator[None]:
+    """Run the agent on what is enqueued while the block runs.
+
+    Args:
+        runtime: The run's runtime.
+        store: Its store.
+        judge: Gets every result and its rollout, and returns its reward.
+    """
+    attach = getattr(runtime.pool, "attach", None)
+    if attach is not None:
+        attach(judge, runtime.abort, runtime.gateway)
+        yield
+        return
+    runner, ended = StoreRunner(store, RuntimeJobs(runtime), judge), threading.Event()
+
+    async def play() -> None:
+        try:
+            while not ended.is_set():
+                await runner.turn(WAIT_S)
+        except Exception as error:
+            runtime.abort(await runner.broke(error))
+        finally:
+            runner.end()
+
+    thread = threading.Thread(target=lambda: asyncio.run(play()), name="store", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class RuntimeJobs:
@@ -62,84 +115,100 @@ class RuntimeJobs:
             found.append(self._results.get(timeout=timeout_s))
             while True:
                 found.append(self._results.get_nowait())
-        results = []
-        for each in found:
-            if isinstance(each, Exception):
-                raise each
-            if each is not None:
-                self.pending -= 1
-                results.append(each)
+        for error in found:
+            if isinstance(error, Exception):
+                raise error
+        results = [result for result in found if result is not None]
+        self.pending -= len(results)
         return results
 
 
-class StoreRun:
-    """A store whose rollouts the run plays while the block runs.
+@attrs.define
+class _Step:
+    number: int
+    closed: bool = False
+    rollouts: dict[Mode, list[Rollout]] = attrs.field(factory=lambda: defaultdict(list))
+
+
+class StepRecords:
+    """Files each rollout under its mode and step, and applies the guards that hold without the algorithm's help.
+
+    The failure limit always holds. The checks of triplets, sampling and equal rewards hold once the algorithm asks for
+    triplets: one that searches for prompts needs none. Nobody can check the weights: the algorithm does not say what
+    they are.
 
     Args:
-        runtime: The run's runtime. If its runners serve a store themselves, that one is used.
-
-    Attributes:
-        store: The store.
+        session: The run's `agentrig.run.session.RunSession`.
+        store: The store; the agent must pass the sampling fields of its resources with every call.
+        learns: Whether the algorithm has asked for triplets so far.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._ended = threading.Event()
-        self.store: Store = getattr(runtime.pool, "store", None) or Store()
+    def __init__(self, session: Any, store: Store, *, learns: Callable[[], bool]) -> None:
+        self._session, self._store, self._learns = session, store, learns
+        self._steps: dict[str | None, _Step] = {}
+        self._lock = threading.Lock()
 
-    @contextlib.contextmanager
-    def playing(self, judge: Judge) -> Iterator[None]:
-        """Run the agent on what is enqueued; `judge` gets every result and its rollout, and returns its reward."""
-        attach = getattr(self._runtime.pool, "attach", None)
-        if attach is not None:
-            attach(judge, self._runtime.abort, self._runtime.gateway)
-            yield
-            return
-        runner = StoreRunner(self.store, RuntimeJobs(self._runtime), judge)  # type: ignore[arg-type]
-        thread = threading.Thread(target=lambda: asyncio.run(self._play(runner)), name="store", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._ended.set()
-            thread.join()
+    def place(self, mode: str | None, resources_id: str | None) -> tuple[Mode, int]:
+        """Return the mode and the step of a rollout that Agent Lightning's store has."""
+        with self._lock:
+            step = self._steps.setdefault(resources_id, _Step(number=len(self._steps) + 1))
+            latest = list(self._steps.values())[-1] if step.closed else step
+            return MODES.get(mode or "train", "train"), latest.number
 
-    async def _play(self, runner: StoreRunner) -> None:
-        try:
-            while not self._ended.is_set():
-                await runner.turn(WAIT_S)
-        except Exception as error:
-            self._runtime.abort(await runner.broke(error))
-        finally:
-            runner.end()
+    def file(self, rollout: Rollout) -> None:
+        """Take a finished rollout; close the steps before its own that have ended.
 
-    def trainer(self, algorithm: Any, adapter: Any) -> Any:
-        """Return a Trainer of Agent Lightning, for an algorithm that asks for its own."""
-        return LightningTrainer(
-            n_runners=1,
-            algorithm=algorithm,
-            strategy=SharedMemoryExecutionStrategy(n_runners=1, main_thread="algorithm", managed_store=False),
-            store=self.store,
-            tracer=RecorderTracer(),
-            adapter=adapter,
-        )
+        Raises:
+            RunStopped: A guard stops the run; what was taken is in the run directory.
+        """
+        with self._lock:
+            step = next(s for s in self._steps.values() if s.number == rollout.step)
+            own = step.rollouts[rollout.mode]
+            own.append(rollout)
+            if len(own) == EARLY and all(r.failure for r in own):
+                self._save()
+                check_failures(own, self._session.plan.run.failure_limit, step=rollout.step, mode=rollout.mode)
+            for resources_id, earlier in self._steps.items():
+                unfinished = resources_id in list(self._store.open.values())
+                if earlier.number < rollout.step and not earlier.closed and not unfinished:
+                    self._close(resources_id, earlier)
 
-    def resources(self, resources_id: str | None) -> Mapping[str, Any]:
-        """Return the resources of that id; without one, the latest."""
-        store = self.store
-        found = _call(store.get_resources_by_id(resources_id) if resources_id else store.get_latest_resources())
-        return found.resources if found is not None else {}
+    def end(self) -> None:
+        """Close the steps that are open; an algorithm without any rollout gets an empty one.
 
-    def unfinished(self, resources_id: str | None) -> int:
-        """Return how many rollouts with these resources have not finished."""
-        return sum(own == resources_id for own in list(self.store.open.values()))
+        Raises:
+            RunStopped: A guard stops the run.
+        """
+        with self._lock:
+            if not self._steps:
+                log.warning("the algorithm ended without a rollout")
+                self._steps[None] = _Step(number=1)
+            for resources_id, step in self._steps.items():
+                if not step.closed:
+                    self._close(resources_id, step)
 
+    def save(self) -> None:
+        """Write the rollouts of the open steps without any check: for a run that ends with an error."""
+        with self._lock:
+            self._save()
 
-def _call(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a store operation, in this thread or, where an event loop runs in it, in one of its own."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    with ThreadPoolExecutor(1) as own:
-        return own.submit(asyncio.run, coroutine).result()
+    def _save(self) -> None:
+        for step in self._steps.values():
+            if not step.closed:
+                for mode, rollouts in step.rollouts.items():
+                    self._session.store_rollouts(rollouts, mode=mode, step=step.number)
+
+    def _close(self, resources_id: str | None, step: _Step) -> None:
+        """Store a step's rollouts, check them, and write its line."""
+        step.closed = True
+        for mode, rollouts in step.rollouts.items():
+            self._session.file(
+                rollouts,
+                mode=mode,
+                step=step.number,
+                sampling=sampling_of(self._store.resources_now(resources_id)),
+                wall_s=self._session.step_seconds(),
+                expected=len(rollouts),
+                learns=self._learns(),
+            )
+        self._session.end_foreign_step(step.number, validated=step.rollouts.get("validation", ()))

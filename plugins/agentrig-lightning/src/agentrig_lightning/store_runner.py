@@ -15,12 +15,13 @@ from agentlightning.types import AttemptedRollout
 from agentrig.agents import Outcome
 from agentrig.errors import AgentrigError, place_of
 from agentrig.gateway.process import Gateway
-from agentrig.pools import Job, Result, RunnerPool
+from agentrig.pools import Job, Result
 from agentrig.text import words_of
 from agentrig_lightning.resources import NOWHERE, job_of
 from agentrig_lightning.results import score_span
 from agentrig_lightning.spans import final_reward, from_lightning, to_lightning
 from agentrig_lightning.store import OWN_RUNNER, Arrival, Store
+from agentrig_lightning.store_server import ServedStore
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ SAY_S = 30.0
 """Seconds between two messages that rollouts wait for a runner."""
 
 SILENT_S = 30.0
-"""Seconds without a sign of life after which a runner that joined by hand counts as lost, if no setting says."""
+"""Seconds without a sign of life after which a runner counts as lost, if no setting says."""
 
 
 class StoreRunner:
@@ -42,13 +43,11 @@ class StoreRunner:
 
     Args:
         store: The store.
-        pool: Runs the agent.
+        pool: Runs the agent: a `RunnerPool`, or what has its numbers, `room`, `submit`, `poll` and `wake`.
         finished: Called with every result and its rollout; a number that it returns is stored as the rollout's reward,
             as Agent Lightning's own algorithms expect it. Not called for an attempt after which the rollout's own
             configuration lets it run again.
-        silent_s: Seconds without a sign of life after which another runner counts as lost.
-        how: Returns how another runner joins, for messages.
-        still: Called about once in `CHECK_S`; raises if other runners can't reach the store any more.
+        served: The store's server, if other runners can join.
 
     Attributes:
         jobs: The job of each rollout that a run itself has put into the store, by its id; the others have the
@@ -59,23 +58,20 @@ class StoreRunner:
     def __init__(
         self,
         store: Store,
-        pool: RunnerPool,
+        pool: Any,
         finished: Callable[[Result, AttemptedRollout], float | None],
-        *,
-        silent_s: float = SILENT_S,
-        how: Callable[[], str] = lambda: "start the run with --store HOST:PORT",
-        still: Callable[[], None] = lambda: None,
+        served: ServedStore | None = None,
     ) -> None:
         self._store, self._pool = store, pool
         self.finished = finished
         self.jobs: dict[str, Job] = {}
         self.gateway: Gateway | None = None
         self._attempts: dict[str, AttemptedRollout] = {}
-        self._silent_s = silent_s
+        self._served = served
+        self._silent_s = served.silent_s if served is not None else SILENT_S
         self._lost: dict[str, int] = {}
         self._next_check = 0.0
         self._next_said = 0.0
-        self._how, self._still = how, still
         store.arrived = pool.wake
 
     def end(self) -> None:
@@ -183,7 +179,8 @@ class StoreRunner:
 
     async def _check_others(self) -> None:
         """Start the rollouts of runners that are gone again, and say when rollouts wait for a runner."""
-        self._still()
+        if self._served is not None:
+            self._served.check()
         limit = self._pool.deadline_s + self._silent_s
         for lease, why in self._store.leases.overdue(silent_s=self._silent_s, deadline_s=limit):
             lost = self._lost[lease.rollout_id] = self._lost.get(lease.rollout_id, 0) + 1
@@ -203,7 +200,8 @@ class StoreRunner:
             return
         if time.monotonic() >= self._next_said:
             self._next_said = time.monotonic() + SAY_S
-            log.warning("%d rollouts wait for a runner, the run has none itself (runners.n=0): %s", queued, self._how())
+            how = self._served.how if self._served is not None else "start the run with --store HOST:PORT"
+            log.warning("%d rollouts wait for a runner, the run has none itself (runners.n=0): %s", queued, how)
 
 
 def reported(attempted: AttemptedRollout, status: str, spans: list[LightningSpan]) -> Result:

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,15 +19,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from agentrig import __version__
-from agentrig.endpoints import is_loopback
+from agentrig.endpoints import address_of, is_loopback
 from agentrig.errors import AgentrigError
-from agentrig.http_server import ServerThread
+from agentrig.http_server import Access, ServerThread, listen
 from agentrig.pools import RESULT_BYTES
 from agentrig.runners.jobs import Result
-from agentrig.text import cut, storable, words_of
-from agentrig_lightning.joining import ALIVE, ENDED, JOIN, LEAVE, REPORT, RUNNING, TOKEN_VARIABLE, Joining
+from agentrig.text import cut, mask, storable, words_of
+from agentrig_lightning.joining import ALIVE, ENDED, JOIN, LEAVE, REPORT, RUNNING, TOKEN_VARIABLE
 from agentrig_lightning.store import Store
-from agentrig_lightning.store_door import StoreDoor, client
+from agentrig_lightning.store_door import StoreDoor, client, limit
 
 log = logging.getLogger(__name__)
 
@@ -37,22 +37,28 @@ FAREWELL_S = 5.0
 CHECK_S = 3.0
 """Seconds between two looks whether the server still accepts connections."""
 
-ANY_HOST = ("0.0.0.0", "::")
-
 
 class ServedStore:
     """Serves a store from a thread of this process.
 
     Args:
         store: The run's store.
-        joining: Address, token, and what runners are told.
+        address: Host and port to listen on; port 0 for a free one.
+        token: What every request has to bring.
+        silent_s: Seconds without a sign of life after which a runner's rollouts start again.
+        offer: What a runner is told when it joins: `agent` (`name`, `config` with each secret's source, and `plugins`,
+            the names of the run's plugin files), `deadline_s` and `retries`.
 
     Attributes:
         url: The address, once it is served.
     """
 
-    def __init__(self, store: Store, joining: Joining) -> None:
-        self._store, self.joining = store, joining
+    def __init__(
+        self, store: Store, *, address: tuple[str, int], token: str, silent_s: float, offer: Mapping[str, Any]
+    ) -> None:
+        self._store, self._address, self._token, self.silent_s = store, address, token, silent_s
+        self._offer = {"version": __version__, **offer}
+        mask(token, f"{token[:3]}…")  # in whatever is stored
         self.url = ""
         self._versions: list[str] = []
         self._server: ServerThread | None = None
@@ -82,32 +88,33 @@ class ServedStore:
         Raises:
             AgentrigError: The address cannot be used.
         """
-        host = self.joining.host
+        host, wanted = self._address
         try:
-            listener = socket.create_server((host, self.joining.port), family=_family(host), backlog=1024)
+            listener = listen(host, wanted)
         except OSError as error:
             raise AgentrigError(
-                f"the store cannot listen on {host}:{self.joining.port} (runners.store): {error.strerror or error}"
+                f"the store cannot listen on {host}:{wanted} (runners.store): {error.strerror or error}"
             ) from None
         port = listener.getsockname()[1]
-        reached = socket.gethostname() if host in ANY_HOST else host
-        self.url = f"http://{f'[{reached}]' if ':' in reached else reached}:{port}"
+        self.url = address_of(host, port)
+        reached = urlsplit(self.url).hostname or host
         arguments = PythonServerLauncherArgs(
             host=host, port=port, access_host=reached, launch_mode="thread", log_level=logging.WARNING
         )
         app: Any = LightningStoreServer(self._store, launcher_args=arguments).app
         for path, handler in ((JOIN, self._join), (ALIVE, self._alive), (REPORT, self._report), (LEAVE, self._leave)):
             app.add_route(path, _checked(handler), methods=["POST"])
-        app.add_exception_handler(RequestValidationError, _unfit)
-        app.add_middleware(StoreDoor, token=self.joining.token)
+        app.add_exception_handler(RequestValidationError, _not_valid)
+        door = StoreDoor(app, token=self._token)
         self._store.reached_from = client.get
+        basic = 'Basic realm="agentrig"'  # a browser asks its user then
+        access = Access(door, door.admit, host=host, port=port, limit=limit, challenge=basic)
         # Not by Agent Lightning's launcher, whose server waits for half a request for ever and takes WebSockets.
-        self._server = ServerThread(app, listener, "store", loop="asyncio", timeout_graceful_shutdown=5)
-        token = self.joining.token
+        self._server = ServerThread(access, listener, "store", loop="asyncio", timeout_graceful_shutdown=5)
         print(
             f"agentrig: the run's store is at {self.url}; this is printed once:\n"
-            f"  dashboard: {self.url}/?token={token}\n"
-            f"  a runner:  {TOKEN_VARIABLE}={token} agentrig runner --store {self.url}",
+            f"  dashboard: {self.url}/?token={self._token}\n"
+            f"  a runner:  {TOKEN_VARIABLE}={self._token} agentrig runner --store {self.url}",
             file=sys.stderr,
             flush=True,
         )
@@ -162,7 +169,7 @@ class ServedStore:
             if warning not in self._versions:
                 self._versions.append(warning)
                 log.warning("%s", warning)
-        return self.joining.offer()
+        return self._offer
 
     async def _alive(self, sent: Any) -> Any:
         worker = str(sent["worker"])
@@ -209,11 +216,7 @@ def _checked(handler: Callable[[Any], Awaitable[Any]]) -> Callable[[Request], Aw
     return route
 
 
-async def _unfit(request: Request, error: RequestValidationError) -> JSONResponse:
+async def _not_valid(request: Request, error: RequestValidationError) -> JSONResponse:
     """Say what is wrong with a request without its values, which FastAPI would send back, all of them."""
     wrong = [{key: each[key] for key in ("type", "loc", "msg")} for each in error.errors()[:10]]
     return JSONResponse({"detail": wrong}, status_code=422)
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import agentlightning
+import attrs
+from agentlightning import Trainer as LightningTrainer
+from agentlightning.adapter import TracerTraceToTriplet, TraceToTripletBase
+from agentlightning.algorithm import Baseline, FastAlgorithm
+from agentlightning.execution import ClientServerExecutionStrategy, SharedMemoryExecutionStrategy
+from agentlightning.tracer import Tracer
+from agentlightning.trainer.init_utils import build_component
+
 from agentrig import hookimpl
 from agentrig.errors import ConfigError
 from agentrig.observers import RunStart
+from agentrig.plugins.specs import AdapterSpec, AlgorithmSpec, Spec, TasksSpec
 from agentrig.rollouts import Rollout
-from agentrig_lightning.script import AgentParts, script_plugin
-from agentrig_lightning.script_run import Datasets, other_algorithm, script_specs
-from agentrig_lightning.sources import check_form
-from agentrig_lightning.verl import is_verl
+from agentrig.tasks import Task
+from agentrig_lightning.adapters import adapter
+from agentrig_lightning.algorithms import Script, algorithm, check_form, spec_of
+from agentrig_lightning.scripts import script_plugin
+from agentrig_lightning.verl import is_verl, keys_for
 
 log = logging.getLogger(__name__)
 
@@ -35,38 +46,17 @@ DEV_ROWS = 10
 """Most rows of each dataset that `dev` plays."""
 
 
-class Trainer:
-    """A `Trainer` of Agent Lightning that runs on agentrig: `agentrig run` gives it to a script instead of upstream's.
+class Trainer(LightningTrainer):
+    """Agent Lightning's `Trainer`, whose `fit` and `dev` are runs of agentrig; `agentrig run` gives it to a script.
 
-    A script can also import it itself: `from agentrig_lightning import Trainer`.
-
-    The agent runs in agentrig's runner processes, each of which runs one rollout at a time, as in Agent Lightning. The
-    run has a run directory with its rollouts, metrics and report; a failed rollout has a kind; guards stop a run that
-    learns nothing. Runners get all environment variables of the script: its agent may read any of them.
+    A script can also import it itself: `from agentrig_lightning import Trainer`. It takes the arguments of Agent
+    Lightning's, and makes components from them as that does. The agent runs in agentrig's runner processes, each of
+    which runs one rollout at a time, and which get all environment variables of the script. Of a strategy only
+    `n_runners` and, in a dict, `server_port` count. `port` serves the run's store, so that other runners can join.
 
     Args:
-        dev: Deprecated; call `dev` instead of `fit`.
-        n_runners: Runner processes; 1 if it is None.
-        max_rollouts: Not available here.
-        initial_resources: What the algorithm starts from, by name.
-        tracer: Used instead of agentrig's own recorder. This and the other components may be an instance, a class, a
-            function, an import path, or a dict with `type` and arguments.
-        adapter: What turns spans into training data; `TracerTraceToTriplet` if it is None, also for a dict without
-            `type`.
-        store: Not available here.
-        runner: Not available here.
-        strategy: `"cs"`, `"shm"`, or one of the two classes or instances; only their `n_runners` counts, because agents
-            always run in processes of their own here.
-        port: Serve the run's store on this port of this machine, so that other runners can join; see the page "Runners
-            on other machines". The environment variables of Agent Lightning for this count too.
-        algorithm: The algorithm; `dev` takes `Baseline` if it is None.
-        llm_proxy: Passed to the algorithm.
-        n_workers: Former name of `n_runners`.
-        max_tasks: Former name of `max_rollouts`.
-        daemon: Must be True: runner processes always end with the run.
-        triplet_exporter: Former name of `adapter`.
-        hooks: A `Hook`, or several.
         settings: Settings of the run as on agentrig's command line, for example `["runners.deadline_s=600"]`.
+        arguments: Those of Agent Lightning's `Trainer`, but `store`, `runner`, `max_rollouts` and `daemon=False`.
 
     Attributes:
         directory: The run directory; None before `fit`.
@@ -80,66 +70,59 @@ class Trainer:
     """An algorithm of agentrig that runs instead of `agl.VERL`; '' for none. `agentrig run` sets it."""
 
     more: ClassVar[Sequence[str]] = ()
-    """Further settings of the run, which hold before `settings`. `agentrig run` sets it."""
+    """Further settings of the run, which `settings` override. `agentrig run` sets it."""
 
     shows: ClassVar[bool] = False
     """Whether a run is displayed while it goes on. `agentrig run` sets it."""
 
-    def __init__(
-        self,
-        *,
-        dev: bool = False,
-        n_runners: int | None = None,
-        max_rollouts: int | None = None,
-        initial_resources: Mapping[str, Any] | None = None,
-        tracer: Any = None,
-        adapter: Any = None,
-        store: Any = None,
-        runner: Any = None,
-        strategy: Any = None,
-        port: int | None = None,
-        algorithm: Any = None,
-        llm_proxy: Any = None,
-        n_workers: int | None = None,
-        max_tasks: int | None = None,
-        daemon: bool = True,
-        triplet_exporter: Any = None,
-        hooks: Any = None,
-        settings: Sequence[str] = (),
-    ) -> None:
-        from agentrig_lightning import components
-
-        given = {"store": store, "runner": runner}
-        given["max_rollouts"] = max_tasks if max_rollouts is None else max_rollouts
-        problems = [f"{name}: {ABSENT[name]}" for name, value in given.items() if value is not None]
-        if not daemon:
+    def __init__(self, *, settings: Sequence[str] = (), **arguments: Any) -> None:
+        self._store: Any = None
+        self.directory: Path | None = None
+        problems = [f"{name}: {why}" for name, why in ABSENT.items() if arguments.get(name) is not None]
+        if arguments.get("max_tasks") is not None:
+            problems.append(f"max_tasks, the former max_rollouts: {ABSENT['max_rollouts']}")
+        if not arguments.get("daemon", True):
             problems.append("daemon=False: runner processes always end with the run. Leave `daemon` out")
-        problems += components.problems_of(strategy, os.environ, SERVE)
+        if os.environ.get("AGL_CURRENT_ROLE") == "runner":
+            problems.append(f"AGL_CURRENT_ROLE=runner: a script is the algorithm's side; {SERVE}")
+        if os.environ.get("AGL_MANAGED_STORE", "1").lower() in ("0", "false", "no", "off"):
+            problems.append(f"AGL_MANAGED_STORE=0: a run has a store of its own; {SERVE}")
+        strategy = arguments.get("strategy")
+        role = strategy.get("role") if isinstance(strategy, Mapping) else getattr(strategy, "role", None)
+        if role not in (None, "both"):
+            problems.append(f"the strategy's role {role!r}: a script is algorithm and runner; {SERVE}")
         if problems:
             raise ConfigError("Trainer: this script asks for what agentrig does not have:\n  " + "\n  ".join(problems))
-        if dev:
-            _deprecated("Trainer(dev=True)", "Trainer.dev(...)")
-        if n_workers is not None:
-            _deprecated("n_workers", "n_runners")
-        if triplet_exporter is not None:
-            _deprecated("triplet_exporter", "adapter")
-        runners = n_runners if n_runners is not None else n_workers if n_workers is not None else 1
-        self.n_runners = self.n_workers = components.runners_of(strategy) or runners
-        self.initial_resources = dict(initial_resources) if initial_resources is not None else None
-        self.tracer = components.make_tracer(tracer)
-        self.adapter = self.triplet_exporter = components.make_adapter(
-            adapter if adapter is not None else triplet_exporter
-        )
-        self.algorithm = components.make_algorithm(algorithm)
+        if arguments.get("llm_proxy") is not None:
+            _ = agentlightning.LLMProxy  # imports litellm
+        super().__init__(**arguments)
+        self._store = None  # not the one that Agent Lightning made
         if self.algorithm is not None:
             check_form(self.algorithm)
-        self.hooks = components.make_hooks(hooks)
-        self.llm_proxy = components.make_proxy(llm_proxy)
-        served = port if port is not None else components.port_of(strategy)
+        named = strategy.get("server_port") if isinstance(strategy, Mapping) else None
+        served = self.port if self.port is not None else named
         store = ("runners.use=lightning", f'runners.store="127.0.0.1:{served}"') if served is not None else ()
         self.settings = (*store, *settings)
-        self.directory: Path | None = None
-        self.run_store: Any = None
+
+    def _make_tracer(self, tracer: Any) -> Any:
+        """Return what makes the tracer in a runner process, or None for agentrig's own."""
+        return None if tracer is None else _TracerFactory(tracer)
+
+    def _make_runner(self, runner: Any) -> None:
+        """Make none."""
+
+    def _make_strategy(self, strategy: Any, **more: Any) -> Any:
+        """Check the strategy as Agent Lightning does; agents always run in processes of the run."""
+        if strategy == "shm" or (isinstance(strategy, Mapping) and strategy.get("type") == "shm"):
+            given = strategy if isinstance(strategy, Mapping) else {"type": "shm"}
+            strategy = {"main_thread": "algorithm", **given}  # else it refuses several runners
+        try:
+            made = super()._make_strategy(strategy, **more)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"Trainer: strategy={strategy!r:.80}: {error}") from None
+        if type(made) not in (ClientServerExecutionStrategy, SharedMemoryExecutionStrategy):
+            raise ConfigError(f'Trainer: strategy={strategy!r:.80}: there are "cs" and "shm" only. Leave it out')
+        return made
 
     @property
     def store(self) -> Any:
@@ -148,17 +131,21 @@ class Trainer:
         Raises:
             ConfigError: There was no run yet, or its algorithm is one of agentrig's, which uses no store.
         """
-        if self.run_store is None:
+        if self._store is None:
             raise ConfigError("trainer.store: the store is that of a run of the script's own algorithm; call fit first")
-        return self.run_store
+        return self._store
+
+    @store.setter
+    def store(self, store: Any) -> None:
+        self._store = store
 
     def fit(self, agent: Any, train_dataset: Any = None, *, val_dataset: Any = None) -> None:
-        """Run the algorithm with the agent until it ends.
+        """Run the algorithm; its rollouts run in the runner processes.
 
         Args:
-            agent: A `LitAgent`: an instance, a class, or a function decorated with `agl.rollout`.
-            train_dataset: Rows for the algorithm: anything with a length and an index.
-            val_dataset: The same, for validation.
+            agent: A `LitAgent` class, an instance, or a function for `agl.rollout`.
+            train_dataset: Rows; the algorithm gets this object itself.
+            val_dataset: Rows to validate on.
 
         Raises:
             ConfigError: There is no algorithm, or the agent can't be sent to a runner process.
@@ -171,7 +158,7 @@ class Trainer:
                 "Trainer has no algorithm: give it one (algorithm=...), or call dev. For an algorithm in another "
                 f"process: {SERVE}"
             )
-        self._run(agent, self.algorithm, Datasets(train_dataset, val_dataset))
+        self._run(agent, self.algorithm, train_dataset, val_dataset)
 
     def dev(self, agent: Any, train_dataset: Any = None, *, val_dataset: Any = None, dev_dataset: Any = None) -> None:
         """Run the first ten rows of each dataset once, and print every span; nothing is learned.
@@ -188,15 +175,13 @@ class Trainer:
             TypeError: The trainer's algorithm is not a `FastAlgorithm`; or both names of the rows are given.
             AgentrigError: As for `fit`.
         """
-        from agentlightning.algorithm import Baseline, FastAlgorithm
-
         if train_dataset is not None and dev_dataset is not None:
             raise TypeError("Trainer.dev() takes train_dataset or dev_dataset, not both: they name the same rows")
         algorithm = self.algorithm if self.algorithm is not None else Baseline()
         if not isinstance(algorithm, FastAlgorithm):
             raise TypeError(f"Trainer.dev() needs a FastAlgorithm; this one is {type(algorithm).__name__}. Call fit")
         given = train_dataset if dev_dataset is None else dev_dataset
-        self._run(agent, algorithm, Datasets(_first_rows(given), _first_rows(val_dataset)), _Spans())
+        self._run(agent, algorithm, _first_rows(given), _first_rows(val_dataset), _Spans())
 
     def fit_v0(self, *arguments: Any, **named: Any) -> None:
         """Raise: the client and server of Agent Lightning 0.1 are not available here.
@@ -206,43 +191,132 @@ class Trainer:
         """
         raise ConfigError("fit_v0, the client of Agent Lightning 0.1, is not available here: write fit(agent, rows)")
 
-    def _run(self, agent: Any, algorithm: Any, datasets: Datasets, display: Any = None) -> None:
+    def _run(self, agent: Any, algorithm: Any, train: Any, validation: Any, display: Any = None) -> None:
         from agentrig.plan import resolve, to_toml
-        from agentrig.run.training import train
+        from agentrig.run.training import train as run
         from agentrig.view.live import LiveDisplay
 
         name = re.sub(r"[^a-z0-9]+", "-", Path(sys.argv[0]).stem.lower()).strip("-") or "script"
-        parts = AgentParts(
-            agent=agent,
-            arguments={
-                "name": f"{name}-agent",
-                "summary": f"{type(agent).__name__} of {name}.",
-                "tracer": self.tracer,
-                "hooks": self.hooks,
-                "environment": ("*",),
-                "whole_rows": True,
-                "initial_resources": self.initial_resources if is_verl(algorithm) else None,
-            },
-        )
-        used = {kind: {"use": f"{name}-{kind}"} for kind in ("tasks", "agent", "adapter", "algorithm")}
-        run_file: dict[str, dict[str, Any]] = {
-            **used,
-            "reward": {"use": "own"},
-            "runners": {"n": self.n_runners, "threads": 1},
+        used: dict[str, dict[str, Any]] = {
+            kind: {"use": f"{name}-{kind}"} for kind in ("tasks", "agent", "adapter", "algorithm")
         }
-        other = None
+        made = self.algorithm_spec(f"{name}-algorithm", algorithm, train, validation)
         if self.other and display is None:
-            other, keys = other_algorithm(self.other, algorithm, datasets)
-            run_file["algorithm"] |= keys
-        specs = script_specs(self, name, algorithm, datasets, other)
-        with script_plugin(parts, specs) as file:
+            made, keys = other_algorithm(self.other, algorithm, len(train if train is not None else ()))
+            made = attrs.evolve(made, name=f"{name}-algorithm")
+            used["algorithm"] |= keys
+        others: Sequence[Spec] = (
+            TasksSpec(
+                name=f"{name}-tasks",
+                summary=f"The rows of {name}.",
+                build=lambda config: ScriptTasks(train, validation),
+            ),
+            adapter_spec(self.adapter, name),
+            made,
+        )
+        arguments = {
+            "name": f"{name}-agent",
+            "summary": f"{type(agent).__name__} of {name}.",
+            "tracer": self.tracer,
+            "hooks": self.hooks,
+            "environment": ("*",),
+            "whole_rows": True,
+            "initial_resources": self.initial_resources if is_verl(algorithm) else None,
+        }
+        run_file = {**used, "reward": {"use": "own"}, "runners": {"n": self.n_runners, "threads": 1}}
+        with script_plugin(agent, arguments, others) as file:
             recipe = file.parent / f"{name}.toml"
             recipe.write_text(to_toml(run_file))
             plan = resolve(str(recipe), overrides=[*self.more, *self.settings], files=[str(file)])
             plan.registry.add_observer(_Directory(self), "directory")
             if display is not None or self.shows:
                 plan.registry.add_observer(display or LiveDisplay(), "display")
-            train(plan)
+            run(plan)
+
+    def algorithm_spec(self, name: str, inner: Any, train: Any, validation: Any) -> AlgorithmSpec:
+        """Return the run's algorithm: the script's, with the script's own resources, proxy and datasets."""
+        summary = f"{type(inner).__name__} of a script."
+        if is_verl(inner):
+            return algorithm(inner, name=name, summary=summary)
+        return spec_of(inner, name, summary, adapter=lambda: self.adapter, script=Script(self, train, validation))
+
+
+class _TracerFactory:
+    """Makes a tracer; travels to the runner processes."""
+
+    def __init__(self, spec: Any) -> None:
+        self._spec = spec
+        if not isinstance(spec, Tracer):
+            self()  # a wrong one is an error of the script's process
+
+    def __call__(self) -> Any:
+        """Return the tracer."""
+        return build_component(self._spec, expected_type=Tracer, spec_name="tracer")
+
+
+class ScriptTasks:
+    """The rows of a script as tasks, for the run's records; the algorithm gets the script's own objects.
+
+    Which columns are gold is not known, so the run says that its agent sees its gold.
+
+    Args:
+        train: The dataset that the script trains on, or None.
+        validation: The one that it validates on, or None.
+    """
+
+    splits: Sequence[str] = ("train", "validation")
+    held_out: Sequence[str] = ()
+    whole_rows = True
+    optional: Sequence[str] = ("train", "validation", "report")
+    roles: Mapping[str, str] = {"train": "train", "validation": "validation"}
+
+    def __init__(self, train: Any, validation: Any) -> None:
+        self._rows = {"train": train, "validation": validation}
+
+    def load(self, split: str) -> Sequence[Task]:
+        """Return a split's rows; what JSON can't hold becomes text."""
+        rows, tasks = self._rows[split], []
+        for i in range(len(rows) if rows is not None else 0):
+            plain = json.loads(json.dumps(rows[i], default=str))
+            fields = plain if isinstance(plain, dict) else {"input": plain}
+            tasks.append(Task(id=f"{split}-{i}", input=fields, row=plain))
+        return tasks
+
+
+def other_algorithm(use: str, inner: Any, rows: int) -> tuple[AlgorithmSpec, dict[str, Any]]:
+    """Return an algorithm of agentrig that replaces a script's `agl.VERL`, and its keys for that.
+
+    Args:
+        use: Its name.
+        inner: The script's algorithm.
+        rows: How many rows it trains on.
+
+    Raises:
+        ConfigError: The script has another algorithm than `agl.VERL`.
+        LookupFailed: There is no algorithm of that name.
+    """
+    from agentrig.plugins.loading import load
+
+    if not is_verl(inner):
+        raise ConfigError(
+            f"--algorithm {use} takes the place of agl.VERL, and this script trains by {type(inner).__name__}: leave "
+            "--algorithm out"
+        )
+    spec: Any = load().find("algorithm", use).spec
+    keys, absent = keys_for(spec.config, inner.config, rows=rows)
+    if absent:
+        log.warning("%s has no key for these settings of agl.VERL, and leaves them out: %s", use, "; ".join(absent))
+    return spec, keys
+
+
+def adapter_spec(theirs: Any, name: str) -> AdapterSpec:
+    """Return the run's adapter: the script's, if it makes triplets, else one that takes every call."""
+    makes_triplets = isinstance(theirs, TraceToTripletBase)
+    return adapter(
+        lambda: theirs if makes_triplets else TracerTraceToTriplet(),
+        name=f"{name}-adapter",
+        summary=f"{type(theirs).__name__} of {name}.",
+    )
 
 
 class _Directory:
@@ -276,7 +350,3 @@ def _first_rows(dataset: Any) -> Any:
         return dataset
     log.warning("dev plays the first %d of %d rows; fit with algorithm=Baseline() plays all", DEV_ROWS, len(dataset))
     return [dataset[i] for i in range(DEV_ROWS)]
-
-
-def _deprecated(old: str, new: str) -> None:
-    warnings.warn(f"`{old}` is deprecated: write `{new}`", DeprecationWarning, stacklevel=3)

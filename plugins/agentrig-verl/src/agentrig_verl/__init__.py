@@ -20,9 +20,8 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
     from agentrig_verl.checks import check_settings, check_symbols, check_verl_vllm
     from agentrig_verl.modelscope import check_modelscope, hub
     from agentrig_verl.ray_checks import check_place, check_ray_cluster, check_ray_sockets, check_ray_token
-    from agentrig_verl.settings import VerlConfig
+    from agentrig_verl.settings import VerlConfig, workload
     from agentrig_verl.sharing import check_engine
-    from agentrig_verl.workload import workload
 
     yield AlgorithmSpec(
         name="verl",

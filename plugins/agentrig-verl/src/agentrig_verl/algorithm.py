@@ -19,6 +19,7 @@ from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware
 from agentrig.pools import MakePool
 from agentrig.runners.jobs import AgentPlan
+from agentrig.tokenizers import disagreement
 from agentrig_verl import schema, sharing, symbols
 from agentrig_verl.checks import check, check_loggers
 from agentrig_verl.keys import changed, keys_of, served_with
@@ -70,14 +71,14 @@ class Verl:
         from omegaconf import OmegaConf
         from verl.utils.import_utils import load_class_from_fqn
 
-        from agentrig_verl import manager, tokenizer
+        from agentrig_verl import manager
         from agentrig_verl.trainer import Trainer, shut_down
 
         OmegaConf.resolve(composed)
         forest, why = sharing.choose(self.config.engine, composed, device=session.hardware.torch_device)
         session.note(why)
         model = composed.actor_rollout_ref.model
-        tokenizer.warn(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
+        warn_of_tokenizer(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
         nodes = self.connect(composed, session.hardware)
         trainer: Trainer | None = None
         try:
@@ -210,6 +211,17 @@ class Verl:
         if f"{ROLLOUT}.max_model_len" not in flat and prompt and response:
             keys[f"{ROLLOUT}.max_model_len"] = prompt + response
         return keys
+
+
+def warn_of_tokenizer(model: str, *, trust_remote_code: bool = False) -> None:
+    """Log a warning when verl and vLLM will not use the model's own tokenizer."""
+    found = disagreement(model, trust_remote_code=trust_remote_code)
+    if found is not None:
+        log.warning(
+            "verl and vLLM tokenize text differently from %s/tokenizer.json (%s): a model that was trained with that "
+            "file gives worse answers here. Train it with its model family's pre-tokenizer.",
+            *(model, found),
+        )
 
 
 FOLDERS: Mapping[str, str] = {"TENSORBOARD_DIR": "tensorboard", "SWANLAB_LOG_DIR": "swanlab", "WANDB_DIR": "."}

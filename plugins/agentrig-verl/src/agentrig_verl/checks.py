@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agentrig.errors import ConfigError, nearest
@@ -15,7 +15,7 @@ from agentrig.trackers.logins import WANDB_HOSTS as WANDB_HOSTS
 from agentrig.trackers.logins import swanlab_ready, wandb_ready
 from agentrig_verl import schema, symbols
 from agentrig_verl.keys import keys_of
-from agentrig_verl.schema import ACTOR
+from agentrig_verl.schema import ACTOR, ROLLOUT
 
 
 def check_symbols(situation: Situation) -> Iterator[Finding]:
@@ -84,23 +84,8 @@ def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> No
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    mode = config.trainer.v1.trainer_mode
-    if mode != "sync":
-        raise ConfigError(f"[algorithm] verl: trainer.v1.trainer_mode is {mode}; agentrig's rollouts are synchronous")
-    if not config.trainer.use_v1:
-        raise ConfigError(
-            "[algorithm] verl: trainer.use_v1 = false selects verl's old trainer, which has no agent loop"
-        )
-    if config.actor_rollout_ref.rollout.name != "vllm":
-        raise ConfigError(
-            "[algorithm] verl: actor_rollout_ref.rollout.name must be vllm, whose endpoint returns token ids"
-        )
-    actor = config.actor_rollout_ref.actor
-    if actor.checkpoint.async_save:
-        raise ConfigError(
-            "[algorithm] verl: checkpoint.async_save must be false: a checkpoint must be complete when the step ends"
-        )
-    estimator, loss = config.algorithm.adv_estimator, actor.policy_loss.loss_mode
+    actor, rollout, algorithm = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.algorithm
+    estimator, loss = algorithm.adv_estimator, actor.policy_loss.loss_mode
     for key, value, there in (
         ("algorithm.adv_estimator", estimator, core_algos.ADV_ESTIMATOR_REGISTRY),
         (f"{ACTOR}.policy_loss.loss_mode", loss, core_algos.POLICY_LOSS_REGISTRY),
@@ -110,36 +95,44 @@ def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> No
             raise ConfigError(
                 f"[algorithm] verl has no {key} {value}.{nearest(value, names)} It has: {', '.join(names)}"
             )
-    if need_critic(config):
-        raise ConfigError(
-            f"[algorithm] verl: adv_estimator {estimator} needs a critic, which agentrig does not train; use grpo or "
-            "another estimator without one"
-        )
-    rollout = config.actor_rollout_ref.rollout
-    if estimator == "grpo" and rollout.n < 2:
-        raise ConfigError(
-            "[algorithm] verl: actor_rollout_ref.rollout.n must be 2 or more: grpo compares a task's rollouts"
-        )
-    if rollout.temperature <= 0:
-        raise ConfigError(
-            "[algorithm] verl: actor_rollout_ref.rollout.temperature must be above 0: greedy rollouts are equal"
-        )
-    if negative_scale != 1.0 and estimator != "grpo":
-        raise ConfigError(
-            f"[algorithm] negative_scale works with adv_estimator grpo; {estimator} takes verl's own advantages"
-        )
-    if config.algorithm.use_kl_in_reward and estimator == "grpo":
-        raise ConfigError(
-            "[algorithm] verl: algorithm.use_kl_in_reward would change nothing: with grpo, advantages come from the "
-            "rollouts' rewards alone; set actor_rollout_ref.actor.use_kl_loss"
-        )
-    if merge and (setting := by_sequence(config)):
-        raise ConfigError(
-            f"[algorithm] verl: {setting} works on whole sequences, so merging calls would change what is learned: set "
-            "algorithm.merge=false, or leave it at verl's own"
-        )
-    if config.actor_rollout_ref.rollout.val_kwargs.n != 1:
-        raise ConfigError("[algorithm] verl: val_kwargs.n must be 1: validation runs the agent once on each task")
+    mode, sequences = config.trainer.v1.trainer_mode, by_sequence(config) if merge else None
+    wrong: Sequence[tuple[Any, str]] = (
+        (mode != "sync", f"trainer.v1.trainer_mode is {mode}; agentrig's rollouts are synchronous"),
+        (not config.trainer.use_v1, "trainer.use_v1 = false selects verl's old trainer, which has no agent loop"),
+        (rollout.name != "vllm", f"{ROLLOUT}.name must be vllm, whose endpoint returns token ids"),
+        (
+            actor.checkpoint.async_save,
+            "checkpoint.async_save must be false: a checkpoint must be complete when the step ends",
+        ),
+        (
+            need_critic(config),
+            f"adv_estimator {estimator} needs a critic, which agentrig does not train; use grpo or another estimator "
+            "without one",
+        ),
+        (
+            estimator == "grpo" and rollout.n < 2,
+            f"{ROLLOUT}.n must be 2 or more: grpo compares a task's rollouts",
+        ),
+        (rollout.temperature <= 0, f"{ROLLOUT}.temperature must be above 0: greedy rollouts are equal"),
+        (
+            negative_scale != 1.0 and estimator != "grpo",
+            f"negative_scale works with adv_estimator grpo; {estimator} takes verl's own advantages",
+        ),
+        (
+            algorithm.use_kl_in_reward and estimator == "grpo",
+            "algorithm.use_kl_in_reward would change nothing: with grpo, advantages come from the rollouts' rewards "
+            f"alone; set {ACTOR}.use_kl_loss",
+        ),
+        (
+            sequences,
+            f"{sequences} works on whole sequences, so merging calls would change what is learned: set "
+            "algorithm.merge=false, or leave it at verl's own",
+        ),
+        (rollout.val_kwargs.n != 1, "val_kwargs.n must be 1: validation runs the agent once on each task"),
+    )
+    for broken, why in wrong:
+        if broken:
+            raise ConfigError(f"[algorithm] verl: {why}")
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints that everything is fine
             validate_config(

@@ -16,7 +16,7 @@ import attrs
 from agentrig.findings import Finding, Situation
 from agentrig.hardware.versions import fits
 from agentrig_verl import modelscope
-from agentrig_verl.workload import workload
+from agentrig_verl.settings import workload
 
 NEEDED_BY_WORKERS = ("WANDB_API_KEY", "HF_TOKEN", "SWANLAB_API_KEY", modelscope.TOKEN)
 """Secrets that a Ray worker inherits from its cluster only: a run that joins one must not pass them on, for Ray's

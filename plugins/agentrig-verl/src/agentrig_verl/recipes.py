@@ -1,6 +1,6 @@
 """The recipes `fast`, `qwen`, `llama` and `npu`: the reference's values under verl 0.9's keys.
 
-If a value differs from the reference, `DEPARTURES` says why; the plugin's README has the same list.
+The plugin's README says what differs from the reference, and why.
 """
 
 from __future__ import annotations
@@ -56,29 +56,6 @@ ADDITIONS: Mapping[str, Any] = {
     "data.dataloader_num_workers": 0,
     "trainer.project_name": "agentrig",
 }
-
-DEPARTURES: Mapping[str, str] = {
-    "data.truncation": "left out: no text is tokenized outside vLLM, so there is nothing to truncate; a prompt that is "
-    "too long is a counted failure",
-    f"{ROLLOUT}.multi_turn.format": "left out: it belongs to verl's own tool loop, which does not run here",
-    f"{ROLLOUT}.val_kwargs.temperature": "0, as in the reference's evaluation; it is also verl's default",
-    "reward.num_workers": "1 (verl: 8): agentrig computes the rewards, and each idle worker holds a CPU",
-    "transfer_queue.backend.SimpleStorage.num_data_storage_units": "2 (verl: 8): each holds a CPU; a step is some MB",
-    "data.dataloader_num_workers": "0 (verl: 8): rows are indices in a list, and verl's workers end with an error line",
-    "trainer.project_name": "agentrig (the reference names its own)",
-    f"{ROLLOUT}.max_model_len": "prompt and response limit together, so that vLLM refuses calls that could not be "
-    "trained",
-    f"{ACTOR}.checkpoint.save_contents": "with hf_model: every checkpoint can be served and exported without "
-    "conversion",
-    "actor_rollout_ref.model.lora.merge": "true with LoRA: the servers' OpenAI endpoint serves the merged weights",
-    "actor_rollout_ref.model.use_remove_padding": "false, with sdpa, if flash-attn is missing and no attention is "
-    "set: sdpa has no kernel for packed sequences",
-    "run.validation": "dev if it exists; the reference validates on samples of the test set during training",
-    "run.report": "test_dev_500, on which the reference validates; the reference reports on test_dev, 100 rows, 25 of "
-    "which are also in test_dev_500",
-    "runners.n": "10, as the newer reference runs; 16 in older ones",
-}
-"""What differs from the reference, and why."""
 
 RUN: Mapping[str, Mapping[str, Any]] = {
     "tasks": {"use": "spider"},

@@ -1,4 +1,4 @@
-"""The keys of the algorithm `verl`."""
+"""The keys of the algorithm `verl`, and what a configuration asks of one device; imports no verl."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import attrs
 
 from agentrig import setting
 from agentrig.errors import ConfigError
+from agentrig.hardware.memory import Workload
 from agentrig_verl import schema, symbols
+from agentrig_verl.schema import ACTOR
 
 
 def _known_to_verl(_config: Any, _field: Any, value: dict[str, Any]) -> None:
@@ -52,4 +54,30 @@ class VerlConfig:
     worker_logs: bool = setting(False, help="print what verl's workers and vLLM print")
     verl: dict[str, Any] = setting(
         dict, help="verl's own keys, for example actor_rollout_ref.actor.optim.lr = 1e-6", validator=_known_to_verl
+    )
+
+
+LORA_SHARE = 0.01
+"""Share of the weights that adapters of a usual rank add; rank 32 on all linear layers of 1.5B is 2%."""
+
+
+def workload(config: VerlConfig) -> Workload | None:
+    """Return what the doctor's memory estimate needs of a configuration; None when no model is set."""
+    if not config.model:
+        return None
+    flat = schema.flatten(config.verl)
+    context = int(flat.get("data.max_prompt_length") or 512) + int(flat.get("data.max_response_length") or 512)
+    micro_batch = int(flat.get(f"{ACTOR}.ppo_micro_batch_size_per_gpu") or 1)
+    if flat.get(f"{ACTOR}.use_dynamic_bsz"):
+        # verl then fills a micro-batch up to a number of tokens.
+        tokens = int(flat.get(f"{ACTOR}.ppo_max_token_len_per_gpu") or 16384)
+        micro_batch = max(1, tokens // context)
+    nodes = int(flat.get("trainer.nnodes") or 1)
+    return Workload(
+        model=config.model,
+        micro_batch=micro_batch,
+        context=context,
+        trained=LORA_SHARE if flat.get("actor_rollout_ref.model.lora_rank") else 1.0,
+        shards=nodes * int(flat.get("trainer.n_gpus_per_node") or 1),
+        nodes=nodes,
     )

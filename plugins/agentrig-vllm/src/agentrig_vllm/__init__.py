@@ -26,7 +26,7 @@ def sequences(config: VllmConfig) -> int:
 
 @hookimpl
 def register_servers() -> Iterable[ServerSpec]:
-    """Bring `vllm`."""
+    """Register `vllm`."""
     from agentrig_vllm.checks import check_vllm, refusal
     from agentrig_vllm.config import VllmConfig
 

@@ -15,8 +15,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import (  # noqa: TID253  
     ChatCompletionResponse,
 )
 
-from agentrig.http_server import App, Receive, Scope, Send, read_body, replayed, reply
-from agentrig_vllm.door import BODY_LIMIT
+from agentrig.http_server import App, Receive, Scope, Send, replayed, reply
 
 PATH = "/v1/chat/completions"
 
@@ -40,9 +39,7 @@ class Chats:
         if scope["type"] != "http" or scope["path"] != PATH or scope["method"] != "POST" or not _plain(scope):
             await self._app(scope, receive, send)
             return
-        body = await read_body(receive, BODY_LIMIT)
-        if body is None:
-            return
+        body = (await receive())["body"]
         asking = asyncio.create_task(self._answer(body))
         leaving = asyncio.create_task(_left(receive))
         try:

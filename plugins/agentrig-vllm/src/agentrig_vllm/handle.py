@@ -6,22 +6,18 @@ import contextlib
 import json
 import logging
 import os
-import re
 import secrets
-import socket
 import sys
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from agentrig.endpoints import Endpoint
+from agentrig.endpoints import Endpoint, address_of
 from agentrig.errors import ConfigError
 from agentrig.hardware import Context
 from agentrig.processes.servers import ServerError, ServerProcess
 from agentrig.tokenizers import disagreement
-from agentrig_vllm.channel import Channel
 from agentrig_vllm.options import arguments_of, command_line
 
 if TYPE_CHECKING:
@@ -37,15 +33,8 @@ NAME = "the vLLM server"
 ORDER_S = 300.0
 """Longest wait for an order, in seconds: running requests end first."""
 
-LOOKED_THROUGH = 400
-"""Lines of the log in which the cause of a failed start is looked for: vLLM logs many after it."""
-
-CAUSE = re.compile(r"\b(?:\w+\.)*\w*(?:Error|Exception): \S.*")
-SECOND_HAND = "Engine core initialization failed"
 CHECK_S = 10.0
 RELEASE_S = 10.0
-POLL_S = 0.2
-ANY_HOST = ("", "0.0.0.0")
 
 ENVIRONMENT: Mapping[str, str] = {
     # The engine is forked from the process that has imported vLLM already; `spawn` would import all of it again.
@@ -82,10 +71,8 @@ class VllmServer:
     def __init__(self, plan: ServerPlan, config: VllmConfig) -> None:
         self._plan, self._config = plan, config
         self._process: ServerProcess | None = None
-        self._channel: Channel | None = None
         self._sender: Sender | None = None
         self._ready: dict[str, Any] | None = None
-        self._asking = threading.Lock()
         self._key = secrets.token_urlsafe(32)
         self.dtype = plan.dtype
         self.parts: Mapping[str, float] = {}
@@ -93,28 +80,19 @@ class VllmServer:
     # --- start and end ----------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        self._channel, theirs = Channel.pair()
         self._begun = time.perf_counter()
-        try:
-            # -P: never import modules from the current folder.
-            self._process = ServerProcess(
-                NAME,
-                [*self._program(), str(theirs.fileno())],
-                log=self._plan.log,
-                environment=self._environment(),
-                descriptors=[theirs.fileno()],
-            )
-        finally:
-            theirs.close()
-        self._send(
-            {
+        self._process = ServerProcess(
+            NAME,
+            self._program(),
+            first={
                 "command_line": command_line(arguments_of(self._plan, self._config)),
                 "key": self._key,
                 "host": self._config.host,
                 "port": self._config.port,
                 "api_server_count": self._config.api_server_count,
             },
-            "start",
+            log=self._plan.log,
+            environment=self._environment(),
         )
         found = disagreement(str(self._plan.model))
         if found is not None:
@@ -135,8 +113,6 @@ class VllmServer:
             self._sender.close()
         if self._process is not None:
             self._process.stop()  # at once: it has nothing to save
-        if self._channel is not None:
-            self._channel.close()
 
     def _program(self) -> list[str]:
         return [sys.executable, "-P", "-m", "agentrig_vllm.serving"]
@@ -162,8 +138,7 @@ class VllmServer:
     @property
     def endpoints(self) -> Sequence[Endpoint]:
         """The addresses, all of one engine; waits until they answer."""
-        host = socket.gethostname() if self._config.host in ANY_HOST else self._config.host
-        urls = [f"http://{host}:{port}/v1" for port in self._started()["ports"]]
+        urls = [f"{address_of(self._config.host, port)}/v1" for port in self._started()["ports"]]
         return [Endpoint(base_url=url, model=self._plan.name, api_key=self._key, token_ids=True) for url in urls]
 
     @property
@@ -173,7 +148,7 @@ class VllmServer:
 
     def _started(self) -> dict[str, Any]:
         if self._ready is None:
-            found = self._receive("start", self._config.start_s - (time.perf_counter() - self._begun))
+            found = self._running().receive("start", self._config.start_s - (time.perf_counter() - self._begun))
             self._ready, self.parts = found, found["parts"]
             parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in self.parts.items())
             log.info("%s started in %.1f s (%s)", NAME, time.perf_counter() - self._begun, parts)
@@ -220,77 +195,19 @@ class VllmServer:
 
     def check(self) -> None:
         """Raise `ServerError` if vLLM's process or its engine has died."""
-        if self._process is None:
-            raise ServerError(f"{NAME} was never started")
-        if self._process.exit_status is not None:
-            raise self._died("answer")
+        self._running().check()
         if self._ready is not None:
             self._order("answer", order="check", timeout_s=CHECK_S)
 
-    # --- messages ---------------------------------------------------------------------------------
+    def _running(self) -> ServerProcess:
+        if self._process is None:
+            raise ServerError(f"{NAME} was never started")
+        return self._process
 
     def _order(self, what: str, *, timeout_s: float = ORDER_S, **order: Any) -> dict[str, Any]:
-        """Let the server carry out an order and return the answer.
-
-        Raises:
-            ServerError: It has died, it does not answer, or the order went wrong.
-        """
+        """Let the server carry out an order and return the answer; see `ServerProcess.ask`."""
         self._started()
-        with self._asking:  # the proof of delivery asks in a thread of its own
-            self._send(order, what)
-            answer = self._receive(what, timeout_s)
-        if "error" in answer:
-            assert self._process is not None
-            self._process.wait(1.0 if "Dead" in answer["error"] else 0.0)
-            hint = self._hint(what)
-            raise ServerError(f"{NAME} could not {what}: {answer['error']}{hint}{self._process.tail()}")
-        return answer
-
-    def _send(self, order: Mapping[str, Any], what: str) -> None:
-        assert self._channel is not None
-        try:
-            self._channel.send(dict(order))
-        except OSError:
-            raise self._died(what) from None
-
-    def _receive(self, what: str, timeout_s: float) -> dict[str, Any]:
-        assert self._channel is not None
-        assert self._process is not None
-        end = time.monotonic() + timeout_s
-        while time.monotonic() < end:
-            try:
-                answer = self._channel.receive(POLL_S)
-            except (EOFError, OSError):
-                raise self._died(what) from None
-            if answer is not None:
-                return answer
-            if self._process.exit_status is not None:
-                raise self._died(what)
-        tail = self._process.tail()
-        self._process.stop()
-        raise ServerError(f"{NAME} did not {what} within {timeout_s:.0f} s{tail}")
-
-    def _died(self, what: str) -> ServerError:
-        """Return the error of a dead server, with its exit status and its last lines."""
-        assert self._process is not None
-        self._process.wait(5.0)  # its end of the channel closes just before its exit status is known
-        status = self._process.exit_status
-        cause = cause_in(self._process.tail(LOOKED_THROUGH))
-        self._process.stop()
-        words = f"{NAME} has died, asked to {what} (exit status {status}){cause}"
-        return ServerError(f"{words}{self._hint(what)}{self._process.tail()}")
-
-    def _hint(self, what: str) -> str:
-        """Return where the log is, and how to go on."""
-        log = f"\n  its log: {self._plan.log}" if self._plan.log else ""
-        again = "" if what == "start" else "\n  Resume from the last checkpoint: agentrig train --resume RUN"
-        return log + again
-
-
-def cause_in(lines: str) -> str:
-    """Return `: ` and the last error in a log that is not vLLM's hint at an earlier one; '' if there is none."""
-    found = [match[0] for line in lines.splitlines() if (match := CAUSE.search(line)) and SECOND_HAND not in line]
-    return f": {found[-1]}" if found else ""
+        return self._running().ask(what, order, timeout_s)
 
 
 def devices(visible: str | None, *, own: int, other: int) -> str:

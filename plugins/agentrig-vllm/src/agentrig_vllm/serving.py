@@ -2,7 +2,7 @@
 
     python -m agentrig_vllm.serving DESCRIPTOR
 
-Orders come over the channel (`agentrig_vllm.channel`) and cannot be sent by HTTP. When the run's end of the channel
+Orders come over the channel and cannot be sent by HTTP. When the run's end of the channel
 closes, the run has ended. Then this process ends, and with it vLLM's engine, which is a separate process.
 """
 
@@ -17,11 +17,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from agentrig_vllm.beside import Beside, client, processes
-from agentrig_vllm.channel import Channel
+from agentrig.processes.channel import Channel
+from agentrig_vllm.api_server_process import ApiServerProcess, client, processes
 
 if TYPE_CHECKING:
-    from agentrig_vllm.listening import Listening
+    from agentrig_vllm.api_server import ApiServer
 
 WATCH_S = 0.2
 """Seconds between two checks that the engine is alive."""
@@ -39,7 +39,7 @@ class Orders:
         answering: All that answer requests, in this process and in others.
     """
 
-    def __init__(self, engine: Any, answering: Sequence[Listening | Beside]) -> None:
+    def __init__(self, engine: Any, answering: Sequence[ApiServer | ApiServerProcess]) -> None:
         self._engine, self._answering = engine, answering
         self._asleep = False
 
@@ -107,7 +107,7 @@ class Orders:
         return {}
 
     async def _tell(self, closed: str, version: int | None = None) -> None:
-        """Let all refuse requests or answer them; see `Listening.tell`."""
+        """Let all refuse requests or answer them; see `ApiServer.tell`."""
         await asyncio.gather(*(each.tell(closed, version) for each in self._answering))
 
 
@@ -130,7 +130,7 @@ async def serve(channel: Channel, order: dict[str, Any], begun: float) -> None:
     from vllm.v1.engine.utils import get_engine_zmq_addresses, launch_core_engines
     from vllm.v1.executor import Executor
 
-    from agentrig_vllm.listening import Listening
+    from agentrig_vllm.api_server import ApiServer
 
     imported = time.perf_counter()
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(order["command_line"])
@@ -144,7 +144,7 @@ async def serve(channel: Channel, order: dict[str, Any], begun: float) -> None:
         for i, (one, other) in enumerate(zip(found.inputs, found.outputs, strict=True))
     ]
     # They are forked first: they get nothing of what this process then has open to the engine.
-    beside = [Beside(i, config, arguments, clients[i], order) for i in range(1, count)]
+    others = [ApiServerProcess(i, config, arguments, clients[i], order) for i in range(1, count)]
     stats = not arguments.disable_log_stats
     with launch_core_engines(config, Executor.get_class(config), stats, found, count) as (manager, *_):
         pass  # the engine is waited for at the end of the block
@@ -153,14 +153,14 @@ async def serve(channel: Channel, order: dict[str, Any], begun: float) -> None:
     engine.engine_core.resources.engine_manager = manager
     engine.engine_core.start_engine_core_monitor()
     loaded = time.perf_counter()
-    listening = await Listening.started(engine, arguments, order, 0)
-    ports = [listening.port, *[await each.port() for each in beside]]
+    server = await ApiServer.started(engine, arguments, order, 0)
+    ports = [server.port, *[await each.port() for each in others]]
     parts = {"import": imported - begun, "configure": configured - imported, "engine": loaded - configured}
     parts["http"] = time.perf_counter() - loaded
     print("agentrig: serving, seconds: " + ", ".join(f"{part} {s:.1f}" for part, s in parts.items()), flush=True)
     channel.send({"ports": ports, "context": engine.model_config.max_model_len, "parts": parts})
-    at_work = Orders(engine, [listening, *beside])
-    while not engine.errored and not listening.ended and all(each.alive for each in beside):
+    at_work = Orders(engine, [server, *others])
+    while not engine.errored and not server.ended and all(each.alive for each in others):
         try:
             order = await asyncio.wait_for(orders.get(), WATCH_S)
         except TimeoutError:
@@ -174,15 +174,14 @@ def _listen(channel: Channel, orders: asyncio.Queue[dict[str, Any]], loop: async
     """Pass the run's orders on; end all of this process when the run is gone."""
     while True:
         try:
-            order = channel.receive()
+            order, _ = channel.receive()
         except (EOFError, OSError):
             end(0)
-        assert order is not None
         loop.call_soon_threadsafe(orders.put_nowait, order)
 
 
 def end(status: int) -> NoReturn:
-    """End this process at once, and with it vLLM's engine (`agentrig_vllm.orphans`)."""
+    """End this process at once, and with it vLLM's engine."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -192,8 +191,7 @@ def main() -> None:
     """Take the first order and serve."""
     begun = time.perf_counter()
     channel = Channel.inherited(int(sys.argv[1]))
-    order = channel.receive()
-    assert order is not None
+    order, _ = channel.receive()
     # A terminal's Ctrl-C does not come here; what else asks to end ends all at once: there is nothing to save.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     import uvloop

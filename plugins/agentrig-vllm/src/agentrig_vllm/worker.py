@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import torch  # noqa: TID253  (vLLM's process only)
 from vllm.v1.worker.gpu_worker import Worker as GpuWorker  # noqa: TID253  (vLLM's process only)
 
 from agentrig.delivery.digests import held
-from agentrig_vllm.orphans import die_with_parent
+from agentrig.processes.supervisor import end_with_parent
 from agentrig_vllm.transfer import opened, view_of
 
 BESIDE = 1 << 30
@@ -23,7 +24,7 @@ class Worker(GpuWorker):
     """Methods with `agentrig` in their names are called by `agentrig_vllm.serving`, with and returning text."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
-        die_with_parent()
+        end_with_parent(os.getppid())
         super().__init__(*given, **more)
         self._buffer: torch.Tensor | None = None
         self._loaded: set[str] = set()

@@ -80,13 +80,16 @@ def train(
     else:
         options["observers"] = [*options["observers"], *senders]
         plan = make_plan(words, options)
+    shown = {}
     if not as_json:
         from agentrig.view.live import LiveDisplay
 
-        plan.registry.add_observer(LiveDisplay(), "display")
+        display = LiveDisplay()
+        shown["starting"] = display.starting
+        plan.registry.add_observer(display, "display")
     folder = resume.parent if resume is not None else Path(plan.run.directory)
     with stdout_to_stderr(as_json), page_of(folder) if watched else nullcontext():
-        summary = run.train(plan, resume=resume, from_step=from_step)
+        summary = run.train(plan, resume=resume, from_step=from_step, **shown)
     if as_json:
         click.echo(json.dumps(summary, indent=2))
 

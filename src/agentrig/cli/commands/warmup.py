@@ -67,7 +67,7 @@ from agentrig.cli.options import configured, make_plan, stdout_to_stderr
     type=click.IntRange(0),
     default=0,
     metavar="TOKENS",
-    help="Of a new model; twice the longest demonstration if it is left out, at least 512.",
+    help="Of a new model; twice the longest demonstration if it is left out, at least 512. Of another: a longer one.",
 )
 @click.option(
     "--minutes",

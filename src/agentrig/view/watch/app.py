@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,7 +72,7 @@ def serving(place: Path, port: int = 0) -> Iterator[str]:
     Raises:
         AgentrigError: There is no such folder, or the port is taken.
     """
-    from agentrig.http_server import ServerThread
+    from agentrig.http_server import ServerThread, listen
 
     token = secrets.token_urlsafe(24)
     pages = Pages(Runs(place))
@@ -88,30 +87,29 @@ def serving(place: Path, port: int = 0) -> Iterator[str]:
         Route("/run/{key}/traces", pages.traces),
         Route("/run/{key}/rollout/{id}", pages.rollout),
     ]
-    app = Door(Starlette(routes=routes, exception_handlers={AgentrigError: _told, KeyError: _unknown}), token)
-    door = socket.socket()
-    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        door.bind(("127.0.0.1", port))
-        door.listen(128)  # requests before the server is ready wait
+        listener = listen("127.0.0.1", port)
     except OSError as error:
-        door.close()
         raise AgentrigError(f"port {port} on this machine can't be used: {error.strerror}. Leave --port out") from None
-    server = ServerThread(app, door, "watch", log_level="critical", timeout_graceful_shutdown=1)
+    port = listener.getsockname()[1]
+    door = Door(Starlette(routes=routes, exception_handlers={AgentrigError: _told, KeyError: _unknown}), token, port)
+    server = ServerThread(door, listener, "watch", log_level="critical", timeout_graceful_shutdown=1)
     try:
-        yield f"http://127.0.0.1:{door.getsockname()[1]}/{token}/"
+        yield f"http://127.0.0.1:{port}/{token}/"
     finally:
         server.stop()
 
 
 class Door:
-    """Lets a request in if its address begins with the token and it names this machine; adds the headers.
+    """Lets a request in if its address begins with the token and it names this machine; adds the headers."""
 
-    A page of another origin that makes its own name point to this machine is refused by its name.
-    """
+    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+        from agentrig.http_server import Access
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._token = app, token
+        self._access = Access(
+            self._pages, self._admit, host="127.0.0.1", port=port, form=lambda refused, _: f"{refused}\n".encode()
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
@@ -121,20 +119,21 @@ class Door:
                 message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in HEADERS.items())]
             await send(message)
 
-        host = Request(scope).url.hostname
-        first, _, rest = scope["path"][1:].partition("/")
-        if host not in ("127.0.0.1", "localhost", "::1") or not secrets.compare_digest(
-            first.encode(), self._token.encode()
-        ):
-            refusal = PlainTextResponse("use the link that `agentrig watch` printed, with its token\n", 403)
-            await refusal(scope, receive, with_headers)
-            return
-        scope["agentrig.connection"].prove()
+        await self._access(scope, receive, with_headers)
+
+    def _admit(self, scope: Scope) -> bool:
+        from agentrig.http_server import Refused, same
+
+        if not same(scope["path"][1:].partition("/")[0], self._token):
+            raise Refused("use the link that `agentrig watch` printed, with its token", status=403)
         if scope["method"] not in ("GET", "HEAD"):
-            await PlainTextResponse("this page only reads\n", 405)(scope, receive, with_headers)
-            return
+            raise Refused("this page only reads", status=405)
+        return True
+
+    async def _pages(self, scope: Scope, receive: Receive, send: Send) -> None:
+        rest = scope["path"][1:].partition("/")[2]
         own = {"path": f"/{rest}", "raw_path": f"/{rest}".encode(), "root_path": "", "prefix": f"/{self._token}"}
-        await self._app({**scope, **own}, receive, with_headers)
+        await self._app({**scope, **own}, receive, send)
 
 
 class Pages:

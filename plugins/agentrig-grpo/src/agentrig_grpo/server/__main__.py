@@ -1,7 +1,7 @@
-"""The server process: `python -m agentrig_grpo.server DESCRIPTOR PARENT`, started by `handle.LLMServer`.
+"""The server process: `python -m agentrig_grpo.server PARENT DESCRIPTOR`, started by `handle.LLMServer`.
 
-The first argument is its end of the channel to the run (see `channel`), the second the run's process. It
-gets its settings and the key over the line, answers with the port or an error, then takes new weights from it,
+The first argument is the run's process, the second its end of the channel to the run. It
+gets its settings and the key over the channel, answers with the port or an error, then takes new weights from it,
 and serves until the run is gone or kills it.
 """
 
@@ -16,14 +16,19 @@ import socket
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agentrig import http_server
 from agentrig.errors import AgentrigError
+from agentrig.processes.channel import Channel
 from agentrig.processes.ends import SIGNALS
-from agentrig_grpo.server.channel import Channel
 
 log = logging.getLogger(__name__)
+
+BODY_LIMIT = 8 << 20
+"""Most bytes of a request's body; more where a model's context is very long."""
 
 
 def main() -> None:
@@ -31,7 +36,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # A terminal and Slurm send these to all processes of a run, whose current step still needs its server.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    channel, parent = Channel.inherited(int(sys.argv[1])), int(sys.argv[2])
+    parent, channel = int(sys.argv[1]), Channel.inherited(int(sys.argv[2]))
     guard = Path(__file__).with_name("guard.py")
     subprocess.Popen([sys.executable, "-I", "-S", str(guard), str(parent)], stdin=subprocess.DEVNULL)
     if os.getppid() != parent:
@@ -43,15 +48,10 @@ def main() -> None:
         api = _build(settings)
         host, port = settings["host"], settings["port"]
         try:
-            listener = socket.create_server((host, port), backlog=1024)
+            listener = http_server.listen(host, port)
         except OSError as error:
             cure = "set another server.port, or 0 for any free one"
             raise AgentrigError(f"it can't listen on {host}:{port}: {error.strerror}; {cure}") from None
-        # asyncio sets it only on sockets made with an explicit protocol; without it head and body of
-        # a response, two writes, wait 40 ms for each other.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Ends the connections of clients whose machine has gone.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     except Exception as error:
         log.error("the server could not start: %s", error, exc_info=not isinstance(error, AgentrigError))
         kind = "" if isinstance(error, AgentrigError) else f"{type(error).__name__}: "
@@ -103,12 +103,16 @@ def _build(settings: dict[str, Any]) -> Any:
 
 
 async def _serve(api: Any, listener: socket.socket, channel: Channel, host: str, key: str) -> None:
-    from agentrig import http_server
-    from agentrig_grpo.server.access import AccessChecks, body_limit
-
     port = listener.getsockname()[1]
     config = http_server.settings(
-        AccessChecks(api.app(), key=key, host=host, port=port, limit=body_limit(api.max_length)),
+        http_server.Access(
+            api.app(),
+            partial(_admit, key),
+            host=host,
+            port=port,
+            limit=max(BODY_LIMIT, 16 * api.max_length),  # JSON takes up to 16 bytes for a token of plain text
+            form=http_server.openai_error,
+        ),
         most=http_server.most_connections(),
         # Agents keep their connections over the time of an update.
         timeout_keep_alive=3600,
@@ -122,6 +126,16 @@ async def _serve(api: Any, listener: socket.socket, channel: Channel, host: str,
     threading.Thread(target=_take_weights, args=arguments, daemon=True).start()
     await server.serve(sockets=[listener])
     driving.cancel()
+
+
+def _admit(key: str, scope: http_server.Scope) -> bool:
+    if not http_server.same(http_server.bearer(scope), key):
+        text = "every request must bring the run's key as its bearer token; an agent has it as endpoint.api_key"
+        raise http_server.Refused(text, status=401, code="invalid_api_key")
+    for kind in (value for name, value in scope["headers"] if name == b"content-type"):
+        if kind.split(b";")[0].strip().lower() != b"application/json":
+            raise http_server.Refused(f"send application/json, not {kind.decode('latin-1')!r}", status=415)
+    return True
 
 
 def _take_weights(channel: Channel, api: Any, loop: asyncio.AbstractEventLoop) -> None:

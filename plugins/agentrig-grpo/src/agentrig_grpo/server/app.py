@@ -17,11 +17,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from agentrig.http_server import Refused, openai_error
 from agentrig_grpo.server import completions, protocol, replies
 from agentrig_grpo.server.chat import Chat, TooLong
 from agentrig_grpo.server.constraints import Constraint, ConstraintError, Constraints
 from agentrig_grpo.server.engine import Engine, Request, Score
-from agentrig_grpo.server.protocol import ApiError, ChatRequest
+from agentrig_grpo.server.protocol import ChatRequest
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Api:
         """Answer a chat completion."""
         request = protocol.parse(await http.body(), model=self.model)
         if self._open + request.n > self._slots_waiting:
-            raise ApiError("too many requests are waiting; try again later", status=429, code="rate_limit_exceeded")
+            raise Refused("too many requests are waiting; try again later", status=429, code="rate_limit_exceeded")
         self._open += request.n
         try:
             constraints = await self._constraints_of(request)
@@ -109,7 +110,7 @@ class Api:
         """Answer a completion of token ids; its prompt's scores and its tokens come from one version of the weights."""
         request = completions.parse(await http.body(), model=self.model, vocabulary=self.engine.decoder.vocabulary)
         if self._open + 1 > self._slots_waiting:
-            raise ApiError("too many requests are waiting; try again later", status=429, code="rate_limit_exceeded")
+            raise Refused("too many requests are waiting; try again later", status=429, code="rate_limit_exceeded")
         while True:
             choice = completions.request_of(request, max_length=self.max_length)
             score = await self._score(request.prompt) if request.prompt_logprobs is not None else None
@@ -126,14 +127,14 @@ class Api:
         self._wake.set()
         found = await done
         if isinstance(found, Exception):
-            raise ApiError(f"the model failed: {type(found).__name__}: {found}", status=500)
+            raise Refused(f"the model failed: {type(found).__name__}: {found}", status=500)
         return found
 
     async def _prompt(self, request: ChatRequest) -> tuple[int, ...]:
         """Return the prompt's token ids; a thread beside the event loop makes them, once for all who ask the same."""
         called = any("tool_calls" in message for message in request.messages)
         if (request.tools or called) and isinstance(self.chat.tool_form, str):
-            raise ApiError(self.chat.tool_form, param="tools" if request.tools else "messages")
+            raise Refused(self.chat.tool_form, param="tools" if request.tools else "messages")
         options = {} if request.add_generation_prompt else {"add_generation_prompt": False}
         if request.continue_final_message:
             options["continue_final_message"] = True
@@ -153,7 +154,7 @@ class Api:
         except TooLong as error:
             raise protocol.too_long(f"at least {error.tokens}", request, self.max_length) from None
         except ValueError as error:
-            raise ApiError(str(error), param="messages") from None
+            raise Refused(str(error), param="messages") from None
         self.chat.keep(conversation, ids)
         return ids
 
@@ -166,7 +167,7 @@ class Api:
         try:
             return [await loop.run_in_executor(self._threads, make, schema) for _ in range(request.n)]
         except ConstraintError as error:
-            raise ApiError(str(error), param="response_format") from None
+            raise Refused(str(error), param="response_format") from None
 
     def _submit(self, choices: list[Request]) -> None:
         self._open += len(choices)
@@ -217,8 +218,8 @@ class Api:
                 news.clear()
                 for sender in senders:
                     if sender.choice.finish == "error":
-                        error = ApiError(sender.choice.error, status=500)
-                        yield b"data: " + error.body() + b"\n\n"
+                        error = Refused(sender.choice.error, status=500)
+                        yield _event(openai_error(error))
                         return
                     delta = sender.delta()
                     if delta is not None:
@@ -272,7 +273,7 @@ class Api:
 def _raise_failures(choices: list[Request]) -> None:
     for choice in choices:
         if choice.finish == "error":
-            raise ApiError(f"the model failed: {choice.error}", status=500)
+            raise Refused(f"the model failed: {choice.error}", status=500)
 
 
 def _guarded(
@@ -281,14 +282,13 @@ def _guarded(
     async def guarded(http: HttpRequest) -> Response:
         try:
             return await handler(http)
-        except ApiError as error:
-            return Response(error.body(), status_code=error.status, media_type="application/json")
+        except Refused as error:
+            return _json(openai_error(error), error.status)
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:
             log.exception("request failed")
-            body = ApiError(f"{type(error).__name__}: {error}", status=500).body()
-            return Response(body, status_code=500, media_type="application/json")
+            return _json(openai_error(Refused(f"{type(error).__name__}: {error}", status=500)), 500)
 
     return guarded
 
@@ -303,12 +303,12 @@ async def _http_error(http: HttpRequest, error: Exception) -> Response:
         f"there is no {route}{elsewhere}; try POST /v1/chat/completions, POST /v1/completions, "
         "POST /tokenize, GET /v1/models, GET /health"
     )
-    return Response(ApiError(text, status=status).body(), status_code=status, media_type="application/json")
+    return _json(openai_error(Refused(text, status=status)), status)
 
 
 def _event(body: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
-def _json(body: Mapping[str, Any]) -> Response:
-    return Response(json.dumps(body), media_type="application/json")
+def _json(body: Mapping[str, Any], status: int = 200) -> Response:
+    return Response(json.dumps(body), status_code=status, media_type="application/json")

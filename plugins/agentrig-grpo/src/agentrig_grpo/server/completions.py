@@ -9,11 +9,12 @@ from typing import Annotated, Any, NewType
 import attrs
 import cattrs
 
+from agentrig.http_server import Refused
 from agentrig_grpo.server import protocol
 from agentrig_grpo.server.chat import Chat
 from agentrig_grpo.server.engine import Decoder, Request, Score
 from agentrig_grpo.server.fields import Between, Unfit, converter
-from agentrig_grpo.server.protocol import Addressed, ApiError
+from agentrig_grpo.server.protocol import Addressed
 
 Tokens = NewType("Tokens", tuple[int, ...])
 """A prompt as token ids."""
@@ -50,12 +51,12 @@ def parse(body: bytes, *, model: str, vocabulary: int) -> CompletionRequest:
         vocabulary: How many tokens there are.
 
     Raises:
-        ApiError: See `protocol.checked`; or a token id that the model does not have.
+        Refused: See `protocol.checked`; or a token id that the model does not have.
     """
     request = protocol.checked(body, CompletionRequest, _rules(), model=model)
     largest = max(request.prompt)
     if largest >= vocabulary:
-        raise ApiError(f"prompt has the token {largest}; this model's go up to {vocabulary - 1}", param="prompt")
+        raise Refused(f"prompt has the token {largest}; this model's go up to {vocabulary - 1}", param="prompt")
     return request
 
 
@@ -78,10 +79,10 @@ def request_of(asked: CompletionRequest, *, max_length: int) -> Request:
     """Return the engine's request.
 
     Raises:
-        ApiError: Prompt and `max_tokens` are longer than the model's context.
+        Refused: Prompt and `max_tokens` are longer than the model's context.
     """
     if len(asked.prompt) + asked.max_tokens > max_length:
-        raise ApiError(
+        raise Refused(
             f"this model's context is {max_length} tokens; the prompt has {len(asked.prompt)} and {asked.max_tokens} "
             "tokens were asked for",
             param="prompt",

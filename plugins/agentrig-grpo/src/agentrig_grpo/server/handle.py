@@ -1,31 +1,30 @@
-"""The parent's side of the server: start it, swap its weights, stop it. Imports no torch."""
+"""The parent's side of the server: starts it, gives it new weights, stops it. Imports no torch."""
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
 import secrets
-import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
+from agentrig.endpoints import ANY_HOST, Endpoint, address_of
 from agentrig.errors import exhausted
 from agentrig.processes.servers import ServerError, ServerProcess
-from agentrig_grpo.server.channel import Channel
+from agentrig.servers import ServerPlan
+from agentrig_grpo.config import EmbeddedConfig
 
 if TYPE_CHECKING:
     import torch
 
     from agentrig_grpo.server.transfer import Sender
 
-ANY_HOST = ("", "0.0.0.0")
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 """With this, glibc keeps the memory of a decode step's tensors for the next step.
 
@@ -70,12 +69,14 @@ class ServerSettings:
 
 
 class LLMServer:
-    """A server process; a context manager that starts and stops it.
+    """A server process; implements `agentrig.servers.Server`.
+
+    `__enter__` does not wait for the process: the learner can load while it starts. What needs it waits. Its answers
+    have the version of its weights and, if it scores tokens, the digests of its tensors.
 
     Attributes:
         api_key: The key that every request must have; new for each server.
-        port: The port that it listens on.
-        max_length: Its context in tokens, once it is started.
+        dtype: The dtype in which it computes.
 
     Args:
         settings: See `ServerSettings`.
@@ -92,30 +93,25 @@ class LLMServer:
         log: Path | None = None,
         start_timeout_s: float = 600.0,
     ) -> None:
-        self.settings = settings
+        self.settings, self.dtype = settings, settings.dtype
         self._environment = {**MALLOC, **(environment or {}), **os.environ}
-        self._timeout = start_timeout_s
-        self._log_path = log
+        self._timeout, self._log = start_timeout_s, log
         self._process: ServerProcess | None = None
-        self._channel: Channel | None = None
         self._sender: Sender | None = None
         self.api_key = secrets.token_urlsafe(32)
-        self.port = self.max_length = 0
+        self._ready: Mapping[str, Any] = {}
         self._failed = ""
 
-    @property
-    def base_url(self) -> str:
-        """The address for OpenAI clients; with this machine's name when it listens on all its addresses."""
-        host = socket.gethostname() if self.settings.host in ANY_HOST else self.settings.host
-        return f"http://{host}:{self.port}/v1"
-
-    @property
-    def pid(self) -> int:
-        """The process's id; 0 when it was never started."""
-        return self._process.pid if self._process else 0
-
-    def __enter__(self) -> LLMServer:
-        self.start()
+    def __enter__(self) -> Self:
+        self._ready, self._failed = {}, ""
+        self._process = ServerProcess(
+            "the LLM server",
+            # -P: never import modules from the current folder.
+            [sys.executable, "-P", "-m", "agentrig_grpo.server", str(os.getpid())],
+            first={"settings": attrs.asdict(self.settings), "key": self.api_key},
+            log=self._log,
+            environment=self._environment,
+        )
         return self
 
     def __exit__(
@@ -129,85 +125,74 @@ class LLMServer:
         Raises:
             ServerError: It could not start; the message has its error.
         """
-        self.launch()
+        self.__enter__()
         self.ready()
 
-    def launch(self) -> None:
-        """Start the process, and do not wait.
-
-        Raises:
-            ServerError: There can be no such process.
-        """
-        self.port, self.max_length, self._failed = 0, 0, ""
-        self._channel, theirs = Channel.pair()
-        # -P: never import modules from the current folder.
-        command = [sys.executable, "-P", "-m", "agentrig_grpo.server", str(theirs.fileno()), str(os.getpid())]
-        self._process = ServerProcess(
-            "the LLM server",
-            command,
-            log=self._log_path,
-            environment=self._environment,
-            descriptors=[theirs.fileno()],
-        )
-        theirs.close()
-        with contextlib.suppress(OSError):  # it has died already: `ready` says so
-            self._channel.send({"settings": attrs.asdict(self.settings), "key": self.api_key})
-
-    def ready(self) -> None:
-        """Wait until the process answers; at once if it has answered already.
+    def ready(self) -> Mapping[str, Any]:
+        """Wait until the process answers; return its `port` and its `max_length`.
 
         Raises:
             ServerError: It could not start; the message has its error.
         """
-        if self.port:
-            return
-        answer = self._receive(self._timeout, "start")
-        if "error" in answer:
-            self.stop()
-            self._failed = f"the LLM server for {self.settings.model} could not start: {answer['error']}"
-            raise ServerError(self._failed)
-        self.port, self.max_length = answer["port"], answer["max_length"]
+        if not self._ready:
+            try:
+                self._ready = self._running().receive("start", self._timeout)
+            except ServerError as error:
+                self._failed = self._failed or str(error)
+                self.stop()
+                raise
+        return self._ready
 
-    def _ask(
-        self, message: dict[str, Any], timeout_s: float, what: str, *, descriptor: int | None = None
-    ) -> dict[str, Any]:
-        """Send a message over the channel and return the answer. A server that does not answer is stopped."""
-        assert self._channel is not None
-        with contextlib.suppress(OSError):  # its end is closed: the answer says so
-            self._channel.send(message, descriptor=descriptor)
-        return self._receive(timeout_s, what)
-
-    def _receive(self, timeout_s: float, what: str) -> dict[str, Any]:
-        if self._channel is None or self._process is None:
-            raise ServerError("the LLM server was never started, or is stopped")
-        try:
-            answer, _ = self._channel.receive(timeout_s)
-        except TimeoutError:
-            self.stop()
-            raise ServerError(f"the LLM server did not {what} within {timeout_s:.0f} s{self._process.tail()}") from None
-        except (EOFError, OSError):
-            self._process.wait(5)  # its end of the channel closes just before its exit status is known
-            self.stop()
-            code, tail = self._process.exit_status, self._process.tail()
-            raise ServerError(f"the LLM server has died, asked to {what} (exit status {code}){tail}") from None
-        return answer
-
-    def check(self) -> None:
-        """Raise `ServerError` if the process has died."""
+    def _running(self) -> ServerProcess:
         if self._process is None:
             raise ServerError("the LLM server was never started")
         if self._failed:  # it was ended then: its exit status says nothing
             raise ServerError(self._failed)
-        self._process.check()
+        return self._process
 
-    def swap(self, weights: Mapping[str, torch.Tensor], version: int, *, timeout_s: float = 600.0) -> None:
+    @property
+    def pid(self) -> int:
+        """The process's id; 0 when it was never started."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self.ready()["port"])
+
+    @property
+    def base_url(self) -> str:
+        """The address for OpenAI clients; with this machine's name when it listens on all its addresses."""
+        return f"{address_of(self.settings.host, self.port)}/v1"
+
+    @property
+    def endpoints(self) -> Sequence[Endpoint]:
+        """The one address."""
+        return [Endpoint(base_url=self.base_url, model=self.settings.name, api_key=self.api_key, token_ids=True)]
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a prompt and its answer together."""
+        return int(self.ready()["max_length"])
+
+    def check(self) -> None:
+        """Raise `ServerError` if the process has died."""
+        self._running().check()
+
+    def take(
+        self,
+        weights: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+        version: int,
+        *,
+        timeout_s: float = 600.0,
+    ) -> None:
         """Give the server new weights; returns when it samples with them.
 
         They are sent in unnamed shared memory, or on a CUDA device in memory of it, over a channel that only these two
         processes have.
 
         Args:
-            weights: Names, as in the model's own files, to tensors on any device.
+            weights: Names, as in the model's own files, and tensors on any device.
             version: Reported with every response, and part of the seed of requests that bring none.
             timeout_s: Requests that run are finished first.
 
@@ -219,45 +204,48 @@ class LLMServer:
 
         from agentrig_grpo.server.transfer import Sender
 
+        self.ready()
         self.check()
         if self._sender is None:
-            self._sender = Sender(getattr(torch, self.settings.dtype), self.settings.device)
+            self._sender = Sender(getattr(torch, self.dtype), self.settings.device)
         try:
-            message, descriptor = self._sender.pack(weights)
+            message, descriptor = self._sender.pack(dict(weights))
         except OSError as error:
             raise ServerError(f"the weights cannot be sent to the server: {exhausted(error) or error}") from None
         try:
-            message["version"] = version
-            answer = self._ask(message, timeout_s, "take its new weights", descriptor=descriptor)
+            what = f"take the weights of version {version}"
+            self._running().ask(what, {**message, "version": version}, timeout_s, descriptor=descriptor)
         finally:
             if descriptor is not None:
                 os.close(descriptor)
-        if "error" in answer:
-            raise ServerError(f"the LLM server refuses its new weights (version {version}): {answer['error']}")
 
-    def free(self, *, timeout_s: float = 600.0) -> None:
-        """Let the server free the keys and values of prompts, and the device memory that it does not use.
+    def held(self) -> Sequence[Mapping[str, str]] | None:
+        """Return None: they are in its answers."""
+        return None
+
+    def sleep(self) -> None:
+        """Free the keys and values of prompts, and the device memory that is not in use; the weights stay.
 
         Raises:
             ServerError: It has died.
         """
         self.check()
-        self._ask({"free": True}, timeout_s, "free its memory")
+        self._running().ask("free its memory", {"free": True}, 600.0)
+
+    def wake(self) -> None:
+        """Do nothing: it takes memory as it needs it."""
 
     def health(self) -> dict[str, Any]:
         """Return what `/health` says: status, version, counts of steps, tokens, prompts and prefills."""
         self.check()
-        return self._http("GET", "/health", 60.0)
-
-    def _http(self, method: str, path: str, timeout_s: float) -> dict[str, Any]:
         host = "127.0.0.1" if self.settings.host in ANY_HOST else self.settings.host
-        connection = http.client.HTTPConnection(host, self.port, timeout=timeout_s)
+        connection = http.client.HTTPConnection(host, self.port, timeout=60.0)
         try:
-            connection.request(method, path, headers={"Authorization": f"Bearer {self.api_key}"})
+            connection.request("GET", "/health", headers={"Authorization": f"Bearer {self.api_key}"})
             answer: dict[str, Any] = json.loads(connection.getresponse().read())
         except OSError as error:
             self.check()
-            tail = self._process.tail() if self._process else ""
+            tail = self._running().tail()
             raise ServerError(f"the LLM server at {self.base_url} does not answer: {error}{tail}") from error
         finally:
             connection.close()
@@ -265,12 +253,37 @@ class LLMServer:
 
     def stop(self) -> None:
         """Stop the process; harmless when it is not running."""
-        if self._process is None:
-            return
-        self._process.stop()  # at once: it has nothing to save
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        if self._process is not None:
+            self._process.stop()  # at once: it has nothing to save
         if self._sender is not None:
             self._sender.close()
             self._sender = None
+
+
+class Embedded(LLMServer):
+    """The server of an algorithm's plan.
+
+    Args:
+        config: The keys of `[server]`.
+        plan: The algorithm's plan.
+    """
+
+    def __init__(self, config: EmbeddedConfig, plan: ServerPlan) -> None:
+        hardware = plan.hardware
+        settings = ServerSettings(
+            model=str(plan.model),
+            name=plan.name,
+            device=hardware.torch_device,
+            dtype=plan.dtype,
+            # The agents need the other half of the cores. More threads do not speed up small batches.
+            threads=config.threads or max(1, getattr(hardware, "threads", 1) // 2),
+            slots=config.batch,
+            max_length=plan.context,
+            seed=plan.seed,
+            kv_cache_mb=config.kv_cache_mb,
+            prompt_cache_mb=config.prompt_cache_mb,
+            share=plan.share or 0.25,
+            host=config.host,
+            port=config.port,
+        )
+        super().__init__(settings, environment=hardware.environment(), log=plan.log)

@@ -13,6 +13,7 @@ import attrs
 import cattrs
 
 from agentrig.errors import nearest
+from agentrig.http_server import Refused
 from agentrig_grpo.server import values
 from agentrig_grpo.server.chat import Chat, StopStrings
 from agentrig_grpo.server.constraints import Constraint
@@ -55,20 +56,6 @@ STOP_LIMIT = 512
 
 Stops = NewType("Stops", tuple[str, ...])
 """Stop strings: one or a list of them."""
-
-
-class ApiError(Exception):
-    """A request that is refused, in OpenAI's form."""
-
-    def __init__(self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param, self.status, self.code = param, status, code
-
-    def body(self) -> bytes:
-        """Return the JSON body."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        return json.dumps({"error": error}).encode()
 
 
 @attrs.frozen(kw_only=True)
@@ -153,15 +140,15 @@ def checked(body: bytes, cls: type[AnyRequest], rules: cattrs.Converter, *, mode
     """Check a request's body.
 
     Raises:
-        ApiError: Not JSON, a field that is unknown, wrong or not implemented; names the field.
+        Refused: Not JSON, a field that is unknown, wrong or not implemented; names the field.
     """
     try:
         data = values.read(body)
         if not isinstance(data, dict):
-            raise ApiError("the body must be a JSON object")
+            raise Refused("the body must be a JSON object")
         asked = structure(Addressed, data, rules).model
         if asked != model:
-            raise ApiError(
+            raise Refused(
                 f"the model {short(asked)} does not exist; this server has {model!r}. An agent that always sends "
                 f'another name is served by the gateway: [gateway.models] {json.dumps(asked[:100])} = "policy"',
                 param="model",
@@ -170,7 +157,7 @@ def checked(body: bytes, cls: type[AnyRequest], rules: cattrs.Converter, *, mode
             )
         request = structure(cls, data, rules)
     except (values.BadValue, Unfit) as error:
-        raise ApiError(str(error), param=error.where or None) from None
+        raise Refused(str(error), param=error.where) from None
     _refuse_others(data, attrs.fields_dict(cls))
     return request
 
@@ -200,15 +187,15 @@ def _refuse_others(data: Mapping[str, Any], own: Collection[str]) -> None:
             continue
         if name not in NEUTRAL:
             near = nearest(name[:100], [*own, *NEUTRAL])
-            raise ApiError(f"unknown field {short(name)}.{near}", param=name[:100], code="unknown_parameter")
+            raise Refused(f"unknown field {short(name)}.{near}", param=name[:100], code="unknown_parameter")
         if value not in NEUTRAL[name]:
-            raise ApiError(f"{name} = {short(value)} is not implemented by this server", param=name)
+            raise Refused(f"{name} = {short(value)} is not implemented by this server", param=name)
 
 
-def too_long(tokens: str, chat: ChatRequest, max_length: int) -> ApiError:
+def too_long(tokens: str, chat: ChatRequest, max_length: int) -> Refused:
     """Return the error of a prompt of so many tokens, or of what is asked for beside it."""
     asked = f" and {chat.limit} tokens were asked for" if chat.limit else ""
-    return ApiError(
+    return Refused(
         f"this model's context is {max_length} tokens; the prompt has {tokens}{asked}",
         param="messages",
         code="context_length_exceeded",
@@ -226,7 +213,7 @@ def requests_of(
     """Return the engine's requests, one a choice; each has a constraint of its own, if there are any.
 
     Raises:
-        ApiError: The prompt, or prompt and `max_tokens`, are longer than the model's context.
+        Refused: The prompt, or prompt and `max_tokens`, are longer than the model's context.
     """
     room = max_length - len(prompt)
     if room < 1 or (chat.limit or 0) > room:

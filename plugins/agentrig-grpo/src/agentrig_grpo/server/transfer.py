@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: TID253  (imported with the weights only)
@@ -138,18 +138,6 @@ class Receiver:
         if self._bytes is None:
             raise ValueError("no weights came with the message")
         return {entry["name"]: _view(self._bytes, entry) for entry in message["tensors"]}
-
-
-def pack(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> tuple[int, list[dict[str, Any]]]:
-    """Copy weights into unnamed memory of their own; return its descriptor, to be closed, and where each tensor is."""
-    message, descriptor = Sender(dtype, "cpu").pack(weights)
-    assert descriptor is not None
-    return descriptor, message["tensors"]
-
-
-def unpack(descriptor: int, entries: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """Return the tensors that `pack` wrote, without a copy; they keep the memory alive. Closes the descriptor."""
-    return Receiver("cpu").unpack({"tensors": entries}, descriptor)
 
 
 def _view(memory: torch.Tensor, entry: Mapping[str, Any]) -> torch.Tensor:

@@ -13,7 +13,7 @@ from agentrig.pools import Job
 from agentrig.programs.agent import CommandAgent
 from agentrig.programs.config import CommandConfig
 from agentrig_lightning.v1 import launch
-from agentrig_lightning.v1.config import LightningV1Config, variables
+from agentrig_lightning.v1.config import LightningV1Config
 
 
 class Events(Callback):
@@ -53,15 +53,15 @@ def build(config: LightningV1Config) -> CommandAgent:
     Raises:
         agentrig.errors.AgentrigError: Its Python or its folder is missing.
     """
-    parts, fixed = variables(config)
+    of_input = {name: path for name, path in config.env_map.items() if path == "input" or path.startswith("input.")}
     python = str(Path(config.python).expanduser()) if config.python else sys.executable
     folder = str(Path(config.folder).expanduser().absolute()) if config.folder else ""
     words = list(config.command) or [python, launch.__file__, config.agent_class]
     command = CommandConfig(
         command=words,
         input="file",
-        input_variables=parts,
-        variables={"AGENTRIG_AGENT_FOLDER": folder, **fixed},
+        input_variables={name: path.removeprefix("input").removeprefix(".") for name, path in of_input.items()},
+        variables={"AGENTRIG_AGENT_FOLDER": folder, **{k: v for k, v in config.env_map.items() if k not in of_input}},
         base_url_variable="AGL_OPENAI_BASE_URL",
         api_key_variable="AGL_KEY",
         answer="callback",

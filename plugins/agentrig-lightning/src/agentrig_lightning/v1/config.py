@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 
 from agentrig.settings import setting
@@ -28,15 +26,3 @@ class LightningV1Config:
         """Ask for exactly one of the two."""
         if bool(self.agent_class) == bool(self.command):
             raise ValueError("name one of agent_class (module.Class) and command (a list of words)")
-
-
-def variables(config: LightningV1Config) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the variables with parts of the input, as the agent `command` names them, and those with fixed text."""
-    parts: dict[str, str] = {}
-    fixed: dict[str, Any] = {}
-    for name, path in config.env_map.items():
-        if path == "input" or path.startswith("input."):
-            parts[name] = path.removeprefix("input").removeprefix(".")
-        else:
-            fixed[name] = path
-    return parts, fixed

@@ -23,9 +23,9 @@ from agentrig_spider.sandbox import (
     Fingerprint,
     NeedsWorker,
     QueryFailed,
+    QueryLimits,
     QueryTimeout,
     QueryTooLarge,
-    Terms,
     WorkerDied,
     WorkersBusy,
     damage,
@@ -81,7 +81,7 @@ class ExecMatch:
         self._copies = copies
         self._rules: Rules = Strict() if mode == "strict" else Official(keep_distinct=keep_distinct)
         self._golds = Golds()
-        self._terms = Terms(heap_bytes=int(memory_mb * 2**20))
+        self._limits = QueryLimits(heap_bytes=int(memory_mb * 2**20))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the cached golds; another process runs them itself."""
@@ -194,7 +194,7 @@ class ExecMatch:
         return _verdict(1.0, "the results match")
 
     def _run(self, path: str, mark: Fingerprint, sql: str, max_rows: int, deadline: float, workers: bool) -> Fetched:
-        return run_query(path, mark, sql, max_rows=max_rows, deadline=deadline, terms=self._terms, workers=workers)
+        return run_query(path, mark, sql, max_rows=max_rows, deadline=deadline, limits=self._limits, workers=workers)
 
     def _gold(self, path: str, mark: Fingerprint, query: Query, deadline: float, workers: bool) -> Gold:
         def run(sql: str, max_rows: int) -> Fetched:

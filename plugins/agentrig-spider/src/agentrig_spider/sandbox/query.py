@@ -33,7 +33,7 @@ class QueryTooLarge(QueryFailed):
 
 
 @attrs.frozen(kw_only=True)
-class Terms:
+class QueryLimits:
     """The limits of a query, except its time and its rows.
 
     Attributes:
@@ -51,7 +51,7 @@ class Terms:
     undecodable: Literal["ignore", "replace"] = "ignore"
 
 
-_TERMS = Terms()
+_DEFAULT_LIMITS = QueryLimits()
 
 
 class WorkerDied(QueryTooLarge):
@@ -88,7 +88,7 @@ def run_query(
     *,
     max_rows: int,
     deadline: float,
-    terms: Terms = _TERMS,
+    limits: QueryLimits = _DEFAULT_LIMITS,
     workers: bool = True,
 ) -> Fetched:
     """Run one statement and fetch at most `max_rows` rows.
@@ -99,7 +99,7 @@ def run_query(
         sql: One statement.
         max_rows: Most rows to fetch.
         deadline: `time.monotonic()` at which to end the query; waiting for a worker process counts.
-        terms: Its other limits.
+        limits: Its other limits.
         workers: Whether a worker process may be used.
 
     Raises:
@@ -112,12 +112,12 @@ def run_query(
     """
     if mark.size <= MAX_FILE_BYTES and looks_plain(sql):
         try:
-            return _run_here(path, mark, sql, max_rows, terms)
+            return _run_here(path, mark, sql, max_rows, limits)
         except Escalate:
             pass
     if not workers:
         raise NeedsWorker
-    return _run_in_worker(path, sql, max_rows, deadline, terms)
+    return _run_in_worker(path, sql, max_rows, deadline, limits)
 
 
 def damage(path: str, mark: Fingerprint, deadline: float) -> str:
@@ -145,13 +145,13 @@ def damage(path: str, mark: Fingerprint, deadline: float) -> str:
     return "" if found == [("ok",)] else f"the database {path} is damaged: {found[0][0] if found else 'unknown'}"
 
 
-def _run_here(path: str, mark: Fingerprint, sql: str, max_rows: int, terms: Terms) -> Fetched:
+def _run_here(path: str, mark: Fingerprint, sql: str, max_rows: int, limits: QueryLimits) -> Fetched:
     try:
         handle = POOL.take(path, mark)
     except Exception as error:
         raise QueryFailed(str(error), damaged=True) from None
     try:
-        fetched = handle.run(sql, max_rows=max_rows, max_bytes=terms.max_bytes, select_only=terms.select_only)
+        fetched = handle.run(sql, max_rows=max_rows, max_bytes=limits.max_bytes, select_only=limits.select_only)
     except (Escalate, QueryFailed):
         POOL.give(path, mark, handle)
         raise
@@ -162,18 +162,18 @@ def _run_here(path: str, mark: Fingerprint, sql: str, max_rows: int, terms: Term
     return fetched
 
 
-def _run_in_worker(path: str, sql: str, max_rows: int, deadline: float, terms: Terms) -> Fetched:
+def _run_in_worker(path: str, sql: str, max_rows: int, deadline: float, limits: QueryLimits) -> Fetched:
     if time.monotonic() >= deadline:
         raise QueryTimeout("the query ran past its budget")
     request = (
         connection.read_only_uri(path),
         sql,
         max_rows,
-        terms.max_bytes,
-        terms.heap_bytes,
-        terms.cut,
-        terms.select_only,
-        terms.undecodable,
+        limits.max_bytes,
+        limits.heap_bytes,
+        limits.cut,
+        limits.select_only,
+        limits.undecodable,
     )
     try:
         reply = WORKERS.run(request, deadline=deadline)

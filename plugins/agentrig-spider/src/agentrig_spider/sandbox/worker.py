@@ -62,7 +62,7 @@ def run(
     undecodable: str,
     budget_s: float,
 ) -> tuple[Any, ...]:
-    """Run one statement; the arguments are those of `query.Terms`.
+    """Run one statement; the arguments are those of `query.QueryLimits`.
 
     Returns:
         `("rows", rows, column names, tables, whether the rows were cut at `max_bytes`)`, or

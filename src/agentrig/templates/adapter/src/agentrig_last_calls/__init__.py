@@ -40,5 +40,5 @@ class LastCalls:
 
 @hookimpl
 def register_adapters() -> Iterable[AdapterSpec]:
-    """Bring `last-calls`."""
+    """Register `last-calls`."""
     yield AdapterSpec(name="last-calls", summary="Trains the last calls of a rollout.", config=Config, build=LastCalls)

@@ -62,7 +62,7 @@ class Agent:
 
 @hookimpl
 def register_agents() -> Iterable[AgentSpec]:
-    """Bring `one-shot`."""
+    """Register `one-shot`."""
     yield AgentSpec(
         name="one-shot",
         summary="Asks for the SQL once, with the OpenAI SDK.",

@@ -24,5 +24,5 @@ def best_of_group(groups, config):
 
 @hookimpl
 def register_algorithms():
-    """Bring `best-of-group`."""
+    """Register `best-of-group`."""
     yield from_credit(best_of_group, name="best-of-group", summary="Imitates the best of each group.", config=Config)

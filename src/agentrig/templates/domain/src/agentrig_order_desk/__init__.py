@@ -161,23 +161,23 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 
 @hookimpl
 def register_tasks() -> Iterable[TasksSpec]:
-    """Bring the tasks."""
+    """Register the tasks."""
     yield TasksSpec(name="order-desk", summary="Orders of a customer.", config=TasksConfig, build=Tasks)
 
 
 @hookimpl
 def register_agents() -> Iterable[AgentSpec]:
-    """Bring the agent."""
+    """Register the agent."""
     yield AgentSpec(name="order-desk", summary="Fills an order with a tool.", config=AgentConfig, build=Agent)
 
 
 @hookimpl
 def register_rewards() -> Iterable[RewardSpec]:
-    """Bring the reward."""
+    """Register the reward."""
     yield RewardSpec(name="order-desk", summary="Right lines of an order.", build=lambda config: score)
 
 
 @hookimpl
 def register_recipes() -> Iterable[RecipeSpec]:
-    """Bring the recipe."""
+    """Register the recipe."""
     yield RecipeSpec(name="order-desk", summary="Learns to take orders, on two cores.", settings=SETTINGS)

@@ -73,7 +73,7 @@ def check_fake_driver(situation: Situation) -> Iterator[Finding]:
 
 @hookimpl
 def register_hardware() -> Iterable[HardwareSpec]:
-    """Bring `fake-accelerator`."""
+    """Register `fake-accelerator`."""
     yield HardwareSpec(
         name="fake-accelerator",
         summary="An accelerator that is really the CPU.",

@@ -49,7 +49,7 @@ class HardTasks:
 
 @hookimpl
 def register_observers() -> Iterable[ObserverSpec]:
-    """Bring `hard-tasks`."""
+    """Register `hard-tasks`."""
     yield ObserverSpec(
         name="hard-tasks", summary="Writes which tasks were solved least often.", config=Config, build=HardTasks
     )

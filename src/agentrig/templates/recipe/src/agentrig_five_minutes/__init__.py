@@ -35,5 +35,5 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 
 @hookimpl
 def register_recipes() -> Iterable[RecipeSpec]:
-    """Bring `five-minutes`."""
+    """Register `five-minutes`."""
     yield RecipeSpec(name="five-minutes", summary="The SQL agent on small databases, in few steps.", settings=SETTINGS)

@@ -50,7 +50,7 @@ class Reward:
 
 @hookimpl
 def register_rewards() -> Iterable[RewardSpec]:
-    """Bring `partial-credit`."""
+    """Register `partial-credit`."""
     yield RewardSpec(
         name="partial-credit",
         summary="1 for the right result, a little for a query that runs.",

@@ -46,5 +46,5 @@ def build(config: Config) -> MakePool:
 
 @hookimpl
 def register_runners() -> Iterable[RunnersSpec]:
-    """Bring `gentle-runners`."""
+    """Register `gentle-runners`."""
     yield RunnersSpec(name="gentle-runners", summary="Processes with a lower priority.", config=Config, build=build)

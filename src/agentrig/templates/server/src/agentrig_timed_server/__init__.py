@@ -35,7 +35,7 @@ class TimedServer:
     """
 
     def __init__(self, config: Config, plan: ServerPlan) -> None:
-        from agentrig_grpo.server.embedded import Embedded
+        from agentrig_grpo.server.handle import Embedded
 
         self._inner = Embedded(EmbeddedConfig(threads=config.threads), plan)
         self._log = plan.log
@@ -95,7 +95,7 @@ def build(config: Config) -> MakeServer:
 
 @hookimpl
 def register_servers() -> Iterable[ServerSpec]:
-    """Bring `timed-server`; without a rank, `auto` never selects it."""
+    """Register `timed-server`; without a rank, `auto` never selects it."""
     yield ServerSpec(
         name="timed-server",
         summary="The embedded server; records how long each transfer of weights takes.",

@@ -102,7 +102,7 @@ def write_database(path: Path, seed: int) -> None:
 
 @hookimpl
 def register_tasks() -> Iterable[TasksSpec]:
-    """Bring `car-dealers`."""
+    """Register `car-dealers`."""
     yield TasksSpec(
         name="car-dealers",
         summary="Questions about cars and the stores that sell them.",

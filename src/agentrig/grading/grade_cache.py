@@ -1,4 +1,4 @@
-"""What has been graded: kept in memory, and in an SQLite file for later runs if there is one."""
+"""A cache of grades: in memory, and in an SQLite file for later runs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ WAIT_S = 10.0
 """Seconds to wait for another run that writes into the same file."""
 
 
-class Memory:
-    """Remembers JSON objects by text; several threads, and several runs with one file, may use it.
+class GradeCache:
+    """A cache of JSON objects by text; several threads, and several runs with one file, may use it.
 
     Args:
         file: The SQLite file, made if it is not there; None for none.
 
     Raises:
-        ConfigError: The file cannot be opened, or is no such file.
+        ConfigError: The file cannot be opened, or is no file of grades.
     """
 
     def __init__(self, file: Path | None) -> None:

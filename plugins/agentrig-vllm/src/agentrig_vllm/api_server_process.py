@@ -1,7 +1,8 @@
 """More processes that answer HTTP requests with the same engine.
 
 Templates, text of tokens and log-probabilities take more time than a small model's forward passes, and one Python
-process makes them for one request after another. Each of these is forked from the one that has imported vLLM.
+process makes them for one request after another. Each additional process is forked from the one that has imported
+vLLM.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from agentrig.hardware import usable_cores
-from agentrig_vllm.orphans import die_with_parent
+from agentrig.processes.supervisor import end_with_parent
 
 CORES_EACH = 6
 """Cores of the machine for each process, where the settings name no number: agents and the run need the others."""
@@ -33,11 +34,11 @@ def processes(wanted: int) -> int:
     return wanted or max(1, min(MOST, usable_cores() // CORES_EACH))
 
 
-class Beside:
-    """One such process, seen from the one that forked it; it dies with that one.
+class ApiServerProcess:
+    """An additional process that answers HTTP requests; it ends when the process that forked it ends.
 
     Args:
-        number: Its number among all that answer, from 1.
+        number: The number of this process among all that answer, from 1.
         config: vLLM's configuration.
         arguments: vLLM's command line.
         addresses: The arguments that tell vLLM's client where the engine is.
@@ -55,19 +56,19 @@ class Beside:
 
     @property
     def alive(self) -> bool:
-        """Whether it is alive."""
+        """Whether the process is alive."""
         return self._process.is_alive()
 
     async def port(self) -> int:
-        """Wait until it answers requests; return where.
+        """Wait until the process answers requests; return its port.
 
         Raises:
-            RuntimeError: It ended first; its log has the cause.
+            RuntimeError: The process ended first; the log has the cause.
         """
         return int(await self._heard())
 
     async def tell(self, closed: str, version: int | None) -> None:
-        """Let it do what `Listening.tell` does, and wait for it."""
+        """Call `ApiServer.tell` in the process, and wait until it is done."""
         self._channel.send((closed, version))
         await self._heard()
 
@@ -103,7 +104,7 @@ def _run(
     channel: Connection[Any, Any],
 ) -> None:
     """Answer requests until the other process ends."""
-    die_with_parent()
+    end_with_parent(os.getppid())
     import uvloop
 
     try:
@@ -125,11 +126,11 @@ async def _serve(
     order: Mapping[str, Any],
     channel: Connection[Any, Any],
 ) -> None:
-    from agentrig_vllm.listening import Listening
+    from agentrig_vllm.api_server import ApiServer
 
     engine = client(config, arguments, addresses)
-    listening = await Listening.started(engine, arguments, order, number)
-    channel.send(listening.port)
+    server = await ApiServer.started(engine, arguments, order, number)
+    channel.send(server.port)
     told: asyncio.Queue[tuple[str, int | None] | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
@@ -141,12 +142,12 @@ async def _serve(
             loop.call_soon_threadsafe(told.put_nowait, None)
 
     threading.Thread(target=listen, daemon=True).start()
-    while not listening.ended:
+    while not server.ended:
         try:
             news = await asyncio.wait_for(told.get(), WATCH_S)
         except TimeoutError:
             continue
         if news is None:
             return
-        await listening.tell(*news)
+        await server.tell(*news)
         channel.send("")

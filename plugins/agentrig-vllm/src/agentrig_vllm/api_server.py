@@ -1,9 +1,8 @@
-"""vLLM's OpenAI server on an address of its own, in the process that carries out orders or in one beside it."""
+"""vLLM's OpenAI server, in the process that carries out the run's orders or in an additional one."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
@@ -12,25 +11,32 @@ from vllm.entrypoints.openai.api_server import build_app, init_app_state  # noqa
 
 from agentrig import http_server
 from agentrig_vllm.chats import Chats
-from agentrig_vllm.door import Door
+
+BODY_LIMIT = 64 << 20
+"""Most bytes of a request's body: text of a long context, or images."""
+
+HEALTH = "/health"
+"""The path that needs no key. vLLM's own check of keys leaves all paths open that do not begin with /v1."""
 
 
-class Listening:
+class ApiServer:
     """Answers requests with an engine.
 
     Args:
-        door: Its access control.
+        key: The bearer token that every request must have.
         state: The application's state, which has vLLM's objects that answer.
+
+    Attributes:
         port: Where it listens.
-        answering: Ends when it does not answer any more.
     """
 
-    def __init__(self, door: Door, state: Any, port: int, answering: asyncio.Task[None]) -> None:
-        self._door, self._state = door, state
-        self.port, self._answering = port, answering
+    def __init__(self, key: str, state: Any) -> None:
+        self._key, self._state = key, state
+        self._closed, self.port = "", 0
+        self._answering: asyncio.Task[None]
 
     @classmethod
-    async def started(cls, engine: Any, arguments: Namespace, order: Mapping[str, Any], number: int) -> Listening:
+    async def started(cls, engine: Any, arguments: Namespace, order: Mapping[str, Any], number: int) -> ApiServer:
         """Start to answer.
 
         Args:
@@ -42,22 +48,40 @@ class Listening:
         tasks = await engine.get_supported_tasks()
         app = build_app(arguments, tasks, engine.model_config)
         await init_app_state(engine, app.state, arguments, tasks)
-        door = Door(Chats(app, app.state), order["key"])
-        port = order["port"] + number if order["port"] else 0
-        listening = socket.create_server((order["host"], port), backlog=2048)
+        made = cls(order["key"], app.state)
+        listener = http_server.listen(order["host"], order["port"] + number if order["port"] else 0)
+        made.port = listener.getsockname()[1]
+        door = http_server.Access(
+            Chats(app, app.state),
+            made._admit,
+            host=order["host"],
+            port=made.port,
+            limit=BODY_LIMIT,
+            form=http_server.openai_error,
+        )
         settings = http_server.settings(door, timeout_keep_alive=60, lifespan="on", most=http_server.most_connections())
         server = app.state.server = http_server.Server(settings)  # vLLM's handlers of errors look for it there
-        answering = asyncio.create_task(server.serve(sockets=[listening]))
+        answering = made._answering = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
             if answering.done():
                 answering.result()
                 raise RuntimeError("the HTTP server ended while it started")
             await asyncio.sleep(0.01)
-        return cls(door, app.state, listening.getsockname()[1], answering)
+        return made
+
+    def _admit(self, scope: http_server.Scope) -> bool:
+        if scope["path"] == HEALTH:
+            return False
+        if not http_server.same(http_server.bearer(scope), self._key):
+            text = "this server answers its own run only: the key is missing or wrong"
+            raise http_server.Refused(text, status=401, code="invalid_api_key")
+        if self._closed:
+            raise http_server.Refused(self._closed, status=503, code="no_weights")
+        return True
 
     @property
     def ended(self) -> bool:
-        """Whether it does not answer any more."""
+        """Whether the server has ended."""
         return self._answering.done()
 
     async def tell(self, closed: str, version: int | None) -> None:
@@ -70,4 +94,4 @@ class Listening:
         if version is not None:
             for each in (self._state.openai_serving_chat, self._state.openai_serving_completion):
                 each.system_fingerprint = f"v{version}"
-        self._door.closed = closed
+        self._closed = closed

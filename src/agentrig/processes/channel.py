@@ -1,13 +1,10 @@
-"""The channel between a run and its server: a pair of sockets that no other process can open.
-
-The server inherits its end as a descriptor. Settings, the first answer and new weights go over it; weights
-as a descriptor of the memory that holds them, so nothing on this machine has a name that others could use.
-"""
+"""Messages between a run and its server: a pair of sockets that no other process can open."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
@@ -18,19 +15,22 @@ MESSAGE_LIMIT = 64 << 20
 
 
 class Channel:
-    """One end of the channel.
+    """One end.
+
+    The server inherits its end as a descriptor. Its key, its settings and new weights go over it; weights as a
+    descriptor of the memory that holds them, so nothing on this machine has a name that others could use.
 
     Args:
         connection: A duplex connection over a Unix socket.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection[Any, Any]) -> None:
         self._connection = connection
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
         """Return two connected ends."""
-        ours, theirs = Pipe(duplex=True)
+        ours, theirs = Pipe()
         return cls(ours), cls(theirs)
 
     @classmethod
@@ -43,8 +43,8 @@ class Channel:
         """Return the descriptor."""
         return self._connection.fileno()
 
-    def send(self, message: dict[str, Any], *, descriptor: int | None = None) -> None:
-        """Send a message of JSON values, and perhaps a descriptor, which stays open here.
+    def send(self, message: Mapping[str, Any], *, descriptor: int | None = None) -> None:
+        """Send a message, and perhaps a descriptor, which stays open here.
 
         Raises:
             OSError: The other end is closed.

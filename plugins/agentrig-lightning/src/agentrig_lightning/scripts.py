@@ -1,0 +1,183 @@
+"""Runs a script that was written for Agent Lightning's `Trainer`: its agent becomes a plugin of the run.
+
+The plugin is a file in a temporary folder. The run's process knows its components; a runner process reads the agent
+from the folder. The agent travels by its name in a module where it has one, else by value.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import pickle
+import runpy
+import sys
+import tempfile
+import types
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentrig.errors import ConfigError
+from agentrig.plugins.specs import Spec
+from agentrig.text import words_of
+from agentrig_lightning.agents import agent
+
+FILE = "agent.pickle"
+
+PLUGIN = '''"""The components of a script that uses agentrig_lightning.Trainer; the script removes it when it ends."""
+
+from pathlib import Path
+
+from agentrig import hookimpl
+from agentrig_lightning.scripts import specs_in
+
+HERE = Path(__file__).parent
+
+
+@hookimpl
+def register_agents():
+    return specs_in(HERE, "agent")
+
+
+@hookimpl
+def register_tasks():
+    return specs_in(HERE, "tasks")
+
+
+@hookimpl
+def register_adapters():
+    return specs_in(HERE, "adapter")
+
+
+@hookimpl
+def register_algorithms():
+    return specs_in(HERE, "algorithm")
+'''
+
+_open: dict[Path, Sequence[Spec]] = {}
+
+
+def launch(script: Path, arguments: Sequence[str], *, algorithm: str = "", settings: Sequence[str] = ()) -> None:
+    """Run a script as `python SCRIPT ARGUMENTS` would, in this process.
+
+    Args:
+        script: The script.
+        arguments: Its own arguments.
+        algorithm: An algorithm of agentrig that replaces `agl.VERL`; '' for none.
+        settings: Settings of its runs, as on the command line.
+
+    Raises:
+        ConfigError: There is no such script, or it has ended without a call to `fit` or `dev`.
+    """
+    if not script.is_file():
+        raise ConfigError(f"there is no script {script} (looked in {Path.cwd()})")
+    from agentrig_lightning.trainer import Trainer
+
+    class ScriptTrainer(Trainer):
+        other, more, shows = algorithm, tuple(settings), True
+        made: list[Trainer] = []  # noqa: RUF012  (shared by all instances)
+
+        def _run(self, *arguments: Any) -> None:
+            self.made.append(self)
+            super()._run(*arguments)
+
+    package = importlib.import_module("agentlightning")
+    package.Trainer = package.trainer.Trainer = ScriptTrainer  # type: ignore[attr-defined]
+    sys.argv[:] = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    runpy.run_path(str(script), run_name="__main__")
+    if not ScriptTrainer.made:
+        raise ConfigError(
+            f"{script} has ended without a run: it called neither fit nor dev of Agent Lightning's Trainer. Does it "
+            "take arguments, or import another Trainer?"
+        )
+
+
+@contextmanager
+def script_plugin(source: Any, arguments: Mapping[str, Any], others: Sequence[Spec]) -> Iterator[Path]:
+    """Write the plugin file; yield its path. It works until the block ends.
+
+    Args:
+        source: The agent; the runners get it too.
+        arguments: The other arguments of `agentrig_lightning.agent`.
+        others: The other components, which stay in this process.
+
+    Raises:
+        ConfigError: The agent can't be sent to another process.
+    """
+    with tempfile.TemporaryDirectory(prefix="agentrig-script-") as name:
+        folder = Path(name).resolve()
+        (folder / FILE).write_bytes(packed((source, arguments), f"the agent {type(source).__name__}"))
+        file = folder / f"{folder.name.replace('-', '_')}.py"
+        file.write_text(PLUGIN)
+        _open[folder] = (agent(source, **arguments), *others)
+        try:
+            yield file
+        finally:
+            del _open[folder]
+
+
+def specs_in(folder: Path, kind: str) -> Sequence[Spec]:
+    """Return the components of one kind; in a runner, only the agent."""
+    found = _open.get(folder, ())
+    if folder not in _open and kind == "agent":
+        source, arguments = pickle.loads((folder / FILE).read_bytes())
+        found = (agent(source, **arguments),)
+    return [spec for spec in found if spec.kind == kind]
+
+
+def packed(thing: Any, what: str) -> bytes:
+    """Return an object as bytes for another process, for `pickle.loads`.
+
+    Functions, classes and agents that are a name in a module travel as that name: the other process imports the
+    module, or the script itself. Everything else travels by value.
+
+    Args:
+        thing: The object.
+        what: What it is, for the message: `the agent MyAgent`.
+
+    Raises:
+        ConfigError: It can't be sent; the message says which part, and what to give instead.
+    """
+    import cloudpickle
+
+    class Packer(cloudpickle.Pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, weakref.ReferenceType):  # of a LitAgent to its trainer; the runner sets its own
+                return type(None), ()
+            name = _name_of(obj)
+            return super().reducer_override(obj) if name is None else (_named, name)
+
+    target = io.BytesIO()
+    try:
+        Packer(target).dump(thing)
+    except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(
+            f"{what} can't be sent to the runner processes: {words_of(error)}.\n"
+            "  Define it in a module or at the top of the script, and let it make clients, locks and files in the "
+            "rollout, not in __init__"
+        ) from error
+    return target.getvalue()
+
+
+def _name_of(thing: Any) -> tuple[str, str] | None:
+    """Return module and name under which another process finds the very object, or None."""
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    of_script = module == "__main__" and isinstance(thing, type | types.FunctionType)  # pickle names the others itself
+    if not of_script and not hasattr(type(thing), "training_rollout"):
+        return None
+    found: Any = sys.modules.get(module) if isinstance(module, str) else None
+    if getattr(found, "__file__", None) is None or not isinstance(name, str):
+        return None
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return (str(module), name) if found is thing else None
+
+
+def _named(module: str, name: str) -> Any:
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
