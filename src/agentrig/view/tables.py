@@ -13,7 +13,7 @@ from agentrig.correctness import by_turn, turn_order
 from agentrig.figures import NOTHING, mean, number, percent
 from agentrig.view import calls, figures
 from agentrig.view.plots import second_rewards
-from agentrig.view.reading import SECOND, RunData, mapping, rollout_rows
+from agentrig.view.reading import SECOND, RunData, dig, mapping, rollout_rows
 from agentrig.view.text import count, figure, plain
 
 ENDS = ("Before", "After")
@@ -282,7 +282,7 @@ def _second(run: RunData) -> Table:
     for name in second_rewards(run):
         differ = of = agreed = judged = 0.0
         for row in run.steps:
-            found = mapping(mapping(row.get(SECOND)).get(name))
+            found = mapping(dig(row, SECOND, name))
             n, share = number(found.get("n")), number(found.get("agreement"))
             differ, of = differ + (number(found.get("differs")) or 0), of + (n or 0)
             if share is not None and n:
