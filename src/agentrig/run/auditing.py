@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.agents import Outcome
-from agentrig.audit.auditor import Audited, Auditor, audit
+from agentrig.audit.auditor import Audited, Auditor
 from agentrig.audit.record import Row, Sources
 from agentrig.audit.sketch import FILE, Sketch
 from agentrig.audit.verdicts import LINKS, UNSEEN
@@ -86,7 +86,7 @@ class Auditing:
         try:
             if self._auditor is None:
                 self._auditor = Auditor(self._run, self.sources())
-            found = audit(self._auditor, step, sketch, line, max(LEAST_S, line["step_s"]))
+            found = self._auditor.audit(step, sketch, line, max(LEAST_S, line["step_s"]))
         except AgentrigError as error:
             log.warning("step %d is not audited: %s", step, error)
             return
