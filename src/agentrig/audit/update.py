@@ -116,7 +116,7 @@ class Update:
         sampled = torch.cat(
             [
                 own if call.logprobs is None else torch.tensor(call.logprobs).to(now)
-                for call, own in zip(batch, begun.split(lengths), strict=True)
+                for call, own in zip(batch, torch.split(begun, lengths), strict=True)
             ]
         )
         begun = begun if stale else sampled
