@@ -123,7 +123,6 @@ class Loop:
                         difference=gap,
                         call=_words(sample, rollouts),
                         dtype=plan.dtype,
-                        version=step - 1 - staleness,
                     )
                 update_s = time.perf_counter() - start
                 if ahead is not None:
