@@ -16,7 +16,7 @@ from agentrig.audit import scores, tasks, text, update
 from agentrig.audit.model import Precision, Unknown, Weights, place, random_state_kept, size
 from agentrig.audit.record import Record, Sources, read_lines, readable
 from agentrig.audit.sketch import Sketch
-from agentrig.audit.verdicts import LINKS, UNSEEN, CannotLook, Verdict, fault, ok, unseen
+from agentrig.audit.verdicts import UNSEEN, CannotLook, Verdict, fault, ok, unseen
 from agentrig.errors import RunFileError, exhausted
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ class Auditor:
             found = [verdict for link, look in looks.items() for verdict in _tried(link, look)]
         faults = {verdict.link for verdict in found if verdict.result == "fault"}
         kept = [v for v in found if v.result == "fault" or v.link not in faults]
-        kept.sort(key=lambda verdict: LINKS.index(verdict.link))
         return Audited(step=step, verdicts=kept, seconds=time.perf_counter() - start)
 
     def quick(self, step: int, line: Mapping[str, Any]) -> Audited:

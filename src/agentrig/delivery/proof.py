@@ -352,7 +352,7 @@ class Delivery:
 
     # --- sampled calls, figures -------------------------------------------------------------------
 
-    def sampled(self, *, step: int, difference: float, call: str, dtype: str, version: int | None = None) -> None:
+    def sampled(self, *, step: int, difference: float, call: str, dtype: str) -> None:
         """Make sure that the log-probabilities recorded with a step's calls are the learner's, before its update.
 
         Their bound is four times the probe's, as the tokens differ. Without a proof of delivery
@@ -363,7 +363,6 @@ class Delivery:
             difference: The mean absolute difference over the tokens of the call that differs most.
             call: Which call that is, as text.
             dtype: The dtype in which learner and server compute.
-            version: Version of the learner's weights that were compared, those that sampled; None for `step - 1`.
 
         Raises:
             RunStopped: They differ: the server sampled from another policy, or the tokens are not those of the call.
@@ -374,14 +373,11 @@ class Delivery:
             self.step.arrived += self._unproven
             self._unproven = False
             return
-        behind = version is not None and version < step - 1
-        compared = "In this comparison the learner" if behind else "The learner"
-        weights = f"the weights of version {version if behind else step - 1}"
         raise RunStopped(
             f"step {step}: what is trained is not what was sampled. The log-probabilities recorded with {call} differ "
-            f"from the learner's by {difference:.2g} on average over its tokens (bound {bound:.1g}).\n  {compared} "
-            f"has {weights}, with which the rollouts were made. Either the "
-            "server sampled with other weights, another prefix or another temperature, or the adapter changed the "
+            f"from the learner's by {difference:.2g} on average over its tokens (bound {bound:.1g}).\n  The "
+            f"learner has the weights of version {step - 1}, with which the rollouts were made. Either the server "
+            "sampled with other weights, another prefix or another temperature, or the adapter changed the "
             "tokens of the call.\n  Look at the call with: agentrig dev. " + CURE,
             cause="sampled-differently",
         )

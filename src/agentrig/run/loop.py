@@ -114,7 +114,6 @@ class Loop:
                         difference=gap,
                         call=f"a call of {node or 'no node'} in rollout {rollout.id}",
                         dtype=plan.dtype,
-                        version=step - 1 - staleness,
                     )
                 update_s = time.perf_counter() - start
                 if ahead is not None:
