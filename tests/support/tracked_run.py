@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from agentrig.observers import RunEnd, RunStart, StepEnd
-from agentrig.trackers.own import OWN
+from agentrig.plugins.builtin import register_observers
 
 PROJECT = "agentrig-tests"
 
@@ -32,7 +32,7 @@ def line(step: int, part: int) -> dict[str, object]:
 def main(name: str, directory: str, part: int, first: int, last: int, ends: bool) -> None:
     """Play the steps; then end the run, or be killed."""
     run = Path(directory)
-    (own,) = [own for own in OWN if own.name == name]
+    (own,) = [own for own in register_observers() if own.name == name]
     keys = {"tags": ["nightly"], "flush_s": 120.0}
     keys |= {"project": PROJECT} if name != "tensorboard" else {}
     keys |= {"offline": True} if name in ("wandb", "mlflow", "swanlab") else {}

@@ -20,10 +20,10 @@ import tracked_run
 import tracker_readers
 from quick import quick_first
 
+from agentrig.plugins.builtin import register_observers
 from agentrig.trackers.names import of_step, of_summary
-from agentrig.trackers.own import OWN
 
-NAMES = [own.name for own in OWN]
+NAMES = [own.name for own in register_observers() if own.tracker]
 ENDED = {"tensorboard": "finished", "wandb": "0", "mlflow": "FINISHED", "trackio": "", "swanlab": "1"}
 
 

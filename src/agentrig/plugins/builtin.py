@@ -25,10 +25,21 @@ from agentrig.external.config import ENVIRONMENT, CommandConfig, HttpConfig
 from agentrig.otlp.exporting import OtlpConfig
 from agentrig.plugins.auto import OWN, PROCESSES
 from agentrig.traces import LLM_CALL, Trace
-from agentrig.trackers.own import OWN as OWN_TRACKERS
+from agentrig.trackers import config as trackers
+from agentrig.trackers.tracking import Tracking
 
 POOL = "agentrig.runners.processes:Pool"
 """By name, as an entry point has it: runners load plugins, so no plugin is imported together with them."""
+
+
+TRACKERS = {
+    trackers.TensorBoardConfig: "TensorBoard: event files in the run directory.",
+    trackers.WandbConfig: "Weights & Biases: its server, or files to send later.",
+    trackers.MlflowConfig: "MLflow: a server, or a database beside the run directory.",
+    trackers.TrackioConfig: "trackio: its database on this machine, a server, or a Space.",
+    trackers.SwanlabConfig: "SwanLab: its server, or files to send later.",
+}
+"""Settings of each tracker, which are named as its client, and its summary."""
 
 
 @hookimpl
@@ -134,8 +145,14 @@ def register_observers() -> Iterable[ObserverSpec]:
         return Otlp(config)
 
     yield ObserverSpec(name="otlp", summary="Traces to an OpenTelemetry collector.", config=OtlpConfig, build=otlp)
-    for own in OWN_TRACKERS:
-        yield ObserverSpec(name=own.name, summary=own.summary, config=own.config, build=own.build, tracker=True)
+    for config, summary in TRACKERS.items():
+        name = config.__name__.removesuffix("Config")
+
+        def build(settings: Any, name: str = name) -> Tracking:
+            client = pkgutil.resolve_name(f"agentrig.trackers.{name.lower()}:{name}")
+            return Tracking(name.lower(), client(settings), settings)
+
+        yield ObserverSpec(name=name.lower(), summary=summary, config=config, build=build, tracker=True)
 
 
 @hookimpl
