@@ -71,6 +71,7 @@ def watched_run(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def test_a_run_is_watched_from_its_start_to_its_end(browser: Any, tmp_path: Path) -> None:
     context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(120_000)  # other tests run at the same time
     page, wrong = context.new_page(), []
     page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
