@@ -54,7 +54,7 @@ def store() -> Iterator[Door]:
 
 @contextmanager
 def callbacks() -> Iterator[Door]:
-    from agentrig.callbacks import Callback, Listener
+    from agentrig.external.callbacks import Callback, Listener
 
     listener = Listener()
     with Callback("r", listener=listener) as callback:

@@ -1,13 +1,8 @@
 """LangChain's SQL toolkit, unchanged: `agentrig dev mini --plugin examples/agents/langchain_sql.py --agent toolkit`.
 
 The agent is LangChain's tool-calling agent over `SQLDatabaseToolkit`, as its documentation builds it. Only the address
-of the model comes from agentrig. Its answer is the last query that it ran. Train it from a model that can call tools,
-or make a small one on a CPU:
-
-    agentrig warmup mini --plugin examples/agents/langchain_sql.py --agent toolkit --out models/toolkit KEYS
-    agentrig train mini --plugin examples/agents/langchain_sql.py --agent toolkit algorithm.model=models/toolkit KEYS
-
-with KEYS = adapter.match=model algorithm.max_length=0 algorithm.max_tokens=96
+of the model comes from agentrig. Its answer is the last query that it ran. docs/how-to/existing-agent.md has the
+commands that make a small model for it and train it.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import re
 import resource
 import sysconfig
 import traceback
@@ -67,6 +68,10 @@ class CheckpointDamaged(AgentrigError):
     def __init__(self, checkpoint: Path, reason: str) -> None:
         super().__init__(f"the checkpoint {checkpoint} is damaged: {reason}")
         self.checkpoint = checkpoint
+
+
+FAILURE_KIND = re.compile(r"[A-Za-z0-9_.-]{1,40}")
+"""The kind of a failure."""
 
 
 class AgentFailure(AgentrigError):

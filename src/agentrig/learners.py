@@ -55,7 +55,7 @@ class Learner(delivery.Learner, Protocol):
             and why it was none (a reason of `agentrig.ledger`), else ''. Count the tokens where the loss is computed.
         furthest: Of the samples of the latest `update`, the one whose recorded log-probabilities differ most from those
             under the weights that sampled, after the mean absolute difference of its tokens; None where not all samples
-            have recorded ones. Of stale samples, these weights are those before the update before.
+            have recorded ones, or they are stale.
     """
 
     used: Sequence[tuple[int, str]]

@@ -354,14 +354,19 @@ def _unusable(call: Span) -> str:
 
 
 def _difference(call: Span, triplet: Triplet) -> str:
-    """Return how a triplet's tokens differ from its call's; '' if they do not."""
-    for part, ids in (("response", triplet.response_ids), ("prompt", triplet.prompt_ids)):
-        recorded = call.attributes.get(f"{part}_token_ids") or ()
-        if len(recorded) != len(ids):
-            return f"{len(ids)} {part} tokens, {len(recorded)} were recorded"
-        if tuple(recorded) != tuple(ids):
-            place = next(i for i, (a, b) in enumerate(zip(recorded, ids, strict=True)) if a != b)
-            return f"its {part} differs from token {place} on"
+    """Return how a triplet's tokens or log-probabilities differ from its call's; '' if they do not."""
+    recorded = call.attributes
+    logprobs = recorded.get("response_logprobs") if triplet.logprobs else ()
+    for part, theirs, ours in (
+        ("response", recorded.get("response_token_ids") or (), triplet.response_ids),
+        ("prompt", recorded.get("prompt_token_ids") or (), triplet.prompt_ids),
+        ("log-probabilities", logprobs or (), triplet.logprobs if logprobs else ()),
+    ):
+        if len(theirs) != len(ours or ()):
+            return f"{len(ours or ())} {part} tokens, {len(theirs)} were recorded"
+        place = next((i for i, (a, b) in enumerate(zip(theirs, ours or (), strict=True)) if a != b), None)
+        if place is not None:
+            return f"its {part} differ{'' if part.endswith('s') else 's'} from token {place} on"
     return ""
 
 

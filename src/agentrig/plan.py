@@ -296,19 +296,19 @@ def resolve(
     run = structure(RunSettings, merged["run"], owner="a run", section="run", elsewhere=elsewhere)
     gateway = structure(GatewaySettings, merged["gateway"], owner="a run", section="gateway", elsewhere=elsewhere)
     second = composing.second_rewards(run.second_reward, merged[composing.SECOND], registry, elsewhere)
-    selected = _select(merged, registry, elsewhere)
-    composing.parts_of(selected.components["reward"], selected.configs["reward"], registry)
+    components, configs, reasons = _select(merged, registry, elsewhere)
+    composing.parts_of(components["reward"], configs["reward"], registry)
 
     # Check what only makes sense together.
-    _check_gateway(gateway, selected.components["agent"].spec)
+    _check_gateway(gateway, components["agent"].spec)
     return Plan(
         recipe=_plain_name(Path(name).stem if _is_file(name) else name),
         run=run,
-        runners=selected.configs["runners"],
-        components=selected.components,
-        configs=selected.configs,
+        runners=configs["runners"],
+        components=components,
+        configs=configs,
         registry=registry,
-        reasons=selected.reasons,
+        reasons=reasons,
         observers=tuple(
             found for s in observing.SECTIONS for found in observing.selected(merged[s], registry, elsewhere, s)
         ),
@@ -339,15 +339,10 @@ def _read_source(name: str) -> tuple[str, dict[str, Any]]:
     return base, own
 
 
-@attrs.frozen
-class _Selected:
-    components: Mapping[str, Component]
-    configs: Mapping[str, Any]
-    reasons: Mapping[str, str]
-
-
-def _select(merged: Mapping[str, Mapping[str, Any]], registry: Registry, elsewhere: Callable[[str], str]) -> _Selected:
-    """Return the component and the config object of each kind; `auto` is resolved on first access."""
+def _select(
+    merged: Mapping[str, Mapping[str, Any]], registry: Registry, elsewhere: Callable[[str], str]
+) -> tuple[Deferred, Deferred, Deferred]:
+    """Return component, config object and the reason of `auto`, by kind; `auto` is resolved on first access."""
 
     def select(kind: str, use: str, keys: Mapping[str, Any]) -> tuple[Component, Any]:
         component = registry.find(kind, use)
@@ -387,17 +382,17 @@ def _select(merged: Mapping[str, Mapping[str, Any]], registry: Registry, elsewhe
         if kind == "hardware":
             name = auto.auto_hardware(registry, components["algorithm"])
         else:
-            hardware = built(found.components["hardware"], found.configs["hardware"])
+            hardware = built(selected["hardware"], settings["hardware"])
             component, why = auto.auto_server(registry, hardware, auto_keys[kind])
             name = registry.reference(component)
         return *select(kind, name, auto_keys[kind]), why
 
-    found = _Selected(
-        Deferred(components, {kind: partial(_nth, chosen, kind, 0) for kind in auto_keys}),
-        Deferred(configs, {kind: partial(_nth, chosen, kind, 1) for kind in auto_keys}),
-        Deferred({}, {kind: partial(_nth, chosen, kind, 2) for kind in auto_keys if kind == "server"}),
-    )
-    return found
+    def later(n: int) -> dict[str, Callable[[], Any]]:
+        return {kind: lambda kind=kind: chosen(kind)[n] for kind in auto_keys}  # type: ignore[misc]
+
+    selected, settings, reasons = Deferred(components, later(0)), Deferred(configs, later(1)), later(2)
+    reasons.pop("hardware", None)  # `auto` gives none
+    return selected, settings, Deferred({}, reasons)
 
 
 def _check_gateway(gateway: GatewaySettings, agent: Any) -> None:
@@ -409,10 +404,6 @@ def _check_gateway(gateway: GatewaySettings, agent: Any) -> None:
             f'[gateway] use = "off", but the calls of agent {agent.name} leave the runner\'s process: without the '
             'gateway nobody records them. Leave it out: "auto" starts the gateway'
         )
-
-
-def _nth(chosen: Callable[[str], tuple[Any, ...]], kind: str, n: int) -> Any:
-    return chosen(kind)[n]
 
 
 def _elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Registry) -> str:

@@ -35,12 +35,15 @@ def test_the_first_two_steps_are_audited_and_then_as_many_as_two_percent_of_the_
     clock = [0.0]
     monkeypatch.setattr(auditing.time, "monotonic", lambda: clock[0])
 
-    def audit(one: object, step: int, *given: object) -> auditor.Audited:
-        clock[0] += 4.0
-        return auditor.Audited(step=step, verdicts=[], seconds=4.0)
+    class Looker:
+        def audit(self, step: int, *given: object) -> auditor.Audited:
+            clock[0] += 4.0
+            return auditor.Audited(step=step, verdicts=[], seconds=4.0)
 
-    monkeypatch.setattr(auditor, "audit", audit)
-    monkeypatch.setattr(auditor, "Auditor", lambda *given: None)
+        def quick(self, step: int, line: object) -> auditor.Audited:
+            return auditor.Audited(step=step, verdicts=[], seconds=0.0)
+
+    monkeypatch.setattr(auditor, "Auditor", lambda *given: Looker())
     monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer: None)
     watched = Auditing(tmp_path, resolve("mini"), first=11)  # a resumed run
     audited, later = [], 0.0
@@ -65,13 +68,12 @@ def test_a_fault_at_the_end_of_a_run_keeps_what_its_last_audit_said(
     late = Verdict(link="held-out", result="fault", detail="another accuracy", causes="the summary")
 
     class Looker:
+        def audit(self, step: int, *given: object) -> auditor.Audited:
+            return auditor.Audited(step=step, verdicts=list(said.values()), seconds=4.0)
+
         def last(self, step: int, accuracy: object) -> auditor.Audited:
             return auditor.Audited(step=step, verdicts=[late], seconds=0.0)
 
-    def audit(one: object, step: int, *given: object) -> auditor.Audited:
-        return auditor.Audited(step=step, verdicts=list(said.values()), seconds=4.0)
-
-    monkeypatch.setattr(auditor, "audit", audit)
     monkeypatch.setattr(auditor, "Auditor", lambda *given: Looker())
     monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer: None)
     watched = Auditing(tmp_path, resolve("mini"))

@@ -10,10 +10,10 @@ import pytest
 import torch
 from audited_runs import tiny_model
 
-from agentrig.audit import update
+from agentrig.audit import model, update
 from agentrig.audit.model import Precision, Weights
 from agentrig.audit.record import Call
-from agentrig.audit.update import Repeat
+from agentrig.audit.update import Update
 
 SETTINGS = {"clip_low": 0.2, "clip_high": 0.28, "max_staleness": 0, "kl_loss_coef": 0.0, "temperature": 1.0,
             "loss_agg_mode": "token-mean"}  # fmt: skip
@@ -29,7 +29,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
 
 def calls_at_the_limit(weights: Weights, seed: int) -> tuple[list[Call], dict[str, float]]:
     """Calls most of whose tokens are clipped, and the others at the limit: up to what bf16 rounds."""
-    rng, model = random.Random(seed), weights.load(PLAIN)
+    rng, plain = random.Random(seed), weights.load(PLAIN)
     advantages = {f"r{i}": rng.choice((-1.0, 1.0)) for i in range(12)}
     found = []
     for rollout, advantage in advantages.items():
@@ -37,7 +37,7 @@ def calls_at_the_limit(weights: Weights, seed: int) -> tuple[list[Call], dict[st
         more: dict[str, Any] = {"rollout": rollout, "span": "s", "request": {}, "response": {}, "version": 0}
         call = Call(prompt=prompt, reply=reply, logprobs=None, **more)
         with torch.no_grad():
-            now = update.logprobs(model, [call], 1.0)
+            now = update.logprobs(plain, [call], 1.0)
         limit = math.log(1.28) if advantage > 0 else math.log(0.8)
         beyond = [0.3 if rng.random() < 0.9 else rng.gauss(0, 0.003) for _ in reply]
         logprobs = [float(p) - limit - b * advantage for p, b in zip(now, beyond, strict=True)]
@@ -49,22 +49,21 @@ def largest(weights: Weights, seed: int) -> float:
     """Return the largest share of its bound by which the gradient of a learner in bf16 is off."""
     calls, advantages = calls_at_the_limit(weights, seed)
 
-    def repeat(precision: Precision) -> Repeat:
-        return Repeat(precision, SETTINGS, advantages)
-
     whole = Weights(directory=weights.directory, trained=dict(weights.load(PLAIN).named_parameters()))
-    learner = update._gradient(calls, whole, whole, repeat(BF16), repeat(BF16), seed=0, end=math.inf)
-    auditor = update._gradient(calls, whole, whole, repeat(PLAIN), repeat(BF16), seed=seed, end=math.inf)
+    same = Update(settings=SETTINGS, calls=calls, advantages=advantages, weights=whole, begin=whole)
+    learner = update.repeat(same, (BF16, BF16), seed=0)
+    auditor = update.repeat(same, (PLAIN, BF16), seed=seed)
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in auditor.total.values()))
     shares = []
     for name, wanted in auditor.total.items():
-        bound = auditor.bound(name) + update.FLOOR * norm + update.HALF * float(wanted.norm())
+        bound = auditor.bounds[name] + update.FLOOR * norm + update.HALF * float(wanted.norm())
         shares.append(abs(float(learner.total[name].norm()) - float(wanted.norm())) / bound)
     return max(shares)
 
 
 @pytest.mark.slow
 def test_a_token_at_a_clip_limit_is_no_fault(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "AT_ONCE", 1)
     monkeypatch.setattr(update, "MEASURED", 4)  # the batches that are measured need not be those with such a token
     with_clips = [largest(weights, seed) for seed in range(12)]
     monkeypatch.setattr(update, "AT_THE_CLIP", 0.0)

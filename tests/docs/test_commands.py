@@ -58,7 +58,7 @@ NOT_RUN = (
     (r"^agentrig warmup|algorithm\.model=models/", "it takes minutes; tests/run/test_warmup.py makes a model"),
     (
         r"examples/programs",
-        "it needs a model or packages; tests/programs/test_examples.py runs the programs",
+        "it needs a model or packages; tests/external/test_examples.py runs the programs",
     ),
     (r"agent\.url=", "it needs a service; tests/docs/test_service_page.py runs that of the page"),
     (r"^agentrig data spider", "Spider's download is not included; test_spider_convert.py converts a copy of its form"),

@@ -17,8 +17,8 @@ from model_server import ModelServer
 
 import agentrig
 from agentrig import AgentFailure, Endpoint
-from agentrig.programs.agent import CommandAgent
-from agentrig.programs.config import CommandConfig
+from agentrig.external.command import CommandAgent
+from agentrig.external.config import CommandConfig
 from agentrig.traces import ATTRIBUTES
 from agentrig.tracing.recording import recording
 from agentrig.variables import INTERNAL, VARIABLES

@@ -15,13 +15,12 @@ import uvicorn
 from pages import ROOT
 
 from agentrig import Endpoint
-from agentrig.callbacks import Callback
+from agentrig.external.callbacks import Callback
+from agentrig.external.config import HttpConfig
+from agentrig.external.http import Exchange, HttpAgent, request_of
 from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent
 from agentrig.secrets import Secret
-from agentrig.services.agent import HttpAgent, request_of
-from agentrig.services.config import HttpConfig
-from agentrig.services.exchange import Exchange
 from agentrig.testing.scripted import Reply, ScriptedServer, scripted_server
 
 PAGE = ROOT / "docs" / "how-to" / "existing-agent.md"

@@ -115,7 +115,7 @@ def test_the_imports_of_every_run_are_tried(tmp_path: Path, doctor: Callable[...
     (tmp_path / "numpy" / "__init__.py").write_text("raise SystemExit('half installed')\n")
     (found,) = [f for f in doctor() if f.check == "imports"]
     assert found.result == "problem"
-    assert found.evidence.startswith("import agentrig.run.session (every run does): SystemExit: half installed")
+    assert found.evidence.startswith("import agentrig.audit.auditor (every run does): SystemExit: half installed")
     assert "numpy/__init__.py:1)" in found.evidence
 
 

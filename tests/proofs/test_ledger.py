@@ -87,6 +87,14 @@ def prompts_are_swapped(patch: Patch) -> None:
     around(patch, AgentMatch, "__call__", swap)
 
 
+@fault(f"{ADAPTER}.\n  30 x a triplet does not have its call's tokens: {WHERE} \\(its log-probabilities differ")
+def log_probabilities_are_shifted(patch: Patch) -> None:
+    def shifted(found: Sequence[Any], *_: Any) -> list[Any]:
+        return [attrs.evolve(t, logprobs=tuple(p - 0.01 for p in t.logprobs)) for t in found]
+
+    around(patch, AgentMatch, "__call__", shifted)
+
+
 @fault(f"{ADAPTER}.\n  15 x a triplet belongs to no recorded call of its rollout: rollout ro-\\w+, task task-0, span n")
 def a_triplet_is_made_up(patch: Patch) -> None:
     around(patch, AgentMatch, "__call__", lambda found, *_: [*found, attrs.evolve(found[0], span_id="nine")])
@@ -186,7 +194,7 @@ def an_epoch_leaves_a_group_out(patch: Patch) -> None:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_named_within_two_steps(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    session = session_in(tmp_path)
+    session = session_in(tmp_path, logprobs=name.startswith("log_probabilities"))
     plant, said = FAULTS[name]
     plant(monkeypatch)
     with pytest.raises(RunStopped, match=said):

@@ -155,7 +155,7 @@ def measured(values: list[float], accuracy: float | None) -> Evaluation:
 
     rollouts: Any = [SimpleNamespace(value=v) for v in values]
     return Evaluation(
-        accuracy=accuracy, ci95=None, reward=None, n=len(values), failures={"deadline": 2}, wall_s=1.0, turns={},
+        accuracy=accuracy, ci95=None, reward=None, n=len(values), failures={"deadline": 2}, wall_s=1.0, by_turn={},
         rollouts_per_s=1.0, slices={}, wrong={}, rollouts=rollouts, reasons={"deadline": "no answer after 9 s"},
     )  # fmt: skip
 

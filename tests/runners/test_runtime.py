@@ -111,6 +111,28 @@ def test_a_broken_pool_ends_the_run_with_its_error(broken: Exception) -> None:
         Runtime(OnePool(poll)).run(lambda: time.sleep(0.3))  # type: ignore[arg-type]
 
 
+def test_a_pool_that_cannot_start_ends_an_algorithm_that_waits_for_other_things(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one of Agent Lightning does, which waits for its store: the port of the store is taken."""
+    monkeypatch.setattr(module, "UNWIND_S", 0.2)
+    never = threading.Event()
+
+    class NoPort(OnePool):
+        def start(self) -> None:
+            raise AgentrigError("the port is taken")
+
+    def body() -> None:
+        never.wait(30)
+
+    runtime = Runtime(NoPort())  # type: ignore[arg-type]
+    start = time.monotonic()
+    with pytest.raises(AgentrigError, match="the port is taken"):
+        runtime.run(body)
+    assert (time.monotonic() - start < 20, runtime.pool.closed) == (True, 1)  # type: ignore[attr-defined]
+    never.set()
+
+
 def test_a_pool_that_hangs_does_not_keep_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STOP_S", 0.2)
     hangs = threading.Event()

@@ -3,8 +3,8 @@
 import attrs
 
 from agentrig import AgentSpec, hookimpl
-from agentrig.programs.agent import CommandAgent
-from agentrig.programs.config import CommandConfig
+from agentrig.external.command import CommandAgent
+from agentrig.external.config import CommandConfig
 
 
 class Faulty(CommandAgent):

@@ -57,7 +57,7 @@ class ProofSession:
         self.adapter = AgentMatch(AgentMatchConfig(match=""))
         self.make: MakeServer = partial(Embedded, EmbeddedConfig(batch=8))
         directory.mkdir(exist_ok=True)
-        self.delivery = Delivery(directory)
+        self.delivery, self.resumed = Delivery(directory), checkpoint is not None
 
     @property
     def lines(self) -> Sequence[Any]:

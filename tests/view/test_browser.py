@@ -76,19 +76,19 @@ def test_a_run_is_watched_from_its_start_to_its_end(browser: Any, tmp_path: Path
     page.on("pageerror", lambda error: wrong.append(str(error)))
     with watched_run(tmp_path) as (run, link):
         page.goto(link)
-        page.get_by_role("link", name="watched").click(timeout=60_000)
+        page.get_by_role("link", name="watched").click(timeout=240_000)  # the run has to start
         page.wait_for_selector(".live:not(.off)")
         seen = []
         for step in (1, 2, 3):  # they arrive without a reload
             page.wait_for_function(
                 "n => Number(document.querySelector('.tiles dd')?.firstChild.textContent) >= n",
                 arg=step,
-                timeout=60_000,
+                timeout=240_000,
             )
             seen.append(page.locator(".tiles dd").first.inner_text())
         assert page.locator("figure svg").count() >= 4
         picture(page, "watch-run")
-        assert run.wait(timeout=100) == 0
+        assert run.wait(timeout=240) == 0
 
     # The server that came with the run has ended with it; another one shows the run that is there.
     assert all("net::ERR_" in text for text in wrong), "only that the server has gone"

@@ -293,6 +293,9 @@ def test_several_runs_share_a_page_beside_the_first_of_them(tmp_path: Path):
     assert page.text.count("2 runs compared") == 1
     assert [row[0] for row in page.rows[1:3]] == ["a", "_other$run$"]
     assert ["algorithm.lr", "0.0003", "0.001"] in page.rows
+    heads = [row[0] for row in page.rows if row]
+    assert heads[heads.index("By half") :][:3] == ["By half", "  first", "  second"]
+    assert heads[heads.index("By turn") :][:2] == ["By turn", "  right at turn 1"]
     assert (tmp_path / "comparison" / "plots" / "time.png").exists()
     assert re.search(r'<span class="swatch series-2"></span>_other\$run\$</li>', path.read_text())
 
@@ -302,6 +305,7 @@ def test_compare_gives_plain_json_and_a_table_that_fits(tmp_path: Path, finished
     rows = json.loads(json.dumps(compare([finished, other])))
     assert [r["status"] for r in rows] == ["finished", "unfinished"]
     assert set(COLUMNS) <= set(rows[0])
+    assert rows[0]["turns"] == 3
     assert rows[0]["accuracy"]["before_ci95"][0] < rows[0]["accuracy"]["before"] < rows[0]["accuracy"]["before_ci95"][1]
     assert rows[1]["accuracy"]["after"] is None
     assert rows[0]["failures"] == {"llm-error": 3}

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agentrig.run.rows import _schema
+from agentrig.run.rows import rollout_schema
 from agentrig.view.reading import RolloutFile, columns_of, verdict
 from agentrig.view.watch.rollouts import TEXTS, Filter, Rollouts
 
@@ -30,7 +30,7 @@ def row(i: int, **values: Any) -> dict[str, Any]:
 
 def write(run: Path, name: str, *rows: dict[str, Any]) -> None:
     """Write a file of rollouts with the columns that a run writes."""
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=_schema(pa)), run / "rollouts" / f"{name}.parquet")
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=rollout_schema(pa)), run / "rollouts" / f"{name}.parquet")
 
 
 def ids_of(table: pa.Table) -> list[str]:

@@ -255,20 +255,21 @@ def test_a_filter_keeps_its_values_and_wrong_ones_are_told(link: str) -> None:
 
 
 def test_a_change_of_the_run_is_told(runs: Path) -> None:
-    heard = threading.Event()
+    opened, heard = threading.Event(), threading.Event()
     with serving(runs / "two") as link:
         events = httpx.URL(str(httpx.get(link, follow_redirects=True).url)).join("../events?run=two")
 
         def listen() -> None:
             with httpx.stream("GET", events, timeout=60) as stream:
                 for line in stream.iter_lines():
+                    opened.set()  # the server has looked at the files before its first line
                     if line == "event: changed":
                         heard.set()
                         return
 
         thread = threading.Thread(target=listen, daemon=True)
         thread.start()
-        time.sleep(0.3)
+        assert opened.wait(60)
         file = runs / "two" / "metrics.jsonl"
         line = json.loads(file.read_text().splitlines()[-1])
         with file.open("a") as metrics:

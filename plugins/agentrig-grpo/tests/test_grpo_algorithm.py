@@ -41,7 +41,8 @@ def only(endpoints):
 class FakeSession:
     """A session whose agent calls the real server once; the reward counts TARGET tokens."""
 
-    def __init__(self, directory, *, checkpoint=None, first_step=1, stop_after=None):
+    def __init__(self, directory, *, checkpoint=None, first_step=1, stop_after=None, resumed=False):
+        self.resumed = resumed or checkpoint is not None
         self.train_tasks = [Task(id=str(i), input={"question": f"name {i}"}) for i in range(12)]
         self.directory, self.hardware, self.seed = directory, CPU, 3
         self.first_step, self.checkpoint, self.stopping, self.solved = first_step, checkpoint, False, False
@@ -222,6 +223,20 @@ def test_a_learner_that_cannot_be_loaded_ends_the_measurement(model_dir, tmp_pat
     session = Measured(tmp_path / "run")
     with pytest.raises(ConfigError, match="too little memory"):
         Loop(Broken(config_of(model_dir, **SMALL))).run(session)
+
+
+def test_a_resumed_run_without_a_checkpoint_changes_nothing_before_its_learner_is_loaded(model_dir, tmp_path):
+    class Broken(Grpo):
+        def learner(self, session):
+            assert session.calls == []
+            raise ConfigError("the device has too little memory")
+
+    session = FakeSession(tmp_path / "run", resumed=True)
+    with pytest.raises(ConfigError, match="too little memory"):
+        Loop(Broken(config_of(model_dir, **SMALL))).run(session)
+    session = FakeSession(tmp_path / "again", resumed=True)
+    Loop(Grpo(config_of(model_dir, **SMALL))).run(session)
+    assert session.calls[:3] == [("plan", 1), ("report", "before", 0), ("end", 1)]
 
 
 @pytest.mark.parametrize("value", [0.0, 0.5])

@@ -15,7 +15,6 @@ from agentrig_grpo.loss import sample_weights, token_losses
 from agentrig_grpo.memory import need_of
 from recorded_steps import sampled_by
 
-from agentrig.delivery import Delivery
 from agentrig.errors import RunStopped
 from agentrig.plan import resolve
 
@@ -82,12 +81,10 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_stale_updates_and_their_figures_are_about_one_thing_each(kind, make_model, tmp_path) -> None:
+def test_stale_updates_and_their_figures_are_about_one_thing_each(kind, make_model) -> None:
     learner = learner_of(make_model(), **KINDS[kind])
     lines = overlapped(learner)
-    gap, _ = learner.furthest
-    Delivery(tmp_path, on=False).sampled(step=3, difference=gap, call="a call", dtype="float32", version=1)
-    assert gap < 1e-4, "under the weights that sampled, the recorded log-probabilities are the learner's"
+    assert learner.furthest is None, "the policy has moved since stale calls were sampled"
     assert lines[0]["rollout_is_max"] == pytest.approx(1.0, abs=1e-4), "the first step's rollouts are fresh"
     assert lines[-1]["rollout_is_max"] > 1.005, "an update has moved the policy"
     assert lines[-1]["sampled_difference"] > 1e-3
@@ -123,25 +120,6 @@ def test_the_gradient_of_stale_calls_is_that_of_the_formula_one_call_at_a_time(m
     norm = torch.stack([p.grad.norm() for p in plain.parameters() if p.grad is not None]).norm()
     line = learner.update(samples, step=2, staleness=1)
     assert line["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
-    assert learner.furthest[0] < 1e-4
-
-
-@pytest.mark.parametrize(("shift", "calls"), [(0.5, [5]), (0.02, range(12))])
-def test_changed_calls_are_found_though_the_policy_has_moved(shift, calls, make_model, tmp_path) -> None:
-    """One call that differs by more than an update explains, and many that differ by less."""
-    learner = learner_of(make_model(), lr=1e-2)
-    overlapped(learner, steps=1)
-    moved = [
-        attrs.evolve(s, logprobs=[value + shift for value in s.logprobs]) if i in calls else s
-        for i, s in enumerate(sampled_by(make_model(), 2))
-    ]
-    line = learner.update(moved, step=2, staleness=1)
-    gap, sample = learner.furthest
-    assert sample.rollout in calls
-    assert gap == pytest.approx(shift, abs=1e-4)
-    assert line["sampled_difference"] > 0.02, "the policy's own change hides small differences from the new weights"
-    with pytest.raises(RunStopped, match=r"In this comparison the learner has the weights of version 0"):
-        Delivery(tmp_path, on=False).sampled(step=2, difference=gap, call="a call", dtype="float32", version=0)
 
 
 def test_stale_calls_without_log_probabilities_are_refused(make_model) -> None:

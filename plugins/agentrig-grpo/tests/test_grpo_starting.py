@@ -160,6 +160,19 @@ def test_a_size_that_no_new_model_has_is_refused(tmp_path: Path) -> None:
             made(tmp_path / str(wanted), tokenizer="bytes", parameters=wanted)
 
 
+def test_a_model_with_rotary_positions_gets_a_longer_context(tmp_path: Path) -> None:
+    long = Turn(messages=[{"role": "user", "content": "7 " * 600}], reply=Reply(content="8"))
+    found = made(tmp_path / "a", [*TURNS, long], model="mini", context=2048, passes=1.0)
+    model, tokenizer = checkpoint.load_model(found.directory), checkpoint.load_tokenizer(found.directory)
+    assert (found.context, model.config.max_position_embeddings, tokenizer.model_max_length) == (2048, 2048, 2048)
+    assert made(tmp_path / "b", model=str(found.directory), context=512, passes=1.0).context == 2048
+    settings = json.loads((found.directory / "config.json").read_text())
+    settings["rope_parameters"] = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+    (found.directory / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match="only models with plain rotary positions"):
+        made(tmp_path / "c", model=str(found.directory), context=4096)
+
+
 def test_mistakes_are_named(tmp_path: Path) -> None:
     long = Turn(messages=[{"role": "user", "content": "7 " * 600}], reply=Reply(content="8"))
     with pytest.raises(

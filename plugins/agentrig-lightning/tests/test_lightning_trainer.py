@@ -198,7 +198,7 @@ def test_agentrig_run_says_what_it_cannot_run(tmp_path: Path) -> None:
     words = ["idle.py", "fast", "--active-agent", "write", "--set", "run.seed=1", "--", "--model", "x"]
     run = [sys.executable, "-m", "agentrig", "run"]
     idle = subprocess.run([*run, *words], cwd=tmp_path, capture_output=True, text=True, timeout=250)
-    assert idle.stdout.strip() == "['fast', '--active-agent', 'write', '--model', 'x'] agentrig_lightning.scripts"
+    assert idle.stdout.strip() == "['fast', '--active-agent', 'write', '--model', 'x'] agentrig_lightning.trainer"
     assert idle.returncode == 1
     assert "idle.py has ended without a run: it called neither fit nor dev" in idle.stderr
     absent = subprocess.run([*run, "gone.py"], cwd=tmp_path, capture_output=True, text=True, timeout=250)

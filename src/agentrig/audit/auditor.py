@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -17,7 +16,7 @@ from agentrig.audit import scores, tasks, text, update
 from agentrig.audit.model import Precision, Unknown, Weights, place, random_state_kept, size
 from agentrig.audit.record import Record, Sources, read_lines, readable
 from agentrig.audit.sketch import Sketch
-from agentrig.audit.verdicts import LINKS, UNSEEN, CannotLook, Verdict, fault, ok, unseen
+from agentrig.audit.verdicts import UNSEEN, CannotLook, Verdict, fault, ok, unseen
 from agentrig.errors import RunFileError, exhausted
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class Auditor:
 
     def audit(
         self, step: int, sketch: Sketch | None = None, line: Mapping[str, Any] | None = None, budget_s: float = math.inf
-    ) -> list[Verdict]:
+    ) -> Audited:
         """Look at each link of a step.
 
         Args:
@@ -50,28 +49,35 @@ class Auditor:
             sketch: What the learner left of it, with the weights before; None for what is in the run directory.
             line: The step's line of metrics, if it is not in the file yet.
             budget_s: What the gradient may take; log-probabilities take a quarter of it.
-
-        Returns:
-            The verdicts: one for each link that holds or can't be looked at, one or more for one that does not.
         """
-        record = self._record(line)
+        start, record = time.perf_counter(), self._record(line)
         sketch = sketch or Sketch.read(self._path, step)
         if sketch is not None and sketch.before:
             self._kept = {v: kept for v, kept in self._kept.items() if v >= step - 2} | {step - 1: sketch.before}
+        looks: dict[str, Callable[[], Iterator[Verdict]]] = {
+            "tasks": lambda: tasks.tasks(record, step, self._sources),
+            "text": lambda: text.text(record, step),
+            "distribution": lambda: self._distribution(record, step, budget_s / 4),
+            "score": lambda: scores.score(record, step, self._sources),
+            "advantages": lambda: scores.advantages(record, step),
+            "gradient": lambda: self._gradient(record, step, sketch, budget_s),
+            "weights": lambda: self._update(record, step, sketch),
+            "delivery": lambda: _delivery(record, step),
+            "held-out": lambda: tasks.held_out(record, step, self._sources),
+        }
         with random_state_kept():
-            found = list(self._links(record, step, sketch, budget_s))
+            found = [verdict for link, look in looks.items() for verdict in _tried(link, look)]
         faults = {verdict.link for verdict in found if verdict.result == "fault"}
         kept = [v for v in found if v.result == "fault" or v.link not in faults]
-        return sorted(kept, key=lambda verdict: LINKS.index(verdict.link))
+        return Audited(step=step, verdicts=kept, seconds=time.perf_counter() - start)
 
     def quick(self, step: int, line: Mapping[str, Any]) -> Audited:
         """Look at what costs next to nothing, in a step that is not audited: advantages and learning rate."""
         record = self._record(line)
-
-        def schedule() -> Iterator[Verdict]:
-            yield from update.schedule(record, step, made=_made(record, step))
-
-        found = [*_tried("advantages", lambda: scores.advantages(record, step)), *_tried("weights", schedule)]
+        found = [
+            *_tried("advantages", lambda: scores.advantages(record, step)),
+            *_tried("weights", lambda: update.schedule(record, step, made=record.made(step))),
+        ]
         return Audited(step=step, verdicts=[v for v in found if v.result == "fault"], seconds=0.0)
 
     def last(self, step: int, stated: Mapping[str, Any]) -> Audited:
@@ -81,8 +87,7 @@ class Auditor:
             step: Its last step.
             stated: The entry `accuracy` of its summary.
         """
-        record = self._record()
-        found = list(_tried("held-out", lambda: tasks.held_out(record, step, self._sources, stated)))
+        found = _tried("held-out", lambda: tasks.held_out(self._record(), step, self._sources, stated))
         return Audited(step=step, verdicts=[v for v in found if v.result == "fault"], seconds=0.0)
 
     def _record(self, line: Mapping[str, Any] | None = None) -> Record:
@@ -91,27 +96,9 @@ class Auditor:
             self._lines[line["step"]] = line
         return Record(self._path, self._lines)
 
-    def _links(self, record: Record, step: int, sketch: Sketch | None, budget_s: float) -> Iterator[Verdict]:
-        yield from _tried("tasks", lambda: tasks.tasks(record, step, self._sources))
-        yield from _tried("text", lambda: self._text(record, step))
-        yield from _tried("distribution", lambda: self._distribution(record, step, budget_s / 4))
-        yield from _tried("score", lambda: scores.score(record, step, self._sources))
-        yield from _tried("advantages", lambda: scores.advantages(record, step))
-        yield from _tried("gradient", lambda: self._gradient(record, step, sketch, budget_s))
-        yield from _tried("weights", lambda: self._update(record, step, sketch))
-        yield from _tried("delivery", lambda: _delivery(record, step))
-        yield from _tried("held-out", lambda: tasks.held_out(record, step, self._sources))
-
-    def _text(self, record: Record, step: int) -> Iterator[Verdict]:
-        model = _start(record)
-        tokenizer, ends = text.load_tokenizer(model)
-        config = json.loads((model / "config.json").read_text("utf-8"))
-        limits = record.settings.get("max_length"), config.get("max_position_embeddings")
-        yield from text.text(record, step, tokenizer, ends, min(filter(None, limits), default=0))
-
     def _weights(self, record: Record, version: int) -> Weights | None:
         """Return the weights of a version: kept from an audited step, of a checkpoint, or the starting model."""
-        settings, start = record.settings, _start(record)
+        settings, start = record.settings, record.model
         scaling = settings.get("lora_alpha", 1) / max(settings.get("lora_rank", 0), 1)
         if version in self._kept:
             return Weights(directory=start, trained=self._kept[version], scaling=scaling)
@@ -137,31 +124,35 @@ class Auditor:
         yield from sampled.distribution(record, step, model, other, version, self._evidence, budget_s=budget_s)
 
     def _gradient(self, record: Record, step: int, sketch: Sketch | None, budget_s: float) -> Iterator[Verdict]:
-        sketch, _ = _known(record, step, sketch)
+        import torch
+
+        sketch = _left(record, step, sketch)
         if not sketch.updates:
             yield ok("gradient", "the step made no update")
             return
-        weights, settings = self._weights(record, step - 1), record.settings
+        weights, kl = self._weights(record, step - 1), record.settings["kl_loss_coef"]
         names = set(sketch.updates[0]["tensors"])
-        if weights is not None and not weights.trained and not settings["lora_rank"]:
-            weights = attrs.evolve(weights, trained=_own(weights, names))
+        if weights is not None and not weights.trained and not record.settings["lora_rank"]:
+            own = weights.load(Precision(torch.float32)).named_parameters()
+            weights = attrs.evolve(weights, trained={name: p.detach() for name, p in own if name in names})
         if weights is None or set(weights.trained) != names:
             raise CannotLook(f"the weights before step {step} were not kept")
-        begin = {0: weights}
-        if sketch.later:
-            begin[len(sketch.updates) - 1] = attrs.evolve(weights, trained=sketch.later)
-        device = place(size(weights.directory), 48 if settings["kl_loss_coef"] else 36)
-        first = Weights(directory=_start(record), trained={}) if settings["kl_loss_coef"] else None
+        precisions = _precisions(record, step, place(size(weights.directory), 48 if kl else 36))
+        reference = Weights(directory=record.model, trained={}) if kl else None
         advantages = scores.expected(record, step)
-        repeats = [
-            update.Repeat(precision, settings, advantages, first and first.load(precision))
-            for precision in _precisions(record, step, device)
-        ]
-        yield from update.gradient(record, step, sketch, begin, *repeats, budget_s=budget_s)
+        yield from update.gradient(record, step, sketch, weights, reference, precisions, advantages, budget_s=budget_s)
 
     def _update(self, record: Record, step: int, sketch: Sketch | None) -> Iterator[Verdict]:
-        sketch, made = _known(record, step, sketch)
-        yield from update.weights(record, step, sketch, Sketch.read(self._path, step - 1), made=made)
+        sketch, before = _left(record, step, sketch), Sketch.read(self._path, step - 1)
+        yield from update.weights(record, step, sketch, before, made=record.made(step))
+
+
+def _left(record: Record, step: int, sketch: Sketch | None) -> Sketch:
+    """Return a step's sketch, if the formulas of its update are known."""
+    record.made(step)
+    if sketch is None:
+        raise CannotLook("the learner left no sketch of this step")
+    return sketch
 
 
 def _tried(link: str, look: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict]:
@@ -196,29 +187,6 @@ def _precisions(record: Record, step: int, device: str, *, merged: bool = False)
     return attrs.evolve(first, rounded=torch.bfloat16), attrs.evolve(first, dtype=torch.bfloat16)
 
 
-def _start(record: Record) -> Path:
-    if record.model is None:
-        raise CannotLook(f"the starting model {record.settings.get('model')!r} is not on this machine")
-    return record.model
-
-
-def _known(record: Record, step: int, sketch: Sketch | None) -> tuple[Sketch, int]:
-    """Return a step's sketch, and how many updates the run had made before."""
-    made = _made(record, step)
-    if sketch is None:
-        raise CannotLook("the learner left no sketch of this step")
-    return sketch, made
-
-
-def _made(record: Record, step: int) -> int:
-    """Return how many updates the run had made before a step."""
-    if not record.knows_update:
-        raise CannotLook(f"the formulas of {record.settings['use']} are not known here")
-    if any(earlier not in record.lines for earlier in range(1, step)):
-        raise CannotLook("the metrics of an earlier step are missing, so the number of updates is not known")
-    return int(sum(line["algorithm"].get("updates", 0) for at, line in record.lines.items() if at < step))
-
-
 def _delivery(record: Record, step: int) -> Iterator[Verdict]:
     """Count the proof of delivery, which the run makes after each transfer and stops at (docs/proofs.md)."""
     told = record.lines.get(step, {}).get("delivery") or {}
@@ -227,14 +195,6 @@ def _delivery(record: Record, step: int) -> Iterator[Verdict]:
     bound, tensors = told.get("bound") or 0.0, told.get("tensors") or 0
     ratio = (told.get("difference") or 0.0) / bound if bound else 0.0
     yield ok("delivery", f"version {told.get('version')}, {tensors} tensors equal bit for bit", ratio=ratio)
-
-
-def _own(weights: Weights, names: set[str]) -> dict[str, Any]:
-    """Return the plain model's own parameters of some names, as its directory has them."""
-    import torch
-
-    model = weights.load(Precision(torch.float32))
-    return {name: p.detach() for name, p in model.named_parameters() if name in names}
 
 
 @attrs.frozen(kw_only=True)
@@ -275,16 +235,3 @@ class Audited:
                 f"  See it again: agentrig audit {run} --step {self.step}",
             ]
         )
-
-
-def audit(
-    auditor: Auditor,
-    step: int,
-    sketch: Sketch | None = None,
-    line: Mapping[str, Any] | None = None,
-    budget_s: float = math.inf,
-) -> Audited:
-    """Audit a step, and measure how long it takes; the arguments are those of `Auditor.audit`."""
-    start = time.perf_counter()
-    verdicts = auditor.audit(step, sketch, line, budget_s)
-    return Audited(step=step, verdicts=verdicts, seconds=time.perf_counter() - start)

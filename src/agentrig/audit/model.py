@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 FACTOR = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<side>[AB])\.(?P<adapter>[^.]+)\.weight")
 """How peft names the two factors of an adapter of a linear layer."""
 
-SIDE_BY_SIDE = 16
-"""Calls of one prompt that are computed side by side."""
+AT_ONCE = 4096
+"""Tokens that are computed side by side."""
 
 
 class Unknown(Exception):
@@ -155,26 +154,34 @@ def place(parameters: int, bytes_each: int) -> str:
 
 
 def batches(calls: Sequence[Call]) -> list[list[Call]]:
-    """Return calls in batches of one prompt and at most `SIDE_BY_SIDE` calls each."""
-    alike: dict[tuple[int, ...], list[Call]] = defaultdict(list)
-    for call in calls:
-        alike[tuple(call.prompt)].append(call)
-    return [same[at : at + SIDE_BY_SIDE] for same in alike.values() for at in range(0, len(same), SIDE_BY_SIDE)]
+    """Return calls in batches whose prompts have one length, of at most `AT_ONCE` tokens."""
+    found: list[list[Call]] = []
+    longest = 0
+    for call in sorted(calls, key=lambda call: (len(call.prompt), tuple(call.prompt))):
+        longest = max(longest, len(call.reply))
+        same = bool(found) and len(found[-1][0].prompt) == len(call.prompt)
+        if same and (len(found[-1]) + 1) * (len(call.prompt) + longest) <= AT_ONCE:
+            found[-1].append(call)
+        else:
+            found.append([call])
+            longest = len(call.reply)
+    return found
 
 
 def logits(model: Any, calls: Sequence[Call], temperature: float) -> list[torch.Tensor]:
     """Return the logits of each call's reply over the temperature, [reply, vocabulary] each, at least fp32.
 
-    The calls have one prompt. It is computed once, and the replies from its keys and values, side by side and filled up
-    at the right: no token of a causal model sees what comes after it.
+    The calls' prompts have one length. Each is computed once, and its replies from its keys and values, filled up at
+    the right: no token of a causal model sees what comes after it.
     """
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
-    prompt = torch.tensor([calls[0].prompt], device=model.device)
-    begun = model(input_ids=prompt, use_cache=True, logits_to_keep=1)
-    first, cache = begun.logits.expand(len(calls), -1, -1), begun.past_key_values
-    cache.batch_repeat_interleave(len(calls))
+    rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(tuple(call.prompt) for call in calls))}
+    own = torch.tensor([rows[tuple(call.prompt)] for call in calls], device=model.device)
+    begun = model(input_ids=torch.tensor(list(rows), device=model.device), use_cache=True, logits_to_keep=1)
+    first, cache = begun.logits[own], begun.past_key_values
+    cache.batch_select_indices(own)
     replies = [torch.tensor(call.reply[:-1], dtype=torch.int64, device=model.device) for call in calls]
     rest = pad_sequence(replies, batch_first=True)
     if rest.shape[1]:

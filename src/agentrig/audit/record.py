@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from agentrig.audit.verdicts import CannotLook
 from agentrig.errors import ConfigError, RunFileError
 from agentrig.traces import LLM_CALL, SERVER
 
@@ -144,16 +145,34 @@ class Record:
         told = json.loads(file.read_text("utf-8")) if file.is_file() else {}
         return "grpo" in (self.settings["use"], told.get("formulas"))
 
+    def made(self, step: int) -> int:
+        """Return how many updates the run had made before a step.
+
+        Raises:
+            CannotLook: It is not known, or what an update is.
+        """
+        if not self.knows_update:
+            raise CannotLook(f"the formulas of {self.settings['use']} are not known here")
+        if any(earlier not in self.lines for earlier in range(1, step)):
+            raise CannotLook("the metrics of an earlier step are missing, so the number of updates is not known")
+        return int(sum(line["algorithm"].get("updates", 0) for at, line in self.lines.items() if at < step))
+
     @cached_property
-    def model(self) -> Path | None:
-        """The directory of the starting model that the settings name; None if there is none."""
+    def model(self) -> Path:
+        """The directory of the starting model that the settings name.
+
+        Raises:
+            CannotLook: It is not on this machine.
+        """
         name = str(self.settings.get("model", ""))
         given = Path(name).expanduser()
         if name and (given / "config.json").is_file():
             return given
         plugin = importlib.util.find_spec("agentrig_grpo")  # for the models that it ships; nothing of it is imported
-        places = (Path(folder) / "models" / name for folder in (plugin and plugin.submodule_search_locations) or ())
-        return next((place for place in places if name and (place / "config.json").is_file()), None)
+        for folder in (plugin and plugin.submodule_search_locations) or ():
+            if name and (Path(folder) / "models" / name / "config.json").is_file():
+                return Path(folder) / "models" / name
+        raise CannotLook(f"the starting model {name!r} is not on this machine")
 
     def checkpoint(self, step: int) -> Path | None:
         """Return the directory of the checkpoint of a step; None if it was not kept."""
@@ -180,27 +199,15 @@ class Record:
         """Return the calls of a step's rollouts, by rollout and span."""
         return {(call.rollout, call.span): call for row in self.rows("train", step) for call in row.calls}
 
-    def results(self, step: int) -> list[dict[str, Any]]:
-        """Return id, task, group and value of a step's rollouts, without their calls."""
-        file = self.path / "rollouts" / f"train-{step:05d}.parquet"
+    def columns(self, folder: str, step: int, *names: str) -> list[dict[str, Any]]:
+        """Return columns of a step's file in `rollouts` or `calls` (where each call went, as the ledger says)."""
+        file = self.path / folder / f"train-{step:05d}.parquet"
         with readable(file):
-            return _table(file, ["id", "task_id", "group", "value"])
-
-    def task_ids(self, step: int) -> list[str]:
-        """Return the task of each group of a step, in the order of their rollouts."""
-        file = self.path / "rollouts" / f"train-{step:05d}.parquet"
-        with readable(file):
-            return list({row["group"]: row["task_id"] for row in _table(file, ["group", "task_id"])}.values())
-
-    def booked(self, step: int) -> list[dict[str, Any]]:
-        """Return where each call of a step went, as the ledger says."""
-        file = self.path / "calls" / f"train-{step:05d}.parquet"
-        with readable(file):
-            return _table(file, ["rollout", "span", "node", "place", "reason", "advantage"])
+            return _table(file, list(names))
 
     def trained(self, step: int) -> dict[tuple[str, str], float]:
         """Return the advantage of each call that the algorithm took, by rollout and span."""
-        rows = self.booked(step)
+        rows = self.columns("calls", step, "rollout", "span", "advantage")
         return {(row["rollout"], row["span"]): row["advantage"] for row in rows if row["advantage"] is not None}
 
 

@@ -7,7 +7,7 @@ import random
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from agentrig.audit.record import Record, Sources
@@ -71,7 +71,7 @@ def expected(record: Record, step: int) -> dict[str, float]:
     """
     settings = record.settings
     groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for row in record.results(step):
+    for row in record.columns("rollouts", step, "id", "task_id", "group", "value"):
         if row["value"] is not None:
             groups[row["task_id"], row["group"]].append(row)
     found: dict[str, float] = {}
@@ -102,10 +102,18 @@ def advantages(record: Record, step: int) -> Iterator[Verdict]:
         return
     yield from _nodes(record, step)
     wanted = expected(record, step)
-    size = max((abs(row["value"]) for row in record.results(step) if row["value"] is not None), default=0.0)
+    rewards = [row["value"] for row in record.columns("rollouts", step, "value") if row["value"] is not None]
+    size = max(map(abs, rewards), default=0.0)
     scaled = record.settings.get("scale_rewards")
     bound = 1e-12 * (size or 1.0) / (EPSILON if scaled else 1.0)
-    wrong, worst = _compared(taken, wanted, bound)
+    wrong, worst = list[str](), 0.0
+    for (rollout, span), advantage in taken.items():
+        right = wanted.get(rollout)
+        off = math.inf if right is None else abs(advantage - right)
+        if off <= bound:
+            worst = max(worst, off)
+        else:
+            wrong.append(f"call {span} of rollout {rollout}: {advantage:.6g} instead of {right}")
     if wrong:
         detail = f"{len(wrong)} of {len(taken)} calls have another advantage (bound {bound:.1g}): {some(wrong)}"
         causes = "groups that were mixed up, an advantage of another rollout, its size"
@@ -121,24 +129,10 @@ def _nodes(record: Record, step: int) -> Iterator[Verdict]:
         return
     wrong = [
         f"call {row['span']} of rollout {row['rollout']}, node {row['node']}"
-        for row in record.booked(step)
+        for row in record.columns("calls", step, "rollout", "span", "node", "place", "reason")
         if (row["reason"] == "unmatched-node") == bool(re.search(adapter["match"], row["node"] or ""))
         and (row["reason"] == "unmatched-node" or row["place"] == "trained")
     ]
     if wrong:
         detail = f"adapter.match = {adapter['match']!r} says otherwise of {len(wrong)} calls: {some(wrong)}"
         yield fault("advantages", detail, causes="the adapter")
-
-
-def _compared(
-    taken: Mapping[tuple[str, str], float], wanted: Mapping[str, float], bound: float
-) -> tuple[list[str], float]:
-    wrong, worst = [], 0.0
-    for (rollout, span), advantage in taken.items():
-        right = wanted.get(rollout)
-        off = math.inf if right is None else abs(advantage - right)
-        if not off <= bound:
-            wrong.append(f"call {span} of rollout {rollout}: {advantage:.6g} instead of {right}")
-        else:
-            worst = max(worst, off)
-    return wrong, worst

@@ -60,7 +60,10 @@ def tasks(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
         ]
         if wrong:
             yield fault("tasks", some(wrong), causes="the engine, or rollouts that got lost")
-        earlier = [task for one in record.files("train") if one <= step for task in record.task_ids(one)]
+        earlier: list[str] = []
+        for one in (at for at in record.files("train") if at <= step):
+            groups_of = {row["group"]: row["task_id"] for row in record.columns("rollouts", one, "group", "task_id")}
+            earlier += groups_of.values()
         times = Counter({task.id: 0 for task in split})
         times.update(task for task in earlier if task in times)
         most, least = max(times.items(), key=lambda t: t[1]), min(times.items(), key=lambda t: t[1])
@@ -86,9 +89,9 @@ def held_out(record: Record, step: int, sources: Sources, summed: Mapping[str, A
     At the end of a run the summary states the same (`summed`, its entry `accuracy`).
     """
     looked, notes = 0, []
-    with readable(record.path / "progress.json"):
-        there = _there(record, "progress.json")
-        stated = json.loads((record.path / "progress.json").read_text("utf-8")) if there else {}
+    file = record.path / "progress.json"
+    with readable(file):
+        stated = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     trained = {_text(t.input) for t in sources.splits["train"]}
     for mode in ("report", "validation"):
         split = sources.splits[mode]
@@ -186,10 +189,6 @@ def _said(call: Call) -> str:
     messages = call.request.get("messages")
     parts = [message.get("content") for message in messages] if isinstance(messages, list) else []
     return "\n".join(part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in parts)
-
-
-def _there(record: Record, name: str) -> bool:
-    return (record.path / name).is_file()
 
 
 def _text(value: Any) -> str:

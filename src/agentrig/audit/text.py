@@ -16,16 +16,12 @@ CAUSES = (
 )
 
 
-def text(record: Record, step: int, tokenizer: Any, ends: Collection[int], context: int) -> Iterator[Verdict]:
-    """Compare tokens and text of each call of a step. All is equal or not: there is no bound.
-
-    Args:
-        record: The run.
-        step: The step.
-        tokenizer: Of the starting model, from transformers.
-        ends: The ids that end a reply.
-        context: Most tokens of prompt and reply.
-    """
+def text(record: Record, step: int) -> Iterator[Verdict]:
+    """Compare tokens and text of each call of a step. All is equal or not: there is no bound."""
+    tokenizer, ends = load_tokenizer(record.model)
+    config = json.loads((record.model / "config.json").read_text("utf-8"))
+    limits = record.settings.get("max_length"), config.get("max_position_embeddings")
+    context = min(filter(None, limits), default=0)
     calls = [call for row in record.rows("train", step) for call in row.calls]
     own = record.config["server"]["use"] == "embedded"  # another may take thoughts or spaces out of the text
     dated = "strftime_now" in str(tokenizer.chat_template)  # what it renders depends on the day

@@ -50,49 +50,46 @@ SIGMAS = 6.0
 """A sum of an error's elements with random signs is larger than six times its norm with a probability below 4e-8
 (Hoeffding)."""
 
-Key = tuple[str, str]
 
-
-@attrs.define(eq=False)
-class Repeat:
-    """The loss of a step's updates in one precision.
+@attrs.frozen(kw_only=True, eq=False)
+class Update:
+    """What an update is made of.
 
     Attributes:
-        precision: How the models are computed with.
         settings: The run's section `[algorithm]`.
+        calls: All its calls.
         advantages: By rollout.
+        weights: What it begins with.
+        begin: What the step begins with.
         reference: The starting model of a KL loss; None without one.
-        begun: The log-probabilities under the weights that the step begins with, by call, where the loss needs them.
-        kl: The estimates of the KL divergence of each batch's tokens.
-        kl_apart: What they differ by in the second precision, of each measured batch.
-        now: The log-probabilities of the last batch.
-        apart: The largest difference of log-probabilities in two precisions so far.
     """
 
-    precision: Precision
     settings: Mapping[str, Any]
+    calls: Sequence[Call]
     advantages: Mapping[str, float]
-    reference: Any = None
-    begun: dict[Key, torch.Tensor] = attrs.field(factory=dict)
-    kl: list[torch.Tensor] = attrs.field(factory=list)
-    kl_apart: list[torch.Tensor] = attrs.field(factory=list)
-    now: Any = None
-    apart: float = 0.0
+    weights: Weights
+    begin: Weights
+    reference: Weights | None = None
 
-    def begin(self, model: Any, batch: Sequence[Call]) -> None:
-        """Compute the log-probabilities before the step."""
-        import torch
+    def shares(self) -> dict[str, float]:
+        """Return the weight of each rollout's tokens; calls with advantage 0 count too.
 
-        with torch.no_grad():
-            found = torch.split(self._logprobs(model, batch), [len(call.reply) for call in batch])
-        self.begun |= {(call.rollout, call.span): each for call, each in zip(batch, found, strict=True)}
+        1 / tokens of the update (DAPO), or 1 / (rollouts * tokens of its rollout) (GRPO, equation 3).
+        """
+        lengths = Counter[str]()
+        for call in self.calls:
+            lengths[call.rollout] += len(call.reply)
+        by_rollout = self.settings["loss_agg_mode"] == "seq-mean-token-mean"
+        return {r: 1 / (len(lengths) * n) if by_rollout else 1 / lengths.total() for r, n in lengths.items()}
 
-    def gradients(
-        self, model: Any, batch: Sequence[Call], shares: Mapping[str, float], beside: Repeat | None = None
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Return the gradient of a batch's part of the loss, by tensor of the plain model.
-
-        And that of its tokens at a clip limit (`AT_THE_CLIP`), each with a random sign; empty if there are none.
+    def loss(
+        self,
+        batch: Sequence[Call],
+        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+        shares: Mapping[str, float],
+        apart: float = 0.0,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Return a batch's part of the loss; of its tokens at a clip limit (`AT_THE_CLIP`); and the KL of each token.
 
         The loss of a token is PPO's clipped surrogate (arXiv:1707.06347, equation 7) with DAPO's upper bound
         (arXiv:2503.14476, equation 8). With stale rollouts it is that of decoupled PPO (arXiv:2110.00641): the ratio is
@@ -100,259 +97,252 @@ class Repeat:
         Schulman's k3 (arXiv:2402.03300, equation 4).
 
         Args:
-            model: The weights that the update begins with.
-            batch: Some of its calls.
-            shares: The weight of a token of each rollout.
-            beside: The same in the second precision, which has computed this batch; None if it was not measured.
+            batch: Some of the calls.
+            found: The log-probabilities of their tokens: see `Models.logprobs`.
+            shares: See there.
+            apart: What two precisions differ by in a log-probability.
         """
         import torch
 
-        settings = self.settings
+        settings, (now, begun, reference) = self.settings, found
         low, high, stale = 1 - settings["clip_low"], 1 + settings["clip_high"], settings["max_staleness"]
-        now = self._logprobs(model, batch)
-        self.now = now.detach()
-        if beside is not None:
-            self.apart = max(self.apart, float((self.now - beside.now.to(self.now)).abs().max()))
+        lengths = [len(call.reply) for call in batch]
 
         def spread(values: Iterator[float]) -> torch.Tensor:
-            times = torch.tensor([len(call.reply) for call in batch], device=now.device)
-            return torch.tensor(list(values), dtype=now.dtype, device=now.device).repeat_interleave(times)
+            return torch.tensor(list(values)).to(now).repeat_interleave(torch.tensor(lengths, device=now.device))
 
         advantage = spread(self.advantages[call.rollout] for call in batch)
+        share = spread(shares[call.rollout] for call in batch)
         sampled = torch.cat(
             [
-                self.begun[call.rollout, call.span] if call.logprobs is None else torch.tensor(call.logprobs).to(now)
-                for call in batch
+                own if call.logprobs is None else torch.tensor(call.logprobs).to(now)
+                for call, own in zip(batch, torch.split(begun, lengths), strict=True)
             ]
         )
-        begun = torch.cat([self.begun[call.rollout, call.span] for call in batch]) if stale else sampled
+        begun = begun if stale else sampled
         ratio = torch.exp(now - begun)
         correction = torch.exp(begun - sampled).clamp(max=settings["rollout_is_threshold"]) if stale else 1.0
-        gain = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage) * correction
-        limit = torch.where(advantage > 0, math.log(high), math.log(low))
-        open_ = (advantage != 0) & ((self.now - begun - limit).abs() <= self.apart)
-        loss = -gain
-        if settings["kl_loss_coef"]:
-            with torch.no_grad():
-                reference = self._logprobs(self.reference, batch)
-            apart = reference - now
-            k3 = torch.exp(apart) - apart - 1
-            self.kl.append(k3.detach())
+        loss, k3 = -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage) * correction, None
+        if reference is not None:
+            k3 = torch.exp(reference - now) - (reference - now) - 1
             loss = loss + settings["kl_loss_coef"] * k3
-        share = spread(shares[call.rollout] for call in batch)
-        own = self._backward(model, (loss * share).sum(), again=bool(open_.any()))
-        if not open_.any():
-            return own, {}
+        limit = torch.where(advantage > 0, math.log(high), math.log(low))
+        open_ = (advantage != 0) & ((now.detach() - begun - limit).abs() <= apart)
         signs = torch.randint(0, 2, open_.shape).to(share) * 2 - 1
-        return own, self._backward(model, (signs * ratio * advantage * correction * share)[open_].sum())
+        at_the_clip = (signs * ratio * advantage * correction * share)[open_].sum() if open_.any() else None
+        return (loss * share).sum(), at_the_clip, None if k3 is None else k3.detach()
 
-    def _backward(self, model: Any, loss: torch.Tensor, *, again: bool = False) -> dict[str, torch.Tensor]:
-        model.zero_grad(set_to_none=True)
-        loss.backward(retain_graph=again)  # type: ignore[no-untyped-call]
-        return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
-    def _logprobs(self, model: Any, batch: Sequence[Call]) -> torch.Tensor:
+class Models:
+    """The models of an update in one precision."""
+
+    def __init__(self, update: Update, precision: Precision) -> None:
+        self._precision, self._update = precision, update
+        self._now = update.weights.load(precision)
+        self._begun = self._now if update.begin is update.weights else update.begin.load(precision)
+        self._reference = update.reference and update.reference.load(precision)
+
+    def logprobs(self, batch: Sequence[Call]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return the log-probabilities of a batch's tokens: now, at the begin of the step, under the reference."""
         import torch
 
-        with torch.autocast(model.device.type, torch.bfloat16, enabled=self.precision.cast):
-            return logprobs(model, batch, self.settings["temperature"])
+        settings = self._update.settings
+
+        def of(model: Any) -> torch.Tensor:
+            with torch.autocast(model.device.type, torch.bfloat16, enabled=self._precision.cast):
+                return logprobs(model, batch, settings["temperature"])
+
+        now = of(self._now)
+        used = settings["max_staleness"] or any(call.logprobs is None for call in batch)
+        with torch.no_grad():
+            begun = of(self._begun) if used and self._begun is not self._now else now.detach()
+            return now, begun, None if self._reference is None else of(self._reference)
+
+    def gradients(self, loss: torch.Tensor, *, again: bool = False) -> dict[str, torch.Tensor]:
+        """Return a loss's gradient by trained tensor; with `again` another one of the same graph follows."""
+        self._now.zero_grad(set_to_none=True)
+        loss.backward(retain_graph=again)  # type: ignore[no-untyped-call]
+        plain = {name: p.grad for name, p in self._now.named_parameters() if p.grad is not None}
+        return self._update.weights.gradients(self._now, plain)
 
 
-@attrs.define(eq=False)
+@attrs.frozen(eq=False)
 class Gradient:
-    """The gradient of one update, by trained tensor, and what rounding does to it.
+    """The gradient of an update.
 
     Attributes:
-        total: The sum over the batches.
-        squares: The sum of the squared norms of the batches' gradients.
-        errors: The largest difference of two precisions in a measured batch, as a share of the batch's gradient.
-        clips: The sum over the tokens at a clip limit, with random signs.
+        total: By trained tensor.
+        bounds: What rounding may change of each: the measured share of each batch, independently, and the tokens at a
+            clip limit.
+        kl: The mean KL divergence to the starting model; None without one.
+        kl_bound: What rounding may change of it.
     """
 
-    total: dict[str, torch.Tensor] = attrs.field(factory=dict)
-    squares: dict[str, float] = attrs.field(factory=lambda: defaultdict(float))
-    errors: dict[str, float] = attrs.field(factory=lambda: defaultdict(float))
-    clips: dict[str, torch.Tensor] = attrs.field(factory=dict)
+    total: Mapping[str, torch.Tensor]
+    bounds: Mapping[str, float]
+    kl: float | None
+    kl_bound: float
 
-    def add(self, own: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor] | None) -> None:
-        """Add a batch's gradient, and that in the second precision if the batch is measured."""
-        for name, gradient in own.items():
+
+def repeat(update: Update, precisions: Sequence[Precision], *, seed: int, end: float = math.inf) -> Gradient:
+    """Compute an update's gradient again, batch by batch.
+
+    Args:
+        update: The update.
+        precisions: That in which all is computed, and that in which some batches are computed too.
+        seed: Chooses these batches.
+        end: When it must have ended, by `time.monotonic`.
+
+    Raises:
+        CannotLook: By what its first batches took, it would end later.
+    """
+    import torch
+
+    shares = update.shares()
+    parts = batches([call for call in update.calls if update.advantages[call.rollout] or update.reference is not None])
+    random.Random(seed).shuffle(parts)
+    main, other = (Models(update, precision) for precision in precisions)
+    total: dict[str, torch.Tensor] = {}
+    clips: dict[str, torch.Tensor] = {}
+    squares, errors = defaultdict[str, float](float), defaultdict[str, float](float)
+    kls, kls_apart = list[torch.Tensor](), list[torch.Tensor]()
+    begin, whole, computed = time.monotonic(), sum(map(_tokens, parts)), 0
+    measured, apart = 0, 0.0
+    for part in parts:
+        seconds = (time.monotonic() - begin) * whole / max(computed, 1)
+        if measured >= MEASURED and begin + seconds > end:
+            raise CannotLook(f"computing the update again would take {seconds:.0f} s, longer than a step of this run")
+        computed += _tokens(part)
+        second, now = dict[str, torch.Tensor](), main.logprobs(part)
+        if measured < MEASURED:
+            beside = other.logprobs(part)
+            loss, _, kl = update.loss(part, beside, shares)
+            second = other.gradients(loss)
+            apart = max(apart, float((now[0] - beside[0]).detach().abs().max()))
+        loss, at_the_clip, own_kl = update.loss(part, now, shares, apart)
+        if own_kl is not None:
+            kls.append(own_kl)
+            if second and kl is not None:
+                kls_apart.append(own_kl - kl)
+        for name, gradient in main.gradients(loss, again=at_the_clip is not None).items():
             size = float(gradient.norm())
-            if other is not None and size:
-                off = float((gradient.to(other[name].dtype) - other[name]).norm())
-                self.errors[name] = max(self.errors[name], off / size)
-            self.squares[name] += size**2
-            self.total[name] = self.total[name].add_(gradient) if name in self.total else gradient
+            if second and size:
+                off = float((gradient.to(second[name].dtype) - second[name]).norm())
+                errors[name] = max(errors[name], off / size)
+            squares[name] += size**2
+            total[name] = total[name].add_(gradient) if name in total else gradient
+        if at_the_clip is not None:
+            for name, gradient in main.gradients(at_the_clip).items():
+                clips[name] = clips[name].add_(gradient) if name in clips else gradient
+        measured += len(part)
+    bounds = {name: MARGIN * errors[name] * math.sqrt(squares[name]) for name in total}
+    for name, gradient in clips.items():
+        bounds[name] += AT_THE_CLIP * float(gradient.norm())
+    if not kls:
+        return Gradient(total, bounds, None, 0.0)
+    kl_mean = float(torch.cat(kls).mean())
+    # An estimate of a KL near 0 is a difference of numbers near 1, which round by 1.2e-7 each.
+    kl_bound = MARGIN * float(torch.cat(kls_apart).abs().mean()) + 1e-4 * abs(kl_mean) + 2.4e-7
+    return Gradient(total, bounds, kl_mean, kl_bound)
 
-    def bound(self, name: str) -> float:
-        """What rounding may change: each batch by the measured share, independently, and the tokens at a limit."""
-        clips = float(self.clips[name].norm()) if name in self.clips else 0.0
-        return MARGIN * self.errors[name] * math.sqrt(self.squares[name]) + AT_THE_CLIP * clips
+
+def _tokens(part: Sequence[Call]) -> int:
+    return sum(len(call.prompt) + len(call.reply) for call in part)
 
 
 def gradient(
     record: Record,
     step: int,
     sketch: Sketch,
-    begin: Mapping[int, Weights],
-    main: Repeat,
-    other: Repeat,
+    begin: Weights,
+    reference: Weights | None,
+    precisions: Sequence[Precision],
+    advantages: Mapping[str, float],
     *,
     budget_s: float,
 ) -> Iterator[Verdict]:
-    """Compare the gradients that the optimizer got with those of the whole update's loss.
+    """Compare the gradient that the optimizer got with that of the whole update's loss.
+
+    Of several updates of a step it is the first in odd steps and the last in even ones, whose weights before are kept.
 
     Args:
         record: The run.
         step: The step.
         sketch: What the learner left.
-        begin: By the place of an update in the step: the weights that it begins with.
-        main: The loss in the precision in which all is computed.
-        other: In that in which some batches are computed too.
-        budget_s: What it may take; an update after the first is left out if it does not fit.
+        begin: The weights that the step begins with.
+        reference: The starting model of a KL loss; None without one.
+        precisions: See `repeat`.
+        advantages: By rollout.
+        budget_s: What it may take.
 
     Raises:
-        CannotLook: One update would take longer.
+        CannotLook: It would take longer.
     """
-    end, looked = time.monotonic() + budget_s, 0
     settings, figures = record.settings, record.lines.get(step, {}).get("algorithm", {})
     if not math.isfinite(figures.get("grad_norm", 0.0)):
         yield unseen("gradient", "an update was skipped, because its gradient was not finite")
         return
-    calls, advantages = record.calls(step), main.advantages
-    wrong: list[str] = []
-    times: Counter[Key] = Counter(tuple(call) for update in sketch.updates for call in update["calls"])
+    calls, epochs = record.calls(step), settings["ppo_epochs"]
+    times: Counter[tuple[str, str]] = Counter(tuple(call) for update in sketch.updates for call in update["calls"])
     strange = [key for key in times if key not in calls or key[0] not in advantages]
     if strange:
         yield fault("gradient", f"{len(strange)} calls were trained that the step does not have", causes="the learner")
         return
-    epochs = settings["ppo_epochs"]
-    needed = {key for key in record.trained(step).keys() | set(times) if advantages.get(key[0]) or main.reference}
+    needed = {key for key in record.trained(step).keys() | set(times) if advantages.get(key[0]) or reference}
     odd = [f"call {span} of rollout {rollout}: {times[rollout, span]}" for rollout, span in sorted(needed)
            if times[rollout, span] != epochs]  # fmt: skip
     if odd:
         yield fault("gradient", f"{len(odd)} calls are not in {epochs} updates: {some(odd)}", causes="mini-batches")
-    worst, half = 0.0, other.precision.cast or other.precision.dtype.itemsize < 4
-    for number, weights in begin.items():
-        update = sketch.updates[number]
-        batch = [calls[tuple(key)] for key in update["calls"]]
-        try:
-            found = _gradient(batch, weights, begin[0], main, other, seed=step, end=end)
-        except CannotLook:
-            if not looked:
-                raise
-            break
-        looked += 1
-        norm = math.sqrt(sum(float(g.double().square().sum()) for g in found.total.values()))
-        spread = math.sqrt(sum(found.bound(name) ** 2 for name in found.total))
-        bound = spread + (HALF if half else 1e-4) * norm + 1e-9
-        if not abs(update["norm"] - norm) <= bound:
+    number = len(sketch.updates) - 1 if sketch.later and step % 2 == 0 else 0
+    told = sketch.updates[number]
+    update = Update(
+        settings=settings,
+        calls=[calls[tuple(key)] for key in told["calls"]],
+        advantages=advantages,
+        weights=attrs.evolve(begin, trained=sketch.later) if number else begin,
+        begin=begin,
+        reference=reference,
+    )
+    found = repeat(update, precisions, seed=step, end=time.monotonic() + budget_s)
+    half = HALF if precisions[1].cast or precisions[1].dtype.itemsize < 4 else 0.0
+    wrong, silent, worst = list[str](), list[str](), 0.0
+    norm = math.sqrt(sum(float(g.double().square().sum()) for g in found.total.values()))
+    bound = math.sqrt(sum(bound**2 for bound in found.bounds.values())) + (half or 1e-4) * norm + 1e-9
+    if not abs(told["norm"] - norm) <= bound:
+        wrong.append(f"norm {told['norm']:.6g} before clipping instead of {norm:.6g}, the bound is {bound:.2g}")
+    clip = min(1.0, settings["max_grad_norm"] / (norm + 1e-6))
+    for name, seen in told["tensors"].items():
+        wanted = projections(found.total[name] * clip, name)
+        bound = clip * (found.bounds[name] + FLOOR * norm) + half * wanted[0] + 1e-30
+        got = seen["gradient"] or [0.0] * len(wanted)
+        share = max(
+            abs(a - b) / (bound * (SIGMAS if k else 1.0)) for k, (a, b) in enumerate(zip(got, wanted, strict=True))
+        )
+        worst = max(worst, share)
+        if share > 1 and not got[0]:
+            silent.append(name)
+        elif not share <= 1:
+            times_off = got[0] / wanted[0] if wanted[0] else math.inf
+            sign = sum(a * b for a, b in zip(got[1:], wanted[1:], strict=True))
             wrong.append(
-                f"update {number + 1}: norm {update['norm']:.6g} before clipping instead of {norm:.6g}, the bound is "
-                f"{bound:.2g}"
+                f"{name}: norm {got[0]:.6g} instead of {wanted[0]:.6g}, {times_off:.3g} times"
+                f"{' and of the other sign' if sign < 0 else ''}, the bound is {bound:.2g}"
             )
-        silent = []
-        clip = min(1.0, settings["max_grad_norm"] / (norm + 1e-6))
-        for name, seen in update["tensors"].items():
-            wanted = projections(found.total[name] * clip, name)
-            bound = clip * (found.bound(name) + FLOOR * norm) + (HALF * wanted[0] if half else 0.0) + 1e-30
-            got = seen["gradient"] or [0.0] * len(wanted)
-            share = max(
-                abs(a - b) / (bound * (SIGMAS if k else 1.0)) for k, (a, b) in enumerate(zip(got, wanted, strict=True))
-            )
-            worst = max(worst, share)
-            if share > 1 and not got[0]:
-                silent.append(name)
-            elif not share <= 1:
-                times_off = got[0] / wanted[0] if wanted[0] else math.inf
-                sign = sum(a * b for a, b in zip(got[1:], wanted[1:], strict=True))
-                wrong.append(
-                    f"update {number + 1}, {name}: norm {got[0]:.6g} instead of {wanted[0]:.6g}, "
-                    f"{times_off:.3g} times{' and of the other sign' if sign < 0 else ''}, the bound is {bound:.2g}"
-                )
-        if silent:  # first: where something is detached, gradients before it are other ones too
-            wrong.insert(0, f"update {number + 1}: no gradient reaches {len(silent)} tensors: {', '.join(silent[:3])}")
+    if silent:  # first: where something is detached, gradients before it are other ones too
+        wrong.insert(0, f"no gradient reaches {len(silent)} tensors: {', '.join(silent[:3])}")
     if wrong:
-        detail = f"gradients are not those of the step's loss: {some(wrong)}. The bound is {MARGIN:g} times "
-        detail += "what two precisions differ by in this step"
+        detail = f"gradients are not those of the step's loss: update {number + 1}: {some(wrong)}. The bound is "
+        detail += f"{MARGIN:g} times what two precisions differ by in this step"
         causes = "token weights, the loss, a pass that is lost or counted twice, a layer that is detached or changed"
         yield fault("gradient", detail, causes=causes, ratio=worst)
-    if main.kl and looked == len(sketch.updates) and "kl_reference" in figures:
-        yield from _kl(figures["kl_reference"], main)
-    tensors = len(sketch.updates[0]["tensors"])
-    share = f"{looked} of {len(sketch.updates)} updates, {len(times)} calls, {tensors} tensors"
-    yield ok("gradient", share, ratio=worst)
-
-
-def _gradient(
-    calls: Sequence[Call], weights: Weights, start: Weights, main: Repeat, other: Repeat, *, seed: int, end: float
-) -> Gradient:
-    """Compute an update's gradient again.
-
-    A token has the weight 1 / tokens of the update (DAPO), or 1 / (rollouts * tokens of its rollout) (GRPO, equation
-    3); calls with advantage 0 count in both.
-
-    Args:
-        calls: All calls of the update.
-        weights: What the update begins with.
-        start: What the step begins with.
-        main: The loss; its `begun` and `kl` are added to.
-        other: The same in the second precision.
-        seed: Chooses the batches that are measured.
-        end: When it must have ended.
-
-    Raises:
-        CannotLook: By what its first batches took, it would end later.
-    """
-    settings, lengths = main.settings, Counter[str]()
-    for call in calls:
-        lengths[call.rollout] += len(call.reply)
-    by_rollout = settings["loss_agg_mode"] == "seq-mean-token-mean"
-    shares = {r: 1 / (len(lengths) * n) if by_rollout else 1 / lengths.total() for r, n in lengths.items()}
-    active = [call for call in calls if main.advantages[call.rollout] or main.reference]
-    models = [weights.load(repeat.precision) for repeat in (main, other)]
-    parts = batches(active)
-    random.Random(seed).shuffle(parts)
-    found, measured = Gradient(), 0
-    begun = [start.load(repeat.precision) for repeat in (main, other)] if settings["max_staleness"] else models
-    begin, whole, computed = time.monotonic(), sum(map(_tokens, parts)), 0
-    for part in parts:
-        if measured >= MEASURED and begin + (time.monotonic() - begin) * whole / computed > end:
-            seconds = (time.monotonic() - begin) * whole / computed
-            raise CannotLook(f"computing the update again would take {seconds:.0f} s, longer than a step of this run")
-        computed += _tokens(part)
-        beside, second = (other if measured < MEASURED else None), None
-        for k, repeat in ((1, beside), (0, main)):
-            if repeat is not None and (settings["max_staleness"] or any(call.logprobs is None for call in part)):
-                repeat.begin(begun[k], part)
-        if beside is not None:
-            second = weights.gradients(models[1], beside.gradients(models[1], part, shares)[0])
-        own, clips = main.gradients(models[0], part, shares, beside)
-        if main.reference and beside is not None:
-            main.kl_apart.append(main.kl[-1] - other.kl[-1])
-        found.add(weights.gradients(models[0], own), second)
-        for name, gradient in weights.gradients(models[0], clips).items() if clips else ():
-            found.clips[name] = found.clips[name].add_(gradient) if name in found.clips else gradient
-        measured += len(part)
-    return found
-
-
-def _tokens(part: Sequence[Call]) -> int:
-    return len(part[0].prompt) + sum(len(call.reply) for call in part)
-
-
-def _kl(stated: float, main: Repeat) -> Iterator[Verdict]:
-    """Compare the stated KL divergence to the starting model."""
-    import torch
-
-    wanted = float(torch.cat(main.kl).mean())
-    apart = torch.cat(main.kl_apart)
-    # An estimate of a KL near 0 is a difference of numbers near 1, which round by 1.2e-7 each.
-    bound = MARGIN * float(apart.abs().mean()) + 1e-4 * abs(wanted) + 2.4e-7
-    if not abs(stated - wanted) <= bound:
-        detail = f"the step states the KL divergence {stated:.6g} to its reference, and to the starting model it is "
+    stated = figures.get("kl_reference")
+    single = len(sketch.updates) == 1 and found.kl is not None and stated is not None
+    if single and not abs(stated - found.kl) <= found.kl_bound:
+        detail = f"the step states the KL divergence {stated} to its reference, and to the starting model it is "
         causes = "a reference that is not the starting model"
-        yield fault("gradient", f"{detail}{wanted:.6g}, bound {bound:.2g}", causes=causes)
+        yield fault("gradient", f"{detail}{found.kl:.6g}, bound {found.kl_bound:.2g}", causes=causes)
+    of = f"update {number + 1} of {len(sketch.updates)}"
+    yield ok("gradient", f"{of}, {len(update.calls)} calls, {len(told['tensors'])} tensors", ratio=worst)
 
 
 def schedule(record: Record, step: int, *, made: int) -> Iterator[Verdict]:

@@ -119,7 +119,7 @@ class Delivery:
         self._choose: Callable[[], Sequence[int]] | None = None
         self._expected: Expected | None = None
         self._spread: tuple[Sequence[int], float] = (), 0.0
-        self._pending: tuple[int, Future[tuple[Figures, Expected, str]]] | None = None
+        self._pending: tuple[int, Future[tuple[Figures, Expected, str]], bool] | None = None
         self._using, self._ended = threading.Lock(), False
         self._weaker, self._unproven = "", False
 
@@ -183,6 +183,7 @@ class Delivery:
         context: int,
         prompt: Callable[[], Sequence[int]],
         held: Callable[[], Sequence[Mapping[str, str]] | None] | None = None,
+        loaded: bool = False,
     ) -> None:
         """Begin to prove that each server answers with the learner's weights; call it after every transfer.
 
@@ -199,6 +200,7 @@ class Delivery:
             prompt: Returns the token ids of a task's prompt, for a run that has recorded no call yet.
             held: Returns the digests of the tensors that each server uses, for servers that don't report them in
                 their answers; None where it can't know. Called in the background.
+            loaded: Whether the servers have loaded the weights themselves: this is no transfer, and is not counted.
 
         Raises:
             RunStopped: The proof of the previous transfer has failed.
@@ -208,7 +210,7 @@ class Delivery:
             self._choose = partial(self.probe, context=context, prompt=prompt)
             ids = self._choose()
             found = in_background(lambda: self._examine(version, learner, dtype, ids, servers, held), "delivery")
-            self._pending = version, found
+            self._pending = version, found, loaded
 
     def settle(self) -> None:
         """Wait for the proof that has begun and give its verdict; without one, do nothing.
@@ -220,14 +222,16 @@ class Delivery:
         if pending is None:
             return
         start = time.perf_counter()
-        version, found = pending
-        self.step.add(Figures(version=version, proofs=1))
+        version, found, loaded = pending
+        if not loaded:
+            self.step.add(Figures(version=version, proofs=1))
         figures, self._expected, wrong = found.result()
         self.step.add(figures)
         if wrong:
             raise RunStopped(wrong, cause="weights-not-arriving")
-        self._unproven = bool(self._weaker)
-        self.step.arrived += not self._weaker
+        if not loaded:
+            self._unproven = bool(self._weaker)
+            self.step.arrived += not self._weaker
         self.step.seconds += time.perf_counter() - start
 
     def end(self) -> None:
@@ -348,7 +352,7 @@ class Delivery:
 
     # --- sampled calls, figures -------------------------------------------------------------------
 
-    def sampled(self, *, step: int, difference: float, call: str, dtype: str, version: int | None = None) -> None:
+    def sampled(self, *, step: int, difference: float, call: str, dtype: str) -> None:
         """Make sure that the log-probabilities recorded with a step's calls are the learner's, before its update.
 
         Their bound is four times the probe's, as the tokens differ. Without a proof of delivery
@@ -359,7 +363,6 @@ class Delivery:
             difference: The mean absolute difference over the tokens of the call that differs most.
             call: Which call that is, as text.
             dtype: The dtype in which learner and server compute.
-            version: Version of the learner's weights that were compared, those that sampled; None for `step - 1`.
 
         Raises:
             RunStopped: They differ: the server sampled from another policy, or the tokens are not those of the call.
@@ -370,14 +373,11 @@ class Delivery:
             self.step.arrived += self._unproven
             self._unproven = False
             return
-        behind = version is not None and version < step - 1
-        compared = "In this comparison the learner" if behind else "The learner"
-        weights = f"the weights of version {version if behind else step - 1}"
         raise RunStopped(
             f"step {step}: what is trained is not what was sampled. The log-probabilities recorded with {call} differ "
-            f"from the learner's by {difference:.2g} on average over its tokens (bound {bound:.1g}).\n  {compared} "
-            f"has {weights}, with which the rollouts were made. Either the "
-            "server sampled with other weights, another prefix or another temperature, or the adapter changed the "
+            f"from the learner's by {difference:.2g} on average over its tokens (bound {bound:.1g}).\n  The "
+            f"learner has the weights of version {step - 1}, with which the rollouts were made. Either the server "
+            "sampled with other weights, another prefix or another temperature, or the adapter changed the "
             "tokens of the call.\n  Look at the call with: agentrig dev. " + CURE,
             cause="sampled-differently",
         )

@@ -24,7 +24,7 @@ TRY = "from agentrig.doctor.imports import main; main()"
 TIMEOUT_S = 90.0
 """Time limit of the imports, in seconds; on a cold disk they read several GB."""
 
-RUNTIME = "agentrig.run.session"
+RUNTIME = ("agentrig.run.session", "agentrig.audit.auditor")
 """What every run imports besides its components."""
 
 
@@ -61,7 +61,8 @@ def main() -> None:
 
 
 def _steps(plan: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
-    yield f"import {RUNTIME} (every run does)", partial(import_module, RUNTIME)
+    for module in RUNTIME:
+        yield f"import {module} (every run does)", partial(import_module, module)
     for kind in ("agent", "reward", "adapter"):
         yield f"build {kind} {plan.components[kind].spec.name}", partial(plan.build, kind)
     algorithm = plan.components["algorithm"].spec

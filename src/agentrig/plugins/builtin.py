@@ -20,11 +20,10 @@ from agentrig import (
     hookimpl,
 )
 from agentrig.errors import AgentrigError
+from agentrig.external.checks import check_service
+from agentrig.external.config import ENVIRONMENT, CommandConfig, HttpConfig
 from agentrig.otlp.exporting import OtlpConfig
 from agentrig.plugins.auto import OWN, PROCESSES
-from agentrig.programs.config import ENVIRONMENT, CommandConfig
-from agentrig.services.checks import check_service
-from agentrig.services.config import HttpConfig
 from agentrig.traces import LLM_CALL, Trace
 from agentrig.trackers.own import OWN as OWN_TRACKERS
 
@@ -63,12 +62,12 @@ def register_agents() -> Iterable[AgentSpec]:
     """Register `command` and `http`."""
 
     def command(config: Any) -> Any:
-        from agentrig.programs.agent import CommandAgent
+        from agentrig.external.command import CommandAgent
 
         return CommandAgent(config)
 
     def http(config: Any) -> Any:
-        from agentrig.services.agent import HttpAgent
+        from agentrig.external.http import HttpAgent
 
         return HttpAgent(config)
 

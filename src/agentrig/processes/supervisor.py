@@ -6,11 +6,11 @@ because it adopts orphans (PR_SET_CHILD_SUBREAPER). When it has no child any mor
 It is started for every program as `python -I -S supervisor.py CHANNEL SECONDS MEMORY DISK PROCESSES FOLDER CONTAINER
 COMMAND …`, so it imports little, and nothing of agentrig's. CHANNEL is the number of an inherited socket. If its other
 end is closed, or sends something, the program ends. It gets the report, one line of words: see
-`agentrig.programs.running`.
+`agentrig.external.running`.
 
 Runners adopt and end the descendants of an agent by the same functions: see `agentrig.processes.families`.
 
-CONTAINER is empty, or the JSON of an `agentrig.programs.running.Container` in which docker or podman runs the program.
+CONTAINER is empty, or the JSON of an `agentrig.external.running.Container` in which docker or podman runs the program.
 Then the daemon, not this process, is above the program. So it is watched by its control group, and removed by a
 command. If this process is killed, a guard that no family of processes knows does that.
 """
@@ -173,7 +173,7 @@ class Container:
     """The container that a program runs in.
 
     Args:
-        word: The JSON of an `agentrig.programs.running.Container`.
+        word: The JSON of an `agentrig.external.running.Container`.
     """
 
     def __init__(self, word: str) -> None:

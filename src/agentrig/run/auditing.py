@@ -82,7 +82,7 @@ class Auditing:
             if self._auditor is not None:
                 self._judge(self._auditor.quick(step, line))
             return
-        from agentrig.audit.auditor import Auditor, audit  # imports numpy: no run needs it before its first step
+        from agentrig.audit.auditor import Auditor  # imports numpy: no run needs it before its first step
 
         if sketch is not None:
             with writing(self._run / FILE.format(step)):
@@ -90,7 +90,7 @@ class Auditing:
         try:
             if self._auditor is None:
                 self._auditor = Auditor(self._run, self.sources())
-            found = audit(self._auditor, step, sketch, line, max(LEAST_S, line["step_s"]))
+            found = self._auditor.audit(step, sketch, line, max(LEAST_S, line["step_s"]))
         except AgentrigError as error:
             log.warning("step %d is not audited: %s", step, error)
             return

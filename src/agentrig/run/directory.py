@@ -60,6 +60,7 @@ class RunDirectory:
             self._make_folders()
         self.checkpoints = Checkpoints(path / "checkpoints")
         self._lock = Lock(path / "run.lock")
+        self._first = False  # whether its folder was made for it
 
     @classmethod
     def create(cls, plan: Plan) -> RunDirectory:
@@ -72,10 +73,12 @@ class RunDirectory:
         parent = Path(plan.run.directory)
         name = run_name(plan.run, plan.recipe)
         with writing(parent):
+            first = not parent.exists()
             parent.mkdir(parents=True, exist_ok=True)
             path = parent / name if plan.run.name else _own_folder(parent, name)
         _check_vacant(path)
         run = cls(path)
+        run._first = first
         run.lock()
         _check_vacant(path)  # another run may have started and ended in between
         run.write("config.toml", to_toml(plan.as_dict()))
@@ -93,9 +96,12 @@ class RunDirectory:
             raise RunInUse(f"a run is active in {self.path}: {self._lock.holder()}. Wait until it ends, or stop it")
 
     def remove(self) -> None:
-        """Delete a new run's directory, with all its files."""
+        """Delete a new run's directory, with all its files; and the folder of runs, if this is its first one."""
         with writing(self.path):
             shutil.rmtree(self.path)
+        if self._first:
+            with contextlib.suppress(OSError):  # another run may be there by now
+                self.path.parent.rmdir()
 
     def release(self) -> None:
         """Allow other runs to use this directory."""

@@ -53,7 +53,7 @@ class Evaluation:
         rollouts_per_s: All rollouts over `wall_s`.
         slices: Of each slice (`Task.slices`, and `calls`), its classes: correct and scored rollouts.
         wrong: Why answers are wrong, by the reward's `details["wrong"]`, to how many.
-        turns: At which turn rollouts became right or wrong (`agentrig.correctness.turn_of`), to how many.
+        by_turn: At which turn rollouts became right or wrong (`agentrig.correctness.turn_of`), to how many.
         rollouts: All rollouts, with `keep`.
     """
 
@@ -66,7 +66,7 @@ class Evaluation:
     rollouts_per_s: float
     slices: Mapping[str, Mapping[str, tuple[int, int]]]
     wrong: Mapping[str, int]
-    turns: Mapping[str, int]
+    by_turn: Mapping[str, int]
     rollouts: Sequence[Rollout] = attrs.field(default=(), repr=False)
     reasons: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
@@ -85,7 +85,7 @@ class Evaluation:
                 for name, classes in self.slices.items()
             },
             "wrong": dict(self.wrong),
-            "by_turn": dict(self.turns),
+            "by_turn": dict(self.by_turn),
         }
 
 
@@ -142,6 +142,7 @@ def evaluate(
             serving = algorithm.serve(hardware=hardware, checkpoint=checkpoint, **more)
 
         def body() -> None:
+            runtime.wait_for_agent()  # one that can't be built costs no start of a server
             with serving as served:
                 sampled = [served] if isinstance(served, Endpoint) else list(served)
                 if temperature is not None:
@@ -220,7 +221,7 @@ class _Figures:
                 if len(parts) > 1
             },
             wrong=dict(self.wrong.most_common()),
-            turns=by_turn(self.calls),
+            by_turn=by_turn(self.calls),
             rollouts=tuple(self.kept),
             reasons=self.reasons,
         )

@@ -66,19 +66,22 @@ class Loop:
         plan = self.algorithm.serving(session.hardware, session.checkpoint)
         plan = attrs.evolve(plan, seed=session.seed, log=session.directory / "server.log", sleeps=settings.server_sleep)
         with session.server(plan) as self.server, dead_server_first(self.server, session):
-            if session.checkpoint is None:
+            if session.resumed:
+                self.learner = learner = self.algorithm.learner(session)  # a server may start meanwhile
+                if session.checkpoint is not None:
+                    with reading(session.checkpoint):
+                        self._resume(session.checkpoint)
+            else:
                 session.plan_steps(settings.steps)
                 self.learner = learner = self._measure_and_load()
-                self._prove(0)  # the server has loaded the starting model itself, and answered with it until now
-            else:
-                self.learner = learner = self.algorithm.learner(session)  # a server may start meanwhile
-                with reading(session.checkpoint):
-                    self._resume(session.checkpoint)
+                self._prove(0, loaded=True)  # what the server loaded itself, and has answered with
             self._deliver(session.first_step - 1)
             learner.ready()
-            if session.checkpoint is not None:
-                session.plan_steps(settings.steps)  # a resumed run rewrites its directory from here on
-            elif settings.validate_every:
+            if session.resumed:
+                session.plan_steps(settings.steps)  # it rewrites its directory from here on
+                if session.checkpoint is None:
+                    session.report(self._greedy(), when="before", step=0)
+            if session.checkpoint is None and settings.validate_every:
                 self._validate(0)
 
             step, ahead = session.first_step - 1, None
@@ -111,7 +114,6 @@ class Loop:
                         difference=gap,
                         call=f"a call of {node or 'no node'} in rollout {rollout.id}",
                         dtype=plan.dtype,
-                        version=step - 1 - staleness,
                     )
                 update_s = time.perf_counter() - start
                 if ahead is not None:
@@ -278,7 +280,7 @@ class Loop:
         self._prove(version)
         return prepared - start + time.perf_counter() - taken
 
-    def _prove(self, version: int) -> None:
+    def _prove(self, version: int, *, loaded: bool = False) -> None:
         """Begin to prove that the server answers with the learner's weights."""
         self.session.delivery.begin(
             version=version,
@@ -288,6 +290,7 @@ class Loop:
             context=self.server.context,
             prompt=lambda: self.learner.prompt(self.session.train_tasks[0].input_text()),
             held=self.server.held,
+            loaded=loaded,
         )
 
     # --- validation and checkpoints ---------------------------------------------------------------

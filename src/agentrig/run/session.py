@@ -67,6 +67,7 @@ class RunSession:
         second: The rewards that are only logged, by name.
         past: The state that a resumed run continues from.
         begin: Called once the run has actually started.
+        resumed: Whether the directory has a run already: nothing in it changes before `begin`.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class RunSession:
         second: Mapping[str, Scorer],
         past: Past | None = None,
         begin: Callable[[], None] = lambda: None,
+        resumed: bool = False,
     ) -> None:
         past = past or Past()
         self.train_tasks = train_tasks
@@ -90,7 +92,7 @@ class RunSession:
         self.hardware = hardware
         self.seed = plan.run.seed
         self.first_step = past.step + 1
-        self.checkpoint = past.checkpoint
+        self.checkpoint, self.resumed = past.checkpoint, resumed
         self.stopping = False
         self.plan, self.engine, self.runtime = plan, engine, runtime
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
@@ -132,8 +134,8 @@ class RunSession:
     def begin(self, steps: int | None = None) -> None:
         """Note that the run has actually started, and notify the observers; only the first call has an effect.
 
-        `plan_steps` calls it; algorithms call that once the checkpoint is read and the model is served, and serves the
-        learner's weights. Otherwise the first rollouts or the end of the algorithm call it.
+        `plan_steps` calls it: in a resumed run once the checkpoint is read, and the model is served with the learner's
+        weights. Otherwise the first rollouts or the end of the algorithm call it. It waits until the agent is built.
         """
         if self.begun:
             return

@@ -141,6 +141,7 @@ def _train(
         second=second,
         past=past,
         begin=begin_run,
+        resumed=resume is not None,
     )
     ending.callback(session.delivery.end)
     ending.callback(session.auditing.close)

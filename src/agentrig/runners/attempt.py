@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import json
 import logging
-import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import attrs
 
 from agentrig.agents import Agent, Judged, Outcome
 from agentrig.endpoints import without_proxy
-from agentrig.errors import AgentFailure, AgentrigError, place_of
+from agentrig.errors import FAILURE_KIND, AgentFailure, AgentrigError, place_of
 from agentrig.gateway.client import GatewayError, Visit
 from agentrig.pools import AgentSource, Job, Result
 from agentrig.processes.confine import hint
@@ -29,9 +28,6 @@ log = logging.getLogger(__name__)
 
 CLIENTS = ("openai", "anthropic", "httpx", "httpx2", "httpcore", "httpcore2")
 """Packages whose exceptions mean that a call to the model failed."""
-
-KIND = re.compile(r"[A-Za-z0-9_.-]{1,40}")
-"""Valid failure kinds: they are used in tables and as keys in `summary.json`."""
 
 ANSWER_SHOWN = 300
 """Most characters of a server's answer that a failure's message has."""
@@ -131,7 +127,7 @@ def _failed(error: BaseException) -> Outcome:
     """Return the outcome of a rollout whose agent raised an exception."""
     kind = failure_kind(error)
     message = words_of(error)
-    if not KIND.fullmatch(kind):
+    if not FAILURE_KIND.fullmatch(kind):
         named = f"(its kind {cut(storable(kind), 60)!r} is no short name: letters, digits, -, _ and ., at most 40)"
         kind, message = "agent-error", f"{message} {named}"
     place = place_of(error) if kind == "agent-error" else _answer_of(error, message)

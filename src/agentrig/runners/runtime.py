@@ -94,6 +94,8 @@ class Runtime:
                 algorithm.join(UNWIND_S)
             self._aborted.abandoned = algorithm.is_alive()
             raise self._aborted
+        if self.broken is not None and not raised:
+            algorithm.join(UNWIND_S)
         if raised:
             raise raised[0]
         if self.broken is not None:
@@ -138,7 +140,11 @@ class Runtime:
     def _serve(self) -> None:
         """Keep the pool busy until the run ends, or the pool breaks."""
         try:
-            self.pool.start()  # it may wait for modules that all runners share
+            try:
+                self.pool.start()  # it may wait for modules that all runners share
+            except BaseException:
+                self._over.put(None)  # the algorithm may wait for what the pool should have served
+                raise
             while not self._stopping:
                 for _ in range(min(self.pool.room, len(self._jobs))):
                     self.pool.submit(self._jobs.popleft())

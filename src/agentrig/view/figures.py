@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrig.figures import mean, number, wilson
-from agentrig.view.reading import RunData, mapping
+from agentrig.view.reading import RunData, dig, mapping
 
 SMOOTHING = 16
 """Number of steps over which training curves are smoothed, as in the reference's published curves."""
@@ -47,10 +47,7 @@ def series(run: RunData, *path: str) -> tuple[list[int], list[float]]:
     """
     steps, values = [], []
     for row in run.steps:
-        value: Any = row
-        for key in path:
-            value = mapping(value).get(key)
-        found = number(value)
+        found = number(dig(row, *path))
         if found is not None:
             steps.append(int(row["step"]))
             values.append(found)
@@ -137,10 +134,7 @@ def totals(run: RunData, *path: str) -> dict[str, int]:
     """Return the sums over all steps of a metric that counts by name, such as `("nodes", "seen")`."""
     found: dict[str, int] = {}
     for row in run.steps:
-        value: Any = row
-        for key in path:
-            value = mapping(value).get(key)
-        for name, count in mapping(value).items():
+        for name, count in mapping(dig(row, *path)).items():
             found[str(name)] = found.get(str(name), 0) + int(number(count) or 0)
     return found
 

@@ -40,47 +40,24 @@ def templates(*packages: str) -> Environment:
     return environment
 
 
+@attrs.frozen
 class Links:
-    """Gives a page an address for each thing; an empty one leaves the link out."""
+    """Where a page's links lead; an empty address leaves a link out.
+
+    Attributes:
+        run: The address of the run on the live page; '' in a file.
+        anchors: In a file: the anchor of each rollout that it has, by id.
+    """
+
+    run: str = ""
+    anchors: Mapping[str, str] = attrs.field(factory=dict)
 
     def rollout(self, id: str) -> str:
         """Return where a rollout is shown."""
-        return ""
+        if self.run:
+            return f"{self.run}/rollout/{quote(str(id), safe='')}"
+        return f"#{self.anchors[id]}" if id in self.anchors else ""
 
     def task(self, id: str) -> str:
         """Return where a task's rollouts are shown."""
-        return ""
-
-
-@attrs.frozen
-class Anchors(Links):
-    """Links within one file.
-
-    Attributes:
-        rollouts: The anchor of each rollout that the file has, by id.
-    """
-
-    rollouts: Mapping[str, str]
-
-    def rollout(self, id: str) -> str:
-        """Return a rollout's place in the file, if it has one."""
-        return f"#{self.rollouts[id]}" if id in self.rollouts else ""
-
-
-@attrs.frozen
-class Addresses(Links):
-    """Links of the live page.
-
-    Attributes:
-        run: The address of the run.
-    """
-
-    run: str
-
-    def rollout(self, id: str) -> str:
-        """Return a rollout's address."""
-        return f"{self.run}/rollout/{quote(str(id), safe='')}"
-
-    def task(self, id: str) -> str:
-        """Return the address of a task's rollouts."""
-        return f"{self.run}/traces?task={quote(str(id), safe='')}"
+        return f"{self.run}/traces?task={quote(str(id), safe='')}" if self.run else ""

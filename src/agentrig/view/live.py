@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,6 @@ from agentrig.figures import NOTHING, counted, percent
 from agentrig.processes.ends import Interrupted, name_of
 
 if TYPE_CHECKING:
-    from rich.live import Live
     from rich.status import Status
 
     from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
@@ -72,10 +72,9 @@ class LiveDisplay:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
         self._lock = threading.Lock()
-        self._live: Live | None = None
         self._opened = self._announced = False
+        self._panel = ExitStack()
         self._spinner: Status | None = None
-        self._handlers: list[tuple[logging.StreamHandler[Any], Any]] = []
         self._start = time.monotonic()
         self._steps: int | None = None
         self._done = 0
@@ -170,12 +169,8 @@ class LiveDisplay:
         """Close the panel and leave its last content on the screen; does nothing when there is no panel."""
         self._stop_spinner()
         with self._lock:
-            live, self._live, self._opened = self._live, None, True
-            handlers, self._handlers = self._handlers, []
-        for handler, stream in handlers:
-            handler.setStream(stream)
-        if live is not None:
-            live.stop()
+            panel, self._panel, self._opened = self._panel.pop_all(), ExitStack(), True
+        panel.close()
 
     def _stop_spinner(self) -> None:
         if self._spinner is not None:
@@ -202,11 +197,11 @@ class LiveDisplay:
         live = Live(get_renderable=self.panel, console=self._console, refresh_per_second=4)  # draws at once
         error = sys.stderr
         live.start()
-        self._live = live
+        self._panel.callback(live.stop)
         # Log handlers keep the stream they were created with; redirect them so that they write above the panel.
         for handler in logging.getLogger().handlers:
             if isinstance(handler, logging.StreamHandler) and handler.stream is error and sys.stderr is not error:
-                self._handlers.append((handler, handler.setStream(sys.stderr)))
+                self._panel.callback(handler.setStream, handler.setStream(sys.stderr))
 
     def panel(self) -> Group:
         """Return the current panel."""

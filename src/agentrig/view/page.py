@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,11 +13,13 @@ from agentrig.run.damage import reading
 from agentrig.text import flat
 from agentrig.view import figures, table, tables
 from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
+from agentrig.view.gold import Gold
 from agentrig.view.html import templates
 from agentrig.view.plots import plots_of, second_rewards
-from agentrig.view.reading import RunData, mapping
-from agentrig.view.samples import Shelf, before_after, reward_disagreements
+from agentrig.view.reading import RunData, dig, mapping
+from agentrig.view.samples import before_after, reward_disagreements, shown
 from agentrig.view.text import count, duration, figure, plain
+from agentrig.view.tokens import Tokenizers
 
 PLOTS = ("accuracy", "reward", "time", "response tokens")
 """Drawings that every run has sooner or later; the page says which of them have nothing to draw yet."""
@@ -32,16 +35,16 @@ def render(runs: Sequence[RunData], *, gold: bool = False) -> str:
         runs: At least one.
         gold: Whether the rollouts are shown with the private part of their tasks.
     """
-    shelf = Shelf(gold=gold)
+    tokenizers, private = Tokenizers(), Gold() if gold else None
     views = []
     for i, run in enumerate(runs, 1):
-        shown = view(run, at=f"run-{i}-" if len(runs) > 1 else "", drawn=len(runs) == 1)
-        views.append(shown | shelf.shown(run, shown))
+        found = view(run, at=f"run-{i}-" if len(runs) > 1 else "", drawn=len(runs) == 1)
+        views.append(found | shown(run, found, tokenizers, private))
     several = len(runs) > 1
     drawn = plots_of(runs) if several else views[0]["curves"]
     sections = {"curves": "curves", "results": "results"}
     if several:
-        sections |= {"settings": "settings that differ", "runs": "each run"}
+        sections |= {"by": "by class", "settings": "settings that differ", "runs": "each run"}
     else:
         sections |= {"examples": "before and after"} if views[0]["pairs"] else {}
         sections |= {"rollouts": "rollouts"} if views[0]["shown"] else {}
@@ -55,8 +58,9 @@ def render(runs: Sequence[RunData], *, gold: bool = False) -> str:
             names=[run.name for run in runs],
             runs=views,
             columns=table.COLUMNS,
-            cells=[shown["cells"] for shown in views],
+            cells=[each["cells"] for each in views],
             curves=drawn,
+            held_out=list(table.parts([shown["parts"] for shown in views], tables.CLASSES)) if several else [],
             differences=differing_settings(runs) if several else [],
         )
     )
@@ -73,6 +77,7 @@ def view(run: RunData, *, whole: bool = True, at: str = "", drawn: bool = True) 
     """
     missing = list(run.missing)
     pairs = before_after(run, missing) if whole else None
+    held_out = tables.held_out(run, missing) if whole else None
     failed = tables.failures(run, missing) if whole else tables.failures_of_steps(run)
     disagreements = reward_disagreements(run, missing) if whole and second_rewards(run) else []
     if whole and pairs is None and run.files:
@@ -102,7 +107,8 @@ def view(run: RunData, *, whole: bool = True, at: str = "", drawn: bool = True) 
         "split": _split(run),
         "tiles": _tiles(run, row),
         **told,
-        "tables": tables.tables(run, failed, tables.slices(tables.held_out(run, missing)) if whole else ()),
+        "tables": tables.tables(run, failed, tables.slices(held_out) if held_out else ()),
+        "parts": held_out.as_dict() if held_out else {},
         "reward_disagreements": disagreements,
         "pairs": pairs,
         "config": run.config_text,
@@ -143,54 +149,41 @@ def of_diagnosis(found: Diagnosis) -> dict[str, Any]:
 def _about(run: RunData) -> list[tuple[str, str]]:
     """Return what the run used: components, hardware, versions, data."""
     manifest = run.manifest
-    hardware = mapping(manifest.get("hardware"))
-    names = figures.devices(run)
-    found = [("components", _components(run)), ("model", str(manifest.get("model") or ""))]
-    server = mapping(manifest.get("server"))
-    if server.get("chosen"):  # by `auto`
-        found.append(("server", f"{server.get('name')}, chosen by auto: {server['chosen']}"))
-    found.append(("hardware", ": ".join(p for p in (str(hardware.get("name") or ""), _grouped(names)) if p)))
-    versions = {
-        "agentrig": manifest.get("agentrig"),
-        "python": manifest.get("python"),
-        **mapping(manifest.get("packages")),
-    }
-    found.append(("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)))
-    found.append(("plugins", ", ".join(_plugin(p) for p in _list(manifest.get("plugins")) if isinstance(p, Mapping))))
-    data = mapping(manifest.get("data"))
-    found.append(("data", ", ".join(_data(role, mapping(d)) for role, d in data.items())))
+    components, server, hardware, packages, data = (
+        mapping(manifest.get(key)) for key in ("components", "server", "hardware", "packages", "data")
+    )
+    plugins = manifest.get("plugins")
+    listed = [
+        f"{plugin.get('distribution')} {plugin.get('version')}"
+        + ("" if plugin.get("status", "ok") == "ok" else f" ({plugin['status']})")
+        for plugin in (plugins if isinstance(plugins, list) else ())
+        if isinstance(plugin, Mapping)
+    ]
+    devices = [f"{n} × {name}" if n > 1 else name for name, n in Counter(figures.devices(run)).items()]
+    versions = {"agentrig": manifest.get("agentrig"), "python": manifest.get("python"), **packages}
+    splits = [
+        f"{role}{' (' + str(d['split']) + ')' if d.get('split') else ''} {count(d.get('tasks'))} tasks, "
+        f"{str(d.get('fingerprint') or '')[:12]}"
+        for role, d in ((role, mapping(found)) for role, found in data.items())
+    ]
     seed = manifest.get("seed", run.setting("run", "seed"))
-    found.append(("seed", "" if seed is None else str(seed)))
-    found.append(("started", str(manifest.get("created") or "")))
-    return [(name, text) for name, text in found if text]
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _components(run: RunData) -> str:
-    components = mapping(run.manifest.get("components"))
-    return ", ".join(f"{kind} {mapping(c).get('name')}" for kind, c in components.items())
-
-
-def _plugin(plugin: Mapping[str, Any]) -> str:
-    text = f"{plugin.get('distribution')} {plugin.get('version')}"
-    return text if plugin.get("status", "ok") == "ok" else f"{text} ({plugin['status']})"
-
-
-def _data(role: str, data: Mapping[str, Any]) -> str:
-    split = f" ({data['split']})" if data.get("split") else ""
-    return f"{role}{split} {count(data.get('tasks'))} tasks, {str(data.get('fingerprint') or '')[:12]}"
-
-
-def _grouped(names: Sequence[str]) -> str:
-    unique = dict.fromkeys(names)
-    return ", ".join(f"{names.count(name)} × {name}" if names.count(name) > 1 else name for name in unique)
+    chosen = server.get("chosen")  # by `auto`
+    about = {
+        "components": ", ".join(f"{kind} {mapping(found).get('name')}" for kind, found in components.items()),
+        "model": str(manifest.get("model") or ""),
+        "server": f"{server.get('name')}, chosen by auto: {chosen}" if chosen else "",
+        "hardware": ": ".join(filter(None, [str(hardware.get("name") or ""), ", ".join(devices)])),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+        "plugins": ", ".join(listed),
+        "data": ", ".join(splits),
+        "seed": "" if seed is None else str(seed),
+        "started": str(manifest.get("created") or ""),
+    }
+    return [(name, text) for name, text in about.items() if text]
 
 
 def _split(run: RunData) -> str:
-    stated = mapping(mapping(run.manifest.get("data")).get("report")).get("split") or run.setting("run", "report")
+    stated = dig(run.manifest, "data", "report", "split") or run.setting("run", "report")
     return f"held-out split {stated}" if stated else "held-out split"
 
 

@@ -122,7 +122,7 @@ class RunData:
 
     def setting(self, section: str, key: str) -> Any:
         """Return a key of the configuration, or None."""
-        return mapping(self.config.get(section)).get(key)
+        return dig(self.config, section, key)
 
     def of_mode(self, mode: str) -> list[RolloutFile]:
         """Return the rollout files of a mode, by step."""
@@ -132,6 +132,13 @@ class RunData:
 def mapping(value: Any) -> Mapping[str, Any]:
     """Return the value when it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}
+
+
+def dig(value: Any, *keys: str) -> Any:
+    """Return what is under these keys, one inside the other; None where one is missing."""
+    for key in keys:
+        value = mapping(value).get(key)
+    return value
 
 
 def is_correct(row: Mapping[str, Any]) -> bool:

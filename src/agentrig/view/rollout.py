@@ -18,7 +18,7 @@ from agentrig.rollouts import Rollout
 from agentrig.run.rows import row_of
 from agentrig.text import cut
 from agentrig.traces import LLM_CALL, MODEL, NODE, SERVER, Span, Trace, reply_of, tool_calls_of
-from agentrig.view.reading import SECOND, decoded, mapping, spans_of, verdict
+from agentrig.view.reading import SECOND, decoded, dig, mapping, spans_of, verdict
 from agentrig.view.text import count
 from agentrig.view.tokens import MOST_TOKENS, Token, tokens_of
 
@@ -325,7 +325,7 @@ def _call(
 def _length(attributes: Mapping[str, Any]) -> str:
     """Return a call's token counts: from its token ids, else from the server's `usage`."""
     ids = [attributes.get(f"{part}_token_ids") for part in ("prompt", "response")]
-    usage = mapping(mapping(attributes.get("response")).get("usage"))
+    usage = mapping(dig(attributes, "response", "usage"))
     if all(isinstance(found, list) and found for found in ids):
         text = " + ".join(count(len(found or ())) for found in ids) + " tokens"
     elif "prompt_tokens" in usage and "completion_tokens" in usage:

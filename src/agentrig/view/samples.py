@@ -9,7 +9,7 @@ from agentrig.figures import number
 from agentrig.text import cut
 from agentrig.view.calls import calls_of
 from agentrig.view.gold import Gold
-from agentrig.view.html import Anchors
+from agentrig.view.html import Links
 from agentrig.view.reading import SECOND, RunData, is_correct, mapping, rollout_rows
 from agentrig.view.rollout import COLUMNS, chip, question, readable, score_of, text_of
 from agentrig.view.tokens import Tokenizers
@@ -133,54 +133,41 @@ def last_group(run: RunData, missing: list[str], *, limit: int = 4) -> tuple[dic
     return {"step": files[0].step, "title": question(rows[0]), "rollouts": [chip(row) for row in members]}, rows
 
 
-class Shelf:
-    """Makes rollouts readable for one file: those of its examples, and a group of the last training step.
+def shown(run: RunData, view: Mapping[str, Any], tokenizers: Tokenizers, gold: Gold | None) -> dict[str, Any]:
+    """Return the rollouts that a run's examples mention, and those of a group of the last step, for one file.
 
     Args:
-        gold: Whether to show the private part of their tasks, which the run's task set is asked for.
+        run: The run.
+        view: What else the page shows of it.
+        tokenizers: Those of the runs.
+        gold: Has the private part of the tasks; None to leave it out.
+
+    Returns:
+        `shown`, `group`, `to` (where their links lead), `damage` and `missing` (what cannot be read), for templates.
     """
-
-    def __init__(self, *, gold: bool) -> None:
-        self._gold = Gold() if gold else None
-        self._tokenizers = Tokenizers()
-
-    def shown(self, run: RunData, view: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rollouts that a run's examples mention, and those of a group.
-
-        Args:
-            run: The run.
-            view: What else the page shows of it.
-
-        Returns:
-            `shown`, `group`, `to` (where their links lead), `damage` and `missing` (what cannot be read), for the
-            templates.
-        """
-        missing = list(view["missing"])
-        group, rows = last_group(run, missing)
-        rows += [each["row"] for each in view["reward_disagreements"]]
-        rows += [side.row for pair in (view["pairs"] or {"shown": ()})["shown"] for side in pair["sides"]]
-        by_id = {str(row["id"]): row for row in rows}
-        anchors = {id: f"{view['at']}rollout-{place}" for place, id in enumerate(by_id, 1)}
-        tokenizer, why = self._tokenizers.of(run) if rows else (None, "")
-        damage = [f"{why}: sampled tokens are shown by their ids"] if why else []
-        places: dict[str, Mapping[str, Any]] = {}
-        for step in sorted({row["step"] for row in by_id.values() if row["mode"] == "train"}):
-            found, wrong = calls_of(run.directory, step, by_id.keys())
-            places |= found
-            damage += [wrong] if wrong else []
-        return {
-            "shown": [self._whole(run, row, anchors[id], places.get(id, {}), tokenizer) for id, row in by_id.items()],
-            "group": group,
-            "to": Anchors(anchors),
-            "damage": damage,
-            "missing": list(dict.fromkeys(missing)),
-        }
-
-    def _whole(self, run: RunData, row: Mapping[str, Any], at: str, calls: Any, tokenizer: Any) -> dict[str, Any]:
-        gold, no_gold = self._gold.of(run.directory, str(row["task_id"])) if self._gold else (None, LEFT_OUT)
-        return {
-            "at": at,
-            "seen": readable(row, calls, tokenizer, LONGEST_TEXT, MOST_TOKENS),
-            "gold": [(key, text_of(value, LONGEST_TEXT)) for key, value in (gold or {}).items()],
-            "no_gold": no_gold,
-        }
+    missing = list(view["missing"])
+    group, rows = last_group(run, missing)
+    rows += [each["row"] for each in view["reward_disagreements"]]
+    rows += [side.row for pair in (view["pairs"] or {"shown": ()})["shown"] for side in pair["sides"]]
+    by_id = {str(row["id"]): row for row in rows}
+    anchors = {id: f"{view['at']}rollout-{place}" for place, id in enumerate(by_id, 1)}
+    tokenizer, why = tokenizers.of(run) if rows else (None, "")
+    damage = [f"{why}: sampled tokens are shown by their ids"] if why else []
+    calls: dict[str, Mapping[str, Any]] = {}
+    for step in sorted({row["step"] for row in by_id.values() if row["mode"] == "train"}):
+        found, wrong = calls_of(run.directory, step, by_id.keys())
+        calls |= found
+        damage += [wrong] if wrong else []
+    whole = []
+    for id, row in by_id.items():
+        private, no_gold = gold.of(run.directory, str(row["task_id"])) if gold else (None, LEFT_OUT)
+        whole.append(
+            {
+                "at": anchors[id],
+                "seen": readable(row, calls.get(id, {}), tokenizer, LONGEST_TEXT, MOST_TOKENS),
+                "gold": [(key, text_of(value, LONGEST_TEXT)) for key, value in (private or {}).items()],
+                "no_gold": no_gold,
+            }
+        )
+    missing = list(dict.fromkeys(missing))
+    return {"shown": whole, "group": group, "to": Links(anchors=anchors), "damage": damage, "missing": missing}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +12,44 @@ from agentrig.view import figures, tables
 from agentrig.view.reading import RunData, mapping, read_run
 from agentrig.view.text import plain
 
-COLUMNS = {
-    "run": "Run",
-    "model": "Model",
-    "context": "Context",
-    "turns": "Turns",
-    "trained": "Trained",
-    "accuracy": "Accuracy before → after",
-    "reward": "Mean reward before → after",
-    "transitions_per_rollout": "Transitions a rollout",
-    "prompt_tokens": "Prompt tokens",
-    "response_tokens": "Response tokens",
-    "gpus": "GPUs",
-    "steps": "Steps",
-    "hours": "Hours",
-    "s_per_step": "s/step",
-    "rollout_share": "Rollout %",
-    "update_share": "Update %",
+
+def _shown(value: Any) -> str:
+    return NOTHING if value is None else str(value)
+
+
+def _arrow(found: Mapping[str, float] | None, digits: int) -> str:
+    if found is None:
+        return NOTHING
+    first, last = plain(found["first"], digits), plain(found["last"], digits)
+    return first if first == last else f"{first} → {last}"
+
+
+def _gpus(n: int | None) -> str:
+    return "0 (cpu)" if n == 0 else _shown(n)
+
+
+CELLS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "run": ("Run", str),
+    "model": ("Model", lambda name: name or NOTHING),
+    "context": ("Context", _shown),
+    "turns": ("Turns", _shown),
+    "trained": ("Trained", lambda names: ", ".join(names) if names else NOTHING),
+    "accuracy": ("Accuracy before → after", lambda found: f"{percent(found['before'])} → {percent(found['after'])}"),
+    "reward": ("Mean reward before → after", lambda found: f"{plain(found['before'], 3)} → {plain(found['after'], 3)}"),
+    "transitions_per_rollout": ("Transitions a rollout", lambda found: _arrow(found, 2)),
+    "prompt_tokens": ("Prompt tokens", lambda found: _arrow(found, 1)),
+    "response_tokens": ("Response tokens", lambda found: _arrow(found, 1)),
+    "gpus": ("GPUs", _gpus),
+    "steps": ("Steps", _shown),
+    "hours": ("Hours", lambda hours: plain(hours, 2)),
+    "s_per_step": ("s/step", lambda seconds: plain(seconds, 1)),
+    "rollout_share": ("Rollout %", percent),
+    "update_share": ("Update %", percent),
 }
-"""Key to heading, in the order of the table."""
+"""Key of `row_of` to the column's heading, and how its values are written; in the order of the table."""
+
+COLUMNS = {key: heading for key, (heading, _) in CELLS.items()}
+"""Key to heading."""
 
 SHOWN = 8
 """Classes of a slice that a comparison in the terminal shows: those with most tasks."""
@@ -80,34 +99,7 @@ def failures(run: RunData) -> dict[str, int]:
 
 def cells(row: Mapping[str, Any]) -> dict[str, str]:
     """Return a row of `row_of` as text, by column."""
-    found = row["accuracy"]
-    trained = row["trained"]
-    gpus = row["gpus"]
-    return {
-        "run": row["run"],
-        "model": row["model"] or NOTHING,
-        "context": NOTHING if row["context"] is None else str(row["context"]),
-        "turns": NOTHING if row["turns"] is None else str(row["turns"]),
-        "trained": ", ".join(trained) if trained else NOTHING,
-        "accuracy": f"{percent(found['before'])} → {percent(found['after'])}",
-        "reward": f"{plain(row['reward']['before'], 3)} → {plain(row['reward']['after'], 3)}",
-        "transitions_per_rollout": _arrow(row["transitions_per_rollout"], 2),
-        "prompt_tokens": _arrow(row["prompt_tokens"], 1),
-        "response_tokens": _arrow(row["response_tokens"], 1),
-        "gpus": NOTHING if gpus is None else "0 (cpu)" if gpus == 0 else str(gpus),
-        "steps": NOTHING if row["steps"] is None else str(row["steps"]),
-        "hours": plain(row["hours"], 2),
-        "s_per_step": plain(row["s_per_step"], 1),
-        "rollout_share": percent(row["rollout_share"]),
-        "update_share": percent(row["update_share"]),
-    }
-
-
-def _arrow(found: Mapping[str, float] | None, digits: int) -> str:
-    if found is None:
-        return NOTHING
-    first, last = plain(found["first"], digits), plain(found["last"], digits)
-    return first if first == last else f"{first} → {last}"
+    return {key: text(row[key]) for key, (_, text) in CELLS.items()}
 
 
 def compare(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
@@ -119,8 +111,8 @@ def compare(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
     found = []
     for run in (read_run(Path(d)) for d in run_dirs):
         missing = list(run.missing)
-        parts = tables.held_out(run, missing)
-        found.append(row_of(run) | parts.as_dict() | {"missing": missing})
+        broken_down = tables.held_out(run, missing).as_dict()
+        found.append(row_of(run) | broken_down | {"missing": missing})
     return found
 
 
@@ -154,7 +146,7 @@ def compare_text(run_dirs: Sequence[Path], *, width: int | None = None) -> str:
             spans = [" → ".join(_interval(row["accuracy"][i]) for i in intervals) for row in rows]
             table.add_row("  95% intervals", *map(Text, spans))
             table.add_row("  n", *(str(row["accuracy"]["n"] or NOTHING) for row in rows))
-            for heading, cell in _parts(rows):
+            for heading, cell in parts(rows, SHOWN):
                 table.add_row(heading, *map(Text, cell))
     table.add_row("Failures", *(Text(counted(row["failures"])) for row in rows))
     table.add_row("Status", *(Text(row["status"]) for row in rows))
@@ -163,17 +155,22 @@ def compare_text(run_dirs: Sequence[Path], *, width: int | None = None) -> str:
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
 
-def _parts(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[str]]]:
-    """Yield lines of the comparison: the held-out accuracy by slice, and the share of rollouts by turn."""
+def parts(rows: Sequence[Mapping[str, Any]], most: int) -> Iterator[tuple[str, list[str]]]:
+    """Yield lines of the comparison: the held-out accuracy by slice, and the share of rollouts by turn, in percent.
+
+    Args:
+        rows: What `HeldOut.as_dict` returned of each run.
+        most: Classes of a slice to show: those with most tasks.
+    """
 
     def arrow(before: float | None, after: float | None) -> str:
-        return f"{percent(before)} → {percent(after)}"
+        return NOTHING if before is after is None else f"{percent(before)} → {percent(after)}"
 
     for name in dict.fromkeys(name for row in rows for name in row["slices"]):
         classes = [row["slices"].get(name, {}) for row in rows]
         sizes = {part: max(of[part]["n"] for of in classes if part in of) for of in classes for part in of}
-        kept = tables.largest(sizes, SHOWN)
-        more = f", the {SHOWN} largest of {len(sizes)}" if len(kept) < len(sizes) else ""
+        kept = tables.largest(sizes, most)
+        more = f", the {most} largest of {len(sizes)}" if len(kept) < len(sizes) else ""
         yield f"By {name}{more}", [""] * len(rows)
         for part in kept:
             yield (

@@ -13,7 +13,7 @@ from agentrig.correctness import by_turn, turn_order
 from agentrig.figures import NOTHING, mean, number, percent
 from agentrig.view import calls, figures
 from agentrig.view.plots import second_rewards
-from agentrig.view.reading import SECOND, RunData, mapping, rollout_rows
+from agentrig.view.reading import SECOND, RunData, dig, mapping, rollout_rows
 from agentrig.view.text import count, figure, plain
 
 ENDS = ("Before", "After")
@@ -130,8 +130,9 @@ def slices(found: HeldOut) -> list[Table]:
 
 
 def _shares(counts: Mapping[str, Mapping[str, int]]) -> list[list[str]]:
-    """Return a row for each kind: how many rollouts before and after, and their share."""
-    kinds = dict.fromkeys(kind for of in counts.values() for kind in of)
+    """Return a row for each kind: how many rollouts before and after, and their share; the most frequent first."""
+    total = sum((Counter(of) for of in counts.values()), Counter())
+    kinds = sorted(total, key=lambda kind: (-total[kind], kind))
 
     def cell(of: Mapping[str, int], kind: str) -> str:
         return f"{count(of.get(kind, 0))} ({percent(of.get(kind, 0) / sum(of.values()))}%)" if of else NOTHING
@@ -281,7 +282,7 @@ def _second(run: RunData) -> Table:
     for name in second_rewards(run):
         differ = of = agreed = judged = 0.0
         for row in run.steps:
-            found = mapping(mapping(row.get(SECOND)).get(name))
+            found = mapping(dig(row, SECOND, name))
             n, share = number(found.get("n")), number(found.get("agreement"))
             differ, of = differ + (number(found.get("differs")) or 0), of + (n or 0)
             if share is not None and n:

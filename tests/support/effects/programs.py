@@ -10,10 +10,10 @@ from agentrig_lightning.v1.agent import build
 from agentrig_lightning.v1.config import LightningV1Config
 
 from agentrig import AgentFailure, Endpoint
+from agentrig.external.command import CommandAgent
+from agentrig.external.config import CommandConfig
+from agentrig.external.sandboxes import Place, wrapped
 from agentrig.pools import Job
-from agentrig.programs.agent import CommandAgent
-from agentrig.programs.config import CommandConfig
-from agentrig.programs.sandboxes import Place, wrapped
 from agentrig.runners.attempt import run_agent
 from agentrig.settings import structure
 from agentrig.tracing.recording import recording
@@ -42,14 +42,8 @@ def nodes(settings: Settings) -> list[str | None]:
 def words(settings: Settings) -> list[str]:
     """Return what would be run in a sandbox."""
     config = structure(CommandConfig, dict(settings), owner="command", section="agent")
-    inside = Place(
-        folder=Path("/tmp"),
-        reads=[Path(mount) for mount in config.mounts],
-        variables={},
-        memory_mb=config.memory_mb,
-        processes=config.processes,
-    )
-    return list(wrapped(config.sandbox, config.image, config.words, inside).words)
+    inside = Place(folder=Path("/tmp"), reads=[Path(mount) for mount in config.mounts], variables={})
+    return list(wrapped(config, config.words, inside).words)
 
 
 def sh(key: str, a: Any, b: Any, script: str, expected: tuple[Any, Any], **beside: Any) -> Flip:
@@ -83,7 +77,7 @@ TESTS = {
 }
 TABLE: dict[str, Flip | Elsewhere] = {
     **{
-        key: Elsewhere(f"tests/programs/{test}", "its own tests show it")
+        key: Elsewhere(f"tests/external/{test}", "its own tests show it")
         for test, keys in TESTS.items()
         for key in keys
     },

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 from agentrig import Endpoint
+from agentrig.external.config import HttpConfig
+from agentrig.external.http import HttpAgent
 from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent
-from agentrig.services.agent import HttpAgent
-from agentrig.services.config import HttpConfig
 from agentrig.testing.scripted import LocalServer, QuietHandler, serving
 from effects import Elsewhere, Flip, Settings
 
@@ -62,7 +62,7 @@ TESTS = {
 
 TABLE: dict[str, Flip | Elsewhere] = {
     **{
-        key: Elsewhere(f"tests/services/test_http_agent.py::{test}", "it has a test")
+        key: Elsewhere(f"tests/external/test_http_agent.py::{test}", "it has a test")
         for test, keys in TESTS.items()
         for key in keys
     },

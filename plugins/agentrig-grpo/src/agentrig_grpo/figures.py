@@ -12,9 +12,6 @@ import torch  # noqa: TID253  (imported with the learner only)
 from agentrig.learners import TrainSample
 from agentrig_grpo.loss import TokenLoss
 
-SUSPECTS = 8
-"""Samples of a step that may differ from what was sampled, and are scored again if the policy has moved since."""
-
 
 @attrs.define
 class Figures:
@@ -35,8 +32,8 @@ class Figures:
     """Whether all samples came with log-probabilities."""
     sampled_difference: float = 0.0
     """Before the first update: the mean difference of the recorded log-probabilities and the learner's."""
-    furthest: list[tuple[float, TrainSample]] = attrs.field(factory=list)
-    """The `SUSPECTS` samples whose recorded log-probabilities differ most, after their mean differences."""
+    furthest: tuple[float, TrainSample] | None = None
+    """The sample whose recorded log-probabilities differ most, after its mean difference."""
     norms: list[float] = attrs.field(factory=list)
     """Of the gradient before clipping, one for each update that was tried."""
     updates: int = 0
@@ -66,7 +63,7 @@ class Figures:
         self.sampled_difference = float(gaps.mean())
         means = np.add.reduceat(gaps.cpu().numpy(), lengths.cumsum() - lengths) / lengths
         means[np.isnan(means)] = np.inf
-        self.furthest = [(float(means[i]), samples[i]) for i in (-means).argsort()[:SUSPECTS]]
+        self.furthest = float(means.max()), samples[int(means.argmax())]
 
     def metrics(self) -> dict[str, float]:
         """Return the means and sums.

@@ -27,7 +27,7 @@ from agentrig.ledger import NOT_FINITE, ZERO_ADVANTAGE
 from agentrig_grpo import checkpoint, trainer_files
 from agentrig_grpo.building import build
 from agentrig_grpo.config import LearnerConfig
-from agentrig_grpo.figures import SUSPECTS, Figures, of_pass
+from agentrig_grpo.figures import Figures, of_pass
 from agentrig_grpo.lora import live_weights
 from agentrig_grpo.loss import sample_weights, token_losses, tokens_in_loss
 from agentrig_grpo.loss_inputs import LossInputs
@@ -96,7 +96,6 @@ class Learner:
         self._reasons: dict[int, str] = {}  # why a sample was not trained in some epoch
         self._kept: dict[str, torch.Tensor] = {}
         self._sketch: Sketch | None = None
-        self._earlier: dict[str, torch.Tensor] = {}  # what the model computed with before the latest update
 
     def update(
         self, samples: Sequence[TrainSample], *, step: int, staleness: int = 0, sketch: Sketch | None = None
@@ -113,7 +112,6 @@ class Learner:
         self._sketch = sketch
         self._in_loss, self._reasons, self.used, self.furthest = [], {}, (), None
         if not samples:
-            self._earlier = {}
             return {"weight_change": 0.0, "updates": 0.0, "trained_tokens": 0.0}
         start = time.perf_counter()
         figures = Figures(recorded=all(s.logprobs is not None for s in samples))
@@ -126,13 +124,7 @@ class Learner:
                 for mini_batch in self._mini_batches(samples, step=step, epoch=epoch):
                     self._one_update([samples[i] for i in mini_batch], figures, mini_batch, step)
         self.used = [self._used(place, len(sample.response_ids)) for place, sample in enumerate(samples)]
-        suspects = figures.furthest
-        if staleness and self._earlier:
-            # The policy has moved since: a changed call stands out there too, or is found by chance.
-            others = random.Random(f"{self._seed} {step}").sample(samples, min(SUSPECTS, len(samples)))
-            suspects = self._under_earlier([*(sample for _, sample in suspects), *others])
-        self.furthest = max(suspects, key=lambda each: each[0], default=None)
-        self._earlier = self._copies_of(figures.before) if self.config.max_staleness else {}
+        self.furthest = None if staleness else figures.furthest  # the policy has moved since stale calls
         wall = time.perf_counter() - start
         return {
             **figures.metrics(),
@@ -236,28 +228,6 @@ class Learner:
             return 0.0
         torch._foreach_sub_(before, list(self.trained.values()))  # in place: a third copy of all weights would be much
         return float(torch.stack(torch._foreach_norm(before)).norm())
-
-    def _copies_of(self, before: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return copies of the weights before an update, in the dtype that the model computes with; none without one.
-
-        A step without an update leaves nothing: the weights that sampled are then those that the learner has.
-        """
-        dtype = torch.float32 if self._masters is None else torch.bfloat16
-        return {name: kept.to(dtype, copy=True) for name, kept in zip(self.trained, before, strict=False)}
-
-    @torch.no_grad()
-    def _under_earlier(self, samples: Sequence[TrainSample]) -> list[tuple[float, TrainSample]]:
-        """Return how far the samples' log-probabilities are from those under the weights of an update before."""
-        gaps = [0.0] * len(samples)
-        parameters = self.trained if self._masters is None else self._masters.copies
-        with computing_with(parameters, self._earlier):
-            for pack in packed(samples, self.config.tokens_per_batch, share=self.share):
-                batch = self._collate(pack)
-                found = self._score(self.model, batch)[0].tolist()
-                for at, place, logprob in zip(batch.sample.tolist(), batch.place.tolist(), found, strict=True):
-                    recorded = samples[at].logprobs or ()
-                    gaps[at] += abs(logprob - recorded[place]) / len(recorded)
-        return [(math.inf if math.isnan(gap) else gap, s) for gap, s in zip(gaps, samples, strict=True)]
 
     @torch.no_grad()
     def logprobs(

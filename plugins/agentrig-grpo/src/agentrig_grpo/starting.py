@@ -83,7 +83,7 @@ def make_start(
         model = checkpoint.load_model(source)
         checkpoint.check_vocabulary(model, tokenizer)
         if plan.context:
-            _lengthen(model.config, tokenizer, plan.context)
+            _lengthen(model.config, plan.context)
         context = max(context_of(model.config, config.max_length), context_of(model.config, 0))
     check_lengths(examples, context, plan.model)
     width = int(model.config.hidden_size)
@@ -99,6 +99,8 @@ def make_start(
         log=log,
     )
     checkpoint.save(model, tokenizer, plan.directory)
+    if plan.context:
+        _set_context(plan.directory, context)
     return StartingModel(
         directory=plan.directory,
         parameters=sum(p.numel() for p in model.parameters()),
@@ -307,11 +309,11 @@ def check_lengths(examples: Sequence[warmup.Example], context: int, model: str) 
         raise ConfigError(
             f"{len(long)} of {len(lengths)} demonstrated calls do not fit into the context of {context} tokens of "
             f"{owner}: the longest prompt and reply have {max(long)} tokens.\n  Let the agent send less, start from "
-            "--model new, or from a model with more room"
+            "--model new, or give it a longer context (--context)"
         )
 
 
-def _lengthen(config: Any, tokenizer: Any, context: int) -> None:
+def _lengthen(config: Any, context: int) -> None:
     """Let a model read more tokens than before; the warm-up trains it at the new positions.
 
     Raises:
@@ -320,7 +322,6 @@ def _lengthen(config: Any, tokenizer: Any, context: int) -> None:
     if (getattr(config, "rope_parameters", None) or {}).get("rope_type") != "default":
         raise ConfigError("--context: only models with plain rotary positions (RoPE) can be given a longer context")
     config.max_position_embeddings = max(context, config.max_position_embeddings)
-    tokenizer.model_max_length = config.max_position_embeddings
 
 
 def _set_context(directory: Path, context: int) -> None:

@@ -121,7 +121,7 @@ def run(script: Path, arguments: Sequence[str], algorithm: str, model: str, sett
     agentrig run train_sql_agent.py fast --algorithm grpo --model DIR
     agentrig run my_script.py --set runners.deadline_s=600 -- --model of-the-script
     """
-    from agentrig_lightning.scripts import launch
+    from agentrig_lightning.trainer import launch
 
     named = [f"algorithm.model={model}"] if model else []
     launch(script, arguments, algorithm=algorithm, settings=[*named, *settings])

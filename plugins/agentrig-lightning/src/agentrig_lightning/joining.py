@@ -81,11 +81,22 @@ def checked_token(given: Secret | None) -> str:
 
 def wanted(environment: Mapping[str, str]) -> bool:
     """Return whether the environment asks for a store, or for something that a run can't be."""
-    role, host, port = (environment.get(f"AGL_{n}", "").strip() for n in ("CURRENT_ROLE", "SERVER_HOST", "SERVER_PORT"))
-    return bool(role not in ("", "both") or host or port or _unmanaged(environment))
+    host, port = _server_of(environment)
+    return bool(role_of(environment) not in ("", "both") or host or port or unmanaged(environment))
 
 
-def _unmanaged(environment: Mapping[str, str]) -> bool:
+def role_of(environment: Mapping[str, str]) -> str:
+    """Return the role that the environment asks for; '' if none."""
+    return environment.get("AGL_CURRENT_ROLE", "").strip()
+
+
+def _server_of(environment: Mapping[str, str]) -> tuple[str, str]:
+    host, port = (environment.get(f"AGL_SERVER_{name}", "").strip() for name in ("HOST", "PORT"))
+    return host, port
+
+
+def unmanaged(environment: Mapping[str, str]) -> bool:
+    """Return whether the environment asks for a store that a run does not have of its own."""
     return environment.get("AGL_MANAGED_STORE", "1").strip().lower() in ("0", "false", "no", "off")
 
 
@@ -98,9 +109,8 @@ def with_roles(runners: LightningRunners, environment: Mapping[str, str]) -> Lig
     Raises:
         ConfigError: They ask for what `agentrig train` does not do: the role of a runner, or a store of another.
     """
-    role = environment.get("AGL_CURRENT_ROLE", "").strip()
-    host, port = (environment.get(f"AGL_SERVER_{name}", "").strip() for name in ("HOST", "PORT"))
-    if _unmanaged(environment):
+    role, (host, port) = role_of(environment), _server_of(environment)
+    if unmanaged(environment):
         raise ConfigError("AGL_MANAGED_STORE=0: a run has a store of its own. Unset it; --store HOST:PORT serves it")
     if role and role not in ROLES:
         raise ConfigError(f'AGL_CURRENT_ROLE="{role}" is none of {", ".join(ROLES)}')

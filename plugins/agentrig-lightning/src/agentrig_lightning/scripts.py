@@ -1,4 +1,4 @@
-"""Runs a script that was written for Agent Lightning's `Trainer`: its agent becomes a plugin of the run.
+"""The plugin of a script that was written for Agent Lightning's `Trainer`: its agent becomes a component of the run.
 
 The plugin is a file in a temporary folder. The run's process knows its components; a runner process reads the agent
 from the folder. The agent travels by its name in a module where it has one, else by value.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import io
 import pickle
-import runpy
 import sys
 import tempfile
 import types
@@ -57,42 +56,6 @@ def register_algorithms():
 '''
 
 _open: dict[Path, Sequence[Spec]] = {}
-
-
-def launch(script: Path, arguments: Sequence[str], *, algorithm: str = "", settings: Sequence[str] = ()) -> None:
-    """Run a script as `python SCRIPT ARGUMENTS` would, in this process.
-
-    Args:
-        script: The script.
-        arguments: Its own arguments.
-        algorithm: An algorithm of agentrig that replaces `agl.VERL`; '' for none.
-        settings: Settings of its runs, as on the command line.
-
-    Raises:
-        ConfigError: There is no such script, or it has ended without a call to `fit` or `dev`.
-    """
-    if not script.is_file():
-        raise ConfigError(f"there is no script {script} (looked in {Path.cwd()})")
-    from agentrig_lightning.trainer import Trainer
-
-    class ScriptTrainer(Trainer):
-        other, more, shows = algorithm, tuple(settings), True
-        made: list[Trainer] = []  # noqa: RUF012  (shared by all instances)
-
-        def _run(self, *arguments: Any) -> None:
-            self.made.append(self)
-            super()._run(*arguments)
-
-    package = importlib.import_module("agentlightning")
-    package.Trainer = package.trainer.Trainer = ScriptTrainer  # type: ignore[attr-defined]
-    sys.argv[:] = [str(script), *arguments]
-    sys.path.insert(0, str(script.resolve().parent))
-    runpy.run_path(str(script), run_name="__main__")
-    if not ScriptTrainer.made:
-        raise ConfigError(
-            f"{script} has ended without a run: it called neither fit nor dev of Agent Lightning's Trainer. Does it "
-            "take arguments, or import another Trainer?"
-        )
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
 import re
+import runpy
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +30,7 @@ from agentrig.rollouts import Rollout
 from agentrig.tasks import Task
 from agentrig_lightning.adapters import adapter
 from agentrig_lightning.algorithms import Script, algorithm, check_form, spec_of
+from agentrig_lightning.joining import role_of, unmanaged
 from agentrig_lightning.scripts import script_plugin
 from agentrig_lightning.verl import is_verl, keys_for
 
@@ -83,9 +86,9 @@ class Trainer(LightningTrainer):
             problems.append(f"max_tasks, the former max_rollouts: {ABSENT['max_rollouts']}")
         if not arguments.get("daemon", True):
             problems.append("daemon=False: runner processes always end with the run. Leave `daemon` out")
-        if os.environ.get("AGL_CURRENT_ROLE") == "runner":
+        if role_of(os.environ) == "runner":
             problems.append(f"AGL_CURRENT_ROLE=runner: a script is the algorithm's side; {SERVE}")
-        if os.environ.get("AGL_MANAGED_STORE", "1").lower() in ("0", "false", "no", "off"):
+        if unmanaged(os.environ):
             problems.append(f"AGL_MANAGED_STORE=0: a run has a store of its own; {SERVE}")
         strategy = arguments.get("strategy")
         role = strategy.get("role") if isinstance(strategy, Mapping) else getattr(strategy, "role", None)
@@ -350,3 +353,38 @@ def _first_rows(dataset: Any) -> Any:
         return dataset
     log.warning("dev plays the first %d of %d rows; fit with algorithm=Baseline() plays all", DEV_ROWS, len(dataset))
     return [dataset[i] for i in range(DEV_ROWS)]
+
+
+def launch(script: Path, arguments: Sequence[str], *, algorithm: str = "", settings: Sequence[str] = ()) -> None:
+    """Run a script as `python SCRIPT ARGUMENTS` would, in this process.
+
+    Args:
+        script: The script.
+        arguments: Its own arguments.
+        algorithm: An algorithm of agentrig that replaces `agl.VERL`; '' for none.
+        settings: Settings of its runs, as on the command line.
+
+    Raises:
+        ConfigError: There is no such script, or it has ended without a call to `fit` or `dev`.
+    """
+    if not script.is_file():
+        raise ConfigError(f"there is no script {script} (looked in {Path.cwd()})")
+
+    class ScriptTrainer(Trainer):
+        other, more, shows = algorithm, tuple(settings), True
+        made: list[Trainer] = []  # noqa: RUF012  (shared by all instances)
+
+        def _run(self, *arguments: Any) -> None:
+            self.made.append(self)
+            super()._run(*arguments)
+
+    package = importlib.import_module("agentlightning")
+    package.Trainer = package.trainer.Trainer = ScriptTrainer  # type: ignore[attr-defined]
+    sys.argv[:] = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    runpy.run_path(str(script), run_name="__main__")
+    if not ScriptTrainer.made:
+        raise ConfigError(
+            f"{script} has ended without a run: it called neither fit nor dev of Agent Lightning's Trainer. Does it "
+            "take arguments, or import another Trainer?"
+        )

@@ -33,7 +33,6 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
     agentrig audit runs/mini-20260101-120000 --all --json
     """
     from agentrig.audit.auditor import Auditor
-    from agentrig.audit.auditor import audit as audited
     from agentrig.audit.record import Record
     from agentrig.audit.verdicts import LINKS
     from agentrig.errors import AgentrigError
@@ -59,7 +58,7 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
             with closing(Setup(plan).scorer()) as scorer:
                 auditor = Auditor(run, sources_of(plan, scorer, seconds=math.inf))
                 for one in steps if every else [step or steps[-1]]:
-                    found.append(audited(auditor, one))
+                    found.append(auditor.audit(one))
                     if not as_json:
                         click.echo(f"step {one}: {len(found[-1].looked)} of {len(LINKS)} links")
                         for verdict in found[-1].verdicts:

@@ -134,8 +134,8 @@ def _show(found: Evaluation) -> None:
         click.echo(name)
         for part, (right, n) in parts.items():
             click.echo(f"  {part:<38} {right:>4} of {n:<4} {right / n:7.1%}")
-    if found.turns:
-        click.echo("by turn: " + ", ".join(f"{count} {turn}" for turn, count in found.turns.items()))
+    if found.by_turn:
+        click.echo("by turn: " + ", ".join(f"{count} {turn}" for turn, count in found.by_turn.items()))
     if found.wrong:
         click.echo("wrong answers: " + ", ".join(f"{count} {kind}" for kind, count in found.wrong.items()))
     if found.accuracy is not None and found.ci95 is not None:

@@ -176,7 +176,7 @@ def _make(
     labels = run.choose_labels(plan, n, seed=wanted.seed)
     click.echo(f"labels: {len(labels.tasks)} tasks of the split {labels.split}")
     done: dict[str, Any] = {"labels": [t.id for t in labels.tasks], "split": labels.split, "ready": True}
-    if measured and wanted.model != "new":
+    if measured and wanted.model != "new" and not wanted.context:  # its own context may be too short for the agent
         before = run.measure(plan, labels, None)
         run.check_unsolved(before, wanted.model)
         done["before"] = before.as_dict()

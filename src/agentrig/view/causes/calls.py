@@ -12,7 +12,7 @@ from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.rollouts import PART_LIMIT
 from agentrig.view.causes.trend import at_least, gained
 from agentrig.view.figures import totals
-from agentrig.view.reading import RunData, mapping
+from agentrig.view.reading import RunData, dig
 from agentrig.view.text import count
 
 MOST = 0.6
@@ -59,19 +59,16 @@ def ledger(evidence: Evidence) -> Iterator[Finding]:
     yield from line(evidence.run)
     books = calls.books(evidence.run, "calls")
     if books.get("unaccounted"):
-        steps = [int(s["step"]) for s in evidence.run.steps if number(mapping(s.get("calls")).get("unaccounted"))]
+        steps = [int(s["step"]) for s in evidence.run.steps if number(dig(s, "calls", "unaccounted"))]
         yield problem(
             "lost-calls",
             f"{count(books['unaccounted'])} of {count(books['recorded'])} calls are neither trained, masked nor "
             "dropped",
-            count=books["unaccounted"],
-            of=books["recorded"],
-            unit="calls",
+            seen=(books["unaccounted"], books["recorded"], "calls"),
             since=min(steps, default=None),
             settings=("algorithm.use", "adapter.use"),
             advice="This is a fault of the algorithm or the adapter, not of your settings: docs/proofs.md lists what "
             "the ledger finds.",
-            lost=books["unaccounted"] / max(1, books["recorded"]),
         )
 
 
@@ -84,7 +81,7 @@ def line(run: RunData) -> list[Finding]:
     if found.get("masked"):
         parts.append(f"{count(found['masked'])} masked")
     if found.get("handed_over"):
-        algorithm = mapping(mapping(run.manifest.get("components")).get("algorithm")).get("name") or "(unknown)"
+        algorithm = dig(run.manifest, "components", "algorithm", "name") or "(unknown)"
         parts.append(
             f"{count(found['handed_over'])} handed over to the algorithm {algorithm}, which does not say what it did "
             "with them"
@@ -124,14 +121,11 @@ def _silent(evidence: Evidence) -> Iterator[Finding]:
     yield problem(
         "calls-not-recorded",
         f"{count(silent)} of {count(scored)} scored rollouts have no recorded call to the model",
-        count=silent,
-        of=scored,
-        unit="rollouts",
+        seen=(silent, scored, "rollouts"),
         since=evidence.since("silent"),
         settings=("agent.use",),
         advice="Call the model at endpoint.base_url through httpx, the openai or anthropic package, or LangChain; or "
         "the agent answered without asking the model.",
-        lost=silent / scored,
         explains=("unmatched-calls", "zero-variance-groups", "constant-reward", "weights-unchanged"),
     )
 
@@ -150,13 +144,10 @@ def _unused(evidence: Evidence) -> Iterator[Finding]:
         yield problem(
             cause,
             f"{count(unused)} of {count(scored)} scored rollouts had no call that was trained: {why}",
-            count=unused,
-            of=scored,
-            unit="rollouts",
+            seen=(unused, scored, "rollouts"),
             since=evidence.since("untrained"),
             settings=settings,
             advice=advice,
-            lost=unused / scored,
             explains=("weights-unchanged",),
         )
         return
@@ -170,13 +161,10 @@ def _unused(evidence: Evidence) -> Iterator[Finding]:
             yield problem(
                 cause,
                 f"{count(reasons[reason])} of {count(recorded)} calls were not trained on: {why}",
-                count=reasons[reason],
-                of=recorded,
-                unit="calls",
+                seen=(reasons[reason], recorded, "calls"),
                 since=_first(evidence, reason),
                 settings=settings,
                 advice=advice,
-                lost=reasons[reason] / recorded,
             )
 
 
@@ -191,17 +179,13 @@ def _left_out(evidence: Evidence, reason: str, left: int, recorded: int) -> Find
     return problem(
         cause,
         f"{text}{': ' + ', '.join(others) if others else ''}",
-        count=left,
-        of=recorded,
-        unit="calls",
+        seen=(left, recorded, "calls"),
         since=_first(evidence, reason),
         settings=settings,
         advice="If these calls decide the answer, training the others cannot change the reward. Train these too.",
-        lost=left / recorded,
         explains=("learning-rate-too-large", "learning-rate-too-small", "zero-variance-groups", "low-entropy"),
     )
 
 
 def _first(evidence: Evidence, reason: str) -> int | None:
-    books = ((int(s["step"]), mapping(mapping(s.get("calls")).get("dropped"))) for s in evidence.run.steps)
-    return next((step for step, dropped in books if dropped.get(reason)), None)
+    return next((int(s["step"]) for s in evidence.run.steps if dig(s, "calls", "dropped", reason)), None)

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from agentrig.figures import number
-from agentrig.view.reading import RolloutFile, RunData, Seen, is_correct, mapping, rollout_rows
+from agentrig.view.reading import RolloutFile, RunData, Seen, dig, is_correct, rollout_rows
 
 OVERLONG = re.compile(
     "max(imum)? (context|input|model) len(gth)?|context.length|max_model_len|model's context is", re.IGNORECASE
@@ -177,10 +177,7 @@ class Evidence:
 
     def value(self, key: str) -> Any:
         """Return a dotted key of the configuration, or None."""
-        found: Any = self.run.config
-        for part in key.split("."):
-            found = mapping(found).get(part)
-        return found
+        return dig(self.run.config, *key.split("."))
 
     @cached_property
     def changed(self) -> tuple[int, int, int, int]:

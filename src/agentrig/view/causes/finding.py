@@ -45,6 +45,16 @@ class Finding:
         return attrs.asdict(self)
 
 
-def problem(cause: str, text: str, **more: Any) -> Finding:
-    """Return a finding of the level `problem`."""
-    return Finding("problem", text, cause=cause, **more)
+def problem(cause: str, text: str, *, seen: tuple[int, int, str], lost: float | None = None, **more: Any) -> Finding:
+    """Return a finding of the level `problem`.
+
+    Args:
+        cause: Its short name.
+        text: What was seen.
+        seen: How often, of how many, and of what.
+        lost: See `Finding`; by default the share of `seen`.
+        more: Other fields of `Finding`.
+    """
+    count, of, unit = seen
+    lost = count / max(1, of) if lost is None else lost
+    return Finding("problem", text, cause=cause, count=count, of=of, unit=unit, lost=lost, **more)

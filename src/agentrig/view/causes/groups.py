@@ -77,13 +77,10 @@ def _constant(evidence: Evidence, groups: int, same: int) -> Finding:
     return problem(
         cause,
         text,
-        count=same,
-        of=groups,
-        unit="groups",
+        seen=(same, groups, "groups"),
         since=evidence.since("same"),
         settings=settings,
         advice=advice,
-        lost=same / groups,
         explains=(
             *("learning-rate-too-small", "weights-unchanged"),
             *("constant-reward", "zero-variance-groups", "low-entropy"),
@@ -119,9 +116,7 @@ def _collapsed(evidence: Evidence) -> Finding | None:
         "entropy-collapse",
         f"the policy stopped to explore before the tasks were solved: {words}; {total(late, 'same')} of the last "
         f"{total(late, 'groups')} groups had a single reward, {wrong} of them with wrong answers",
-        count=total(late, "same"),
-        of=total(late, "groups"),
-        unit="groups",
+        seen=(total(late, "same"), total(late, "groups"), "groups"),
         since=_since(steps),
         settings=(
             *evidence.setting("algorithm.lr", "algorithm.verl.actor_rollout_ref.actor.optim.lr"),
@@ -130,7 +125,6 @@ def _collapsed(evidence: Evidence) -> Finding | None:
             "algorithm.kl_loss_coef",
         ),
         advice="Lower the learning rate; a higher temperature or clip_high, or a KL loss, keeps answers different.",
-        lost=total(late, "same") / total(late, "groups"),
         explains=("zero-variance-groups", "learning-rate-too-small", "weights-unchanged"),
     )
 

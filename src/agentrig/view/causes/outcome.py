@@ -9,7 +9,7 @@ from agentrig.figures import number
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
-from agentrig.view.reading import mapping
+from agentrig.view.reading import dig
 from agentrig.view.text import count
 
 FEW = 10
@@ -64,9 +64,7 @@ def ended(evidence: Evidence) -> Iterator[Finding]:
     yield problem(
         cause,
         f"{kind}: {first}",
-        count=1,
-        of=max(1, len(steps)),
-        unit="steps",
+        seen=(1, max(1, len(steps)), "steps"),
         since=max(steps, default=0),
         settings=SETTINGS.get(cause, ()),
         advice="\n".join(line.strip() for line in rest.splitlines()),
@@ -80,8 +78,8 @@ def contradicted(evidence: Evidence) -> Iterator[Finding]:
     """A step's reward that is not its rollouts' mean, and held-out figures in which two files differ."""
     run = evidence.run
     for key, end in ((key, end) for key in ("accuracy", "reward") for end in ("before", "after")):
-        stated = number(mapping(run.summary.get(key)).get(end))
-        measured = number(mapping(run.progress.get(end)).get(key))
+        stated = number(dig(run.summary, key, end))
+        measured = number(dig(run.progress, end, key))
         if stated is not None and measured is not None and stated != measured:
             yield Finding(
                 "warn",

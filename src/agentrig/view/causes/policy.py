@@ -55,13 +55,10 @@ def barely_moved(evidence: Evidence) -> Iterator[Finding]:
     yield problem(
         cause,
         f"the policy hardly moved: {text}",
-        count=n - other,
-        of=n,
-        unit="answers",
+        seen=(n - other, n, "answers"),
         since=trained[0],
         settings=settings,
         advice=advice,
-        lost=1 - other / n,
     )
 
 
@@ -78,9 +75,7 @@ def unexploring(evidence: Evidence) -> Iterator[Finding]:
         "low-entropy",
         f"the entropy was {figure(early)} nats a token from the first steps on, and in {same:.0%} of the groups all "
         "rollouts got the same reward: they are too alike to learn from",
-        count=len(low),
-        of=len(steps),
-        unit="steps",
+        seen=(len(low), len(steps), "steps"),
         since=low[0],
         settings=("algorithm.temperature", "algorithm.model", *evidence.setting("algorithm.group_size")),
         advice="Sample with a higher temperature or more rollouts a task, or start from a model that was trained less "
@@ -107,9 +102,7 @@ def collapsed(evidence: Evidence) -> Iterator[Finding]:
         "learning-rate-too-large",
         f"the mean reward fell from {high:.3g} (steps {best[0].step} to {best[-1].step}) to {low:.3g} in the last "
         f"{width} steps{_signs(evidence)}",
-        count=width,
-        of=len(steps),
-        unit="steps",
+        seen=(width, len(steps), "steps"),
         since=best[-1].step + 1,
         settings=settings,
         advice='Divide the learning rate by 3 to 10, and warm it up; algorithm.final = "best" keeps the best weights.',
@@ -148,9 +141,7 @@ def clipped(evidence: Evidence) -> Iterator[Finding]:
     yield problem(
         "clip-fraction",
         f"{share:.0%} of the trained tokens were clipped: the policy moved further within a step than the loss allows",
-        count=sum(v > CLIPPED for v in values),
-        of=len(values),
-        unit="steps",
+        seen=(sum(v > CLIPPED for v in values), len(values), "steps"),
         since=next(s for s, v in zip(steps, values, strict=True) if v > CLIPPED),
         settings=("algorithm.ppo_epochs", "algorithm.mini_batches", *evidence.setting(*LR), "algorithm.clip_high"),
         advice="Make fewer updates of a step's rollouts, or smaller ones.",
@@ -172,13 +163,10 @@ def penalized(evidence: Evidence) -> Iterator[Finding]:
         "kl-too-strong",
         f"the KL loss was larger than the loss of the rewards in {len(over)} of {len(kl)} steps: its weight is "
         f"{coef:g}, the KL to the starting model {figure(mean(kl))} nats a token",
-        count=len(over),
-        of=len(kl),
-        unit="steps",
+        seen=(len(over), len(kl), "steps"),
         since=over[0],
         settings=("algorithm.kl_loss_coef",),
         advice="Divide kl_loss_coef by 10 or more; 0 leaves it out.",
-        lost=len(over) / len(kl),
         explains=("learning-rate-too-small",),
     )
 
@@ -202,9 +190,7 @@ def stale(evidence: Evidence) -> Iterator[Finding]:
     yield problem(
         "stale-rollouts",
         text,
-        count=sum(v > TRUNCATED for v in cut),
-        of=len(run.steps),
-        unit="steps",
+        seen=(sum(v > TRUNCATED for v in cut), len(run.steps), "steps"),
         since=next(s for s, v in zip(steps, cut, strict=True) if v > TRUNCATED),
         settings=(
             "algorithm.max_staleness",

@@ -9,7 +9,7 @@ from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.trend import LIKELY, trend
-from agentrig.view.reading import SECOND, mapping
+from agentrig.view.reading import SECOND, dig, mapping
 from agentrig.view.text import figure
 
 APART = 0.1
@@ -25,7 +25,7 @@ def second_rewards(evidence: Evidence) -> Iterator[Finding]:
             (int(line["step"]), reward, second)
             for line in run.steps
             if (reward := number(line.get("reward"))) is not None
-            and (second := number(mapping(mapping(line.get(SECOND)).get(name)).get("mean"))) is not None
+            and (second := number(dig(line, SECOND, name, "mean"))) is not None
         ]
         gaps = [reward - second for _, reward, second in rows]
         if len(rows) < 4 or trend(gaps) <= LIKELY or trend([second for *_, second in rows]) > LIKELY:
@@ -35,25 +35,17 @@ def second_rewards(evidence: Evidence) -> Iterator[Finding]:
         spread = mean(figures.series(run, "reward_std")[1]) or 1.0
         if last - first <= APART * 2 * spread:
             continue
-        began, ended = rows[:width], rows[-width:]
-        trained = [mean([r for _, r, _ in part]) for part in (began, ended)]
-        logged = [mean([a for *_, a in part]) for part in (began, ended)]
+        parts, differ = (rows[:width], rows[-width:]), sum(figures.series(run, SECOND, name, "differs")[1])
+        trained, logged = ([mean([row[i] for row in part]) for part in parts] for i in (1, 2))
         since = next(step for (step, _, _), gap in zip(rows, gaps, strict=True) if gap > (first + last) / 2)
         yield problem(
             "second-reward-behind",
             f"the trained reward went from {figure(trained[0])} to {figure(trained[1])}, and the second reward {name} "
             f"from {figure(logged[0])} to {figure(logged[1])}: the model learns what only the trained reward pays for",
-            count=_differing(evidence, str(name)),
-            of=evidence.total("scored"),
-            unit="rollouts",
+            seen=(int(differ), evidence.total("scored"), "rollouts"),
             since=since,
             settings=("reward.use", "run.second_reward"),
             advice="Read the rollouts in which the two disagree (the report shows the latest), and close the gap in "
             "the trained reward.",
             lost=1.0,
         )
-
-
-def _differing(evidence: Evidence, name: str) -> int:
-    found = (mapping(mapping(line.get(SECOND)).get(name)) for line in evidence.run.steps)
-    return int(sum(number(second.get("differs")) or 0 for second in found))

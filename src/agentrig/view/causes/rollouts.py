@@ -68,13 +68,10 @@ def failures(evidence: Evidence) -> Iterator[Finding]:
     yield problem(
         "failures",
         f"{text}: {listed}" + (f"; for example: {example.strip().splitlines()[0][:200]}" if example.strip() else ""),
-        count=failed,
-        of=rollouts,
-        unit="rollouts",
+        seen=(failed, rollouts, "rollouts"),
         since=since,
         settings=settings,
         advice=advice,
-        lost=failed / rollouts,
         explains=("zero-variance-groups",),
     )
 
@@ -91,9 +88,7 @@ def overlong_prompts(evidence: Evidence) -> Iterator[Finding]:
         "overlong-prompts",
         f"{count(overlong)} of {count(rollouts)} training rollouts had a prompt that is longer than the model's "
         "context leaves room for",
-        count=overlong,
-        of=rollouts,
-        unit="rollouts",
+        seen=(overlong, rollouts, "rollouts"),
         since=since,
         settings=evidence.setting(
             "algorithm.max_length",
@@ -129,15 +124,12 @@ def truncated_answers(evidence: Evidence) -> Iterator[Finding]:
     yield problem(
         "truncated-answers",
         text,
-        count=cut,
-        of=scored,
-        unit="rollouts",
+        seen=(cut, scored, "rollouts"),
         since=next((facts.step for facts in steps if facts.cut), None),
         settings=evidence.setting(
             "agent.max_tokens", "algorithm.max_tokens", "algorithm.verl.data.max_response_length"
         ),
         advice="Raise the token limit, or ask for shorter answers in the prompt.",
-        lost=cut / scored,
         explains=("tasks-too-hard", "zero-variance-groups", "constant-reward", "failures"),
     )
 

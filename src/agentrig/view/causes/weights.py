@@ -9,7 +9,7 @@ from agentrig.figures import GRAD_NORM, number
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
-from agentrig.view.reading import RunData, mapping
+from agentrig.view.reading import RunData, dig, mapping
 from agentrig.view.text import count, figure
 
 LR = ("algorithm.lr", "algorithm.verl.actor_rollout_ref.actor.optim.lr")
@@ -26,9 +26,7 @@ def changed(evidence: Evidence) -> Iterator[Finding]:
             "diverged",
             f"loss, gradient or weight change were NaN or infinite in {len(broken)} of {len(lines)} steps: training "
             "diverged",
-            count=len(broken),
-            of=len(lines),
-            unit="steps",
+            seen=(len(broken), len(lines), "steps"),
             since=broken[0],
             settings=(*evidence.setting(*LR), "algorithm.max_grad_norm", "algorithm.warmup_steps"),
             advice="Lower the learning rate or the gradient norm, and look at ratio_max in metrics.jsonl: large values "
@@ -51,13 +49,10 @@ def changed(evidence: Evidence) -> Iterator[Finding]:
     yield problem(
         "weights-unchanged",
         f"the weights did not change in {len(still)} of {len(values)} steps, the first is step {still[0]}",
-        count=len(still),
-        of=len(values),
-        unit="steps",
+        seen=(len(still), len(values), "steps"),
         since=still[0],
         settings=(*evidence.setting(*LR), "algorithm.lora_targets"),
         advice="Is the learning rate 0, every group's reward the same, or nothing trainable?",
-        lost=len(still) / len(values),
     )
 
 
@@ -92,7 +87,7 @@ def delivery(evidence: Evidence) -> Iterator[Finding]:
     if "delivery" not in run.summary:  # a run of an earlier version, or one that goes on
         return
     seen = mapping(run.summary["delivery"])
-    algorithm = mapping(mapping(run.manifest.get("components")).get("algorithm")).get("name") or "this algorithm"
+    algorithm = dig(run.manifest, "components", "algorithm", "name") or "this algorithm"
     proofs, arrived = int(number(seen.get("proofs")) or 0), int(number(seen.get("arrived")) or 0)
     if seen.get("on") is False:
         yield Finding("warn", "nothing shows that the trained weights arrived: run.delivery is false")

@@ -26,7 +26,7 @@ from agentrig.errors import AgentrigError
 from agentrig.view import table
 from agentrig.view.calls import calls_of
 from agentrig.view.gold import Gold
-from agentrig.view.html import Addresses, Links, templates
+from agentrig.view.html import Links, templates
 from agentrig.view.page import differing_settings, of_diagnosis, view
 from agentrig.view.plots import plots_of
 from agentrig.view.rollout import differences, readable, text_of
@@ -300,7 +300,7 @@ class Pages:
         """Render a page, or for a page that is open already its changing part."""
         base = request.scope["prefix"]
         here = base + request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        to = Addresses(f"{base}/run/{quote(str(values['key']), safe='')}") if "key" in values else Links()
+        to = Links(f"{base}/run/{quote(str(values['key']), safe='')}" if "key" in values else "")
         values |= {"base": base, "here": here, "events": events, "single": self._runs.single, "to": to}
         template = self._templates.get_template(f"{name}.html.j2")
         if request.headers.get("agentrig-part") is not None:

@@ -13,7 +13,7 @@ from agentrig.errors import AgentrigError
 from agentrig.figures import mean
 from agentrig.text import cut
 from agentrig.view import figures
-from agentrig.view.reading import RunData, first_line, verdict
+from agentrig.view.reading import first_line, verdict
 from agentrig.view.rollout import chip, question
 from agentrig.view.watch.rollouts import Filter
 from agentrig.view.watch.runs import Run
@@ -31,25 +31,21 @@ def listed(run: Run) -> dict[str, Any]:
     """Return a run's row in the list of a folder's runs; of one that can't be shown, only why."""
     try:
         data = run.data()
-        return _row(data)
+        _, rewards = figures.series(data, "reward")
+        return {
+            "name": data.name,
+            "recipe": data.recipe,
+            "status": figures.status(data),
+            "steps": len(data.steps),
+            "accuracy": figures.held_out(data)["accuracy"],
+            "reward": rewards[-1] if rewards else None,
+            "started": str(data.manifest.get("created") or ""),
+        }
     except Exception as error:  # one run must not take the page of all
         log.warning(
             "the run %s cannot be shown: %s", run.directory, error, exc_info=not isinstance(error, AgentrigError)
         )
         return {"name": run.key, "status": f"cannot be shown: {first_line(error)}"} | UNSHOWN
-
-
-def _row(data: RunData) -> dict[str, Any]:
-    _, rewards = figures.series(data, "reward")
-    return {
-        "name": data.name,
-        "recipe": data.recipe,
-        "status": figures.status(data),
-        "steps": len(data.steps),
-        "accuracy": figures.held_out(data)["accuracy"],
-        "reward": rewards[-1] if rewards else None,
-        "started": str(data.manifest.get("created") or ""),
-    }
 
 
 def groups(run: Run, wanted: Filter) -> list[dict[str, Any]]:

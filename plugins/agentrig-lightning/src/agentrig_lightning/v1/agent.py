@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrig.callbacks import Answer, Callback
+from agentrig.external.callbacks import Answer, Callback
+from agentrig.external.command import CommandAgent
+from agentrig.external.config import CommandConfig
 from agentrig.pools import Job
-from agentrig.programs.agent import CommandAgent
-from agentrig.programs.config import CommandConfig
 from agentrig_lightning.v1 import launch
 from agentrig_lightning.v1.config import LightningV1Config
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import shutil
+import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -16,21 +20,22 @@ from typing import TYPE_CHECKING, Any
 
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentFailure, AgentrigError
+from agentrig.external import answers, sandboxes
+from agentrig.external.config import CommandConfig
+from agentrig.external.running import CannotStart, Ending, SupervisionFailed, run
 from agentrig.pools import Job
-from agentrig.programs import answers, sandboxes
-from agentrig.programs.config import CommandConfig
-from agentrig.programs.folders import TEMPORARY, read_answer, working_folder
-from agentrig.programs.running import CannotStart, Ending, Limits, SupervisionFailed, run
 from agentrig.text import cut, storable, words_of
 from agentrig.tracing.recorder import OUTPUT_LIMIT, current
 
 if TYPE_CHECKING:
-    from agentrig.callbacks import Callback
-
-ANSWER_BYTES = 40_000_000
-"""Longest answer in a file: `agentrig.runners.attempt.ANSWER_LIMIT` characters of JSON."""
+    from agentrig.external.callbacks import Callback
 
 INPUT_FILE = "agentrig-input.json"
+
+TEMPORARY = ".tmp"
+"""Where the program's temporary files are, in its working directory: they count towards its limit."""
+
+log = logging.getLogger(__name__)
 
 
 class CommandAgent:
@@ -59,7 +64,7 @@ class CommandAgent:
                 raise AgentrigError(f"[agent] there is no folder {path}")
         if config.sandbox != "none":
             with working_folder() as trial:
-                sandboxes.check(config.sandbox, config.image, self._place(trial, {}))
+                sandboxes.check(config, self._place(trial, {}))
         self._check_program()
 
     def _check_program(self) -> None:
@@ -99,7 +104,7 @@ class CommandAgent:
                 return self._answer(ending, folder, callback)
 
     def _callback(self, job: Job) -> Callback:
-        from agentrig.callbacks import Callback
+        from agentrig.external.callbacks import Callback
 
         return self._make_callback(job) if self._make_callback else Callback(job.id, attempt=job.attempt)
 
@@ -130,15 +135,7 @@ class CommandAgent:
 
     def _run(self, job: Job, folder: Path, variables: Mapping[str, str], finished: Callable[[], bool]) -> Ending:
         config = self.config
-        limits = Limits(
-            time_s=config.time_s,
-            memory_mb=config.memory_mb,
-            output_mb=config.output_mb,
-            disk_mb=config.disk_mb,
-            processes=config.processes,
-        )
-        place = self._place(folder, variables)
-        wrapped = sandboxes.wrapped(config.sandbox, config.image, self._words, place)
+        wrapped = sandboxes.wrapped(config, self._words, self._place(folder, variables))
         try:
             return run(
                 wrapped.words,
@@ -146,7 +143,7 @@ class CommandAgent:
                 folder=folder,
                 environment={**os.environ, **variables},
                 stdin=json.dumps(job.input).encode() + b"\n" if config.input == "stdin" else b"",
-                limits=limits,
+                limits=config,
                 finished=finished,
             )
         except CannotStart as error:
@@ -159,14 +156,8 @@ class CommandAgent:
 
     def _place(self, folder: Path, variables: Mapping[str, str]) -> sandboxes.Place:
         """Return where a program runs."""
-        return sandboxes.Place(
-            folder=folder,
-            reads=[path for path in (self._folder, *self._mounts) if path is not None],
-            variables=variables,
-            memory_mb=self.config.memory_mb,
-            processes=self.config.processes,
-            disk_mb=self.config.disk_mb,
-        )
+        reads = [path for path in (self._folder, *self._mounts) if path is not None]
+        return sandboxes.Place(folder=folder, reads=reads, variables=variables)
 
     def _answer(self, ending: Ending, folder: Path, callback: Callback | None) -> Any:
         """Return the answer of a program that has ended.
@@ -188,7 +179,7 @@ class CommandAgent:
                     raise LookupError(why if callback.refused else f"it posted nothing to {config.answer_url_variable}")
                 return answered.judged()
             if config.answer == "file":
-                return answers.from_file(read_answer(folder, config.answer_file, ANSWER_BYTES), config.answer_file)
+                return answers.from_file(folder, config.answer_file)
             return answers.from_stdout(ending.stdout, json_line=config.answer == "json-line")
         except LookupError as reason:
             return answers.none(str(reason.args[0]), required=config.answer_required)
@@ -243,3 +234,27 @@ def _span(node: str, words: list[str]) -> Iterator[dict[str, Any]]:
         raise
     finally:
         recorder.close(span_id, error=error)
+
+
+@contextmanager
+def working_folder(template: Path | None = None) -> Iterator[Path]:
+    """Make a working directory, or a copy of a folder, and remove it at the end, whatever is in it."""
+    made = Path(tempfile.mkdtemp(prefix="program-")).resolve()
+    try:
+        if template is not None:
+            shutil.copytree(template, made, symlinks=True, dirs_exist_ok=True)
+        (made / TEMPORARY).mkdir(exist_ok=True)
+        yield made
+    finally:
+        remove(made)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, also one whose parts may not be read or are nested too deep for Python."""
+    with contextlib.suppress(OSError, RecursionError):
+        shutil.rmtree(folder)
+    if folder.exists():
+        for words in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+            subprocess.run([*words, "--", str(folder)], stdin=subprocess.DEVNULL, capture_output=True)
+    if folder.exists():
+        log.warning("the working directory %s of a program cannot be removed", folder)

@@ -19,9 +19,9 @@ import pytest
 
 from agentrig import AgentFailure, Endpoint
 from agentrig.errors import AgentrigError, ConfigError
+from agentrig.external.command import CommandAgent
+from agentrig.external.config import CommandConfig
 from agentrig.pools import Job
-from agentrig.programs.agent import CommandAgent
-from agentrig.programs.config import CommandConfig
 from agentrig.settings import structure
 from agentrig.tracing.recording import recording
 
@@ -101,7 +101,7 @@ def test_the_answer_is_read_on_stdout_or_in_a_file() -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl on this machine")
 def test_the_answer_is_posted_and_the_program_then_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrig.programs.running.LINGER_S", 0.2)
+    monkeypatch.setattr("agentrig.external.running.LINGER_S", 0.2)
     post = """post() { curl -sS "$AGENTRIG_ANSWER_URL" -H "Authorization: Bearer $AGENTRIG_ANSWER_KEY" -d "$1"; }; """
     assert sh(post + """post '{"answer": {"a": 1}}'; sleep 600""", answer="callback").answer == {"a": 1}
     judged = sh(post + """post '{"answer": 1, "reward": 0.5}'""", answer="callback")
@@ -156,7 +156,7 @@ def test_a_supervisor_that_fails_is_named_as_the_cause(
     broken: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "supervisor.py").write_text(broken)
-    monkeypatch.setattr("agentrig.programs.running.SUPERVISOR", tmp_path / "supervisor.py")
+    monkeypatch.setattr("agentrig.external.running.SUPERVISOR", tmp_path / "supervisor.py")
     kind, message = failure("echo 1")
     assert kind == "infrastructure"
     assert re.search(said, message, re.S), message
@@ -167,7 +167,7 @@ def test_a_fault_of_the_supervisor_leaves_no_program(tmp_path: Path, monkeypatch
 
     text = Path(supervisor.__file__).read_text().replace("def _look(self, seconds: float)", "def _look(self)")
     (tmp_path / "supervisor.py").write_text(text)
-    monkeypatch.setattr("agentrig.programs.running.SUPERVISOR", tmp_path / "supervisor.py")
+    monkeypatch.setattr("agentrig.external.running.SUPERVISOR", tmp_path / "supervisor.py")
     kind, message = failure("setsid env -i sleep 987655 & sleep 987655")
     assert (kind, "TypeError" in message) == ("infrastructure", True), message
     assert not [p for p in psutil.process_iter(["cmdline"]) if "987655" in (p.info["cmdline"] or ())]

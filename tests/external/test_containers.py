@@ -22,11 +22,11 @@ import pytest
 
 from agentrig import AgentFailure, Endpoint
 from agentrig.errors import AgentrigError
+from agentrig.external.command import CommandAgent
+from agentrig.external.config import CommandConfig
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.pools import Job
-from agentrig.programs.agent import CommandAgent
-from agentrig.programs.config import CommandConfig
 from agentrig.runners.attempt import run_agent
 from agentrig.testing.scripted import Reply, scripted_server
 
@@ -174,8 +174,8 @@ def test_limits_are_typed_failures_and_all_ends(tool: str) -> None:
 KILLED = """
 import sys
 from agentrig import Endpoint
-from agentrig.programs.agent import CommandAgent
-from agentrig.programs.config import CommandConfig
+from agentrig.external.command import CommandAgent
+from agentrig.external.config import CommandConfig
 config = CommandConfig(command="sleep 987652", sandbox=sys.argv[1], image=sys.argv[2], time_s=300)
 CommandAgent(config)({}, Endpoint(base_url="http://127.0.0.1:9/v1", model="m"))
 """

@@ -13,11 +13,11 @@ import attrs
 import pytest
 
 from agentrig import Endpoint, Task
+from agentrig.external.command import CommandAgent
+from agentrig.external.config import CommandConfig
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.pools import Job, Result
-from agentrig.programs.agent import CommandAgent
-from agentrig.programs.config import CommandConfig
 from agentrig.rollouts import Rollout
 from agentrig.runners.attempt import run_agent
 from agentrig.testing import check

@@ -12,7 +12,8 @@ from pathlib import Path
 import attrs
 
 from agentrig.errors import AgentrigError
-from agentrig.programs.running import MIB, Container
+from agentrig.external.config import CommandConfig
+from agentrig.external.running import MIB, Container
 
 TRY_S = 60.0
 """How long a sandbox may take to say that it works, seconds."""
@@ -62,17 +63,11 @@ class Place:
         folder: Its working directory, the only one in which it may write.
         reads: Other folders that it may read.
         variables: What the agent sets; other variables come from the runner, but not into a container.
-        memory_mb: MiB for a container; 0 for no limit.
-        processes: Processes in a container at once; 0 for no limit.
-        disk_mb: MiB of each file that a container of docker writes; 0 for no limit.
     """
 
     folder: Path
     reads: Sequence[Path]
     variables: Mapping[str, str] = attrs.field(repr=False)
-    memory_mb: float = 0
-    processes: int = 0
-    disk_mb: float = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -88,17 +83,17 @@ class Wrapped:
     container: Container | None = None
 
 
-def check(sandbox: str, image: str, place: Place) -> None:
+def check(config: CommandConfig, place: Place) -> None:
     """Make sure that a sandbox is installed and works: run `true` in it.
 
     Args:
-        sandbox: Its name, which is not `none`.
-        image: For a container.
+        config: The agent's keys; its sandbox is not `none`.
         place: As rollouts have it.
 
     Raises:
         AgentrigError: It is not, or does not; the message says what to do.
     """
+    sandbox, image = config.sandbox, config.image
     executable = EXECUTABLE[sandbox]
     if shutil.which(executable) is None:
         raise AgentrigError(
@@ -111,12 +106,12 @@ def check(sandbox: str, image: str, place: Place) -> None:
             "kernel.unprivileged_userns_clone=1, user.max_user_namespaces above 0, and AppArmor's "
             "kernel.apparmor_restrict_unprivileged_userns=0"
         )
-        _try(sandbox, wrapped(sandbox, image, ["true"], place), cure)
+        _try(sandbox, wrapped(config, ["true"], place), cure)
         return
     cure = f"Does its daemon run, may you use it, and is the image there? {executable} pull {image}"
     _try(sandbox, Wrapped(words=[executable, "image", "inspect", image]), cure)
     cure = f"Does this work: {executable} run --rm --init --network host {image} true"
-    trial = _container(executable, image, [], place, ["--rm", "--entrypoint", "true"])
+    trial = _container(config, [], place, ["--rm", "--entrypoint", "true"])
     _try(sandbox, trial, cure, no_true=True)
 
 
@@ -138,13 +133,13 @@ def _try(sandbox: str, trial: Wrapped, cure: str, *, no_true: bool = False) -> N
         raise AgentrigError(f'[agent] sandbox = "{sandbox}" does not work: {said}\n  {"".join(known)}{cure}')
 
 
-def wrapped(sandbox: str, image: str, words: Sequence[str], place: Place) -> Wrapped:
+def wrapped(config: CommandConfig, words: Sequence[str], place: Place) -> Wrapped:
     """Return the command that runs a program in a sandbox."""
-    if sandbox == "none":
+    if config.sandbox == "none":
         return Wrapped(words=words)
-    if sandbox == "bubblewrap":
+    if config.sandbox == "bubblewrap":
         return Wrapped(words=[*_bubblewrap(place), "--", *words])
-    return _container(EXECUTABLE[sandbox], image, words, place)
+    return _container(config, words, place)
 
 
 def _bubblewrap(place: Place) -> list[str]:
@@ -163,11 +158,12 @@ def _bubblewrap(place: Place) -> list[str]:
     return [*words, "--bind", str(place.folder), str(place.folder)]
 
 
-def _container(executable: str, image: str, words: Sequence[str], place: Place, more: Sequence[str] = ()) -> Wrapped:
+def _container(config: CommandConfig, words: Sequence[str], place: Place, more: Sequence[str] = ()) -> Wrapped:
     """Return the words of docker or podman. Values of variables, such as the key, are on no command line.
 
     The container stays until it is removed: only so can be asked why its program has ended.
     """
+    executable, memory_mb, disk_mb = EXECUTABLE[config.sandbox], config.memory_mb, config.disk_mb
     name = f"agentrig-{uuid.uuid4().hex}"
     id_file = place.folder.with_name(f"{place.folder.name}.{name}")
     found = [executable, "run", "--interactive", "--init", "--name", name, "--cidfile", str(id_file), *more]
@@ -178,15 +174,15 @@ def _container(executable: str, image: str, words: Sequence[str], place: Place, 
     found += ["--user", f"{os.getuid()}:{os.getgid()}", "--workdir", str(place.folder)]
     if executable == "podman" and os.getuid() != 0:
         found += ["--userns", "keep-id"]  # else the folder is another user's there
-    if place.memory_mb:
-        memory = f"{int(place.memory_mb)}m"
+    if memory_mb:
+        memory = f"{int(memory_mb)}m"
         found += ["--memory", memory, "--memory-swap", memory]
-    if place.processes:
-        found += ["--pids-limit", str(TASKS * place.processes)]  # these are threads
+    if config.processes:
+        found += ["--pids-limit", str(TASKS * config.processes)]  # these are threads
     if executable == "docker":  # for podman these would replace default_ulimits of containers.conf
         found += ["--ulimit", "core=0"]
-        if place.disk_mb:
-            found += ["--ulimit", f"fsize={int(place.disk_mb * MIB)}"]
+        if disk_mb:
+            found += ["--ulimit", f"fsize={int(disk_mb * MIB)}"]
     for path in place.reads:
         found += ["--volume", f"{path}:{path}:ro"]
     found += ["--volume", f"{place.folder}:{place.folder}"]
@@ -196,4 +192,4 @@ def _container(executable: str, image: str, words: Sequence[str], place: Place, 
     remove = [executable, "rm", "--force", *(["--ignore", "--time", "0"] if executable == "podman" else []), name]
     asks = [executable, "inspect", "--format", "{{.State.OOMKilled}}", name]
     container = Container(id_file=str(id_file), remove=remove, out_of_memory=asks)
-    return Wrapped(words=[*found, image, *words], container=container)
+    return Wrapped(words=[*found, config.image, *words], container=container)

@@ -19,6 +19,7 @@ from typing import IO
 
 import attrs
 
+from agentrig.external.config import CommandConfig
 from agentrig.processes import supervisor
 from agentrig.processes.families import marked
 from agentrig.text import storable
@@ -44,25 +45,6 @@ TOLD = 500
 """Characters of the end of stderr in a message."""
 
 MIB = 1 << 20
-
-
-@attrs.frozen(kw_only=True)
-class Limits:
-    """What a program may use; 0 for no limit.
-
-    Attributes:
-        time_s: Wall seconds.
-        memory_mb: MiB of all its processes together.
-        output_mb: MiB on stdout, and on stderr.
-        disk_mb: MiB below its working directory.
-        processes: Processes at once.
-    """
-
-    time_s: float
-    memory_mb: float
-    output_mb: float
-    disk_mb: float
-    processes: int
 
 
 @attrs.frozen(kw_only=True)
@@ -146,7 +128,7 @@ def run(
     folder: Path,
     environment: Mapping[str, str],
     stdin: bytes,
-    limits: Limits,
+    limits: CommandConfig,
     finished: Callable[[], bool] = lambda: False,
 ) -> Ending:
     """Run a program to its end; when this returns, no process of it is left.
@@ -157,7 +139,7 @@ def run(
         folder: Its working directory, whose size is limited.
         environment: All its variables.
         stdin: What it can read there.
-        limits: What it may use.
+        limits: What it may use: seconds, MiB and processes.
         finished: Whether its work is done, asked several times a second: it then ends within `LINGER_S`.
 
     Raises:
@@ -183,7 +165,7 @@ def run(
                 start_new_session=True,
             )
             theirs.close()
-            ending = _Run(process, ours, limits, finished).ending()
+            ending = _Run(process, ours, limits.output_mb, finished).ending()
     except OSError as error:
         raise CannotStart(_reason(words, error)) from error
     report, stdout, stderr = ending
@@ -242,9 +224,10 @@ class _Run:
     """Reads what a program writes until its supervisor reports its end."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], channel: socket.socket, limits: Limits, finished: Callable[[], bool]
+        self, process: subprocess.Popen[bytes], channel: socket.socket, output_mb: float, finished: Callable[[], bool]
     ) -> None:
-        self._process, self._channel, self._limits, self._finished = process, channel, limits, finished
+        self._process, self._channel, self._finished = process, channel, finished
+        self._limit = int(output_mb * MIB)
         self._stdout, self._stderr = _Tail(None), _Tail(TAIL)
         self._report = b""
         self._stopped = False
@@ -299,11 +282,10 @@ class _Run:
 
     def _keep(self, kept: _Tail, data: bytes) -> None:
         """Keep what was read, unless it is too much."""
-        limit = int(self._limits.output_mb * MIB)
         if self._exceeded is not None:
             return
         kept.add(data)
-        if kept.length > limit:
+        if kept.length > self._limit:
             self._exceeded = ("output", kept.length)
             self._stop()
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from agentrig.errors import AgentFailure
-from agentrig.programs.config import CommandConfig
-from agentrig.programs.running import MIB, TOLD, Ending, signal_name
+from agentrig.external.config import CommandConfig
+from agentrig.external.running import MIB, TOLD, Ending, signal_name
 from agentrig.text import DEPTH_LIMIT, cut, storable
 
 KINDS: Mapping[str, str] = {
@@ -23,6 +26,9 @@ KINDS: Mapping[str, str] = {
 NO_CONTAINER = 125
 """Exit code of docker and podman that could not start a container."""
 
+
+ANSWER_BYTES = 40_000_000
+"""Longest answer in a file: `agentrig.runners.attempt.ANSWER_LIMIT` characters of JSON."""
 
 TOO_DEEP = f"nested too deep: at most {DEPTH_LIMIT} lists or objects in one another"
 
@@ -92,13 +98,14 @@ def from_stdout(data: bytes, *, json_line: bool) -> Any:
     raise LookupError(f"no line of its stdout is JSON: {shown!r}" if shown else "it wrote nothing to stdout")
 
 
-def from_file(data: bytes | None, name: str) -> Any:
+def from_file(folder: Path, name: str) -> Any:
     """Return the answer in a file: JSON if its name says so, else text.
 
     Raises:
         LookupError: There is no such file.
         AgentFailure: It is not UTF-8, or not JSON; the kind is `bad-answer`.
     """
+    data = _read(folder, name)
     if data is None:
         raise LookupError(f"there is no file {name} in its working directory")
     text = _text(data, name)
@@ -129,3 +136,29 @@ def none(reason: str, *, required: bool) -> None:
     """
     if required:
         raise AgentFailure(f"the program ended without an answer: {reason}", kind="no-answer")
+
+
+def _read(folder: Path, name: str) -> bytes | None:
+    """Return a file of the working directory; None if there is none.
+
+    Only a regular file inside it is read: a link would let a program in a sandbox answer with a file from outside.
+
+    Raises:
+        AgentFailure: It is something else, is outside, or is longer than `ANSWER_BYTES`; the kind is `bad-answer`.
+    """
+    path = folder / name
+    if not path.resolve().is_relative_to(folder) or path.resolve() != path.absolute():
+        raise AgentFailure(f"the answer {name} is a link, or is outside the working directory", kind="bad-answer")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise AgentFailure(f"the answer {name} cannot be read: {error.strerror}", kind="bad-answer") from None
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise AgentFailure(f"the answer {name} is no regular file", kind="bad-answer")
+        data = file.read(ANSWER_BYTES + 1)
+    if len(data) > ANSWER_BYTES:
+        raise AgentFailure(f"the answer {name} has more than {ANSWER_BYTES} bytes", kind="bad-answer")
+    return data

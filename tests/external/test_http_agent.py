@@ -15,15 +15,15 @@ import pytest
 from agentrig import Endpoint
 from agentrig.agents import Outcome
 from agentrig.errors import ConfigError
+from agentrig.external import http as exchange
+from agentrig.external.checks import check_service
+from agentrig.external.config import HttpConfig
+from agentrig.external.http import HttpAgent
 from agentrig.findings import Finding
 from agentrig.plan import resolve
 from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent, running_loop
 from agentrig.secrets import Secret
-from agentrig.services import exchange
-from agentrig.services.agent import HttpAgent
-from agentrig.services.checks import check_service
-from agentrig.services.config import HttpConfig
 from agentrig.settings import structure
 from agentrig.testing.scripted import LocalServer, QuietHandler, serving
 

@@ -14,8 +14,8 @@ import pytest
 
 from agentrig import http_server
 from agentrig.agents import Judged
-from agentrig.callbacks import Answer, Callback, Listener
 from agentrig.errors import AgentFailure, AgentrigError
+from agentrig.external.callbacks import Answer, Callback, Listener
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_the_first_answer_counts_the_same_again_is_no_error_and_another_is_refus
 def test_rollouts_have_keys_of_their_own(here: Listener) -> None:
     with Callback("r1", listener=here) as one, Callback("r1", attempt=2, listener=here) as two:
         assert one.key != two.key
-        assert one.key not in one.url + repr(one._door)
+        assert one.key not in one.url + repr(one)
         assert post(one, {"answer": 1}, Authorization=f"Bearer {two.key}")[0] == 401
         assert post(one, {"answer": 1}, Authorization="Basic x")[0] == 401
         assert post(two, {"answer": 2})[0] == 200

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agentrig.external.config import HttpConfig, key_headers
 from agentrig.findings import Finding, Situation
-from agentrig.services.config import HttpConfig, key_headers
 
 ASK_S = 10.0
 """Seconds that the service may take."""

@@ -1,1 +1,0 @@
-"""Agents that are programs: a command line in any language, run once for each rollout."""
