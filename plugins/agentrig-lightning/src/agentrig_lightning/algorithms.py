@@ -251,7 +251,7 @@ class AlgorithmCall:
         if endpoint is None:
             return given
         served = attrs.evolve(endpoint, token_ids=True).with_sampling(temperature=self._config.temperature)
-        return {self._resource: lightning_llm(served, ours=False), **given}
+        return {self._resource: lightning_llm(served, own_fields=False), **given}
 
     @contextmanager
     def serve(self, *, hardware: Hardware, checkpoint: Path | None) -> Iterator[Endpoint]:

@@ -20,7 +20,7 @@ from agentrig.errors import AgentrigError
 from agentrig.runners.jobs import Job
 from agentrig.traces import Trace
 from agentrig.tracing.recorder import Recorder, current
-from agentrig_lightning.instances import FORMS, Unit, Units, copies, factory, is_instance
+from agentrig_lightning.instances import FORMS, AgentSlot, AgentSlots, copies, factory, is_instance
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +65,8 @@ class LitAgentCall:
         agent, several = factory(source)
         copied, more = copies(list(hooks), "a hook", "hooks whose objects can be copied")
         numbers = itertools.count()
-        self._units = Units(lambda: _unit(agent(), copied(), Host(self._active, next(numbers))))
-        self._async = bool(self._units.first.agent.is_async())
+        self._slots = AgentSlots(lambda: _slot(agent(), copied(), Host(self._active, next(numbers))))
+        self._async = bool(self._slots.first.agent.is_async())
         self._alone = not (several and more) or tracer is not None
         self._lock, self._turn = threading.Lock(), asyncio.Lock()
 
@@ -86,36 +86,36 @@ class LitAgentCall:
         if self._async:
             return self._in_loop(job)
         if not self._alone:
-            return asyncio.run(self._rollout(self._units.of_thread(), job))
+            return asyncio.run(self._rollout(self._slots.of_thread(), job))
         with self._lock:
-            return asyncio.run(self._rollout(self._units.first, job))
+            return asyncio.run(self._rollout(self._slots.first, job))
 
     async def _in_loop(self, job: Job) -> Any:
         if self._alone:
             async with self._turn:
-                return await self._rollout(self._units.first, job)
-        with self._units.borrowed() as unit:
-            return await self._rollout(unit, job)
+                return await self._rollout(self._slots.first, job)
+        with self._slots.borrowed() as slot:
+            return await self._rollout(slot, job)
 
-    async def _rollout(self, unit: Unit, job: Job) -> Any:
+    async def _rollout(self, slot: AgentSlot, job: Job) -> Any:
         """Run a rollout with its hooks, in the order of Agent Lightning's runner."""
         from agentrig_lightning.resources import rollout_of
 
         rollout = rollout_of(job, start=time.time())
-        seen: dict[str, Any] = {"agent": unit.agent, "runner": unit.host, "rollout": rollout}
+        seen: dict[str, Any] = {"agent": slot.agent, "runner": slot.host, "rollout": rollout}
         spans: list[Any] = []
-        await _tell(unit, "on_rollout_start", **seen)
+        await _tell(slot, "on_rollout_start", **seen)
         try:
-            number, spans = await self._traced(unit, job, seen)
+            number, spans = await self._traced(slot, job, seen)
         finally:
-            await _tell(unit, "on_rollout_end", **seen, spans=spans)
+            await _tell(slot, "on_rollout_end", **seen, spans=spans)
         if not self._judges:
             return number
         recorder = current()
         found = self._answer(recorder.trace()) if self._answer is not None and recorder is not None else None
         return Judged(answer=found, reward=number)
 
-    async def _traced(self, unit: Unit, job: Job, seen: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+    async def _traced(self, slot: AgentSlot, job: Job, seen: Mapping[str, Any]) -> tuple[Any, list[Any]]:
         """Run a rollout under the tracer; return its answer and the spans."""
         from agentrig_lightning.results import reported
         from agentrig_lightning.spans import from_lightning, to_lightning
@@ -125,14 +125,14 @@ class LitAgentCall:
         tracing = self._tracer.trace_context(name=job.id) if self._tracer is not None else contextlib.nullcontext()
         try:
             async with tracing:
-                await _tell(unit, "on_trace_start", **seen, tracer=self._active)
-                result = await self._called(unit.agent, job, rollout)
-                await _tell(unit, "on_trace_end", **seen, tracer=self._active)
+                await _tell(slot, "on_trace_start", **seen, tracer=self._active)
+                result = await self._called(slot.agent, job, rollout)
+                await _tell(slot, "on_trace_end", **seen, tracer=self._active)
         finally:
             if self._tracer is not None:
                 recorder.adopt(from_lightning(job.id, self._tracer.get_last_trace()).spans)
         # As in Agent Lightning, hooks get the spans before a returned number becomes one.
-        spans = to_lightning(recorder.trace(), job.id, rollout.attempt.attempt_id) if unit.hooks else []
+        spans = to_lightning(recorder.trace(), job.id, rollout.attempt.attempt_id) if slot.hooks else []
         return reported(result, recorder), spans
 
     async def _called(self, agent: Any, job: Job, rollout: Any) -> Any:
@@ -150,7 +150,7 @@ class LitAgentCall:
         if job.resources:
             given: Mapping[str, Any] = resources_of(job)
             return given
-        return {**self._initial, self._resource: lightning_llm(job.endpoint, ours=False)}
+        return {**self._initial, self._resource: lightning_llm(job.endpoint, own_fields=False)}
 
 
 class Host:
@@ -189,13 +189,13 @@ def _recorder_tracer() -> Any:
     return tracer
 
 
-def _unit(agent: Any, hooks: Sequence[Any], host: Host) -> Unit:
+def _slot(agent: Any, hooks: Sequence[Any], host: Host) -> AgentSlot:
     """Connect an agent as Agent Lightning's Trainer and runner would."""
     if not is_instance(agent):
         raise AgentrigError(f"lightning.agent takes {FORMS}; this function made {agent!r:.100}, which is no LitAgent")
-    agent.set_runner(host)  # weak references: the unit keeps the host
+    agent.set_runner(host)  # weak references: the slot keeps the host
     agent.set_trainer(host)
-    return Unit(agent, hooks, host)
+    return AgentSlot(agent, hooks, host)
 
 
 def _bound(method: Callable[..., Any], task_input: Any, resources: Any, rollout: Any) -> Callable[[], Any]:
@@ -207,9 +207,9 @@ def _bound(method: Callable[..., Any], task_input: Any, resources: Any, rollout:
     return lambda: method(task_input, resources=resources, rollout=rollout)
 
 
-async def _tell(unit: Unit, what: str, **seen: Any) -> None:
+async def _tell(slot: AgentSlot, what: str, **seen: Any) -> None:
     """Call the hooks; one that raises is logged, and stops nothing, as in Agent Lightning."""
-    for hook in unit.hooks:
+    for hook in slot.hooks:
         try:
             await getattr(hook, what)(**seen)
         except Exception:

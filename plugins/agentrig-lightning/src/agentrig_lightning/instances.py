@@ -87,7 +87,7 @@ def parameters_of(source: Any, *, required: bool = False) -> list[str]:
 
 
 @attrs.define(eq=False)
-class Unit:
+class AgentSlot:
     """What one runner of Agent Lightning has: an agent, its hooks, and the object that the agent sees as its runner."""
 
     agent: Any
@@ -95,25 +95,25 @@ class Unit:
     host: Any
 
 
-class Units:
+class AgentSlots:
     """Gives every rollout an agent that no other rollout uses at the same time.
 
     A thread keeps its own, so that objects of the agent that belong to a thread work. The rollouts of an `async` agent
     share one thread; each takes one that is free.
 
     Args:
-        make: Makes a unit; called for each one that is needed.
+        make: Makes a slot; called for each one that is needed.
     """
 
-    def __init__(self, make: Callable[[], Unit]) -> None:
+    def __init__(self, make: Callable[[], AgentSlot]) -> None:
         self._make = make
         self._lock = threading.Lock()
         self.first = make()
-        self._free: list[Unit] = [self.first]
-        self._threads: dict[int, Unit] = {}
+        self._free: list[AgentSlot] = [self.first]
+        self._threads: dict[int, AgentSlot] = {}
 
-    def of_thread(self) -> Unit:
-        """Return this thread's unit."""
+    def of_thread(self) -> AgentSlot:
+        """Return this thread's slot."""
         me = threading.get_ident()
         with self._lock:
             if me not in self._threads:
@@ -121,23 +121,23 @@ class Units:
             return self._threads[me]
 
     @contextmanager
-    def borrowed(self) -> Iterator[Unit]:
-        """Yield a unit that is free."""
+    def borrowed(self) -> Iterator[AgentSlot]:
+        """Yield a slot that is free."""
         with self._lock:
-            unit = self._taken()
+            slot = self._taken()
         try:
-            yield unit
+            yield slot
         finally:
             with self._lock:
-                self._free.append(unit)
+                self._free.append(slot)
 
-    def _taken(self) -> Unit:
+    def _taken(self) -> AgentSlot:
         if self._free:
             return self._free.pop()
-        unit = self._make()  # under the lock: imports and clients of two agents are not made at once
-        if unit.agent is self.first.agent:
+        slot = self._make()  # under the lock: imports and clients of two agents are not made at once
+        if slot.agent is self.first.agent:
             raise AgentrigError(
                 "the function given to lightning.agent returned the same agent twice, and two rollouts must not share "
                 "one: let it make a new agent, or give lightning.agent the agent itself, which it copies"
             )
-        return unit
+        return slot

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from agentrig.endpoints import Endpoint, GatewayAddress
 from agentrig.runners.jobs import Job
 
-OURS = "agentrig"
+OWN_FIELDS = "agentrig"
 """The key of an LLM's sampling parameters that has what Agent Lightning's resource has no field for."""
 
 NOWHERE = Endpoint(base_url="http://127.0.0.1:9/v1", model="none")
@@ -26,18 +26,18 @@ NOWHERE = Endpoint(base_url="http://127.0.0.1:9/v1", model="none")
 _RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 
 
-def lightning_llm(endpoint: Endpoint, *, ours: bool = True) -> LLM:
+def lightning_llm(endpoint: Endpoint, *, own_fields: bool = True) -> LLM:
     """Return an endpoint as Agent Lightning's resource.
 
     Args:
         endpoint: The model's server.
-        ours: Whether to store agentrig's extra fields in the sampling parameters. A user's agent must not get
+        own_fields: Whether to store agentrig's extra fields in the sampling parameters. A user's agent must not get
             them: it may pass all sampling parameters to its client.
     """
     own = {"headers": dict(endpoint.headers), "token_ids": endpoint.token_ids}
     if endpoint.gateway is not None:
         own["gateway"] = {"url": endpoint.gateway.url, "token": endpoint.gateway.token}
-    extra = {OURS: own} if ours else {}
+    extra = {OWN_FIELDS: own} if own_fields else {}
     return LLM(
         endpoint=endpoint.base_url,
         model=endpoint.model,
@@ -51,10 +51,10 @@ def endpoint_of(resources: Mapping[str, Any], rollout_id: str, attempt_id: str) 
 
     A `ProxyLLM` gives the address of this attempt.
     """
-    for resource in sorted(resources.values(), key=lambda r: OURS not in getattr(r, "sampling_parameters", {})):
+    for resource in sorted(resources.values(), key=lambda r: OWN_FIELDS not in getattr(r, "sampling_parameters", {})):
         if isinstance(resource, LLM):
             parameters = dict(resource.sampling_parameters)
-            extra = parameters.pop(OURS, {})
+            extra = parameters.pop(OWN_FIELDS, {})
             return Endpoint(
                 base_url=resource.get_base_url(rollout_id, attempt_id),
                 model=resource.model,
@@ -75,7 +75,7 @@ def has_llm(resources: Mapping[str, Any]) -> bool:
 def sampling_of(resources: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sampling fields of the first LLM among resources; empty without one."""
     found: Mapping[str, Any] = next((r.sampling_parameters for r in resources.values() if isinstance(r, LLM)), {})
-    return {name: value for name, value in found.items() if name != OURS}
+    return {name: value for name, value in found.items() if name != OWN_FIELDS}
 
 
 def job_of(attempted: AttemptedRollout, update: Any) -> Job:
@@ -87,7 +87,7 @@ def job_of(attempted: AttemptedRollout, update: Any) -> Job:
             stored: its job has the endpoint, and nothing else.
     """
     resources: Mapping[str, Any] = update.resources if update is not None else {}
-    own = any(isinstance(r, LLM) and OURS in r.sampling_parameters for r in resources.values())
+    own = any(isinstance(r, LLM) and OWN_FIELDS in r.sampling_parameters for r in resources.values())
     attempt = attempted.attempt
     return Job(
         id=attempted.rollout_id,

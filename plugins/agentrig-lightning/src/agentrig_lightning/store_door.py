@@ -1,4 +1,4 @@
-"""The door of a run's store: every request brings the token, or it gets nothing but a 401."""
+"""Access to a run's store: every request must have the token; without it, the answer is status 401."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ class StorePool:
         key = repr((endpoint, endpoint.api_key))
         if key not in self._resources:
             # The first one, and that of this name, is for Agent Lightning's own runners.
-            resources: Any = {"main_llm": lightning_llm(endpoint, ours=False), "llm": lightning_llm(endpoint)}
+            resources: Any = {"main_llm": lightning_llm(endpoint, own_fields=False), "llm": lightning_llm(endpoint)}
             self._resources[key] = (await self.store.add_resources(resources)).resources_id
         return self._resources[key]
 
