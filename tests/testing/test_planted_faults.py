@@ -23,7 +23,7 @@ NEARER = {
 }
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "tasks": ("task_sets.py", {}),
-    "agent": ("agents.py", {"limit": 2, "deadline_s": 30.0, "slow_s": 0.5}),
+    "agent": ("agent_functions.py", {"limit": 2, "deadline_s": 30.0, "slow_s": 0.5}),
     "reward": ("rewards.py", NEARER),
     "adapter": ("adapters.py", {}),
     "algorithm": ("algorithms.py", {}),

@@ -32,7 +32,8 @@ class Events(Callback):
         """The last reward; None as long as there is none."""
         return None if self._reward is None else Answer(reward=self._reward)
 
-    def _take(self, value: Any) -> tuple[int, Mapping[str, Any]]:
+    def take(self, value: Any) -> tuple[int, Mapping[str, Any]]:
+        """Take one event, in the listener's thread; return the reply's status and JSON object."""
         kind = value.get("event_type") if isinstance(value, Mapping) else None
         data = value.get("data", {}) if isinstance(value, Mapping) else None
         if not isinstance(kind, str) or not isinstance(data, Mapping):
