@@ -63,6 +63,7 @@ def check_slow(subject: Subject) -> None:
 def ran(*functions: Callable[[Subject], None]) -> list[Check]:
     calls.clear()
     subject = Subject(kind="reward", given=FINE)
+    subject.chosen |= {check_red, *functions}
     return [Check(kind="reward", function=function, subject=subject) for function in functions]
 
 
@@ -93,9 +94,9 @@ def test_what_a_check_needs_runs_once_and_its_failure_skips() -> None:
 
 
 def test_without_tasks_the_cure_is_to_name_some() -> None:
-    report = check("reward", FINE, only=["odd-answers"], raise_failed=False)
-    (scores,) = check("reward", FINE, only=["scores"], raise_failed=False).failed
-    assert [r.status for r in report.results] == ["skipped"]
+    report = check("reward", FINE, only=["scores", "odd-answers"], raise_failed=False)
+    (scores,) = report.failed
+    assert [r.status for r in report.results] == ["failed", "skipped"]
     assert "with which tasks to try it: its plugin brings no task set" in scores.message
     assert "agentrig validate NAME --tasks TASKS" in scores.message
     assert "Installed: mini-sql, spider" in scores.message
@@ -238,3 +239,9 @@ def test_the_database_and_the_run_directory_are_real(one_table_database: Path, r
 
 def test_the_tiny_model_has_a_tokenizer(tiny_model: Path) -> None:
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {file.name for file in tiny_model.iterdir()}
+
+
+def test_a_component_that_cannot_be_loaded_fails_the_one_check_that_was_asked_for() -> None:
+    report = check("agent", "nowhere/agents.py:mine", raise_failed=False, only=["private"])
+    assert [(r.check, r.status) for r in report.results] == [("agent.private", "failed")]
+    assert "nowhere/agents.py" in report.failed[0].message

@@ -157,5 +157,5 @@ def test_a_plugin_that_ends_its_process_fails_one_check(
 
 
 def test_an_agent_that_asks_for_the_gold_is_caught() -> None:
-    report = check("agent", f"{FOLDER}/agents.py:private-asked", raise_failed=False, limit=2, only=["private"])
+    report = check("agent", f"{FOLDER}/agent_functions.py:private-asked", raise_failed=False, limit=2, only=["private"])
     assert 'the agent asks for private["gold"]' in report.failed[0].message

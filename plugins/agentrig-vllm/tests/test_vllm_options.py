@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import sys
 from argparse import ArgumentParser
 from pathlib import Path
@@ -36,6 +37,28 @@ def test_every_argument_that_agentrig_gives_or_refuses_is_one_of_vllm():
     assert {"model", "max_model_len", "enable_sleep_mode", "kv_cache_memory_bytes"} <= given.keys()
     free = {name for name in given if name not in schema.OWN}
     assert free == {"disable_cascade_attn", "enable_flashinfer_autotune", "disable_log_stats"}
+
+
+@pytest.mark.parametrize(
+    ("template", "parser"),
+    [
+        ('{% if tools %}<tools>{% endif %}<tool_call>\n{"name": …}\n</tool_call>', "hermes"),
+        ("<tool_call>\n<function={{ call.name }}>\n</function></tool_call>", "qwen3_coder"),
+        ('{% if tools is not none %}{% endif %}{"name": …, "parameters": …}', "llama3_json"),
+        ("{{ messages }}", None),
+    ],
+)
+@pytest.mark.parametrize("apart", [True, False], ids=["template-file", "tokenizer-config"])
+def test_tool_calls_are_read_as_the_chat_template_writes_them(tmp_path, template, parser, apart):
+    if apart:
+        (tmp_path / "chat_template.jinja").write_text(template)
+    else:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    asked = ServerPlan(model=tmp_path, name="policy", hardware=Cpu())
+    found = options.arguments_of(asked, VllmConfig())
+    assert (found.get("tool_call_parser"), found.get("enable_auto_tool_choice")) == (parser, parser and True)
+    assert options.arguments_of(asked, VllmConfig(tool_call_parser="mistral"))["tool_call_parser"] == "mistral"
+    assert "tool_call_parser" not in options.arguments_of(asked, VllmConfig(tool_call_parser=""))
 
 
 @pytest.mark.skipif("vllm" not in {d.name for d in importlib.metadata.distributions()}, reason="vLLM is not installed")

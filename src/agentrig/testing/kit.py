@@ -162,8 +162,9 @@ class Check:
         for before in () if function is check_loads else (check_loads, *_needs.get(function, ())):
             error = self._done(before)
             if not isinstance(error, str):
-                skipped = CheckSkipped(f"it needs {_name(self.kind, before)}, which failed")
-                return done.setdefault(function, error if isinstance(error, CheckSkipped) else skipped)
+                if before in self.subject.chosen and not isinstance(error, CheckSkipped):
+                    error = CheckSkipped(f"it needs {_name(self.kind, before)}, which failed")
+                return done.setdefault(function, error)  # if nobody asked for the other, its failure is told here
         try:
             with told_if_slow(f"doing the check {_name(self.kind, function)}"):
                 done[function] = function(self.subject) or ""
@@ -314,6 +315,7 @@ def checks(
                 f"  they are: {', '.join(short)}"
             )
         chosen += found
+    subject.chosen |= {each.function for each in chosen}
     return [attrs.evolve(each, subject=subject) for each in every if each in chosen]
 
 

@@ -44,6 +44,7 @@ class Subject:
     given: Any
     settings: Any = None
     done: dict[Any, BaseException | str] = attrs.field(factory=dict, init=False, repr=False)
+    chosen: set[Any] = attrs.field(factory=set, init=False, repr=False)
     opened: ExitStack = attrs.field(factory=ExitStack, init=False, repr=False)
 
     def __str__(self) -> str:

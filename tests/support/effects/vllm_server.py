@@ -54,6 +54,10 @@ TABLE: Mapping[str, Flip | Elsewhere] = {
     "compile": Flip(
         a=False, b=True, look=lambda s: arguments(s)["compilation_config"]["mode"], shows=lambda a, b: (a, b) == (0, 3)
     ),
+    "tool_call_parser": Flip(
+        a="", b="mistral", look=lambda s: arguments(s).get("tool_call_parser"),
+        shows=lambda a, b: (a, b) == (None, "mistral"),
+    ),
     "vllm": Flip(
         a={}, b={"block_size": 32}, look=lambda s: arguments(s).get("block_size"),
         shows=lambda a, b: (a, b) == (None, 32),

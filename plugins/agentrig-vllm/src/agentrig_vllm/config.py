@@ -48,6 +48,9 @@ class VllmConfig:
     compile: bool = setting(
         False, help="compile the model too: it samples a little faster, and starts later by the time of compiling"
     )
+    tool_call_parser: str = setting(
+        "auto", help="vLLM's parser of tool calls, by its name; auto for that of the model's chat template"
+    )
     chunk_mb: int = setting(512, help="MiB of new weights that are handed over at once", ge=1, le=1 << 16)
     host: str = setting("127.0.0.1", help="address that the server listens on")
     port: int = setting(

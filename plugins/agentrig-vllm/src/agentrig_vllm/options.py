@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,7 +50,27 @@ def arguments_of(plan: ServerPlan, config: VllmConfig) -> dict[str, Any]:
         found["enable_sleep_mode"] = True
     if config.kv_cache_mb:
         found["kv_cache_memory_bytes"] = config.kv_cache_mb << 20
+    parser = tool_call_parser(plan.model) if config.tool_call_parser == "auto" else config.tool_call_parser
+    if parser:
+        found |= {"enable_auto_tool_choice": True, "tool_call_parser": parser}
     return found | config.vllm
+
+
+def tool_call_parser(model: Path) -> str:
+    """Return the name of vLLM's parser of the tool calls that a model's chat template writes; '' if it writes none.
+
+    Without a parser vLLM refuses requests with tools: status 400.
+    """
+    file = model / "chat_template.jinja"
+    if file.is_file():
+        template = file.read_text("utf-8")
+    elif (file := model / "tokenizer_config.json").is_file():
+        template = str(json.loads(file.read_text("utf-8")).get("chat_template") or "")
+    else:
+        return ""
+    if "<tool_call>" in template:
+        return "qwen3_coder" if "<function=" in template else "hermes"
+    return "llama3_json" if "tools" in template and '"parameters": ' in template else ""
 
 
 def graph_sizes(most: int) -> list[int]:
