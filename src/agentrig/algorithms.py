@@ -51,6 +51,7 @@ class Session(Protocol):
     Attributes:
         train_tasks: The training split.
         directory: The run directory.
+        resumes: The command that resumes the run, for messages.
         hardware: What the algorithm runs on.
         seed: The run's seed; derive every random stream from it.
         first_step: 1, or the step after the last checkpoint when the run is resumed.
@@ -66,6 +67,7 @@ class Session(Protocol):
 
     train_tasks: Sequence[Task]
     directory: Path
+    resumes: str
     hardware: Hardware
     seed: int
     first_step: int

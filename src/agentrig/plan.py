@@ -62,6 +62,10 @@ class RunSettings:
     plugins: list[str] = setting(list, help="Python files that are plugins too, relative to the run file")
 
 
+RESUME = "agentrig train --resume {run}"
+"""Resumes a run."""
+
+
 @attrs.frozen(kw_only=True)
 class Plan:
     """A complete, checked configuration of a run.
@@ -76,6 +80,7 @@ class Plan:
         observers: The observers that `[observer]` and `[trackers]` name, each with its config object, in that order.
         second_rewards: The rewards that `run.second_reward` names, each with its config object, in that order.
         gateway: Section `[gateway]`.
+        resumes: The command that resumes the run, with `{run}` for its directory.
     """
 
     recipe: str
@@ -88,6 +93,7 @@ class Plan:
     observers: observing.Observers = ()
     second_rewards: Sequence[tuple[Component, Any]] = ()
     gateway: GatewaySettings = GatewaySettings()
+    resumes: str = RESUME
 
     @property
     def uses_gateway(self) -> bool:

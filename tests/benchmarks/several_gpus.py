@@ -91,7 +91,7 @@ def steps(bench: Bench, shape: str, gpus: int, rows: str, engine: str) -> None:
     command = [str(HERE / "verl_step.py"), "agentrig", "--shape", shape, "--gpus", str(gpus), "--rows", rows]
     command += ["--engine", engine, "--tokens", str(TOKENS[shape]), "--steps", "6"]
     command += ["--work", str(bench.work / f"step-{shape}-{rows}")]
-    bench.run(f"step {shape} {gpus} {rows} {engine}", command, most_s=420, part="steps", rows=rows, engine=engine)
+    bench.run(f"step {shape} {gpus} {rows} {engine}", command, most_s=600, part="steps", rows=rows, engine=engine)
 
 
 def table(found: list[dict[str, Any]]) -> str:

@@ -72,7 +72,6 @@ NOT_PAGES = {
         if file.name != "README.md"
     },
     "plugins/agentrig-grpo/training/README.md": "an hour on a GPU; the files that its commands name are checked below",
-    "tests/benchmarks/verl_spider/README.md": "needs Spider and a GPU; files that its commands name are checked below",
 }
 """Markdown files whose blocks are not run, with the reason."""
 

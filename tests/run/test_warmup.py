@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -230,6 +232,21 @@ def test_the_command_makes_a_model_and_says_that_it_starts_at_zero(tmp_path: Pat
     assert json.loads((folder / "warmup.json").read_text()) == found
     again = CliRunner().invoke(main, [*words, "--out", str(folder)])
     assert "already has a model" in again.output
+
+
+@pytest.mark.slow
+def test_a_warm_up_that_is_ended_leaves_no_half_of_a_model(tmp_path: Path) -> None:
+    words = ["warmup", "colors", "--plugin", FILE, "--labels", "4", "--passes", "1000", "--lr", "1e-9"]
+    words += ["--until", "0.9", "--parameters", "6e4", "--tokenizer", "bytes", "--no-measure"]
+    begun = subprocess.Popen([sys.executable, "-m", "agentrig", *words], cwd=tmp_path, stderr=subprocess.PIPE)
+    models = tmp_path / "models"
+    while not (models / ".colors.part" / "config.json").exists():  # written between passes, to be tried
+        assert begun.poll() is None, begun.communicate()
+        time.sleep(0.05)
+    begun.terminate()
+    begun.communicate(timeout=60)
+    assert begun.returncode == 128 + signal.SIGTERM
+    assert list(models.iterdir()) == []
 
 
 @pytest.mark.slow

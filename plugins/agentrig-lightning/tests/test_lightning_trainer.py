@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +213,55 @@ def test_another_algorithm_takes_the_place_of_verl_only() -> None:
 
     with pytest.raises(ConfigError, match=r"grpo takes the place of agl\.VERL, and this script trains by Bas"):
         other_algorithm("grpo", agl.Baseline(), 0)
+
+
+LEARNER = """
+import sys
+import time
+import agentlightning as agl
+from openai import OpenAI
+
+class Odd(agl.LitAgent):
+    def rollout(self, task, resources, rollout):
+        llm = resources["main_llm"]
+        said = [{"role": "user", "content": task["question"]}]
+        answer = OpenAI(base_url=llm.endpoint, api_key="any").chat.completions.create(model=llm.model, messages=said)
+        return float(len(answer.choices[0].message.content or "") % 2)
+
+assert sys.argv[1:] == ["fast", "--own"]
+rows = [{"question": f"count the books {i}"} for i in range(16)]
+verl = agl.VERL({"algorithm": {"adv_estimator": "grpo"}, "data": {"train_batch_size": 4},
+                 "actor_rollout_ref": {"rollout": {"n": 4}, "model": {"path": "of-the-script"}},
+                 "trainer": {"total_epochs": 1, "test_freq": -1, "save_freq": 1}})
+agl.Trainer(n_runners=2, algorithm=verl).fit(Odd(), train_dataset=rows, val_dataset=rows[:4])
+"""
+
+
+@pytest.mark.slow
+def test_the_run_of_a_script_resumes_with_the_command_that_it_prints(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(LEARNER)
+    model = Path(__file__).parents[2] / "agentrig-grpo" / "src" / "agentrig_grpo" / "models" / "mini"
+    keys = ["run.name=odd", "algorithm.steps=3", "algorithm.max_tokens=16", "algorithm.temperature=1.3"]
+    words = ["--algorithm", "grpo", "--model", str(model), *(part for key in keys for part in ("--set", key))]
+    agentrig = [sys.executable, "-m", "agentrig"]
+    said = (tmp_path / "said").open("w+")
+    command = [*agentrig, "run", *words, "odd.py", "--", "fast", "--own"]
+    begun = subprocess.Popen(command, cwd=tmp_path, stdout=said, stderr=said)
+    lines = tmp_path / "runs" / "odd" / "metrics.jsonl"
+    while not (lines.is_file() and lines.read_text()):
+        assert begun.poll() is None, said.seek(0) or said.read()
+        time.sleep(0.05)
+    begun.terminate()
+    assert begun.wait(timeout=60) == 128 + signal.SIGTERM
+    said.seek(0)
+    again = "agentrig run --resume runs/odd --algorithm grpo odd.py -- fast --own"
+    assert f"resume with: {again}\n" in said.read()
+
+    wrong = subprocess.run([*agentrig, "train", "--resume", "runs/odd"], cwd=tmp_path, capture_output=True, text=True)
+    assert (wrong.returncode, wrong.stderr) == (
+        1,
+        f"agentrig: runs/odd is the run of a script; it resumes with: {again}\n",
+    )
+    subprocess.run([*agentrig, *shlex.split(again)[1:]], cwd=tmp_path, check=True, timeout=200)
+    assert [json.loads(line)["step"] for line in lines.read_text().splitlines()] == [1, 2, 3]
+    assert json.loads((tmp_path / "runs" / "odd" / "summary.json").read_text())["complete"] is True

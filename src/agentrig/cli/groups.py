@@ -95,11 +95,11 @@ class Group(NearestGroup):
                 result = super().main(*args, **options)
             sys.stdout.flush()
             return result
-        except SystemExit:
+        except SystemExit as end:
             try:
                 sys.stdout.flush()
             except OSError as error:
-                _fail(_unprintable(error))
+                _fail(_unprintable(error), status=end.code if isinstance(end.code, int) and end.code else 1)
             raise
         except Exception as error:
             wrong = _unprintable(error) if isinstance(error, OSError) and _printing(error) else exhausted(error)
@@ -118,15 +118,15 @@ class Group(NearestGroup):
         except AgentrigError as error:
             from agentrig.text import storable
 
-            click.echo(f"agentrig: {storable(str(error))}", err=True)
+            _tell(f"agentrig: {storable(str(error))}")
             if memory := little_memory():
-                click.echo(f"  {memory}", err=True)
+                _tell(f"  {memory}")
             if error.abandoned:
                 leave(1)
             _leave_the_late(1, before)
             ctx.exit(1)
         except KeyboardInterrupt as error:
-            click.echo(f"agentrig: {str(error) or 'interrupted'}", err=True)
+            _tell(f"agentrig: {str(error) or 'interrupted'}")
             status = error.exit_status if isinstance(error, Interrupted) else 130
             if isinstance(error, Interrupted) and error.abandoned:
                 leave(status)
@@ -151,13 +151,19 @@ def _unprintable(error: OSError) -> str:
     return f"the output cannot be written: {error.strerror}. Send it elsewhere: agentrig … > FILE"
 
 
-def _fail(wrong: str) -> NoReturn:
+def _tell(text: str) -> None:
+    """Print to standard error. The exit status still tells how the command ended when the terminal is gone."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=True)
+
+
+def _fail(wrong: str, *, status: int = 1) -> NoReturn:
     """Print why the command ends, and end it; what is left of its output goes nowhere."""
     if sys.stderr is not None:
-        print(f"agentrig: {wrong}", file=sys.stderr, flush=True)
+        _tell(f"agentrig: {wrong}")
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(1)
+    sys.exit(status)
 
 
 def _leave_the_late(status: int, before: set[Background]) -> None:

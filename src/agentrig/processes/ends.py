@@ -106,7 +106,7 @@ class RunSignals:
 
     def __init__(self, session: Any, abort: Callable[[Interrupted], None]) -> None:
         self._session, self._abort = session, abort
-        self._at_once = f"ended at once; resume with: agentrig train --resume {session.directory}"
+        self._at_once = f"ended at once; resume with: {session.resumes}"
         self.first: int | None = None
         self.writing = False
 

@@ -308,8 +308,8 @@ def dead_server_first(server: Server, session: Session) -> Iterator[None]:
             except ServerError as dead:
                 if not session.lines:
                     raise
-                again = f"agentrig train --resume {session.directory}"
-                raise ServerError(f"{dead}\n  The unfinished step is lost; resume with: {again}") from stopped
+                lost = f"The unfinished step is lost; resume with: {session.resumes}"
+                raise ServerError(f"{dead}\n  {lost}") from stopped
             if time.monotonic() > end:
                 break
             time.sleep(0.05)

@@ -33,6 +33,7 @@ def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Seq
         "agentrig": _version("agentrig"),
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "recipe": plan.recipe,
+        "resumes": plan.resumes,
         "config": plan.as_dict(),
         "seed": plan.run.seed,
         "python": platform.python_version(),

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from agentrig.errors import ConfigError
-from agentrig.plan import Plan, read_run_file, resolve
+from agentrig.plan import RESUME, Plan, read_run_file, resolve
 from agentrig.plugins.registry import noun_of
 from agentrig.run.damage import CURES, reading
 from agentrig.run.directory import RunDirectory
@@ -74,10 +74,11 @@ def resume_plan(
             if steps is not None
             else f"KEY=VALUE, the key that sets it for algorithm {name} (agentrig plugins show {name})"
         )
+        again = plan.resumes.replace("{run}", f"{directory} {'' if plan.resumes == RESUME else '--set '}{more}")
         unwritten = "" if (directory / "report.html").is_file() else f" Its report: agentrig report {directory}"
         raise ConfigError(
             f"{directory} has ended: its {done} steps are done. To continue training, set the total number "
-            f"of steps: agentrig train --resume {directory} {more}{unwritten}"
+            f"of steps: {again}{unwritten}"
         )
     return plan
 
@@ -126,11 +127,15 @@ def _plan_of(
     directory: Path, facts: Mapping[str, Any], *, overrides: Sequence[str] = (), observers: Sequence[str] = ()
 ) -> Plan:
     file = directory / "config.toml"
+    resumes = facts.get("resumes", RESUME)
     try:
         plan = resolve(str(file), overrides=overrides, observers=observers)
     except ConfigError as error:
+        if resumes != RESUME and not overrides:  # its components are in a script
+            again = resumes.replace("{run}", str(directory))
+            raise ConfigError(f"{directory} is the run of a script; it resumes with: {again}") from error
         given = f", and in {' '.join(overrides)}" if overrides else ""
         wrote = facts.get("agentrig", agentrig_version())
         where = "The settings are in" if wrote == agentrig_version() else f"agentrig {wrote} wrote"
         raise ConfigError(f"{error}\n  {where} {file}{given}") from None
-    return attrs.evolve(plan, recipe=facts.get("recipe", directory.name))
+    return attrs.evolve(plan, recipe=facts.get("recipe", directory.name), resumes=resumes)

@@ -89,6 +89,7 @@ class RunSession:
         past = past or Past()
         self.train_tasks = train_tasks
         self.directory = run.path
+        self.resumes = plan.resumes.replace("{run}", str(run.path))
         self.hardware = hardware
         self.seed = plan.run.seed
         self.first_step = past.step + 1

@@ -173,8 +173,9 @@ def _train(
         raise
     finally:
         signals.writing = True
-        if ended is not None and ended is runtime.broken and not (session.begun or resume):
-            run.remove()  # the agent can't be built: nothing has started
+        nothing = not (session.begun or resume)
+        if nothing and ended is not None and (ended is runtime.broken or isinstance(ended, Interrupted)):
+            run.remove()  # the agent can't be built, or the user ended the start: there is nothing to keep
         elif session.begun or not resume:  # else nothing in the directory of the resumed run has changed
             wall_s = time.perf_counter() - start + sum(line["step_s"] for line in past.lines)
             with noted() if not complete else nullcontext():
@@ -185,7 +186,7 @@ def _train(
 
     # The run has ended normally, or early because the user asked for it.
     summary: dict[str, Any] = run.read_json("summary.json")
-    early = f"ended early; resume with: agentrig train --resume {run.path}"
+    early = f"ended early; resume with: {session.resumes}"
     if complete:
         plan.registry.notify("on_run_end", event=RunEnd(directory=run.path, summary=summary))
     else:

@@ -111,7 +111,15 @@ def _agent_plan(
 @click.option("--algorithm", default="", metavar="NAME", help="Train by this algorithm, instead of agl.VERL: grpo.")
 @click.option("--model", default="", metavar="DIR", help="Short for --set algorithm.model=DIR.")
 @click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="A setting of the run; repeatable.")
-def run(script: Path, arguments: Sequence[str], algorithm: str, model: str, settings: Sequence[str]) -> None:
+@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Resume a run of this script.")
+def run(
+    script: Path,
+    arguments: Sequence[str],
+    algorithm: str,
+    model: str,
+    settings: Sequence[str],
+    resume: Path | None,
+) -> None:
     """Run a script written for Agent Lightning's Trainer, unchanged.
 
     Everything that is no option of this command goes to the script, and so does all that follows `--`.
@@ -119,9 +127,10 @@ def run(script: Path, arguments: Sequence[str], algorithm: str, model: str, sett
     \b
     agentrig run train_sql_agent.py qwen
     agentrig run train_sql_agent.py fast --algorithm grpo --model DIR
+    agentrig run --resume runs/train-sql-agent-20260101-120000 train_sql_agent.py fast
     agentrig run my_script.py --set runners.deadline_s=600 -- --model of-the-script
     """
     from agentrig_lightning.trainer import launch
 
     named = [f"algorithm.model={model}"] if model else []
-    launch(script, arguments, algorithm=algorithm, settings=[*named, *settings])
+    launch(script, arguments, algorithm=algorithm, settings=[*named, *settings], resumed=resume)

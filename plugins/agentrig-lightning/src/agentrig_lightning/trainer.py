@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import runpy
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -74,6 +75,12 @@ class Trainer(LightningTrainer):
 
     more: ClassVar[Sequence[str]] = ()
     """Further settings of the run, which `settings` override. `agentrig run` sets it."""
+
+    resumed: ClassVar[Path | None] = None
+    """The run that the script's first run resumes; None for a new run. `agentrig run` sets it."""
+
+    resumes: ClassVar[str] = ""
+    """The command that resumes a run of the script, with `{run}` for its directory. `agentrig run` sets it."""
 
     shows: ClassVar[bool] = False
     """Whether a run is displayed while it goes on. `agentrig run` sets it."""
@@ -196,6 +203,8 @@ class Trainer(LightningTrainer):
 
     def _run(self, agent: Any, algorithm: Any, train: Any, validation: Any, display: Any = None) -> None:
         from agentrig.plan import resolve, to_toml
+        from agentrig.processes.scratch import temporary_files
+        from agentrig.run.resume import resume_plan
         from agentrig.run.training import train as run
         from agentrig.view.live import LiveDisplay
 
@@ -227,14 +236,20 @@ class Trainer(LightningTrainer):
             "initial_resources": self.initial_resources if is_verl(algorithm) else None,
         }
         run_file = {**used, "reward": {"use": "own"}, "runners": {"n": self.n_runners, "threads": 1}}
-        with script_plugin(agent, arguments, others) as file:
-            recipe = file.parent / f"{name}.toml"
-            recipe.write_text(to_toml(run_file))
-            plan = resolve(str(recipe), overrides=[*self.more, *self.settings], files=[str(file)])
+        resumed, Trainer.resumed = Trainer.resumed, None
+        with temporary_files(), script_plugin(agent, arguments, others) as file:
+            if resumed is None:
+                recipe = file.parent / f"{name}.toml"
+                recipe.write_text(to_toml(run_file))
+                plan = resolve(str(recipe), overrides=[*self.more, *self.settings], files=[str(file)])
+            else:
+                plan = resume_plan(resumed, overrides=[f"run.plugins={json.dumps([str(file)])}", *self.more])
+            again = self.resumes or f"agentrig run --resume {{run}} {shlex.quote(sys.argv[0])}"
+            plan = attrs.evolve(plan, resumes=again)
             plan.registry.add_observer(_Directory(self), "directory")
             if display is not None or self.shows:
                 plan.registry.add_observer(display or LiveDisplay(), "display")
-            run(plan)
+            run(plan, resume=resumed)
 
     def algorithm_spec(self, name: str, inner: Any, train: Any, validation: Any) -> AlgorithmSpec:
         """Return the run's algorithm: the script's, with the script's own resources, proxy and datasets."""
@@ -355,7 +370,14 @@ def _first_rows(dataset: Any) -> Any:
     return [dataset[i] for i in range(DEV_ROWS)]
 
 
-def launch(script: Path, arguments: Sequence[str], *, algorithm: str = "", settings: Sequence[str] = ()) -> None:
+def launch(
+    script: Path,
+    arguments: Sequence[str],
+    *,
+    algorithm: str = "",
+    settings: Sequence[str] = (),
+    resumed: Path | None = None,
+) -> None:
     """Run a script as `python SCRIPT ARGUMENTS` would, in this process.
 
     Args:
@@ -363,6 +385,7 @@ def launch(script: Path, arguments: Sequence[str], *, algorithm: str = "", setti
         arguments: Its own arguments.
         algorithm: An algorithm of agentrig that replaces `agl.VERL`; '' for none.
         settings: Settings of its runs, as on the command line.
+        resumed: The run that the script's first run resumes; None for a new one.
 
     Raises:
         ConfigError: There is no such script, or it has ended without a call to `fit` or `dev`.
@@ -370,8 +393,13 @@ def launch(script: Path, arguments: Sequence[str], *, algorithm: str = "", setti
     if not script.is_file():
         raise ConfigError(f"there is no script {script} (looked in {Path.cwd()})")
 
+    own = ["--algorithm", algorithm] if algorithm else []
+    words = [*own, str(script), *(("--", *arguments) if arguments else ())]
+    Trainer.resumed = resumed
+
     class ScriptTrainer(Trainer):
         other, more, shows = algorithm, tuple(settings), True
+        resumes = f"agentrig run --resume {{run}} {shlex.join(words)}"
         made: list[Trainer] = []  # noqa: RUF012  (shared by all instances)
 
         def _run(self, *arguments: Any) -> None:

@@ -101,7 +101,7 @@ class Verl:
             what = "failed" if alive else "died"
             raise AgentrigError(
                 f"a worker or server of verl {what}: {str(error).strip()}\n  The unfinished step is lost. "
-                f"Resume from the last checkpoint with: agentrig train --resume {session.directory}"
+                f"Resume from the last checkpoint with: {session.resumes}"
             ) from error
         finally:
             if self._pool is not None:

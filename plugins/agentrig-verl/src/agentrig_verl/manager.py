@@ -194,7 +194,7 @@ def explained(session: Session, endpoints: Sequence[Endpoint]) -> Iterator[None]
             raise
         raise RunStopped(
             f"{stopped}\n  The model server {', '.join(dead)} does not answer any more. The unfinished step is "
-            f"lost; resume with: agentrig train --resume {session.directory}",
+            f"lost; resume with: {session.resumes}",
             cause="server-failed",
         ) from stopped
 

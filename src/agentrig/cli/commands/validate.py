@@ -48,6 +48,7 @@ def validate(
     agentrig validate agentrig-spider --json
     """
     from agentrig.plan import parse_override
+    from agentrig.processes.scratch import temporary_files
     from agentrig.testing.validating import validated
 
     word = words[0] if words and "=" not in words[0] else None
@@ -55,7 +56,7 @@ def validate(
     for text in words[1:] if word else words:
         section, key, value = parse_override(text)
         settings.setdefault(section, {})[key] = value
-    with stdout_to_stderr() as stdout:
+    with temporary_files(), stdout_to_stderr() as stdout:
         found = validated(
             word,
             uses={kind: name for kind, name in uses.items() if name},

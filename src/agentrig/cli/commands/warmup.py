@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -146,12 +149,15 @@ def warmup(
     with stdout_to_stderr(as_json):
         plan = make_plan(words, options)
         directory = out or Path("models") / plan.recipe
-        if (directory / "config.json").exists():
-            raise ConfigError(f"{directory} already has a model; remove it, or name another directory: --out DIR")
-        wanted = StartPlan(directory=directory, model=model, seed=seed, **own)
-        done = _make(
-            plan, wanted, 0 if all_labels else labels, gold=gold, repeats=repeats, until=until, measured=measure
-        )
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            held = "has a model" if (directory / "config.json").exists() else "exists"
+            raise ConfigError(f"{directory} already {held}; remove it, or name another directory: --out DIR")
+        with _part_of(directory) as part:
+            wanted = StartPlan(directory=part, model=model, seed=seed, **own)
+            done = _make(
+                plan, wanted, 0 if all_labels else labels, directory=directory, gold=gold, repeats=repeats,
+                until=until, measured=measure,
+            )  # fmt: skip
         click.echo(
             f"next: agentrig train {given} algorithm.model={directory}" if done["ready"] else "", nl=done["ready"]
         )
@@ -165,8 +171,27 @@ _PLANNED = ("tokenizer", "vocabulary", "context", "minutes", "passes", "lr", "to
 """Options that go to the plan of the warm-up as they are."""
 
 
+@contextmanager
+def _part_of(directory: Path) -> Iterator[Path]:
+    """Give a folder beside a model's directory, to be renamed when the model is whole; an unfinished one is removed."""
+    part = directory.absolute().with_name(f".{directory.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # of a killed command
+    try:
+        yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
 def _make(
-    plan: Any, wanted: Any, n: int, *, gold: str, repeats: int, until: float | None, measured: bool
+    plan: Any,
+    wanted: Any,
+    n: int,
+    *,
+    directory: Path,
+    gold: str,
+    repeats: int,
+    until: float | None,
+    measured: bool,
 ) -> dict[str, Any]:
     """Make the model, print each stage, and return what was done; also written to the directory's `warmup.json`."""
     import attrs
@@ -190,6 +215,8 @@ def _make(
         enough = run.Until(plan, labels, wanted.directory, until, partial(_tried, labels))
         wanted = attrs.evolve(wanted, enough=enough)
     made = run.make_start(plan, wanted, found.turns, lambda line: click.echo(f"  {line}"))
+    os.replace(wanted.directory, directory)
+    made = attrs.evolve(made, directory=directory)
     if enough is not None and not enough.tries and wanted.passes > 1:
         why = f"algorithm {plan.components['algorithm'].spec.name} never asked whether the model is good enough"
         if made.wall_s >= 60 * wanted.minutes:
@@ -214,7 +241,7 @@ def _make(
         done["ready"], message = run.verdict(after, getattr(plan.configs["algorithm"], "group_size", 8))
         if message:
             click.echo(message)
-    (wanted.directory / "warmup.json").write_text(json.dumps(done, indent=2) + "\n", "utf-8")
+    (directory / "warmup.json").write_text(json.dumps(done, indent=2) + "\n", "utf-8")
     return done
 
 
