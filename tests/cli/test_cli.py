@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -50,6 +51,15 @@ def test_every_command_has_an_example(path: tuple[str, ...]) -> None:
     assert result.exit_code == 0
     assert f"agentrig {' '.join(path)}" in result.stdout  # the usage line says `main` here
     assert "\\b" not in result.stdout
+
+
+def test_the_first_example_of_validate_works_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(Path(__file__).parents[2] / "examples" / "my_agent.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    first = re.search(r"^ +agentrig (validate my_agent.py .*)$", invoke("validate", "--help").stdout, re.MULTILINE)
+    assert first is not None
+    done = invoke(*first[1].split())
+    assert done.exit_code == 0, done.output
 
 
 @pytest.mark.parametrize("path", commands(), ids=" ".join)
@@ -126,6 +136,21 @@ def test_an_error_ends_in_status_1_without_a_traceback(
     assert said in result.stderr
     assert "Traceback" not in result.output
     assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (["--max-turns", "6"], "agent.max_turns=6"),
+        (["--lr=1e-4"], "algorithm.lr=1e-4"),
+        (["--report", "--json"], "run.report=VALUE"),
+        (["--waths"], "Did you mean '--watch'?"),
+    ],
+)
+def test_a_setting_as_an_option_is_shown_as_a_setting(option: list[str], said: str) -> None:
+    result = invoke("train", "mini", *option)
+    assert result.exit_code == 2
+    assert said in result.stderr
 
 
 def test_resume_needs_a_run_directory(tmp_path: Path) -> None:

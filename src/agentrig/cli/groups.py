@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -30,6 +31,7 @@ class NearestGroup(click.Group):
         known = self.list_commands(ctx)
         if args and not args[0].startswith("-") and args[0] not in known:
             ctx.fail(f'there is no command "{args[0]}".{nearest(args[0], known)} Commands: {", ".join(known)}')
+        ctx.meta["agentrig.words"] = tuple(args[1:])
         return super().resolve_command(ctx, args)
 
 
@@ -132,6 +134,11 @@ class Group(NearestGroup):
                 leave(status)
             _leave_the_late(status, before)
             ctx.exit(status)
+        except click.NoSuchOption as error:
+            if keys := _keys_of(error, ctx.meta.get("agentrig.words", ())):
+                error.message += f" A setting is written without dashes: {keys}"
+                error.possibilities = None
+            raise
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception:
@@ -139,6 +146,21 @@ class Group(NearestGroup):
                 sys.excepthook(*sys.exc_info())
                 _leave_the_late(1, before)
             raise
+
+
+def _keys_of(error: click.NoSuchOption, words: Sequence[str]) -> str:
+    """Return the settings that an unknown option may mean, as `section.key=value`, or ''."""
+    if error.ctx is None or not any("section.key" in str(p.metavar) for p in error.ctx.command.params):
+        return ""
+    from agentrig.plan import keys_called
+
+    value = "VALUE"
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        option, equals, rest = word.partition("=")
+        if option == error.option_name:
+            value = rest if equals else following if following and not following.startswith("-") else value
+    keys = keys_called(error.option_name.lstrip("-").replace("-", "_"))
+    return " or ".join(f"{key}={value}" for key in keys)
 
 
 def _printing(error: OSError) -> bool:
