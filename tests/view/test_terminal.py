@@ -46,8 +46,28 @@ def test_prompts_replies_tokens_timings_and_training_are_shown():
     call = lines_with(text, "─ LLM call")
     assert all("60 + 20 tokens" in line and "0.310 s" in line for line in call)
     assert [("trained" in line) for line in call] == [True, False, True, False]
-    assert "score 1  judged in 1.0 ms" in text.splitlines()[-1]
+    assert "score 1  judged in 1.0 ms" in text.splitlines()[1]
     assert "task task-0000" in text.splitlines()[0]
+
+
+def test_a_text_of_the_model_is_shown_once_and_no_path():
+    rollout = rollout_of(0, right=True, mode="dev", step=0, turns=2)
+    query = "SELECT count(*) FROM singer WHERE age > 30"
+    text = span_text(rollout)
+    assert [line.split("─ ")[-1] for line in lines_with(text, query)] == [f"reply: {query}"]
+    assert len(lines_with(text, "VERDICT: CORRECT")) == 1
+    spans = [
+        attrs.evolve(
+            span, attributes={**span.attributes, "output": {"messages": [{"role": "assistant", "content": query}]}}
+        )
+        if span.node == "rewrite_query"
+        else span
+        for span in rollout.trace.spans
+    ]
+    text = span_text(attrs.evolve(rollout, trace=attrs.evolve(rollout.trace, spans=spans)))
+    assert len(lines_with(text, query)) == 1
+    assert "/data/" not in text
+    assert lines_with(text, "database: …/concert_hall.sqlite")
 
 
 def test_the_private_part_of_the_task_is_not_shown():
@@ -56,15 +76,15 @@ def test_the_private_part_of_the_task_is_not_shown():
 
 def test_failures_show_kind_and_message():
     text = span_text(rollout_of(0, right=False, mode="dev", step=0, failure="llm-error"))
-    assert text.splitlines()[-1].endswith("failed: llm-error  the model <server> did not answer")
+    assert text.splitlines()[1].endswith("failed: llm-error  the model <server> did not answer")
     invalid = attrs.evolve(rollout_of(0, right=True, mode="dev", step=0), score=Score.invalid("gold does not run"))
-    assert span_text(invalid).splitlines()[-1].endswith("failed: reward-invalid  gold does not run")
+    assert span_text(invalid).splitlines()[1].endswith("failed: reward-invalid  gold does not run")
 
 
 def test_a_timeout_and_components_are_part_of_the_verdict():
     score = Score(status="timeout", value=0.0, components={"syntax": 1.0}, details={"reason": "5 s are over"})
     rollout = attrs.evolve(rollout_of(0, right=True, mode="dev", step=0), score=score)
-    last = span_text(rollout).splitlines()[-1]
+    last = span_text(rollout).splitlines()[1]
     assert "score 0 (timeout)" in last
     assert "syntax 1.0, reason 5 s are over" in last
 

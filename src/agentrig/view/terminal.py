@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path, PurePath
 from typing import Any
 
 from rich.console import Console
@@ -20,7 +21,7 @@ from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.outcome import changes
 from agentrig.view.diagnosis import diagnose, headline
-from agentrig.view.reading import Seen, mapping, read_run
+from agentrig.view.reading import Seen, dig, mapping, read_run
 from agentrig.view.rollout import Call, Node, Readable, Step, readable_rollout
 from agentrig.view.samples import before_after
 from agentrig.view.table import failures, interval
@@ -31,7 +32,7 @@ LONGEST_ANSWER = 400
 
 
 def span_tree(rollout: Rollout) -> Tree:
-    """Return the whole span tree of a rollout, for rich to print.
+    """Return the whole span tree of a rollout, for rich to print: its score first, and each text of the model once.
 
     Text from a rollout is never parsed as rich markup, so brackets in a prompt are printed unchanged.
     """
@@ -41,7 +42,10 @@ def span_tree(rollout: Rollout) -> Tree:
     head.append(f"  task {row['task_id']}", style="not bold")
     head.append(f"  {row['duration_s']:.2f} s, {row['calls']} calls, {row['triplets']} trained", style="not bold dim")
     tree = Tree(head, guide_style="dim")
-    _fields(tree, shown.input)
+    tree.add(_verdict(shown))
+    _fields(tree, [(key, f"…/{PurePath(text).name}" if text.startswith("/") else text) for key, text in shown.input])
+    calls = [part for part in shown.parts if isinstance(part, Call)]
+    said = {text.strip() for call in calls for text in (call.reply, *(message.text for message in call.messages))}
     if not shown.tree:
         tree.add(Text("no spans were recorded", style="yellow"))
     branches = [tree]
@@ -52,10 +56,9 @@ def span_tree(rollout: Rollout) -> Tree:
         if isinstance(part, Call):
             _call(branch, part)
         elif part is not None:
-            _fields(branch, [*part.texts, *part.facts])
+            _fields(branch, [*(field for field in part.texts if not _is_said(field[1], said)), *part.facts])
         if node.error:
             branch.add(Text(node.error, style="red"))
-    tree.add(_verdict(shown))
     return tree
 
 
@@ -65,6 +68,16 @@ def span_text(rollout: Rollout, *, width: int = 120) -> str:
     with console.capture() as shown:
         console.print(span_tree(rollout))
     return "\n".join(line.rstrip() for line in shown.get().splitlines())
+
+
+def _is_said(text: str, said: Collection[str]) -> bool:
+    """Whether a node's output is only what calls show: a reply or a prompt, or messages of them."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    texts = [dig(each, "content") for each in found] if isinstance(found, list) and found else [text]
+    return all(isinstance(each, str) and each.strip() in said for each in texts)
 
 
 def _heading(node: Node, part: Call | Step | None) -> Text:
