@@ -89,6 +89,8 @@ def test_swapping_drops_the_recipes_own_keys(file: Callable[[str], str], toy_fil
         ("algorithm.endpoint=3", "expected str"),
         ("algorithm.steps=-1", "'steps' must be >= 0: -1"),
         ("run.failure_limit=1.5", "'failure_limit' must be <= 1: 1.5"),
+        ("run.dir=x", '[run] a run has no key "dir". Did you mean "directory"?'),
+        ("adapter.match=None", "adapter.match=None: None is no value. Write adapter.match= for an empty text"),
         ("run.sed=1", '[run] a run has no key "sed". Did you mean "seed"?'),
         ("runners.m=1", "[runners] processes (agentrig "),
         ("runners.steps=1", 'has no key "steps". It is a key of [algorithm]: write algorithm.steps.'),

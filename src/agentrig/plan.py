@@ -229,6 +229,11 @@ def parse_override(text: str) -> tuple[str, str, Any]:
         read = tomllib.loads(f"x = {right}")
     except tomllib.TOMLDecodeError:
         read = {}
+    if right.strip() in ("None", "null"):
+        raise ConfigError(
+            f"{text}: {right.strip()} is no value. Write {left.strip()}= for an empty text, leave the key out for its "
+            f"default, or quote the text: '{left.strip()}=\"{right.strip()}\"'"
+        )
     value = read["x"] if len(read) == 1 else right  # more than one key: multi-line text that looks like TOML
     table, nested, inner = key.partition(".")
     return (section, table, {inner: value}) if nested else (section, key, value)
@@ -434,6 +439,16 @@ def _elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Regi
                 found[section] = f"{section}.{key}"
     sections, keys = " and ".join(f"[{s}]" for s in found), " or ".join(found.values())
     return f" It is a key of {sections}: write {keys}." if found else ""
+
+
+def keys_called(name: str) -> list[str]:
+    """Return the keys with this name, `section.key`, of a run's own sections and of every installed component."""
+    from agentrig.plugins.loading import load
+
+    registry = load()
+    classes = [*OWN_SECTIONS.items()]
+    classes += [(kind, c.spec.config) for kind in RUN_KINDS for c in registry.components(kind)]
+    return list(dict.fromkeys(f"{section}.{name}" for section, config in classes if name in attrs.fields_dict(config)))
 
 
 def _of_another(kind: str, key: str, registry: Registry) -> str:

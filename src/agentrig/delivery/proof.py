@@ -378,7 +378,7 @@ class Delivery:
             f"from the learner's by {difference:.2g} on average over its tokens (bound {bound:.1g}).\n  The "
             f"learner has the weights of version {step - 1}, with which the rollouts were made. Either the server "
             "sampled with other weights, another prefix or another temperature, or the adapter changed the "
-            "tokens of the call.\n  Look at the call with: agentrig dev. " + CURE,
+            "tokens of the call.\n  " + CURE,
             cause="sampled-differently",
         )
 

@@ -195,7 +195,8 @@ def read_run(directory: Path) -> RunData:
         summary = _read(directory / "summary.json", read_object, missing)
     else:
         summary = {}
-        missing.append("summary.json is not there: the run is still running, or it was interrupted")
+        if not os.path.lexists(directory / "error.json"):
+            missing.append("summary.json is not there: the run is still running, or it was interrupted")
     ended = max([int(number(summary.get("steps")) or 0), *(line["step"] for line in told)])
     missing += losses(told, damaged, ended)
     progress = _read(directory / "progress.json", read_object, missing, needed=False)

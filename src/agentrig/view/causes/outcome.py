@@ -159,7 +159,7 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
     if p > 0.05:
         yield Finding("warn", f"{text}: this could be chance{few}")
     else:
-        yield Finding("ok" if better > worse else "warn", text)
+        yield Finding("ok" if better > worse else "warn", f"{text}: this is significant")
 
 
 def _p(p: float) -> str:
