@@ -215,10 +215,10 @@ def test_all_content_of_a_run_is_shown_as_text(tmp_path: Path):
         assert "{{ 7*7 }}" in page.text
 
 
-def test_a_run_that_has_not_ended_says_what_is_missing(tmp_path: Path):
+def test_a_run_that_crashed_says_what_is_missing(tmp_path: Path):
     directory = write_run(tmp_path / "run", steps=5, ended=False)
     page = Page(build_report([directory]))
-    assert "unfinished" in page.text
+    assert "crashed" in page.text
     assert "summary.json is not there" in page.text
     assert "no tasks were measured both before and after" in page.text
     assert re.search(r"accuracy on the held-out split test, n = 40", page.text)
@@ -303,7 +303,7 @@ def test_several_runs_share_a_page_beside_the_first_of_them(tmp_path: Path):
 def test_compare_gives_plain_json_and_a_table_that_fits(tmp_path: Path, finished: Path):
     other = write_run(tmp_path / "other", steps=3, ended=False)
     rows = json.loads(json.dumps(compare([finished, other])))
-    assert [r["status"] for r in rows] == ["finished", "unfinished"]
+    assert [r["status"] for r in rows] == ["finished", "crashed"]
     assert set(COLUMNS) <= set(rows[0])
     assert rows[0]["turns"] == 3
     assert rows[0]["accuracy"]["before_ci95"][0] < rows[0]["accuracy"]["before"] < rows[0]["accuracy"]["before_ci95"][1]
@@ -313,7 +313,7 @@ def test_compare_gives_plain_json_and_a_table_that_fits(tmp_path: Path, finished
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 80
     assert re.search(r"^Response tokens +\d+\.\d → \d+\.\d", text, re.MULTILINE)
-    assert re.search(r"^Status +finished +unfinished$", text, re.MULTILINE)
+    assert re.search(r"^Status +finished +crashed$", text, re.MULTILINE)
     part = rows[0]["slices"]["half"]["first"]
     assert part["n"] == 20
     assert re.search(rf"^  first +{100 * part['before']:.1f} → {100 * part['after']:.1f} +", text, re.MULTILINE)

@@ -49,7 +49,7 @@ RULES: Sequence[Rule] = (
 
 
 NOTHING_WRONG = "Nothing held learning back."
-"""What is said about a run without problems that got better for certain."""
+"""What is said about a run without problems that got better for certain, or goes on."""
 
 NO_GAIN = (
     "No fault was found, but there is no significant gain either: what the run gained may be chance. Train for more "
@@ -64,7 +64,7 @@ class Diagnosis:
 
     Attributes:
         run: The run's name.
-        status: `finished`, `unfinished`, `interrupted` or `stopped: …`.
+        status: as of `agentrig.view.figures.status`.
         steps: Steps that have ended.
         gained: Whether it got better for certain, or solved its tasks.
         problems: What held learning back, the first cause first; what follows from another cause comes after it.
@@ -151,7 +151,9 @@ def verdict(diagnosis: Diagnosis) -> str:
     """Return the sentence about a run without problems."""
     if not diagnosis.steps:
         return "Nothing is known yet: no training step has ended."
-    return NOTHING_WRONG if diagnosis.gained else NO_GAIN
+    if diagnosis.gained or diagnosis.status == "running":
+        return NOTHING_WRONG
+    return NO_GAIN
 
 
 def words(diagnosis: Diagnosis) -> str:
