@@ -69,7 +69,7 @@ class Diagnosis:
         gained: Whether it got better for certain, or solved its tasks.
         problems: What held learning back, the first cause first; what follows from another cause comes after it.
         warnings: What to know before you trust the run.
-        checks: What is fine.
+        checks: What is fine, and facts.
         missing: What is missing or cannot be read.
         audited: Which links of which steps the auditor has looked at; empty if it has not.
     """
@@ -114,7 +114,7 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
         gained=gained(evidence) or bool(data.summary.get("solved")),
         problems=problems,
         warnings=[*ends, *(f for f in found if f.level == "warn")],
-        checks=[f for f in found if f.level == "ok"],
+        checks=[f for f in found if f.level in ("ok", "fact")],
         missing=list(dict.fromkeys([*data.missing, *evidence.missing])),
         audited=weights.links_audited(data),
     )
