@@ -244,7 +244,7 @@ def test_the_first_signal_waits_for_the_report_and_the_second_does_not() -> None
     class Session:
         stopping = False
         begun = True
-        directory = Path("runs/a")
+        resumes = "agentrig train --resume runs/a"
 
     signals = RunSignals(Session(), lambda error: pytest.fail("nothing works any more"))
     signals.writing = True
@@ -381,7 +381,9 @@ def test_temporary_files_are_in_one_folder_and_only_those_of_dead_runs_are_remov
 
 def test_a_second_signal_says_how_to_resume() -> None:
     ended: list[Interrupted] = []
-    signals = RunSignals(SimpleNamespace(begun=True, stopping=False, directory=Path("runs/a")), ended.append)
+    signals = RunSignals(
+        SimpleNamespace(begun=True, stopping=False, resumes="agentrig train --resume runs/a"), ended.append
+    )
     signals(signal.SIGTERM, None)
     assert not ended
     signals(signal.SIGINT, None)
@@ -389,12 +391,18 @@ def test_a_second_signal_says_how_to_resume() -> None:
     assert ended[0].exit_status == 143
 
 
-@pytest.mark.parametrize("where", ["import", "hook", "load"])
-def test_a_plugin_that_calls_os_exit_does_not_look_like_success(tmp_path: Path, where: str, model: ModelServer) -> None:
-    ends = {where: "os._exit(0)"}
+@pytest.mark.parametrize(
+    ("where", "call"),
+    [("import", "os._exit(0)"), ("hook", "posix._exit(0)"), ("load", "os._exit(0)"), ("load", "posix._exit(3)")],
+)
+def test_a_plugin_that_calls_os_exit_does_not_look_like_success(
+    tmp_path: Path, where: str, call: str, model: ModelServer
+) -> None:
+    ends = {where: call}
     file = tmp_path / "ends_itself.py"
     file.write_text(f"""
 import os
+import posix
 from agentrig import Task, TasksSpec, hookimpl
 {ends.get("import", "")}
 
@@ -413,6 +421,7 @@ def register_tasks():
     words = ["eval", "mini", "--plugin", str(file), "--tasks", "own", "--endpoint", model.url]
     command = Command(tmp_path, *words, "--split", "train", OPENAI_API_KEY="x")
     assert command.process.wait(120) == 1
-    assert "RuntimeError: it called os._exit(0)" in command.log.read_text()
+    assert f"RuntimeError: it called os._exit({call[-2]})" in command.log.read_text()
     assert "ends_itself.py:" in command.log.read_text()
     assert "Traceback" not in command.log.read_text()
+    command.leaves_nothing()

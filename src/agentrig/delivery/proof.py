@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -369,7 +370,7 @@ class Delivery:
         """
         bound = CALLS[dtype] if self._expected is None else max(1e-3, 4 * self._expected.bound)
         self.step.add(Figures(calls_difference=difference, calls_bound=bound))
-        if difference <= bound:
+        if difference <= bound < math.inf:
             self.step.arrived += self._unproven
             self._unproven = False
             return

@@ -59,7 +59,7 @@ def failures(evidence: Evidence) -> Iterator[Finding]:
         "on"
     )
     if at_least(failed, rollouts) <= PART_LIMIT:
-        yield Finding("ok", text)
+        yield Finding("fact" if failed else "ok", text)
         return
     worst = max(kinds, key=lambda kind: (kinds[kind], kind))
     since = next((f.step for f in evidence.steps if f.failures.get(worst)), None)
@@ -115,7 +115,7 @@ def truncated_answers(evidence: Evidence) -> Iterator[Finding]:
     cut_mean = sum(facts.cut_reward for facts in steps) / cut
     text = f"{count(cut)} of {count(scored)} scored rollouts had an answer that was cut at the token limit"
     if _harmless(steps, cut, whole):
-        yield Finding("ok", f"{text}; their mean reward, {cut_mean:.3g}, is no lower than that of the others")
+        yield Finding("fact", f"{text}; their mean reward, {cut_mean:.3g}, is no lower than that of the others")
         return
     if whole:
         mean = sum(facts.reward - facts.cut_reward for facts in steps) / whole
