@@ -430,7 +430,9 @@ def test_the_error_of_an_agent_that_cannot_be_built_has_the_reason(start: Start)
 
 def test_runners_that_die_before_they_have_an_agent_are_not_replaced_forever(start: Start) -> None:
     pool = start("toy-broken", config={"how": "die"})
-    with pytest.raises(AgentrigError, match=r"die before they have built it \(exit code 7\): the agent, or what it imports"):
+    with pytest.raises(
+        AgentrigError, match=r"die before they have built it \(exit code 7\): the agent, or what it imports"
+    ):
         drain(pool, 1, timeout_s=30)
     assert pool.replaced == 3
 
