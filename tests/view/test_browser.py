@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from agentrig.view.watch.app import serving
+
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: make test-browser")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium")
@@ -29,6 +31,39 @@ NAMELESS = """() => [...document.querySelectorAll('a, button, input, select')].f
 """Controls that a screen reader has no name for."""
 
 WIDE = "() => document.documentElement.scrollWidth - window.innerWidth"
+
+
+CLIPPED = """() => [...document.querySelectorAll('.columns .scroll, .tree, .scores')].filter(
+  e => e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1).map(e => e.innerText.slice(0, 200))"""
+"""Lists and tables whose end is out of sight."""
+
+SMALL = """() => [...document.querySelectorAll('a:not(.skip), button, select, summary, input:not([type=checkbox])')]
+  .filter(e => !e.closest('p, h3, details:not([open]) > :not(summary)') && e.offsetParent)
+  .map(e => [e.getBoundingClientRect().height, e.outerHTML.slice(0, 120)]).filter(([height, _]) => height < 24)"""
+"""Links and controls less than 24 px high; those in a sentence may be."""
+
+FAINT = """() => {
+  const dot = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const over = (paper, color) => {
+    for (dot.fillStyle of [`rgb(${paper.join(' ')})`, color]) dot.fillRect(0, 0, 1, 1);
+    return [...dot.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const behind = e =>
+    over(e.parentElement ? behind(e.parentElement) : [255, 255, 255], getComputedStyle(e).backgroundColor);
+  const light = rgb => [0.2126, 0.7152, 0.0722].reduce((sum, share, i) => {
+    const c = rgb[i] / 255;
+    return sum + share * (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+  }, 0);
+  const found = [];
+  for (const e of document.querySelectorAll('body *')) {
+    if (e.closest('.skip, svg') || ![...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim())) continue;
+    const paper = behind(e), both = [light(paper), light(over(paper, getComputedStyle(e).color))];
+    const ratio = (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
+    if (ratio < 4.5) found.push(`${ratio.toFixed(2)} ${e.outerHTML.slice(0, 120)}`);
+  }
+  return found;
+}"""
+"""Text with a contrast below 4.5."""
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +78,18 @@ def picture(page: Any, name: str) -> None:
     """Write a picture for the docs, if somebody asked for them."""
     if folder := os.environ.get("AGENTRIG_SCREENSHOTS"):
         page.screenshot(path=f"{folder}/{name}.png")
+
+
+@pytest.fixture(scope="module")
+def mini_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with calls that were dropped, failed rollouts and tasks before and after, as a training writes it."""
+    folder = tmp_path_factory.mktemp("runs")
+    words = ["algorithm.steps=2", "algorithm.tasks_per_step=8", "run.validation_tasks=8", "run.report_tasks=16"]
+    subprocess.run(
+        [sys.executable, "-m", "agentrig", "train", "mini", f"run.directory={folder}", "run.name=mini", *words],
+        check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder, timeout=300,
+    )  # fmt: skip
+    return folder / "mini"
 
 
 @contextlib.contextmanager
@@ -142,3 +189,26 @@ def test_a_run_is_watched_from_its_start_to_its_end(browser: Any, tmp_path: Path
         server.communicate(timeout=20)
     assert wrong == []
     context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1024, 1440])
+def test_every_view_fits_and_can_be_read(browser: Any, mini_run: Path, width: int, scheme: str) -> None:
+    wrong: list[tuple[str, Any]] = []
+    with serving(mini_run.parent) as link:
+        page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
+        run = f"{link}run/{mini_run.name}"
+        page.goto(f"{run}/traces")
+        page.locator(".score").first.click()
+        page.wait_for_selector(".trace")
+        rollout = page.url
+        page.get_by_role("button", name="compare").click()
+        page.wait_for_selector("table.diff")
+        for address in (link, run, f"{run}/examples", f"{run}/traces", rollout, page.url):
+            page.goto(address)
+            playwright.expect(page.locator("[data-part][data-empty]")).to_have_count(0)
+            for what in (WIDE, CLIPPED, SMALL, FAINT):
+                found = page.evaluate(what)
+                wrong += [(address.removeprefix(link), found)] if found else []
+        page.context.close()
+    assert wrong == []

@@ -16,9 +16,9 @@ from agentrig.testing.run_directory import write_run
 from agentrig.view.notebook import COLUMNS, SPAN_COLUMNS
 
 
-def test_an_unfinished_run_is_read_and_read_again(tmp_path: Path) -> None:
+def test_a_crashed_run_is_read_and_read_again(tmp_path: Path) -> None:
     run = agentrig.load_run(write_run(tmp_path / "run", steps=2, held_out=4, ended=False))
-    assert repr(run) == "<run run: unfinished, 2 steps>"
+    assert repr(run) == "<run run: crashed, 2 steps>"
     assert any("summary.json is not there" in text for text in run.missing)
     assert len(run.steps) == 2
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

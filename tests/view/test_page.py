@@ -11,6 +11,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+import agentrig.view
 from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.view import build_report, compare, compare_text
@@ -134,7 +135,7 @@ def test_the_figures_are_those_of_the_run(finished: Path, page: Page):
 
 
 def test_every_part_of_the_page_is_there(page: Page):
-    expected = "Curves Results Checks Held-out accuracy by half, Held-out accuracy by calls, "
+    expected = "Curves Checks Results Held-out accuracy by half, Held-out accuracy by calls, "
     expected += "Held-out rollouts by turn, Wrong answers, Time, Agent names, Failures, Algorithm, "
     expected += "Parts of the reward, Second rewards, Before and after, Rollouts, Run"
     assert page.headings == re.split(r", | (?=Results|Checks|Held)", expected)
@@ -215,10 +216,10 @@ def test_all_content_of_a_run_is_shown_as_text(tmp_path: Path):
         assert "{{ 7*7 }}" in page.text
 
 
-def test_a_run_that_has_not_ended_says_what_is_missing(tmp_path: Path):
+def test_a_run_that_crashed_says_what_is_missing(tmp_path: Path):
     directory = write_run(tmp_path / "run", steps=5, ended=False)
     page = Page(build_report([directory]))
-    assert "unfinished" in page.text
+    assert "crashed" in page.text
     assert "summary.json is not there" in page.text
     assert "no tasks were measured both before and after" in page.text
     assert re.search(r"accuracy on the held-out split test, n = 40", page.text)
@@ -303,7 +304,7 @@ def test_several_runs_share_a_page_beside_the_first_of_them(tmp_path: Path):
 def test_compare_gives_plain_json_and_a_table_that_fits(tmp_path: Path, finished: Path):
     other = write_run(tmp_path / "other", steps=3, ended=False)
     rows = json.loads(json.dumps(compare([finished, other])))
-    assert [r["status"] for r in rows] == ["finished", "unfinished"]
+    assert [r["status"] for r in rows] == ["finished", "crashed"]
     assert set(COLUMNS) <= set(rows[0])
     assert rows[0]["turns"] == 3
     assert rows[0]["accuracy"]["before_ci95"][0] < rows[0]["accuracy"]["before"] < rows[0]["accuracy"]["before_ci95"][1]
@@ -313,7 +314,7 @@ def test_compare_gives_plain_json_and_a_table_that_fits(tmp_path: Path, finished
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 80
     assert re.search(r"^Response tokens +\d+\.\d → \d+\.\d", text, re.MULTILINE)
-    assert re.search(r"^Status +finished +unfinished$", text, re.MULTILINE)
+    assert re.search(r"^Status +finished +crashed$", text, re.MULTILINE)
     part = rows[0]["slices"]["half"]["first"]
     assert part["n"] == 20
     assert re.search(rf"^  first +{100 * part['before']:.1f} → {100 * part['after']:.1f} +", text, re.MULTILINE)
@@ -353,3 +354,48 @@ def test_the_page_says_why_auto_chose_the_server(tmp_path: Path) -> None:
         facts["server"] = {"name": "embedded", "chosen": chosen}
         (run / "manifest.json").write_text(json.dumps(facts), "utf-8")
         assert (f"server embedded, chosen by auto: {why}" in Page(build_report([run])).text) is said
+
+
+def test_a_fact_has_no_tick_and_raw_values_are_seen_beside_their_mean(finished: Path, page: Page):
+    text = (finished / "report.html").read_text("utf-8")
+    marks = {said: mark for mark, said in re.findall(r'<li class="(ok|fact)">(.*?)</li>', text)}
+    facts = [said for said, mark in marks.items() if mark == "fact"]
+    assert any("training rollouts failed" in said for said in facts)
+    assert any("of the groups had one and the same reward" in said for said in facts)
+    assert any("the weights changed in every step" in said for said, mark in marks.items() if mark == "ok")
+    reward = re.findall(r"<figure>.*?</figure>", text, re.DOTALL)[1]
+    raw = re.findall(r'<circle [^>]*class="raw series-2"><title>(.*?)</title>', reward)
+    lines = read_run(finished).steps
+    assert raw == [f"step {line['step']}: {line['reward']:.4g}" for line in lines]
+
+
+def test_the_plot_says_at_which_temperatures_it_was_measured(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=4)
+    config = (directory / "config.toml").read_text()
+    settings = "[algorithm]\ntemperature = 1.0\nval_temperature = 0.0"
+    (directory / "config.toml").write_text(config.replace("[algorithm]", settings))
+    text = Page(build_report([directory])).text
+    assert "training, temperature 1, mean of 16 steps" in text
+    assert "held out, greedy, 95% interval" in text
+    assert "Training: temperature 1; validation and held out: greedy. So their levels differ." in text
+
+
+def test_every_colour_of_the_page_can_be_read_as_text():
+    """WCAG: a contrast of at least 4.5 with both backgrounds, in both schemes."""
+    css = (Path(agentrig.view.__file__).parent / "templates" / "page.css").read_text()
+    schemes = [dict(re.findall(r"--([\w-]+): #(\w{6})", part)) for part in css.split("prefers-color-scheme: dark")[:2]]
+
+    def light(color: str) -> float:
+        parts = [int(color[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return sum(share * c for share, c in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+
+    faint = []
+    for scheme in schemes:
+        for name in scheme.keys() - {"paper", "raised", "grid", "line"}:
+            for paper in ("paper", "raised"):
+                low, high = sorted((light(scheme[name]), light(scheme[paper])))
+                if (high + 0.05) / (low + 0.05) < 4.5:
+                    faint.append((name, scheme[name], paper, (high + 0.05) / (low + 0.05)))
+    assert faint == []
+    assert [len(scheme) for scheme in schemes] == [15, 15]

@@ -9,13 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from agentrig.errors import AgentrigError
+from agentrig.processes.locks import Lock
 from agentrig.testing.run_directory import write_run
 from agentrig.view import build_report, figures
 from agentrig.view.diagnosis import diagnose
 from agentrig.view.reading import read_run, rollout_rows
+from agentrig.view.watch.app import serving
+from agentrig.view.watch.runs import Run
 
 
 def test_nothing_is_missing_in_a_complete_run(tmp_path: Path):
@@ -139,12 +143,37 @@ def test_a_broken_rollout_file_is_noted_and_the_others_are_read(tmp_path: Path):
     assert "train-00001.parquet cannot be read" in missing[0]
 
 
-def test_an_interrupted_run_differs_from_a_running_one(tmp_path: Path):
+def test_the_lock_says_whether_a_run_goes_on_or_has_crashed(tmp_path: Path):
     directory = write_run(tmp_path / "run", steps=2)
-    summary = json.loads((directory / "summary.json").read_text())
-    (directory / "summary.json").write_text(json.dumps({**summary, "complete": False}))
-    assert figures.status(read_run(directory)) == "interrupted"
+    config = (directory / "config.toml").read_text().replace("[algorithm]", "[algorithm]\nsteps = 4")
+    (directory / "config.toml").write_text(config)
+    whole = (directory / "summary.json").read_text()
     (directory / "summary.json").unlink()
-    assert figures.status(read_run(directory)) == "unfinished"
+    folder = Run(directory, "run")
+    lock = Lock(directory / "run.lock")
+    assert lock.take()
+    running, stamp = read_run(directory), folder.stamp()
+    lock.release()
+    crashed = read_run(directory)
+    assert (figures.status(running), figures.status(crashed)) == ("running", "crashed")
+    seconds = [line["step_s"] for line in running.steps]
+    assert figures.progress(running) == f"step 3 of 4, about {round(sum(seconds))} s left"
+    assert figures.progress(crashed) == ""
+    assert not [text for text in running.missing if "summary.json" in text]
+    assert [text for text in crashed.missing if "summary.json is not there, and no process holds run.lock" in text]
+    assert folder.stamp() != stamp, "an open page is told of the crash"
+    (directory / "summary.json").write_text(json.dumps({**json.loads(whole), "complete": False}))
+    assert figures.status(read_run(directory)) == "stopped"
     (directory / "error.json").write_text(json.dumps({"error": "RunStopped", "message": "no triplets"}))
     assert figures.status(read_run(directory)) == "stopped: RunStopped"
+
+
+def test_a_running_run_has_no_warning_for_what_is_still_to_come(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=0, ended=False)
+    lock = Lock(directory / "run.lock")
+    assert lock.take()
+    with serving(directory) as link:
+        texts = [httpx.get(f"{link}run/run{part}").text for part in ("", "/why", "/examples")]
+    lock.release()
+    assert [text for text in texts if 'class="warn"' in text or 'pill warn"' in text or "unfinished" in text] == []
+    assert '<span class="pill running">running</span>' in texts[0]

@@ -64,7 +64,7 @@ def test_a_run_that_goes_on_is_asked_again_and_only_new_files_are_read(
     (run / "summary.json").unlink()
     seen = Seen()
     early = diagnose(run, seen)
-    assert (early.status, early.problems[0].of) == ("unfinished", 384)
+    assert (early.status, early.problems[0].of) == ("crashed", 384)
     for file in (run / "rollouts").iterdir():  # what was read is not read again
         state = file.stat()
         file.write_bytes(b"x" * state.st_size)

@@ -151,9 +151,11 @@ def test_traces_lead_to_a_rollout_and_to_two_side_by_side(link: str) -> None:
     assert "LLM call" in rollout
     assert "Never shown to the agent" in rollout
     assert "handed to the algorithm" in rollout
+    assert rollout.count("Colour of a sampled token") == ('<i class="p' in rollout or "<i title=" in rollout)
     two = page(link, f"run/two/rollout/{ids[0]}", against=ids[1])
     assert "What was said" in two
-    assert 'class="diff"' in two
+    assert re.findall(r'<th scope="col">(.*?)</th>', two) == ["A", "B"]
+    assert not re.search(r'>(left|right)<|class="(left|right)"', two)
     assert httpx.get(f"{link}run/two/rollout/nobody").status_code == 404
 
 
@@ -163,7 +165,7 @@ def views(text: str) -> dict[str, str]:
     return {
         "curves": "".join(re.findall(r"<figure>.*?</figure>", text, re.DOTALL)),
         "results": "".join(re.findall(r'<table class="results">.*?</table>', text, re.DOTALL)),
-        "trace": "".join(re.findall(r'<div class="trace">.*?(?=<section class="private")', text, re.DOTALL)[:1]),
+        "trace": "".join(re.findall(r'<div class="trace">.*?</section>(?=\s*</div>\s*</div>)', text, re.DOTALL)[:1]),
     }
 
 
@@ -223,11 +225,24 @@ def test_a_rollout_with_prompts_of_thousands_of_tokens_is_folded_and_fast(runs: 
     assert '<pre tabindex="0" role="region" aria-label="user">a word' in text, "the keyboard opens and scrolls it"
 
 
-def test_gold_is_marked_and_only_there(link: str) -> None:
-    ids = rollouts_of(page(link, "run/two/traces"))
-    rollout = page(link, f"run/two/rollout/{ids[0]}")
-    _before, after = rollout.split("Never shown to the agent", 1)
-    assert "gold" in after or "No gold answer can be shown" in after
+def test_a_rollout_begins_with_its_verdict_its_reason_and_the_gold_answer(runs: Path, link: str) -> None:
+    file = sorted((runs / "two" / "rollouts").glob("train-*.parquet"))[-1]
+    table = pq.read_table(file)
+    changed = table.to_pylist()
+    changed[0] |= {"value": 0.0, "correct": False, "details": json.dumps({"reason": "no such column: car", "x": "y"})}
+    pq.write_table(pa.Table.from_pylist(changed, schema=table.schema), file)
+    text = page(link, f"run/two/rollout/{changed[0]['id']}")
+    pq.write_table(table, file)
+    head, trace = text.split('<div class="trace">')
+    verdict = re.search(r'<p class="verdict wrong">(.*?)</p>', head, re.DOTALL)
+    assert verdict is not None
+    assert re.sub(r"<[^>]*>|\s+", " ", verdict[1]).split() == ["0", "wrong", ":", "no", "such", "column:", "car"]
+    assert head.count("no such column: car") == 1
+    assert "<dt>x</dt><dd>y</dd>" in head
+    before, after = head.split("Never shown to the agent")
+    assert "gold" in after.lower() or "No gold answer can be shown" in after
+    assert "Task</h2>" not in before
+    assert "Never shown to the agent" not in trace
 
 
 def test_a_copy_of_a_run_is_shown_without_its_task_set(runs: Path, tmp_path: Path) -> None:

@@ -273,7 +273,9 @@ def judged(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
             return _sound(score)
     except BaseException as error:
         return _raised(error)
-    return Score.invalid(f"the reward returned {type(score).__name__}; it must return an agentrig.Score")
+    return Score.invalid(
+        f"the reward returned {type(score).__name__}; it must return an agentrig.Score, for example Score.ok(0.5)"
+    )
 
 
 def _of_calls(score: Score, trace: Trace | None = None) -> Score:

@@ -49,7 +49,7 @@ RULES: Sequence[Rule] = (
 
 
 NOTHING_WRONG = "Nothing held learning back."
-"""What is said about a run without problems that got better for certain."""
+"""What is said about a run without problems that got better for certain, or goes on."""
 
 NO_GAIN = (
     "No fault was found, but there is no significant gain either: what the run gained may be chance. Train for more "
@@ -64,12 +64,12 @@ class Diagnosis:
 
     Attributes:
         run: The run's name.
-        status: `finished`, `unfinished`, `interrupted` or `stopped: …`.
+        status: as of `agentrig.view.figures.status`.
         steps: Steps that have ended.
         gained: Whether it got better for certain, or solved its tasks.
         problems: What held learning back, the first cause first; what follows from another cause comes after it.
         warnings: What to know before you trust the run.
-        checks: What is fine.
+        checks: What is fine, and facts.
         missing: What is missing or cannot be read.
         audited: Which links of which steps the auditor has looked at; empty if it has not.
     """
@@ -114,7 +114,7 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
         gained=gained(evidence) or bool(data.summary.get("solved")),
         problems=problems,
         warnings=[*ends, *(f for f in found if f.level == "warn")],
-        checks=[f for f in found if f.level == "ok"],
+        checks=[f for f in found if f.level in ("ok", "fact")],
         missing=list(dict.fromkeys([*data.missing, *evidence.missing])),
         audited=weights.links_audited(data),
     )
@@ -151,7 +151,15 @@ def verdict(diagnosis: Diagnosis) -> str:
     """Return the sentence about a run without problems."""
     if not diagnosis.steps:
         return "Nothing is known yet: no training step has ended."
-    return NOTHING_WRONG if diagnosis.gained else NO_GAIN
+    if diagnosis.gained or diagnosis.status == "running":
+        return NOTHING_WRONG
+    return NO_GAIN
+
+
+def headline(diagnosis: Diagnosis) -> str:
+    """Return the first line of what is said about a run: its first problem, or the sentence for a run without one."""
+    first = next(iter(diagnosis.problems), None)
+    return verdict(diagnosis) if first is None else f"{first.cause}: {first.text}"
 
 
 def words(diagnosis: Diagnosis) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from agentrig.figures import mean, number, wilson
 from agentrig.view.reading import RunData, dig, mapping
+from agentrig.view.text import duration
 
 SMOOTHING = 16
 """Number of steps over which training curves are smoothed, as in the reference's published curves."""
@@ -201,9 +202,24 @@ def hours(run: RunData) -> float | None:
 
 
 def status(run: RunData) -> str:
-    """Return `finished`, `stopped: …` with the error's name, `interrupted` (Ctrl-C), or `unfinished`."""
+    """Return `running`, `finished`, `stopped` (by a signal), `stopped: …` with the error's name, or `crashed`."""
     if run.error:
-        return f"stopped: {run.error.get('error') or 'error'}"
-    if not run.summary:
-        return "unfinished"
-    return "finished" if run.summary.get("complete", True) else "interrupted"
+        kind = str(run.error.get("error") or "error")
+        return "stopped" if kind in ("KeyboardInterrupt", "Interrupted") else f"stopped: {kind}"
+    if run.summary:
+        return "finished" if run.summary.get("complete", True) else "stopped"
+    return "running" if run.running else "crashed"
+
+
+def progress(run: RunData) -> str:
+    """Return where a running run is: its step, and the time that the remaining steps take; '' for another run."""
+    if not run.running:
+        return ""
+    done, steps = max((int(row["step"]) for row in run.steps), default=0), number(run.setting("algorithm", "steps"))
+    if not steps:
+        return f"{done} steps so far"
+    if done >= steps:
+        return f"all {steps:.0f} steps, measuring held-out accuracy"
+    seconds = mean(series(run, "step_s")[1][-SMOOTHING:])
+    left = "" if seconds is None else f", about {duration((steps - done) * seconds)} left"
+    return f"step {done + 1} of {steps:.0f}{left}"

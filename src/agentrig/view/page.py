@@ -80,7 +80,7 @@ def view(run: RunData, *, whole: bool = True, at: str = "", drawn: bool = True) 
     held_out = tables.held_out(run, missing) if whole else None
     failed = tables.failures(run, missing) if whole else tables.failures_of_steps(run)
     disagreements = reward_disagreements(run, missing) if whole and second_rewards(run) else []
-    if whole and pairs is None and run.files:
+    if whole and pairs is None and run.files and not run.running:
         missing.append("no tasks were measured both before and after training, so none can be compared")
     told: dict[str, Any] = {"problems": [], "warnings": [], "checks": []}
     if whole:
@@ -101,6 +101,7 @@ def view(run: RunData, *, whole: bool = True, at: str = "", drawn: bool = True) 
         "name": run.name,
         "recipe": run.recipe,
         "status": row["status"],
+        "progress": figures.progress(run),
         "about": _about(run),
         "accuracy": row["accuracy"],
         "reward": row["reward"],
@@ -137,12 +138,13 @@ def warnings_of(run: RunData) -> list[dict[str, Any]]:
 
 def of_diagnosis(found: Diagnosis) -> dict[str, Any]:
     """Return what the templates show of a diagnosis."""
-    checks = [f.text for f in found.checks]
-    no_gain = [verdict(found)] if found.steps and not found.gained and not found.problems else []
+    checks = [(f.level, f.text) for f in found.checks]
+    known = found.steps and not found.problems and found.status != "running"
+    no_gain = [verdict(found)] if known and not found.gained else []
     return {
         "problems": [(f.cause, f.text, details(f)) for f in found.problems],
         "warnings": [*no_gain, *(f.text for f in found.warnings)],
-        "checks": [verdict(found), *checks] if found.steps and found.gained and not found.problems else checks,
+        "checks": [("ok", verdict(found)), *checks] if known and found.gained else checks,
     }
 
 

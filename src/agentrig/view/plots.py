@@ -94,6 +94,11 @@ def plots_of(runs: Sequence[RunData]) -> list[Plot]:
     if len(runs) > 1:
         accuracy += " Dots: validation; dashed: training; diamonds: held out, with 95% intervals."
         reward += " Dots: validation; diamonds: held out; dashed: second rewards."
+    pairs = {tuple(_sampling(run, key) for key in ("temperature", "val_temperature")) for run in runs}
+    training, held_out = pairs.pop() if len(pairs) == 1 else ("", "")
+    if training and held_out and training != held_out:
+        differ = f" Training: {training}; validation and held out: {held_out}. So their levels differ."
+        accuracy, reward = accuracy + differ, reward + differ
     found = [
         Plot(name="accuracy", lines=_accuracy(runs), unit="%", caption=accuracy),
         Plot(name="reward", lines=_reward(runs), caption=reward),
@@ -111,6 +116,12 @@ def plots_of(runs: Sequence[RunData]) -> list[Plot]:
     return [plot for plot in shown if plot.lines]
 
 
+def _sampling(run: RunData, key: str) -> str:
+    """Return how a run sampled, as this key of its algorithm says: `temperature 1`, `greedy`, or '' without it."""
+    temperature = number(run.setting("algorithm", key))
+    return "" if temperature is None else f"temperature {temperature:g}" if temperature else "greedy"
+
+
 @attrs.frozen
 class Pen:
     """Makes the lines of a run.
@@ -122,6 +133,10 @@ class Pen:
 
     run: RunData
     own: int | None
+
+    def sampled(self, label: str, key: str, *more: str) -> str:
+        """Return a label with how the run sampled."""
+        return ", ".join(filter(None, [label, _sampling(self.run, key), *more]))
 
     def line(self, label: str, color: int, points: Points, *, mark: str = "", dashed: bool = False) -> Line:
         """Return a line with the label and the colour that it has in a plot of one run."""
@@ -151,12 +166,15 @@ def _accuracy(runs: Sequence[RunData]) -> list[Line]:
     for pen in _pens(runs):
         alone, held_out = pen.own is None, figures.held_out(pen.run)["accuracy"]
         trained = _percent(figures.series(pen.run, "accuracy"))
-        lines += pen.trained(f"training, {MEAN}", 2, trained, pale=alone, dashed=not alone)
-        validation = pen.line("validation", 1, _percent(figures.validation(pen.run)), mark="dot")
+        lines += pen.trained(pen.sampled("training", "temperature", MEAN), 2, trained, pale=alone, dashed=not alone)
+        validation = pen.line(
+            pen.sampled("validation", "val_temperature"), 1, _percent(figures.validation(pen.run)), mark="dot"
+        )
         lines.append(attrs.evolve(validation, joined=True))
         intervals = [held_out[f"{end}_ci95"] for end in ("before", "after") if held_out[end] is not None]
         intervals = [ci and (100 * ci[0], 100 * ci[1]) for ci in intervals]
-        diamonds = pen.line("held out, 95% interval", INK, _percent(pen.ends(held_out)), mark="diamond")
+        label = pen.sampled("held out", "val_temperature", "95% interval")
+        diamonds = pen.line(label, INK, _percent(pen.ends(held_out)), mark="diamond")
         lines.append(attrs.evolve(diamonds, intervals=intervals))
     return lines
 
@@ -168,10 +186,17 @@ def _percent(points: Points) -> Points:
 def _reward(runs: Sequence[RunData]) -> list[Line]:
     lines = []
     for pen in _pens(runs):
-        lines += pen.trained(MEAN, 2, figures.series(pen.run, "reward"))
-        lines.append(pen.line("validation", 1, figures.series(pen.run, "validation_reward"), mark="dot"))
+        lines += pen.trained(pen.sampled("training", "temperature", MEAN), 2, figures.series(pen.run, "reward"))
+        lines.append(
+            pen.line(
+                pen.sampled("validation", "val_temperature"),
+                1,
+                figures.series(pen.run, "validation_reward"),
+                mark="dot",
+            )
+        )
         measured = figures.held_out(pen.run)["reward"]
-        lines.append(pen.line("held out", INK, pen.ends(measured), mark="diamond"))
+        lines.append(pen.line(pen.sampled("held out", "val_temperature"), INK, pen.ends(measured), mark="diamond"))
         for i, name in enumerate(second_rewards(pen.run), 3):
             points = figures.series(pen.run, SECOND, name, "mean")
             lines += pen.trained(f"second reward: {name}", color_of(i), points, pale=False, dashed=True)
@@ -180,7 +205,7 @@ def _reward(runs: Sequence[RunData]) -> list[Line]:
 
 def _metric(runs: Sequence[RunData], name: str, *path: str, caption: str = "") -> Plot:
     lines = [line for pen in _pens(runs) for line in pen.trained(MEAN, 2, figures.series(pen.run, *path))]
-    return Plot(name=name, lines=lines, from_zero=True, caption=caption)
+    return Plot(name=name, lines=lines, from_zero=True, caption=f"{caption} Pale: each step.".lstrip())
 
 
 def _parts(values: Mapping[str, Sequence[float]], xs: Sequence[float], least: float = SMALL) -> list[Line]:

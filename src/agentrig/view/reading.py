@@ -16,8 +16,9 @@ import attrs
 
 from agentrig.errors import AgentrigError, RunFileError
 from agentrig.figures import number
+from agentrig.processes.locks import Lock
 from agentrig.run.damage import read_object, reading
-from agentrig.run.directory import read_metrics
+from agentrig.run.directory import ENDED, read_metrics
 from agentrig.run.past import changed_files, losses
 from agentrig.run.rows import rollout_schema
 from agentrig.traces import Span
@@ -89,6 +90,7 @@ class RunData:
         error: `error.json`: the error that ended the run; empty without one. A resumed run removes it.
         files: The rollout files, by mode and step.
         unread: What is missing or cannot be read, one sentence each, without what `missing` adds.
+        running: Whether a process holds the run's lock, and has not written how the run ended.
         binned: Whether its curves have one point for each 16 steps, as published ones, and no moving mean.
     """
 
@@ -102,6 +104,7 @@ class RunData:
     error: Mapping[str, Any]
     files: Sequence[RolloutFile]
     unread: Sequence[str]
+    running: bool = False
     binned: bool = False
 
     @cached_property
@@ -178,24 +181,28 @@ def read_run(directory: Path) -> RunData:
         AgentrigError: There is no such directory, or nothing in it that a run writes.
     """
     directory = Path(directory)
+    locked = Lock(directory / "run.lock").held()  # before the files: a run that ends now has written them
+    running = locked and not any(os.path.lexists(directory / name) for name in ENDED)
     if not directory.is_dir():
         raise AgentrigError(f"there is no run directory {directory}; `agentrig train` makes them below runs/")
     missing: list[str] = []
     text = str(_read(directory / "config.toml", _text, missing) or "")
     config = _read(directory / "config.toml", _toml, missing) if text else {}
-    manifest = _read(directory / "manifest.json", read_object, missing)
-    lines = str(_read(directory / "metrics.jsonl", _text, missing) or "")
+    manifest = _read(directory / "manifest.json", read_object, missing, needed=not running)
+    lines = str(_read(directory / "metrics.jsonl", _text, missing, needed=not running) or "")
     told, damaged = read_metrics(lines)
     files = list(rollout_files(directory / "rollouts"))
     if not (text or manifest or lines or files):
         raise AgentrigError(
             f"{directory} is not a run directory: it has no config.toml, manifest.json, metrics.jsonl or rollouts/"
         )
-    if os.path.lexists(directory / "summary.json"):
-        summary = _read(directory / "summary.json", read_object, missing)
-    else:
-        summary = {}
-        missing.append("summary.json is not there: the run is still running, or it was interrupted")
+    summary = _read(directory / "summary.json", read_object, missing, needed=False)
+    error = _read(directory / "error.json", read_object, missing, needed=False)
+    if not running and not any(os.path.lexists(directory / name) for name in ENDED):
+        missing.append(
+            "summary.json is not there, and no process holds run.lock: the run was killed, or this is a copy of a "
+            f"running one. `agentrig train --resume {directory}` goes on after the last step that was saved"
+        )
     ended = max([int(number(summary.get("steps")) or 0), *(line["step"] for line in told)])
     missing += losses(told, damaged, ended)
     progress = _read(directory / "progress.json", read_object, missing, needed=False)
@@ -207,9 +214,9 @@ def read_run(directory: Path) -> RunData:
             f"{name} is damaged: {key} is no object" for key in keys if not isinstance(held.get(key, {}), Mapping)
         ]
     by_step = {line["step"]: {**line, "algorithm": mapping(line.get("algorithm"))} for line in told}
-    if not told:
-        missing.append("no training step has ended yet")
-    if not files:
+    if not told and not running:
+        missing.append("no training step has ended")
+    if not files and not running:
         missing.append("rollouts/ holds no rollouts")
     return RunData(
         directory=directory,
@@ -219,9 +226,10 @@ def read_run(directory: Path) -> RunData:
         steps=[by_step[step] for step in sorted(by_step)],
         summary=summary,
         progress=progress,
-        error=_read(directory / "error.json", read_object, missing, needed=False),
+        error=error,
         files=files,
         unread=missing,
+        running=running,
     )
 
 

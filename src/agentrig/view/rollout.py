@@ -163,6 +163,23 @@ class Readable:
     second_rewards: Sequence[tuple[str, str]]
 
     @property
+    def reason(self) -> str:
+        """Why it has its score: the failure's message, else what the reward gives as `reason`; empty without one."""
+        told = dict(self.reasons)
+        return told.get("message") or told.get("reason", "")
+
+    @property
+    def scored(self) -> list[tuple[str, str]]:
+        """What the reward says beside the reason."""
+        return [(key, text) for key, text in self.reasons if text != self.reason]
+
+    @property
+    def has_probabilities(self) -> bool:
+        """Whether the probability of a sampled token is known."""
+        calls = (part for part in self.parts if isinstance(part, Call))
+        return any(token.probability is not None for call in calls for token in call.tokens)
+
+    @property
     def places(self) -> dict[str, int]:
         """The number of each span's part, from 1."""
         return {part.id: place for place, part in enumerate(self.parts, 1)}
@@ -257,20 +274,19 @@ def chip(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": row["id"], "verdict": kind, "text": text, "said": said}
 
 
-def differences(left: Readable, right: Readable) -> list[tuple[str, str, str]]:
+def differences(a: Readable, b: Readable) -> list[tuple[str, str, str]]:
     """Compare what was said and answered in two rollouts, line by line.
 
     Returns:
-        Rows of a table of two columns: `same`, `changed`, `left` or `right` (only there), and both lines.
+        Rows of a table of two columns: `same`, `changed`, `a` or `b` (only there), and both lines.
     """
-    ours, theirs = ([line for text in [*r.texts, r.answer] for line in text.splitlines()] for r in (left, right))
+    ours, theirs = ([line for text in [*r.texts, r.answer] for line in text.splitlines()] for r in (a, b))
     rows: list[tuple[str, str, str]] = []
     for tag, a0, a1, b0, b1 in difflib.SequenceMatcher(a=ours, b=theirs, autojunk=False).get_opcodes():
         one, other = ours[a0:a1], theirs[b0:b1]
         for i in range(max(len(one), len(other))):
-            a, b = one[i] if i < len(one) else "", other[i] if i < len(other) else ""
-            kind = "same" if tag == "equal" else "left" if i >= len(other) else "right" if i >= len(one) else "changed"
-            rows.append((kind, a, b))
+            kind = "same" if tag == "equal" else "a" if i >= len(other) else "b" if i >= len(one) else "changed"
+            rows.append((kind, one[i] if i < len(one) else "", other[i] if i < len(other) else ""))
     return rows
 
 

@@ -21,6 +21,9 @@ LEFT, RIGHT, TOP, BOTTOM = 64.0, 8.0, 10.0, 28.0
 MOST_POINTS = 240
 """Points of a line; a longer one is drawn by the means of neighbours."""
 
+MOST_DOTS = 60
+"""Raw values that are drawn as dots below their mean; more are a pale line only."""
+
 MOST_BARS = 100
 """Bars of a drawing; more steps are drawn by the means of neighbours."""
 
@@ -61,6 +64,10 @@ def _line(line: Line, frame: Frame, unit: str) -> Iterator[str]:
         kind = "faint" if line.faint else "line dashed" if line.dashed else "line"
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         yield f'<polyline class="{kind} series-{line.color}" points="{path}"/>'
+    if line.faint and 1 < len(points) <= MOST_DOTS:
+        for (px, py), x, y in zip(points, line.xs, line.ys, strict=True):
+            said = f"<title>step {x:g}: {y:.4g}{escape(unit)}</title>"
+            yield f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2.5" class="raw series-{line.color}">{said}</circle>'
     intervals = line.intervals or [None] * len(points)
     for (x, _), ends in zip(points, intervals, strict=True):
         if ends:

@@ -43,7 +43,8 @@ class Table:
 
     Attributes:
         title: Its title.
-        heads: Its columns: the heading, and how they are set: `n` for numbers, `name` for one line, `wide`, or ''.
+        heads: Its columns: the heading, and how they are set: `n` for numbers, `name` for one line, `lines`,
+            `wide`, or ''.
         rows: Its cells, as text.
         note: What to know of it.
         narrow: Whether it fits beside others.
@@ -231,9 +232,9 @@ def _nodes(run: RunData) -> Table:
 def _calls(run: RunData) -> Table:
     return Table(
         title="Calls",
-        heads={"Place": "name", "Calls": "n", "Tokens": "n", "Share": "n", "What it means": "wide"},
+        heads={"Place": "lines", "Calls": "n", "Tokens": "n", "Share": "n"},
         rows=[
-            [place, count(n), count(tokens), _percent(share), meaning]
+            [f"{place}\n{meaning}".strip(), count(n), count(tokens), _percent(share)]
             for place, meaning, n, tokens, share in calls.rows(run)
         ],
         note="Every recorded call of the training rollouts is in exactly one row; tokens are sampled ones. A step in "

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from agentrig.errors import ConfigError, nearest
+
+OF_HUB = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+"""What a model of the Hugging Face hub is called: owner and name."""
 
 SHIPPED = Path(__file__).parent / "models"
 
@@ -37,8 +41,11 @@ def model_directory(name: str) -> Path:
     if name in known:
         return SHIPPED / name
     found = "it has no config.json" if directory.is_dir() else "there is no such directory"
+    fetch = "algorithm.model=DIR, or --model DIR in agentrig run"
+    if OF_HUB.fullmatch(name) and not directory.parent.is_dir():
+        fetch = f"hf download {name} --local-dir models/{directory.name}, then algorithm.model=models/{directory.name}"
     raise ConfigError(
         f"[algorithm] model = {name!r}: {found}, and no shipped model has this name.{nearest(name, known)}\n"
         f"  shipped models: {', '.join(known) or 'none'}; any other must be a local Hugging Face directory:\n"
-        "  algorithm.model=DIR, or --model DIR in agentrig run; agentrig warmup makes a small one for your tasks"
+        f"  {fetch}; agentrig warmup makes a small one for your tasks"
     )

@@ -93,7 +93,7 @@ def line(run: RunData) -> list[Finding]:
         listed = ", ".join(f"{count(n)} {reason}" for reason, n in sorted(reasons.items(), key=lambda r: -r[1]))
         parts.append(f"{count(found['dropped'])} dropped: {listed}")
     text = f"{count(found['recorded'])} calls: {', '.join(parts)}"
-    return [Finding("warn" if found.get("unaccounted") else "ok", text)]
+    return [Finding("warn" if found.get("unaccounted") else "fact", text)]
 
 
 def trained(evidence: Evidence) -> Iterator[Finding]:

@@ -13,7 +13,8 @@ class Finding:
     """One finding.
 
     Attributes:
-        level: `ok`; `warn`: know this before you trust the run; `problem`: it held learning back.
+        level: `ok`; `fact`: neither good nor bad; `warn`: know this before you trust the run; `problem`: it held
+            learning back.
         text: What was seen, as text.
         cause: A problem's short name, the same in every run; empty for other findings.
         count: How often it was seen.
@@ -27,7 +28,7 @@ class Finding:
         ended: Whether it ended the run.
     """
 
-    level: Literal["ok", "warn", "problem"]
+    level: Literal["ok", "fact", "warn", "problem"]
     text: str
     cause: str = attrs.field(default="", kw_only=True)
     count: int | None = attrs.field(default=None, kw_only=True)

@@ -40,7 +40,7 @@ def _of_the_last_steps(evidence: Evidence) -> Iterator[Finding]:
         n = min(len(values), figures.SMOOTHING)
         text = f"{last:.0%} of the groups had one and the same reward in the last {n} steps"
         much = last > ZERO_VARIANCE_LIMIT
-        yield Finding("warn" if much else "ok", f"{text}: little was left to learn from" if much else text)
+        yield Finding("warn" if much else "fact", f"{text}: little was left to learn from" if much else text)
 
 
 def _constant(evidence: Evidence, groups: int, same: int) -> Finding:

@@ -108,7 +108,7 @@ def told(evidence: Evidence) -> Iterator[Finding]:
     run = evidence.run
     warnings = [*_strings(run.manifest.get("warnings")), *_strings(run.summary.get("warnings"))]
     yield from (Finding("warn", text) for text in dict.fromkeys(warnings))
-    yield from (Finding("ok", text) for text in _strings(run.summary.get("notes")))
+    yield from (Finding("fact", text) for text in _strings(run.summary.get("notes")))
     if run.summary.get("solved"):
         yield Finding("ok", "the tasks are solved: every rollout of the last steps was correct, so the run ended")
 
@@ -159,7 +159,7 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
     if p > 0.05:
         yield Finding("warn", f"{text}: this could be chance{few}")
     else:
-        yield Finding("ok" if better > worse else "warn", text)
+        yield Finding("ok" if better > worse else "warn", f"{text}: this is significant")
 
 
 def _p(p: float) -> str:

@@ -185,7 +185,7 @@ def stale(evidence: Evidence) -> Iterator[Finding]:
     if share is not None:
         text += f"; the importance weights of {share:.2%} of their tokens were truncated"
     if share is None or share <= TRUNCATED or gained(evidence):
-        yield Finding("ok", text)
+        yield Finding("fact", text)
         return
     yield problem(
         "stale-rollouts",

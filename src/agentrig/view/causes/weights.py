@@ -123,7 +123,7 @@ def tokens(evidence: Evidence) -> Iterator[Finding]:
     text = f"the updates traced {count(int(traced))} tokens and computed {count(int(computed))}"
     if computed < traced:
         text += f": {1 - computed / traced:.0%} were saved, because calls share them or have no advantage"
-    yield Finding("ok", text)
+    yield Finding("fact", text)
     again = sum(figures.series(run, "algorithm", "repeated_tokens")[1])
     if again:
         yield Finding(

@@ -83,6 +83,7 @@ def serving(place: Path, port: int = 0) -> Iterator[str]:
         Route("/static/{name}", pages.static),
         Route("/run/{key}", pages.run),
         Route("/run/{key}/why", pages.why),
+        Route("/run/{key}/checks", pages.why),
         Route("/run/{key}/examples", pages.examples),
         Route("/run/{key}/traces", pages.traces),
         Route("/run/{key}/rollout/{id}", pages.rollout),
@@ -160,7 +161,7 @@ class Pages:
         return self._page(request, "run", events=run.key, title=data.name, run=shown, key=run.key)
 
     def why(self, request: Request) -> Response:
-        """Show what held learning back; a part of the run's page, which asks for it when it is there."""
+        """Show what held learning back, or the checks: parts of the run's page, which asks for them later."""
         run = self._run(request)
         shown = {**of_diagnosis(run.diagnosis()), "missing": []}
         return self._page(request, "why", events=None, title=run.key, key=run.key, run=shown)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agentrig.errors import AgentrigError
+from agentrig.processes.locks import Lock
 from agentrig.view.diagnosis import Diagnosis, diagnose
 from agentrig.view.reading import RunData, Seen, read_run
 from agentrig.view.watch.rollouts import Rollouts
@@ -33,7 +34,7 @@ class Run:
 
     def stamp(self) -> str:
         """Return a text that changes when a file of the run does."""
-        found = []
+        found = [str(Lock(self.directory / "run.lock").held())]
         for path in (*(self.directory / name for name in STATE), self.directory / "rollouts", self.directory / "calls"):
             try:
                 there = path.stat()

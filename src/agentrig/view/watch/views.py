@@ -35,7 +35,7 @@ def listed(run: Run) -> dict[str, Any]:
         return {
             "name": data.name,
             "recipe": data.recipe,
-            "status": figures.status(data),
+            "status": ", ".join(filter(None, [figures.status(data), figures.progress(data)])),
             "steps": len(data.steps),
             "accuracy": figures.held_out(data)["accuracy"],
             "reward": rewards[-1] if rewards else None,
