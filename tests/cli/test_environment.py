@@ -1,4 +1,4 @@
-"""A machine that lacks memory, files, disk space, a network or an output: one message with the cure, and never status 0."""
+"""A machine that lacks memory, files, disk space, network or output: one message with the cure, never status 0."""
 
 from __future__ import annotations
 

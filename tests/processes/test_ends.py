@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -309,6 +310,21 @@ def test_a_killed_run_leaves_no_process_and_no_file(
     noted = tmp_path / "own" / "started"
     command.wait_for(lambda: noted.is_file() and len(noted.read_text().split()) == 8)
     command.kill()
+    command.leaves_nothing()
+
+
+@pytest.mark.parametrize("killed", ["validate", pytest.param("run", marks=pytest.mark.slow)])
+def test_the_next_command_removes_the_files_of_a_killed_one(tmp_path: Path, start: Start, killed: str) -> None:
+    if killed == "validate":
+        command, made = start("validate", "agentrig-langgraph-sql"), "agentrig-kit-*"
+    else:
+        pytest.importorskip("agentrig_lightning")
+        shutil.copy(SUPPORT / "lightning_script.py", tmp_path)
+        command, made = start("run", "lightning_script.py"), "agentrig-script-*"
+    command.wait_for(lambda: list(command.tmp.rglob(made)))
+    command.kill()
+    code, said = start("validate", "agentrig-agent-match").end()
+    assert code == 0, said
     command.leaves_nothing()
 
 
