@@ -45,6 +45,7 @@ class FakeSession:
         self.resumed = resumed or checkpoint is not None
         self.train_tasks = [Task(id=str(i), input={"question": f"name {i}"}) for i in range(12)]
         self.directory, self.hardware, self.seed = directory, CPU, 3
+        self.resumes = f"agentrig train --resume {directory}"
         self.first_step, self.checkpoint, self.stopping, self.solved = first_step, checkpoint, False, False
         self.stop_after, self.measured = stop_after, None
         self.calls, self.lines, self.reports, self.saved, self.validated, self.notes = [], [], {}, {}, {}, []
