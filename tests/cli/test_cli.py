@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import httpx
 import pytest
 from click.testing import CliRunner, Result
 from model_server import ModelServer
@@ -319,6 +322,42 @@ def test_train_prints_its_summary(here: Path, model: ModelServer, toy_file: str)
     report = invoke("report", "runs/one", "--json")
     assert report.exit_code == 0, report.output
     assert len(json.loads(report.stdout)["runs"]) == 1
+
+
+def test_the_page_of_a_run_is_served_until_ctrl_c(here: Path, model: ModelServer, toy_file: str) -> None:
+    keyboard, terminal = pty.openpty()
+    words = [
+        "toy",
+        f"algorithm.endpoint={model.url}",
+        "algorithm.steps=1",
+        'run.block=["report"]',
+        "--plugin",
+        toy_file,
+    ]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "agentrig", "train", *words, "--watch"],
+        **{"stdin": terminal, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": here},
+    )
+    try:
+        assert run.stdout is not None
+        said = []
+        for line in run.stdout:
+            said.append(line)
+            if "Ctrl-C ends it" in line:
+                break
+        link = re.search(r"watching .*: (http\S+)", "".join(said))
+        assert link is not None, said
+        assert "1 steps in" in "".join(said)
+        assert httpx.get(link[1], follow_redirects=True).status_code == 200
+        run.send_signal(signal.SIGINT)
+        assert run.wait(timeout=60) == 0, run.stdout.read()
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(link[1])
+    finally:
+        run.kill()
+        run.communicate()
+        os.close(keyboard)
+        os.close(terminal)
 
 
 def test_eval_measures_the_server_of_the_environment(here: Path, model: ModelServer, toy_file: str) -> None:

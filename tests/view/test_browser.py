@@ -33,7 +33,7 @@ NAMELESS = """() => [...document.querySelectorAll('a, button, input, select')].f
 WIDE = "() => document.documentElement.scrollWidth - window.innerWidth"
 
 
-CLIPPED = """() => [...document.querySelectorAll('.columns .scroll, .tree, .scores')].filter(
+CLIPPED = """() => [...document.querySelectorAll('.columns .scroll, .scroll:has(.list), .tree, .scores')].filter(
   e => e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1).map(e => e.innerText.slice(0, 200))"""
 """Lists and tables whose end is out of sight."""
 
@@ -212,3 +212,22 @@ def test_every_view_fits_and_can_be_read(browser: Any, mini_run: Path, width: in
                 wrong += [(address.removeprefix(link), found)] if found else []
         page.context.close()
     assert wrong == []
+
+
+def test_the_keys_are_shown_with_a_question_mark(browser: Any, mini_run: Path) -> None:
+    with serving(mini_run.parent) as link:
+        page = browser.new_context().new_page()
+        page.goto(f"{link}run/{mini_run.name}/traces")
+        keys = page.get_by_role("dialog")
+        page.locator("input[name=text]").press("?")
+        assert keys.count() == 0, "it is typed into the search"
+        page.locator("h1").click()
+        page.keyboard.press("?")
+        assert keys.locator("kbd").all_inner_texts() == ["j", "k", "/", "?"]
+        page.keyboard.press("j")
+        assert page.url.endswith("/traces"), "the other keys wait until it is closed"
+        page.keyboard.press("Escape")
+        assert keys.count() == 0
+        page.get_by_role("button", name="keys").click()
+        assert keys.count() == 1
+        page.context.close()

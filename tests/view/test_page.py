@@ -179,7 +179,7 @@ def test_rollouts_are_shown_side_by_side(page: Page):
     assert 'Error: near "FORM": syntax error' in page.text
     for name in ("write_query", "execute_query", "check_query", "rewrite_query"):
         assert name in page.text
-    sides = page.text.partition("Before and after The same")[2].partition(" A group of step ")[0]
+    sides = page.text.partition("Before and after Of ")[2].partition(" A group of step ")[0]
     assert "check_query" in sides
     assert "after_check" not in sides  # routing functions are shown in the whole traces only
 

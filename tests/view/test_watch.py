@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrig.errors import AgentrigError
+from agentrig.testing.run_directory import write_run
+from agentrig.view.reading import read_run, rollout_rows
 from agentrig.view.watch.app import serving
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> '\"</pre>{{7*7}} **b** `; DROP x; -- [a](javascript:b)"
@@ -243,6 +245,25 @@ def test_a_rollout_begins_with_its_verdict_its_reason_and_the_gold_answer(runs: 
     assert "gold" in after.lower() or "No gold answer can be shown" in after
     assert "Task</h2>" not in before
     assert "Never shown to the agent" not in trace
+
+
+def test_before_and_after_is_a_page_that_begins_with_examples(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", steps=2)
+    with serving(directory) as link:
+        text = page(link, "run/run/examples")
+        assert 'href="' + link[link.index("/", 8) :] + 'run/run/examples"' in page(link, "run/run")
+    files = read_run(directory).of_mode("report")
+    right = [{row["task_id"]: row["correct"] for row in rollout_rows([f], ("task_id", "correct"))} for f in files]
+    better, worse = (sum(right[1][id] - right[0][id] == way for id in right[0]) for way in (1, -1))
+    said = re.sub(r"\s+", " ", re.sub("<[^>]*>", "", text))
+    assert f"Of 40 tasks, {better} went from wrong to right and {worse} from right to wrong (sign test p" in said
+    assert text.count("<h1>") == 1
+    assert "<h1>Before and after</h1>" in text
+    assert text.index('<article class="pair">') < text.index("<h2>")
+    assert re.findall("<h2>(.*?)</h2>", text)[0] == "Held-out accuracy"
+    assert not re.search("<h2[^>]*>(Checks|Algorithm|Time|Run|Curves)<", text)
+    first = re.search(r'<div class="side">\s*<header>.*?</header>\s*<p class="verdict wrong">', text, re.DOTALL)
+    assert first is not None, "each side begins with its verdict"
 
 
 def test_a_copy_of_a_run_is_shown_without_its_task_set(runs: Path, tmp_path: Path) -> None:

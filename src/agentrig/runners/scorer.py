@@ -17,8 +17,9 @@ from agentrig.agents import Agent, Outcome
 from agentrig.correctness import Correctness
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, place_of
+from agentrig.pools import Job
 from agentrig.rewards import Reward, Score
-from agentrig.runners.jobs import AgentPlan, Job
+from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
 from agentrig.tasks import Task
 from agentrig.text import copied, json_text, words_of

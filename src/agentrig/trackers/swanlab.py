@@ -51,9 +51,9 @@ class Swanlab:
         )
         _flush_each(made)
         self._run = made
-        folder = str(made.dir)
-        sends = {"command": shlex.join(["swanlab", "sync", folder])} if config.offline else {"url": made.url}
-        found = {"id": run.key, "folder": folder, **sends}
+        written = str(made.dir)
+        sends = {"command": shlex.join(["swanlab", "sync", written])} if config.offline else {"url": made.url}
+        found = {"id": run.key, "folder": written, **sends}
         return {name: value for name, value in found.items() if value}
 
     def log(self, figures: Mapping[str, float], *, step: int, time: float) -> None:

@@ -27,6 +27,13 @@ def sign_test(better: int, worse: int) -> float:
     return min(1.0, float(2 * tail / 2**n))
 
 
+def chance(better: int, worse: int) -> str:
+    """Return in words whether this split of the changed tasks may be chance: `sign test p = 0.19: may be chance`."""
+    p = sign_test(better, worse)
+    value = f"= {p:.2f}" if p >= 0.01 else "< 0.01" if p >= 0.001 else "< 0.001"
+    return f"sign test p {value}: {'may be chance' if p > 0.05 else 'significant'}"
+
+
 def averaged(run: RunData, steps: Sequence[float], values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
     """Return the steps and values of a training curve: means of 16 steps up to each, or for a binned run of each 16.
 

@@ -76,12 +76,9 @@ def view(run: RunData, *, whole: bool = True, at: str = "", drawn: bool = True) 
         drawn: Whether to draw its curves.
     """
     missing = list(run.missing)
-    pairs = before_after(run, missing) if whole else None
-    held_out = tables.held_out(run, missing) if whole else None
+    ends = before_and_after(run, missing) if whole else {"pairs": None, "reward_disagreements": [], "held_out": None}
+    held_out = ends["held_out"]
     failed = tables.failures(run, missing) if whole else tables.failures_of_steps(run)
-    disagreements = reward_disagreements(run, missing) if whole and second_rewards(run) else []
-    if whole and pairs is None and run.files and not run.running:
-        missing.append("no tasks were measured both before and after training, so none can be compared")
     told: dict[str, Any] = {"problems": [], "warnings": [], "checks": []}
     if whole:
         found = diagnose(run)
@@ -103,18 +100,32 @@ def view(run: RunData, *, whole: bool = True, at: str = "", drawn: bool = True) 
         "status": row["status"],
         "progress": figures.progress(run),
         "about": _about(run),
-        "accuracy": row["accuracy"],
-        "reward": row["reward"],
-        "split": _split(run),
+        **accuracy_of(run),
         "tiles": _tiles(run, row),
         **told,
         "tables": tables.tables(run, failed, tables.slices(held_out) if held_out else ()),
         "parts": held_out.as_dict() if held_out else {},
-        "reward_disagreements": disagreements,
-        "pairs": pairs,
+        **ends,
         "config": run.config_text,
         "manifest": json.dumps(run.manifest, indent=2, ensure_ascii=False) if run.manifest else "",
         "missing": list(dict.fromkeys(missing)),
+    }
+
+
+def accuracy_of(run: RunData) -> dict[str, Any]:
+    """Return what the templates show of a run's held-out accuracy."""
+    return {**figures.held_out(run), "split": _split(run)}
+
+
+def before_and_after(run: RunData, missing: list[str]) -> dict[str, Any]:
+    """Return what takes reading rollouts: tasks at both ends, where rewards disagree, what held-out ones show."""
+    pairs = before_after(run, missing)
+    if pairs is None and run.files and not run.running:
+        missing.append("no tasks were measured both before and after training, so none can be compared")
+    return {
+        "pairs": pairs,
+        "reward_disagreements": reward_disagreements(run, missing) if second_rewards(run) else [],
+        "held_out": tables.held_out(run, missing),
     }
 
 

@@ -30,7 +30,7 @@ FILES: Mapping[str, Sequence[str]] = {
 
 # They differ in lightness as well as in hue, so that they can be told apart in print and by colour-blind readers.
 INK, MUTED, GRID, PAPER = "#1c1e21", "#62666d", "#e2e4e8", "#ffffff"
-COLORS = (INK, "#1f5fa8", "#c8591a", "#2c8a5b", "#8a4fa3", "#a8891a", "#b23a5e", MUTED)
+COLORS = (INK, "#1f5fa8", "#b34a10", "#1f7a4d", "#8a4fa3", "#7a6310", "#b23a5e", MUTED)
 """The colours by their numbers: text, the six of series, grey."""
 
 
@@ -90,7 +90,7 @@ def _draw_steps(axes: Axes, plot: Plot) -> None:
             line.ys,
             color=color,
             label=label,
-            alpha=0.28 if line.faint else 1.0,
+            alpha=0.6 if line.faint else 1.0,
             lw=1.0 if line.faint else 1.7,
             ls="none" if not line.joined else "--" if line.dashed else "-",
             marker={"dot": "o", "diamond": "D"}.get(line.mark, ""),

@@ -7,6 +7,7 @@ from typing import Any
 
 from agentrig.figures import number
 from agentrig.text import cut
+from agentrig.view import figures
 from agentrig.view.calls import calls_of
 from agentrig.view.gold import Gold
 from agentrig.view.html import Links
@@ -46,7 +47,8 @@ def before_after(run: RunData, missing: list[str]) -> dict[str, Any] | None:
         missing: What cannot be read is noted here.
 
     Returns:
-        `where` they were measured, how many tasks were `judged` both times and got `better` and `worse`, and the few
+        `where` they were measured, how many tasks were `judged` both times and got `better` and `worse`, whether that
+        may be `chance`, and the few
         that are `shown`; None without two measurements.
     """
     ends = next(((files[0], files[-1]) for m in ("report", "validation") if len(files := run.of_mode(m)) > 1), None)
@@ -78,6 +80,7 @@ def before_after(run: RunData, missing: list[str]) -> dict[str, Any] | None:
         "shown": shown,
         "better": len(groups[False, True]),
         "worse": len(groups[True, False]),
+        "chance": figures.chance(len(groups[False, True]), len(groups[True, False])),
         "judged": sum(map(len, groups.values())),
     }
 

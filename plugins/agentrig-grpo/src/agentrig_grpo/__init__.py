@@ -71,9 +71,10 @@ def workload(config: LearnerConfig) -> Workload | None:
 
 
 def ready(config: LearnerConfig) -> None:
-    """Make sure that the starting model is there."""
-    from agentrig_grpo.naming import model_directory
+    """Make sure that the starting model is there; one of the hub is downloaded."""
+    from agentrig_grpo.naming import download, model_directory
 
+    download(config.model)
     model_directory(config.model)
 
 

@@ -151,19 +151,14 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
     if not better + worse:
         yield Finding("warn", f"none of {count(judged)} tasks measured at both ends changed its outcome{few}")
         return
-    p = figures.sign_test(better, worse)
     text = (
         f"of {count(judged)} tasks measured at both ends, {count(better)} went from wrong to right and {count(worse)} "
-        f"from right to wrong (sign test p {_p(p)})"
+        f"from right to wrong ({figures.chance(better, worse)})"
     )
-    if p > 0.05:
-        yield Finding("warn", f"{text}: this could be chance{few}")
+    if figures.sign_test(better, worse) > 0.05:
+        yield Finding("warn", f"{text}{few}")
     else:
         yield Finding("ok" if better > worse else "warn", f"{text}: this is significant")
-
-
-def _p(p: float) -> str:
-    return f"= {p:.2f}" if p >= 0.01 else "< 0.01" if p >= 0.001 else "< 0.001"
 
 
 def _strings(value: Any) -> list[str]:

@@ -23,11 +23,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrig.errors import AgentrigError
-from agentrig.view import table
+from agentrig.view import table, tables
 from agentrig.view.calls import calls_of
 from agentrig.view.gold import Gold
 from agentrig.view.html import Links, templates
-from agentrig.view.page import differing_settings, of_diagnosis, view
+from agentrig.view.page import accuracy_of, before_and_after, differing_settings, of_diagnosis, view
 from agentrig.view.plots import plots_of
 from agentrig.view.rollout import differences, readable, text_of
 from agentrig.view.tokens import Tokenizers
@@ -167,10 +167,13 @@ class Pages:
         return self._page(request, "why", events=None, title=run.key, key=run.key, run=shown)
 
     def examples(self, request: Request) -> Response:
-        """Show what takes reading all rollouts: the report's examples of tasks before and after."""
+        """Show tasks before and after training, then the held-out accuracy by class."""
         run = self._run(request)
         data = run.data()
-        shown = view(data)
+        missing = list(data.unread)
+        found = before_and_after(data, missing)
+        every = [table for table in tables.slices(found["held_out"]) if table.rows]
+        shown = {**accuracy_of(data), **found, "at": "", "tables": every, "missing": missing, "running": data.running}
         return self._page(request, "examples", events=None, title=data.name, run=shown, key=run.key)
 
     def compare(self, request: Request) -> Response:

@@ -48,11 +48,15 @@ document.addEventListener("click", async (event) => {
   );
 });
 
-// j and k go to the next and the previous rollout, / to the search.
+const keys = document.getElementById("keys");
+document.querySelector("button[data-keys]").addEventListener("click", () => keys.showModal());
+
+// j and k go to the next and the previous rollout, / to the search; ? shows the keys.
 document.addEventListener("keydown", (event) => {
-  if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (keys.open || event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
   const way = { j: "a[rel=next]", k: "a[rel=prev]" }[event.key];
   if (way) document.querySelector(way)?.click();
+  if (event.key === "?") keys.showModal();
   if (event.key === "/") {
     const search = document.querySelector("input[name=text]");
     if (search) { event.preventDefault(); search.focus(); }
