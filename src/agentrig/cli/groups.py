@@ -154,8 +154,8 @@ class Group(NearestGroup):
             ctx.exit(status)
         except click.NoSuchOption as error:
             if keys := _keys_of(error, ctx.meta.get("agentrig.words", ())):
-                error.message += f" A setting is written without dashes: {keys}"
-                error.possibilities = None
+                said = f"{error.message} A setting is written without dashes: {keys}"
+                raise click.NoSuchOption(error.option_name, said, ctx=error.ctx) from None
             raise
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise

@@ -137,7 +137,8 @@ def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: 
 
 def _set_by_recipes(registry: Registry, section: str, name: str) -> Counter[str]:
     """Return the keys of a component, or of a section without one, that recipes set: each with how many set it."""
-    tables = [c.spec.settings.get(section, {}) for c in registry.components("recipe")]
+    recipes: list[Any] = [c.spec for c in registry.components("recipe")]
+    tables = [recipe.settings.get(section, {}) for recipe in recipes]
     return Counter(key for table in tables if table.get("use", name) == name for key in table)
 
 
