@@ -441,3 +441,42 @@ def register_tasks():
     assert "ends_itself.py:" in command.log.read_text()
     assert "Traceback" not in command.log.read_text()
     command.leaves_nothing()
+
+
+ENDS_ITSELF = """
+import posix
+from agentrig import AgentSpec, RewardSpec, hookimpl
+
+def ends(*given):
+    posix._exit(3)
+
+@hookimpl
+def register_agents():
+    yield AgentSpec(name="agent", summary="", build=lambda config: ends)
+    yield AgentSpec(name="build", summary="", build=ends)
+
+@hookimpl
+def register_rewards():
+    yield RewardSpec(name="reward", summary="", build=lambda config: ends)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "said"),
+    [
+        ("reward", "reward", "2 x reward-invalid: for example the reward raised RuntimeError: it called os._exit(3)"),
+        ("agent", "agent", "2 x runner-died: for example the runner process died (exit code 3), 2 times"),
+        ("agent", "build", "die before they have built it (exit code 3): the agent, or what it imports, ended its"),
+    ],
+)
+def test_a_reward_or_agent_that_ends_its_process_is_named(
+    model: ModelServer, toy_file: str, tmp_path: Path, start: Start, kind: str, name: str, said: str
+) -> None:
+    file = tmp_path / "ends_itself.py"
+    file.write_text(ENDS_ITSELF)
+    words = ["eval", "toy", "--plugin", toy_file, "--plugin", str(file), f"--{kind}", name, "--limit", "2"]
+    command = start(*words, "--endpoint", model.url)
+    code, told = command.end()
+    assert (code, said in told) == (1, True), told
+    assert "Traceback" not in told
+    command.leaves_nothing()

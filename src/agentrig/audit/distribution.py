@@ -104,7 +104,7 @@ def distribution(
             own = log_p.gather(-1, ids)[:, 0]
             lengths = [len(call.reply) for call in part]
             if not own.isfinite().all():
-                name = next(_name(call) for call, mine in zip(part, own.split(lengths), strict=True)
+                name = next(_name(call) for call, mine in zip(part, torch.split(own, lengths), strict=True)
                             if not mine.isfinite().all())  # fmt: skip
                 detail = f"the weights of version {version} give {name} log-probabilities that are not finite"
                 yield fault("distribution", detail, causes="weights with NaN or infinity")
