@@ -53,5 +53,5 @@ def vote(task_input, endpoint):
 
 @hookimpl
 def register_agents():
-    """Bring the agent `vote`."""
+    """Register the agent `vote`."""
     yield AgentSpec(name="vote", summary="Asks three times and takes the majority.", build=lambda config: vote)

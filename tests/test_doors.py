@@ -17,12 +17,12 @@ from agentrig import Endpoint
 
 @contextmanager
 def gateway() -> Iterator[Door]:
-    from agentrig.gateway.client import Visit
+    from agentrig.gateway.client import GatewayAttempt
     from agentrig.gateway.process import Gateway
     from agentrig.gateway.settings import GatewaySettings
 
     with Gateway(GatewaySettings()) as running:
-        endpoint = Visit(running.address, "r").open(1, Endpoint(base_url="http://127.0.0.1:9/v1", model="m"))
+        endpoint = GatewayAttempt(running.address, "r").open(1, Endpoint(base_url="http://127.0.0.1:9/v1", model="m"))
         path, port = urlsplit(endpoint.base_url).path, urlsplit(endpoint.base_url).port
         yield Door(port=port or 0, path=f"{path}/chat/completions", header=f"Authorization: Bearer {endpoint.api_key}")
 

@@ -11,8 +11,8 @@ import pytest
 from agentrig_spider.rewards import ExecMatch, ExecMatchReward
 
 from agentrig import Endpoint, Task
+from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent
-from agentrig.runners.jobs import Job
 from agentrig.testing.databases import one_table_database
 from agentrig.testing.scripted import Reply, ScriptedServer, serving
 

@@ -89,6 +89,8 @@ def test_swapping_drops_the_recipes_own_keys(file: Callable[[str], str], toy_fil
         ("algorithm.endpoint=3", "expected str"),
         ("algorithm.steps=-1", "'steps' must be >= 0: -1"),
         ("run.failure_limit=1.5", "'failure_limit' must be <= 1: 1.5"),
+        ("run.dir=x", '[run] a run has no key "dir". Did you mean "directory"?'),
+        ("adapter.match=None", "adapter.match=None: None is no value. Write adapter.match= for an empty text"),
         ("run.sed=1", '[run] a run has no key "sed". Did you mean "seed"?'),
         ("runners.m=1", "[runners] processes (agentrig "),
         ("runners.steps=1", 'has no key "steps". It is a key of [algorithm]: write algorithm.steps.'),
@@ -322,3 +324,23 @@ def test_the_shipped_recipe_resolves(recipe: str) -> None:
     if recipe not in {c.spec.name for c in load().components("recipe")}:
         pytest.skip("the plugin that ships it is not installed")
     assert resolve(recipe).components["algorithm"].spec.name == "grpo"
+
+
+def test_a_component_with_the_settings_of_the_recipes_keeps_its_keys(tmp_path: Path) -> None:
+    """Otherwise the run would be that of the defaults: a learning rate of 1e-6 in place of 2e-4, in silence."""
+    (tmp_path / "ranks.py").write_text(
+        "from agentrig import hookimpl\nfrom agentrig_grpo import from_credit\n\n"
+        "@hookimpl\ndef register_algorithms():\n"
+        "    yield from_credit(lambda groups, config: [[0.0] * len(g) for g in groups], name='ranks', summary='R.')\n"
+    )
+    recipe = resolve("mini")
+    swapped = resolve("mini", files=[str(tmp_path / "ranks.py")], uses={"algorithm": "ranks"})
+    ours, theirs = attrs.asdict(recipe.configs["algorithm"]), attrs.asdict(swapped.configs["algorithm"])
+    assert swapped.components["algorithm"].spec.name == "ranks"
+    assert {key: ours[key] for key in theirs if key in ours} == theirs
+    assert theirs["lr"] != attrs.fields(type(swapped.configs["algorithm"])).lr.default
+
+
+def test_a_component_whose_spec_gives_no_settings_class_is_told_so(toy_plan: Callable[..., Plan]) -> None:
+    with pytest.raises(ConfigError, match=r'has no key "lr"[^\n]*\n  its keys: none; its spec gives no settings class'):
+        toy_plan("reward.lr=1", reward="own")

@@ -139,7 +139,10 @@ def test_a_reward_that_exits_is_invalid_at_once() -> None:
 def test_the_error_of_a_reward_that_returns_a_number_says_what_to_return() -> None:
     score = Scorer(lambda t, o, b: 1.0, budget_s=5)(ITEMS[:1])[0]  # type: ignore[arg-type,return-value]
     assert score.status == "invalid"
-    assert score.details["reason"] == "the reward returned float; it must return an agentrig.Score"
+    assert (
+        score.details["reason"]
+        == "the reward returned float; it must return an agentrig.Score, for example Score.ok(0.5)"
+    )
 
 
 def test_a_reward_that_hangs_is_invalid_and_the_others_continue() -> None:

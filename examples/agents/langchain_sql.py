@@ -41,7 +41,7 @@ def demonstrate(task, call):
 
 @hookimpl
 def register_agents():
-    """Bring the agent `toolkit`."""
+    """Register the agent `toolkit`."""
     yield AgentSpec(
         name="toolkit",
         summary="LangChain's SQL toolkit with its tool-calling agent.",

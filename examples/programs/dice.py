@@ -30,19 +30,19 @@ def sides(task: Task, outcome: Outcome, budget_s: float) -> Score:
 
 @hookimpl
 def register_tasks() -> Iterable[TasksSpec]:
-    """Bring the task set `dice`."""
+    """Register the task set `dice`."""
     yield TasksSpec(name="dice", summary="Rounds of a game with dice.", build=lambda config: Rounds())
 
 
 @hookimpl
 def register_rewards() -> Iterable[RewardSpec]:
-    """Bring the reward `dice`."""
+    """Register the reward `dice`."""
     yield RewardSpec(name="dice", summary="The more sides, the better.", build=lambda config: sides)
 
 
 @hookimpl
 def register_recipes() -> Iterable[RecipeSpec]:
-    """Bring the recipe `dice`; its run files choose the agent."""
+    """Register the recipe `dice`; its run files choose the agent."""
     yield RecipeSpec(
         name="dice",
         summary="Learns to roll the largest die, from a model of examples/programs/start.py.",

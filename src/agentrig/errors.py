@@ -106,8 +106,13 @@ def extra(name: str, what: str) -> Iterator[None]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `` Did you mean "x"?`` for the known name closest to `name`, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    """Return `` Did you mean "x"?`` for the known name closest to `name`, or an empty string.
+
+    A name that begins with the whole of `name` is closer than any other.
+    """
+    known = list(known)
+    longer = [other for other in known if len(name) > 1 and other.startswith(name)]
+    close = difflib.get_close_matches(name, longer or known, n=1, cutoff=0.0 if longer else 0.5)
     return f' Did you mean "{close[0]}"?' if close else ""
 
 

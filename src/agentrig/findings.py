@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import attrs
 
 from agentrig.hardware.contract import Hardware, Probe
-from agentrig.hardware.tools import Answer
+from agentrig.hardware.tools import ToolOutput
 
 Result = Literal["ok", "warning", "problem", "skipped"]
 
@@ -83,7 +83,7 @@ class Situation(Protocol):
         """The name of the recipe's algorithm."""
 
     @property
-    def torch(self) -> Answer:
+    def torch(self) -> ToolOutput:
         """What torch reports about the chosen device, from a subprocess (started once)."""
 
     def setting(self, kind: str, key: str, default: Any = None) -> Any:
@@ -92,7 +92,7 @@ class Situation(Protocol):
     def uses(self, name: str) -> bool:
         """Whether the run would use the hardware of that name."""
 
-    def failure(self, check: str, what: str, answer: Answer, *, cure: str) -> Finding:
+    def failure(self, check: str, what: str, answer: ToolOutput, *, cure: str) -> Finding:
         """Return the problem for a failed answer, with the cure of a known symptom of any installed hardware."""
 
 

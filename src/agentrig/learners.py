@@ -102,7 +102,7 @@ class Learner(delivery.Learner, Protocol):
         ...
 
     def keep(self) -> None:
-        """Copy the weights, so that `restore` can set them again; the copy before goes."""
+        """Copy the weights, so that `restore` can set them again. It replaces the copy before."""
         ...
 
     def restore(self) -> None:

@@ -146,7 +146,7 @@ class StepTotals:
 
 
 class Ledger:
-    """Counts the calls of a training step, and closes its books.
+    """Counts the calls of a training step, and checks at its end that none is missing.
 
     Args:
         adapter: The run's adapter, which may say why it leaves a call out.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrig.errors import ConfigError, nearest
+from agentrig.errors import ConfigError, LookupFailed, nearest
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.plugins import auto, composing, observing
 from agentrig.plugins.building import built
@@ -229,6 +229,11 @@ def parse_override(text: str) -> tuple[str, str, Any]:
         read = tomllib.loads(f"x = {right}")
     except tomllib.TOMLDecodeError:
         read = {}
+    if right.strip() in ("None", "null"):
+        raise ConfigError(
+            f"{text}: {right.strip()} is no value. Write {left.strip()}= for an empty text, leave the key out for its "
+            f"default, or quote the text: '{left.strip()}=\"{right.strip()}\"'"
+        )
     value = read["x"] if len(read) == 1 else right  # more than one key: multi-line text that looks like TOML
     table, nested, inner = key.partition(".")
     return (section, table, {inner: value}) if nested else (section, key, value)
@@ -257,7 +262,7 @@ def resolve(
         source: A recipe's name or a run file's path (`.toml`); None for the recipe `mini`.
         overrides: `section.key=value`, applied last.
         uses: Kind to component name, as in `--reward NAME`. If you choose another component than the
-            recipe, the recipe's keys of that section are dropped.
+            recipe, the recipe's keys of that section hold as far as both have them from one settings class.
         observers: Observers to use, in addition to those of the recipe or run file.
         trackers: Trackers to use, in addition to those of the recipe or run file.
         files: Plugin files, in addition to those of the run file.
@@ -272,7 +277,7 @@ def resolve(
     name = source or "mini"
     base, own = _read_source(name)
     parsed = [parse_override(o) for o in overrides]
-    # `use` first: a new component drops the keys of the old one, and a new algorithm those of the server too.
+    # `use` first: a new component drops keys that only the old one has, and a new algorithm those of the server too.
     parsed.sort(key=lambda override: (override[1] != "use", override[0] != "algorithm"))
     wanted = {**own.get("run", {}), **{key: value for section, key, value in parsed if section == "run"}}
     registry = load(
@@ -436,6 +441,16 @@ def _elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Regi
     return f" It is a key of {sections}: write {keys}." if found else ""
 
 
+def keys_called(name: str) -> list[str]:
+    """Return the keys with this name, `section.key`, of a run's own sections and of every installed component."""
+    from agentrig.plugins.loading import load
+
+    registry = load()
+    classes = [*OWN_SECTIONS.items()]
+    classes += [(kind, c.spec.config) for kind in RUN_KINDS for c in registry.components(kind)]
+    return list(dict.fromkeys(f"{section}.{name}" for section, config in classes if name in attrs.fields_dict(config)))
+
+
 def _of_another(kind: str, key: str, registry: Registry) -> str:
     """Return ` It is a key of NAME: …` for another component of that kind which has it, or ''."""
     names = [c.spec.name for c in registry.components(kind) if key in attrs.fields_dict(c.spec.config)]
@@ -486,16 +501,28 @@ def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]
             return False
         return not any(c.answers_to(str(old)) and c.answers_to(str(new)) for c in registry.components(section))
 
-    if "algorithm" in more and other("algorithm"):
+    def common(section: str) -> Mapping[str, Any]:
+        """Return what the former component's settings and the new one's have from one class, their nearest."""
+        if section == "runners":
+            return attrs.fields_dict(RunnerSettings)  # the keys of all runners
+        try:
+            old, new = (registry.find(section, str(each[section]["use"])).spec for each in (into, more))
+        except LookupFailed:
+            return {}  # told when the component is built
+        former = getattr(old.config, "__mro__", ())
+        shared = next((c for c in getattr(new.config, "__mro__", ()) if c in former and attrs.has(c)), None)
+        return attrs.fields_dict(shared) if shared is not None else {}
+
+    if "algorithm" in more and other("algorithm") and not common("algorithm"):
         into["server"] = {}  # the former algorithm's
     for section, keys in more.items():
         _check_section(section)
         if section in observing.SECTIONS:
             observing.merge(into[section], keys, section)
             continue
-        if other(section):  # the keys of all runners stay, whichever run the agent
-            common = attrs.fields_dict(RunnerSettings) if section == "runners" else {}
-            into[section] = {key: value for key, value in into[section].items() if key in common}
+        if other(section):
+            shared = common(section)
+            into[section] = {key: value for key, value in into[section].items() if key in shared}
         for key, value in keys.items():
             old = into[section].get(key)
             into[section][key] = {**old, **value} if isinstance(value, Mapping) and isinstance(old, Mapping) else value

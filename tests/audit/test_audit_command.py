@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -117,6 +118,33 @@ def other_moments(sketch: Any) -> None:
     seen["means"] = [0.0] * len(seen["means"])
 
 
+def poisoned(sketch: Any) -> None:
+    sketch["updates"][-1]["tensors"]["model.layers.1.mlp.up_proj.weight"]["after"][3] = math.nan
+
+
+def poisoned_projection(sketch: Any) -> None:
+    sketch["updates"][0]["tensors"]["model.layers.1.mlp.up_proj.weight"]["gradient"][3] = math.nan
+
+
+def poisoned_weight(run: Path) -> None:
+    file = run / "checkpoints/step-00001/trainer/learner.pt"
+    state = torch.load(file, weights_only=True)
+    state["trained"]["model.layers.1.mlp.up_proj.weight"][3, 3] = math.nan
+    torch.save(state, file)
+
+
+def poisoned_line(link: str, key: str, value: float = math.nan) -> Callable[[Path], None]:
+    """Change a number of the second step's line."""
+
+    def change(run: Path) -> None:
+        lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+        assert key in lines[1][link]
+        lines[1][link][key] = value
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    return change
+
+
 def other_rate(run: Path) -> None:
     text = (run / "config.toml").read_text()
     assert "lr = 0.001" in text
@@ -143,7 +171,18 @@ CHANGES: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a gradient's sign": ("gradient", lambda run: change_json(run / "audit/step-00002.json", times(-1))),
     "moments": ("weights", lambda run: change_json(run / "audit/step-00002.json", other_moments)),
     "the learning rate": ("weights", other_rate),
+    "NaN in one of a tensor's weights": ("weights", lambda run: change_json(run / "audit/step-00002.json", poisoned)),
+    "NaN in one of a gradient's projections": (
+        "gradient", lambda run: change_json(run / "audit/step-00002.json", poisoned_projection)
+    ),
+    "weights that give NaN": ("distribution", poisoned_weight),
+    "NaN as the learning rate": ("weights", poisoned_line("algorithm", "lr")),
+    "NaN as what the server's answer differs by": ("delivery", poisoned_line("delivery", "difference")),
+    "a bound of infinity for the server's answer": ("delivery", poisoned_line("delivery", "bound", math.inf)),
     "a warm measurement": ("held-out", lambda run: change_spans(run / "rollouts/report-00002.parquet", warm)),
+    "NaN as the stated accuracy": (
+        "held-out", lambda run: change_json(run / "progress.json", lambda told: told["after"].update(accuracy=math.nan))
+    ),
     "the stated accuracy": (
         "held-out", lambda run: change_json(run / "progress.json", lambda told: told["after"].update(accuracy=0.123))
     ),

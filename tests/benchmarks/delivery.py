@@ -57,7 +57,7 @@ class Random:
 
 @hookimpl
 def register_rewards():
-    """Bring `random`."""
+    """Register `random`."""
     yield RewardSpec(name="random", summary="Random.", config=Nothing, build=Random)
 '''
 

@@ -39,7 +39,7 @@ from benchmarks.rollouts import ANSWERS, QUESTION, cpu_s, make_database, measure
 from replay_llm import replay_server
 
 from agentrig.endpoints import Endpoint
-from agentrig.gateway.client import Visit
+from agentrig.gateway.client import GatewayAttempt
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 
@@ -81,7 +81,7 @@ def cost_of_calls(address: str, calls: int) -> None:
     print(f"{'clients':>8} {'gateway CPU ms/call':>20} {'calls/s':>9} {'direct calls/s':>15}")
     with Gateway(GatewaySettings()) as gateway:
         for clients in (1, 8, 32):
-            visit = Visit(gateway.address, "calls")
+            visit = GatewayAttempt(gateway.address, "calls")
             endpoint, each = visit.open(1, direct), calls // clients
             at_once(lambda _, e=endpoint: ask(e, 4, ids=False), clients)  # type: ignore[misc]
             before = cpu_s(gateway.pid)
@@ -95,7 +95,7 @@ def cost_of_calls(address: str, calls: int) -> None:
             print(f"{clients:>8} {1e3 * spent / made:>20.3f} {made / wall:>9.0f} {made / plain:>15.0f}", flush=True)
         before, own = cpu_s(gateway.pid), time.process_time()
         for i in range(400):
-            visit = Visit(gateway.address, f"r{i}")
+            visit = GatewayAttempt(gateway.address, f"r{i}")
             visit.open(1, direct)
             visit.close()
         spent, own = cpu_s(gateway.pid) - before, time.process_time() - own

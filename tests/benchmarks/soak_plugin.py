@@ -127,17 +127,17 @@ def reward(task, outcome, budget_s):
 
 @hookimpl
 def register_tasks():
-    """Bring `soak-words`."""
+    """Register `soak-words`."""
     yield TasksSpec(name="soak-words", summary="Short texts.", build=lambda config: Words())
 
 
 @hookimpl
 def register_agents():
-    """Bring `soak-agent`."""
+    """Register `soak-agent`."""
     yield AgentSpec(name="soak-agent", summary="Misbehaves.", environment=("SOAK",), build=lambda config: agent)
 
 
 @hookimpl
 def register_rewards():
-    """Bring `soak-sums`."""
+    """Register `soak-sums`."""
     yield RewardSpec(name="soak-sums", summary="Fails now and then.", build=lambda config: reward)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import resource
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import httpx
 import pytest
 from click.testing import CliRunner, Result
 from model_server import ModelServer
@@ -50,6 +54,47 @@ def test_every_command_has_an_example(path: tuple[str, ...]) -> None:
     assert result.exit_code == 0
     assert f"agentrig {' '.join(path)}" in result.stdout  # the usage line says `main` here
     assert "\\b" not in result.stdout
+
+
+def test_the_list_of_commands_is_grouped() -> None:
+    lines = invoke("--help").stdout.splitlines()
+    heads = [line for line in lines if line in ("Start:", "Look:", "Extend:", "Operate:")]
+    assert heads == ["Start:", "Look:", "Extend:", "Operate:"]
+    listed = [line.split()[0] for line in lines[lines.index("Start:") :] if re.match(r"  [a-z]", line)]
+    assert listed == main.list_commands(click.Context(main))
+    assert (
+        lines.index("Look:")
+        < next(i for i, line in enumerate(lines) if line.startswith("  why "))
+        < lines.index("Extend:")
+    )
+
+
+def test_the_list_of_plugins_is_grouped_by_kind(toy_file: str) -> None:
+    lines = invoke("plugins", "--plugin", toy_file).stdout.splitlines()
+    heads = [line for line in lines if not line.startswith(" ")]
+    assert heads[:3] == ["tasks", "agent", "reward"]
+    assert heads[-1] == "plugins"
+    rewards = lines[lines.index("reward") + 1 : lines.index("adapter")]
+    assert {line.split()[0] for line in rewards} >= {"own", "judge", "toy-parity"}
+    assert [line for line in lines[lines.index("plugins") :] if line.startswith("    agentrig ") and "  ok  " in line]
+
+
+def test_the_keys_that_recipes_set_are_shown_first() -> None:
+    lines = invoke("plugins", "show", "grpo").stdout.splitlines()
+    keys = [line.split()[0] for line in lines if " = " in line]
+    assert set(keys[:6]) >= {"model", "lr", "steps"}
+    assert keys.index("temperature") > 6
+    (described,) = json.loads(invoke("plugins", "show", "grpo", "--json").stdout)
+    assert set(described["settings"]) == set(keys)
+
+
+def test_the_first_example_of_validate_works_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(Path(__file__).parents[2] / "examples" / "my_agent.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    first = re.search(r"^ +agentrig (validate my_agent.py .*)$", invoke("validate", "--help").stdout, re.MULTILINE)
+    assert first is not None
+    done = invoke(*first[1].split())
+    assert done.exit_code == 0, done.output
 
 
 @pytest.mark.parametrize("path", commands(), ids=" ".join)
@@ -126,6 +171,21 @@ def test_an_error_ends_in_status_1_without_a_traceback(
     assert said in result.stderr
     assert "Traceback" not in result.output
     assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (["--max-turns", "6"], "agent.max_turns=6"),
+        (["--lr=1e-4"], "algorithm.lr=1e-4"),
+        (["--report", "--json"], "run.report=VALUE"),
+        (["--waths"], "Did you mean '--watch'?"),
+    ],
+)
+def test_a_setting_as_an_option_is_shown_as_a_setting(option: list[str], said: str) -> None:
+    result = invoke("train", "mini", *option)
+    assert result.exit_code == 2
+    assert said in result.stderr
 
 
 def test_resume_needs_a_run_directory(tmp_path: Path) -> None:
@@ -262,6 +322,42 @@ def test_train_prints_its_summary(here: Path, model: ModelServer, toy_file: str)
     report = invoke("report", "runs/one", "--json")
     assert report.exit_code == 0, report.output
     assert len(json.loads(report.stdout)["runs"]) == 1
+
+
+def test_the_page_of_a_run_is_served_until_ctrl_c(here: Path, model: ModelServer, toy_file: str) -> None:
+    keyboard, terminal = pty.openpty()
+    words = [
+        "toy",
+        f"algorithm.endpoint={model.url}",
+        "algorithm.steps=1",
+        'run.block=["report"]',
+        "--plugin",
+        toy_file,
+    ]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "agentrig", "train", *words, "--watch"],
+        **{"stdin": terminal, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": here},
+    )
+    try:
+        assert run.stdout is not None
+        said = []
+        for line in run.stdout:
+            said.append(line)
+            if "Ctrl-C ends it" in line:
+                break
+        link = re.search(r"watching .*: (http\S+)", "".join(said))
+        assert link is not None, said
+        assert "1 steps in" in "".join(said)
+        assert httpx.get(link[1], follow_redirects=True).status_code == 200
+        run.send_signal(signal.SIGINT)
+        assert run.wait(timeout=60) == 0, run.stdout.read()
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(link[1])
+    finally:
+        run.kill()
+        run.communicate()
+        os.close(keyboard)
+        os.close(terminal)
 
 
 def test_eval_measures_the_server_of_the_environment(here: Path, model: ModelServer, toy_file: str) -> None:

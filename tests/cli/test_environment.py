@@ -1,4 +1,4 @@
-"""A machine that lacks memory, disk space or an output: one message with the cure, no traceback, never status 0."""
+"""A machine that lacks memory, files, disk space, network or output: one message with the cure, never status 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -34,10 +34,12 @@ def training(model: Path, place: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def agentrig(*words: str, limits: Callable[[], None] = lambda: None, stdout: int = subprocess.PIPE) -> tuple[int, str]:
+def agentrig(
+    *words: str, limits: Callable[[], None] = lambda: None, stdout: int = subprocess.PIPE, within: Sequence[str] = ()
+) -> tuple[int, str]:
     """Run a command in a process of its own with these limits; return its exit status and what stderr got."""
     done = subprocess.run(
-        [sys.executable, "-m", "agentrig", *words],
+        [*within, sys.executable, "-m", "agentrig", *words],
         stdout=stdout,
         stderr=subprocess.PIPE,
         preexec_fn=limits,
@@ -66,6 +68,34 @@ def test_too_little_address_space(model: Path, tmp_path: Path, megabytes: int) -
     limit = rf"may use {megabytes / 1024:.1f} GiB of memory \(ulimit -v\)[^\n]*ulimit -v unlimited"
     assert re.search(limit, said), said
     assert "there is no memory" not in said
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+@pytest.mark.parametrize("lacks", ["files", "network"])
+def test_a_machine_on_which_no_run_can_work(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, lacks: str
+) -> None:
+    """The run ends before it has a directory; what needs no runners still works."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    words = training(model, tmp_path)
+    if command == "eval":
+        words = ["eval", "letters", f"--plugin={PLUGIN}", "--limit=1", f"--checkpoint={model}"]
+    if lacks == "files":
+        limits, within = limited(resource.RLIMIT_NOFILE, 20), []
+        said = r"this process may open 20 files at once \(ulimit -n\), and a run needs 256.*: ulimit -n 4096 "
+    else:
+        limits, within = (lambda: None), ["unshare", "--map-root-user", "--net"]
+        if subprocess.run([*within, "true"], capture_output=True, check=False).returncode:
+            pytest.skip("no network namespace can be made here")
+        said = r"cannot connect to 127\.0\.0\.1 \(Network is unreachable\).*: ip link set lo up\n"
+    status, told = agentrig(*words, limits=limits, within=within)
+    assert status == 1
+    assert re.fullmatch(rf"(1 tasks of split .*\n)?agentrig: [^\n]*{said}[^\n]*\n?", told), told
+    assert not (tmp_path / "run").exists()
+    assert list(temporary.iterdir()) == []
+    assert agentrig("--help", limits=limits, within=within) == (0, "")
 
 
 @pytest.fixture

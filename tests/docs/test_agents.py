@@ -21,8 +21,9 @@ from replay_llm import replay_server
 from agentrig import AgentFailure, AgentSpec, Endpoint
 from agentrig.cli.entry import main
 from agentrig.plugins.loading import load
+from agentrig.pools import Job, Result
 from agentrig.runners.attempt import run_agent
-from agentrig.runners.jobs import AgentPlan, Job, Result
+from agentrig.runners.jobs import AgentPlan
 from agentrig.settings import structure
 
 PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()

@@ -14,7 +14,7 @@ import pytest
 from agentrig.doctor import Situation, content, devices, place, software
 from agentrig.doctor.situation import TORCH_REPORT
 from agentrig.hardware import Cpu, Device, Hardware, Probe, Stack, Symptom, installed
-from agentrig.hardware.tools import Answer, ask
+from agentrig.hardware.tools import ToolOutput, ask
 from agentrig.plan import resolve
 
 PLUGIN = Path(__file__).parents[1] / "support" / "doctor_plugin.py"
@@ -315,7 +315,7 @@ def test_a_subprocess_answers_or_reports_its_error():
     assert "no JSON" in ask("print('hello')").error
     assert "signal 9" in ask("import os; os.kill(os.getpid(), 9)").error
     assert "within 0 s" in ask("import time; time.sleep(60)", timeout_s=0.2).error
-    assert Answer(ok=False, error="").reason == ""
+    assert ToolOutput(ok=False, error="").reason == ""
 
 
 @pytest.mark.slow

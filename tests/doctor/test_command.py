@@ -13,6 +13,7 @@ import attrs
 import pytest
 from click.testing import CliRunner
 
+from agentrig.cli.commands.doctor import _table
 from agentrig.cli.entry import main
 from agentrig.doctor import content, could_start, devices, examine, imports, software
 from agentrig.findings import Finding
@@ -75,6 +76,14 @@ main(["doctor", {recipe()!r}, "--hardware", "cpu", "--json"])
     assert done.returncode == 0
     assert report["could_start"] is True
     assert {"check", "result", "evidence", "cure"} == set(report["findings"][0])
+
+
+def test_a_column_that_would_be_empty_is_left_out(capsys):
+    fine = Finding(check="python", result="ok", evidence="3.11")
+    _table([fine])
+    assert "cure" not in capsys.readouterr().out
+    _table([fine, Finding(check="disk", result="problem", evidence="full", cure="delete something")])
+    assert "delete something" in capsys.readouterr().out
 
 
 def test_the_table_names_check_result_evidence_and_cure(recipe, few):

@@ -15,7 +15,7 @@ import pytest
 from agentrig import http_server
 from agentrig.agents import Judged
 from agentrig.errors import AgentFailure, AgentrigError
-from agentrig.external.callbacks import Answer, Callback, Listener
+from agentrig.external.callbacks import Callback, CallbackAnswer, Listener
 
 
 @pytest.fixture(scope="module")
@@ -91,16 +91,16 @@ def test_a_sender_is_told_what_is_wrong_and_may_try_again(here: Listener) -> Non
 )
 def test_what_is_no_answer(value: object) -> None:
     with pytest.raises(ValueError, match="an answer is"):
-        Answer.read(value)
+        CallbackAnswer.read(value)
 
 
 def test_an_answer_may_be_null_or_only_a_reward() -> None:
-    assert Answer.read({"answer": None}).judged() == Judged()
-    assert Answer.read({"reward": 0.5}).judged() == Judged(reward=0.5)
+    assert CallbackAnswer.read({"answer": None}).judged() == Judged()
+    assert CallbackAnswer.read({"reward": 0.5}).judged() == Judged(reward=0.5)
 
 
 def test_an_async_agent_waits_without_its_thread(here: Listener) -> None:
-    async def waits() -> Answer:
+    async def waits() -> CallbackAnswer:
         with Callback("r1", listener=here) as callback:
             threading.Timer(0.05, post, (callback, {"answer": "late"})).start()
             async with asyncio.timeout(10):

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from agentrig import Endpoint
-from agentrig.gateway.client import Visit
+from agentrig.gateway.client import GatewayAttempt
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.testing.scripted import Reply, ScriptedServer, logprob, prompt_ids, scripted_server
@@ -36,8 +36,8 @@ def model() -> Iterator[ScriptedServer]:
 
 
 @pytest.fixture
-def visit(gateway: Gateway) -> Visit:
-    return Visit(gateway.address, "r")
+def visit(gateway: Gateway) -> GatewayAttempt:
+    return GatewayAttempt(gateway.address, "r")
 
 
 def exact(span: Span, reply: Reply) -> None:
@@ -53,7 +53,9 @@ def exact(span: Span, reply: Reply) -> None:
     assert "logprobs" not in choice
 
 
-def test_streamed_chat_completions_lose_what_the_client_did_not_ask_for(visit: Visit, model: ScriptedServer) -> None:
+def test_streamed_chat_completions_lose_what_the_client_did_not_ask_for(
+    visit: GatewayAttempt, model: ScriptedServer
+) -> None:
     endpoint = visit.open(1, model.endpoint(temperature=0.5))
     with openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0) as client:
 
@@ -97,7 +99,7 @@ ASKED = [
 ]
 
 
-def test_responses_whole_and_streamed(visit: Visit, model: ScriptedServer) -> None:
+def test_responses_whole_and_streamed(visit: GatewayAttempt, model: ScriptedServer) -> None:
     endpoint = visit.open(1, model.endpoint(temperature=0.5))
     fields: dict[str, Any] = {
         "model": "scripted",
@@ -160,7 +162,7 @@ def messages_call(endpoint: Endpoint, **more: Any) -> httpx.Response:
     return httpx.post(url, json=body, headers={"x-api-key": endpoint.api_key}, timeout=30)
 
 
-def test_messages_whole_and_streamed(visit: Visit, model: ScriptedServer) -> None:
+def test_messages_whole_and_streamed(visit: GatewayAttempt, model: ScriptedServer) -> None:
     endpoint = visit.open(1, model.endpoint(temperature=0.5))
     whole = messages_call(endpoint).json()
     lines = messages_call(endpoint, stream=True).text.split("\n\n")
@@ -214,7 +216,7 @@ def test_messages_whole_and_streamed(visit: Visit, model: ScriptedServer) -> Non
     ],
 )
 def test_what_does_not_map_is_said_in_the_api_s_own_form(
-    visit: Visit, model: ScriptedServer, route: str, fields: dict[str, Any], named: str
+    visit: GatewayAttempt, model: ScriptedServer, route: str, fields: dict[str, Any], named: str
 ) -> None:
     endpoint = visit.open(1, model.endpoint())
     headers = {"authorization": f"Bearer {endpoint.api_key}"}

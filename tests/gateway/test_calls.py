@@ -14,7 +14,7 @@ import pytest
 
 from agentrig import Endpoint
 from agentrig.gateway import client
-from agentrig.gateway.client import GatewayError, Visit
+from agentrig.gateway.client import GatewayAttempt, GatewayError
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.testing.scripted import Reply, ScriptedServer, logprob, prompt_ids, scripted_server
@@ -36,8 +36,10 @@ def model() -> Iterator[ScriptedServer]:
         yield server
 
 
-def opened(gateway: Gateway, model: ScriptedServer, rollout: str = "r", attempt: int = 1) -> tuple[Visit, Endpoint]:
-    visit = Visit(gateway.address, rollout)
+def opened(
+    gateway: Gateway, model: ScriptedServer, rollout: str = "r", attempt: int = 1
+) -> tuple[GatewayAttempt, Endpoint]:
+    visit = GatewayAttempt(gateway.address, rollout)
     return visit, visit.open(attempt, model.endpoint(temperature=0.7, max_tokens=9))
 
 

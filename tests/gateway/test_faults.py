@@ -13,7 +13,7 @@ import pytest
 
 from agentrig import Endpoint
 from agentrig.gateway.book import CALLS_AT_ONCE
-from agentrig.gateway.client import GatewayError, Visit
+from agentrig.gateway.client import GatewayAttempt, GatewayError
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.processes.servers import ServerError
@@ -101,7 +101,7 @@ def ask(endpoint: Endpoint, *, timeout_s: float = 30.0, **more: object) -> httpx
 
 @pytest.mark.parametrize("does", ["silent", "endless"])
 def test_a_client_that_goes_takes_the_upstream_call_with_it(gateway: Gateway, upstream: Upstream, does: str) -> None:
-    visit = Visit(gateway.address, "r")
+    visit = GatewayAttempt(gateway.address, "r")
     endpoint = visit.open(1, upstream.endpoint(does))
     headers = {"authorization": f"Bearer {endpoint.api_key}"}
     with httpx.Client(timeout=httpx.Timeout(30, read=0.3 if does == "silent" else 30)) as client:
@@ -122,7 +122,7 @@ def test_a_client_that_goes_takes_the_upstream_call_with_it(gateway: Gateway, up
 
 @pytest.mark.slow
 def test_a_slow_reader_slows_the_upstream_and_its_rollout_s_end_cuts_it(gateway: Gateway, upstream: Upstream) -> None:
-    visit, other = Visit(gateway.address, "slow"), Visit(gateway.address, "other")
+    visit, other = GatewayAttempt(gateway.address, "slow"), GatewayAttempt(gateway.address, "other")
     endpoint = visit.open(1, upstream.endpoint("endless"))
     headers = {"authorization": f"Bearer {endpoint.api_key}"}
     url = f"{endpoint.base_url}/chat/completions"
@@ -146,7 +146,7 @@ def test_a_slow_reader_slows_the_upstream_and_its_rollout_s_end_cuts_it(gateway:
 
 
 def test_errors_of_the_upstream_are_passed_on_as_such(gateway: Gateway, upstream: Upstream) -> None:
-    visit = Visit(gateway.address, "r")
+    visit = GatewayAttempt(gateway.address, "r")
     told = []
     for does in ("half", "nonsense", "nothing"):
         answer = ask(visit.open(1, upstream.endpoint(does)))
@@ -171,7 +171,7 @@ def test_errors_of_the_upstream_are_passed_on_as_such(gateway: Gateway, upstream
 
 
 def test_what_strict_json_forbids_is_recorded_as_it_came(gateway: Gateway, upstream: Upstream) -> None:
-    visit = Visit(gateway.address, "r")
+    visit = GatewayAttempt(gateway.address, "r")
     answer = ask(visit.open(1, upstream.endpoint("strange")))
     assert answer.json()["choices"][0]["message"]["content"] == "\ud800"
     (span,) = visit.close().spans
@@ -182,7 +182,7 @@ def test_what_strict_json_forbids_is_recorded_as_it_came(gateway: Gateway, upstr
 
 
 def test_one_rollout_does_not_take_the_places_of_the_others(gateway: Gateway, upstream: Upstream) -> None:
-    greedy, modest = Visit(gateway.address, "greedy"), Visit(gateway.address, "modest")
+    greedy, modest = GatewayAttempt(gateway.address, "greedy"), GatewayAttempt(gateway.address, "modest")
     endpoint = greedy.open(1, upstream.endpoint("silent"))
     answers: list[httpx.Response] = []
     threads = [
@@ -208,6 +208,6 @@ def test_a_gateway_that_died_ends_the_run() -> None:
         gateway._process._process.kill()  # type: ignore[union-attr]
         gateway._process.wait(10)  # type: ignore[union-attr]
         with pytest.raises(GatewayError, match=r"does not answer.*has the run\s+ended"):
-            Visit(gateway.address, "r").open(1, Endpoint(base_url="http://127.0.0.1:9/v1", model="m"))
+            GatewayAttempt(gateway.address, "r").open(1, Endpoint(base_url="http://127.0.0.1:9/v1", model="m"))
         with pytest.raises(ServerError, match="the gateway has died"):
             gateway.left("r")

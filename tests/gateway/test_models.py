@@ -10,7 +10,7 @@ import pytest
 
 from agentrig import Endpoint
 from agentrig.errors import ConfigError
-from agentrig.gateway.client import GatewayError, Visit
+from agentrig.gateway.client import GatewayAttempt, GatewayError
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.plan import Plan
@@ -52,7 +52,7 @@ def test_names_lead_to_their_models_and_only_the_policys_tokens_are_recorded(
     gateway: Gateway, policy: ScriptedServer, coder: ScriptedServer
 ) -> None:
     policy.requests.clear()
-    visit = Visit(gateway.address, "r")
+    visit = GatewayAttempt(gateway.address, "r")
     endpoint = visit.open(1, policy.endpoint(temperature=0.7))
     said = [say(endpoint, name).json() for name in ("planner", "coder", "critic", endpoint.model)]
     assert [s["choices"][0]["message"]["content"] for s in said] == [
@@ -82,7 +82,7 @@ def test_names_lead_to_their_models_and_only_the_policys_tokens_are_recorded(
 def test_an_unknown_name_is_refused_with_the_list_and_the_models_are_listed(
     gateway: Gateway, policy: ScriptedServer
 ) -> None:
-    visit = Visit(gateway.address, "unknown")
+    visit = GatewayAttempt(gateway.address, "unknown")
     endpoint = visit.open(1, policy.endpoint())
     for name in ("painter", None, ["coder"]):
         refused = say(endpoint, name)
@@ -95,7 +95,7 @@ def test_an_unknown_name_is_refused_with_the_list_and_the_models_are_listed(
     listed = httpx.get(f"{endpoint.base_url}/models", headers=headers, timeout=30).json()["data"]
     assert [m["id"] for m in listed] == ["scripted", "planner", "critic", "coder"]
     assert all(c.error and SERVER not in c.attributes for c in visit.close().spans)
-    taken = Visit(gateway.address, "taken")
+    taken = GatewayAttempt(gateway.address, "taken")
     with pytest.raises(GatewayError, match="the run's model is called coder, and so is a fixed one"):
         taken.open(1, Endpoint(base_url=policy.url, model="coder"))
 
@@ -103,7 +103,7 @@ def test_an_unknown_name_is_refused_with_the_list_and_the_models_are_listed(
 def test_a_fixed_model_that_is_down_is_a_failed_call_to_it(policy: ScriptedServer) -> None:
     models = {"coder": {"base_url": "http://127.0.0.1:9/v1"}}
     with Gateway(GatewaySettings(models=models)) as running:
-        visit = Visit(running.address, "down")
+        visit = GatewayAttempt(running.address, "down")
         reply = say(visit.open(1, policy.endpoint()), "coder")
         (call,) = visit.close().spans
     assert reply.status_code == 502

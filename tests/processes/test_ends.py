@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -244,7 +245,7 @@ def test_the_first_signal_waits_for_the_report_and_the_second_does_not() -> None
     class Session:
         stopping = False
         begun = True
-        directory = Path("runs/a")
+        resumes = "agentrig train --resume runs/a"
 
     signals = RunSignals(Session(), lambda error: pytest.fail("nothing works any more"))
     signals.writing = True
@@ -309,6 +310,21 @@ def test_a_killed_run_leaves_no_process_and_no_file(
     noted = tmp_path / "own" / "started"
     command.wait_for(lambda: noted.is_file() and len(noted.read_text().split()) == 8)
     command.kill()
+    command.leaves_nothing()
+
+
+@pytest.mark.parametrize("killed", ["validate", pytest.param("run", marks=pytest.mark.slow)])
+def test_the_next_command_removes_the_files_of_a_killed_one(tmp_path: Path, start: Start, killed: str) -> None:
+    if killed == "validate":
+        command, made = start("validate", "agentrig-langgraph-sql"), "agentrig-kit-*"
+    else:
+        pytest.importorskip("agentrig_lightning")
+        shutil.copy(SUPPORT / "lightning_script.py", tmp_path)
+        command, made = start("run", "lightning_script.py"), "agentrig-script-*"
+    command.wait_for(lambda: list(command.tmp.rglob(made)))
+    command.kill()
+    code, said = start("validate", "agentrig-agent-match").end()
+    assert code == 0, said
     command.leaves_nothing()
 
 
@@ -381,7 +397,9 @@ def test_temporary_files_are_in_one_folder_and_only_those_of_dead_runs_are_remov
 
 def test_a_second_signal_says_how_to_resume() -> None:
     ended: list[Interrupted] = []
-    signals = RunSignals(SimpleNamespace(begun=True, stopping=False, directory=Path("runs/a")), ended.append)
+    signals = RunSignals(
+        SimpleNamespace(begun=True, stopping=False, resumes="agentrig train --resume runs/a"), ended.append
+    )
     signals(signal.SIGTERM, None)
     assert not ended
     signals(signal.SIGINT, None)
@@ -389,12 +407,18 @@ def test_a_second_signal_says_how_to_resume() -> None:
     assert ended[0].exit_status == 143
 
 
-@pytest.mark.parametrize("where", ["import", "hook", "load"])
-def test_a_plugin_that_calls_os_exit_does_not_look_like_success(tmp_path: Path, where: str, model: ModelServer) -> None:
-    ends = {where: "os._exit(0)"}
+@pytest.mark.parametrize(
+    ("where", "call"),
+    [("import", "os._exit(0)"), ("hook", "posix._exit(0)"), ("load", "os._exit(0)"), ("load", "posix._exit(3)")],
+)
+def test_a_plugin_that_calls_os_exit_does_not_look_like_success(
+    tmp_path: Path, where: str, call: str, model: ModelServer
+) -> None:
+    ends = {where: call}
     file = tmp_path / "ends_itself.py"
     file.write_text(f"""
 import os
+import posix
 from agentrig import Task, TasksSpec, hookimpl
 {ends.get("import", "")}
 
@@ -413,6 +437,7 @@ def register_tasks():
     words = ["eval", "mini", "--plugin", str(file), "--tasks", "own", "--endpoint", model.url]
     command = Command(tmp_path, *words, "--split", "train", OPENAI_API_KEY="x")
     assert command.process.wait(120) == 1
-    assert "RuntimeError: it called os._exit(0)" in command.log.read_text()
+    assert f"RuntimeError: it called os._exit({call[-2]})" in command.log.read_text()
     assert "ends_itself.py:" in command.log.read_text()
     assert "Traceback" not in command.log.read_text()
+    command.leaves_nothing()

@@ -290,6 +290,15 @@ def test_a_credit_that_returns_something_else_is_named(tmp_path: Path, worth: An
         run_steps(session_in(tmp_path), steps=1, credit=wrong)
 
 
+def test_a_credit_that_raises_is_named_with_its_line(tmp_path: Path) -> None:
+    def wrong(groups: Sequence[Sequence[Any]], config: Any) -> Iterator[list[float]]:
+        yield [r.missing for r in groups[0]]
+
+    named = r"the algorithm's credit failed: AttributeError: .*'missing'.* \(test_ledger.py:\d+ in "
+    with pytest.raises(AgentrigError, match=named):
+        run_steps(session_in(tmp_path), steps=1, credit=wrong)
+
+
 def test_negative_advantages_without_weight_have_their_own_reason(tmp_path: Path) -> None:
     line = run_steps(session_in(tmp_path, negative_scale=0.0), steps=1, negative_scale=0.0)[0]
     assert line["calls"]["trained"] == 10

@@ -42,7 +42,6 @@ def test_the_failure_limit(failed: int, stops: bool) -> None:
     message = str(caught.value)
     assert f"step 4: {failed} of 8 train rollouts failed (limit 25%, run.failure_limit)" in message
     assert f"{failed} x llm-error: for example HTTP 503" in message
-    assert "agentrig dev" in message
 
 
 def test_all_kinds_of_failure_are_explained_the_most_frequent_first() -> None:
@@ -63,6 +62,11 @@ def test_a_step_with_only_failures_stops_at_any_limit() -> None:
     check_failures(rollouts, 1.0, step=1, mode="validation")
     with pytest.raises(RunStopped, match="2 of 2 train rollouts failed"):
         check_failures(rollouts, 1.0, step=1, mode="train")
+
+
+def test_the_first_rollouts_of_a_batch_stop_it() -> None:
+    with pytest.raises(RunStopped, match="step 0: the first 32 of 371 report rollouts failed"):
+        check_failures([rollout(failure="deadline")] * 32, 0.25, step=0, mode="report", expected=371)
 
 
 def test_a_step_without_rollouts_has_no_failures() -> None:
@@ -149,7 +153,6 @@ def test_a_constant_reward() -> None:
     assert 'for example, task t: "SELECT 2"' in message
     assert "easier tasks" in message
     assert "`agentrig warmup` makes one for your own tasks" in message
-    assert "agentrig dev" in message
 
 
 def test_the_examples_of_a_constant_reward_are_unlike_answers() -> None:

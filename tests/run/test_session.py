@@ -25,6 +25,7 @@ from agentrig.plan import Plan
 from agentrig.run.resume import resume_plan
 from agentrig.run.session import RunSession
 from agentrig.run.training import train
+from agentrig.view.diagnosis import diagnose
 
 MakePlan = Callable[..., Plan]
 
@@ -469,6 +470,31 @@ def test_an_agent_that_cannot_be_built_leaves_no_run_directory(toy_plan: MakePla
     with pytest.raises(AgentrigError, match=r"the agent toy-broken cannot be built: RuntimeError: its prompts"):
         train(toy_plan("agent.how=raise", agent="toy-broken"), starting=named.append)
     assert named == [tmp_path / "runs" / "toy"]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_agent_that_always_fails_is_not_played_on_every_task(toy_plan: MakePlan, tmp_path: Path) -> None:
+    plan = toy_plan(
+        *('tasks.do=["raise"]', "algorithm.tasks=24", "algorithm.group=64", "algorithm.report=false", "runners.n=1"),
+        *("run.failure_limit=1.0", "run.validation_tasks=1"),
+    )
+    with pytest.raises(RunStopped, match=r"step 1: the first \d+ of 1536 train rollouts failed") as caught:
+        train(plan)
+    run = tmp_path / "runs" / "toy"
+    played = pq.read_table(run / "rollouts" / "train-00001.parquet").num_rows
+    assert f"the first {played} of 1536" in str(caught.value)
+    assert 32 <= played < 1536
+    assert str(caught.value).endswith(f"See single rollouts, with every span: agentrig dev {run / 'config.toml'}")
+    assert "still running" not in str(diagnose(run))
+    assert "agentrig dev …" not in str(diagnose(run))
+
+
+def test_a_wrong_setting_that_shows_late_leaves_no_run_directory(toy_plan: MakePlan, tmp_path: Path) -> None:
+    told: list[Path] = []
+    plan = toy_plan("algorithm.steps=2", "algorithm.refuse=steps is odd")
+    with pytest.raises(ConfigError, match="steps is odd"):
+        train(plan, starting=told.append)
+    assert told == [tmp_path / "runs" / "toy"]  # it was there
     assert not (tmp_path / "runs").exists()
 
 

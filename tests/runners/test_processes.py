@@ -23,8 +23,9 @@ from model_server import ModelServer
 from agentrig import AgentFailure, Endpoint, Outcome
 from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError
+from agentrig.pools import Job, Result
 from agentrig.runners.attempt import failure_kind, run_agent
-from agentrig.runners.jobs import AgentPlan, Job, Result
+from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
 
 Start = Callable[..., Pool]
@@ -232,7 +233,8 @@ def test_a_hostile_message_costs_its_rollout_only(what: str, model: ModelServer,
 EVERYWHERE = """
 import sys
 from agentrig import Endpoint
-from agentrig.runners.jobs import AgentPlan, Job
+from agentrig.pools import Job
+from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
 pool = Pool(AgentPlan(name="toy", config={}, files=(sys.argv[1],)), n=1, threads=1, deadline_s=20.0, retries=1)
 pool.start()
@@ -260,7 +262,8 @@ KILLED = """
 import os, sys
 from agentrig import Endpoint
 from agentrig.processes.scratch import temporary_files
-from agentrig.runners.jobs import AgentPlan, Job
+from agentrig.pools import Job
+from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
 with temporary_files() as folder:
     (folder / "file").write_text("left")
@@ -430,7 +433,9 @@ def test_the_error_of_an_agent_that_cannot_be_built_has_the_reason(start: Start)
 
 def test_runners_that_die_before_they_have_an_agent_are_not_replaced_forever(start: Start) -> None:
     pool = start("toy-broken", config={"how": "die"})
-    with pytest.raises(AgentrigError, match=r"die before they have built it \(exit code 7\)"):
+    with pytest.raises(
+        AgentrigError, match=r"die before they have built it \(exit code 7\): the agent, or what it imports"
+    ):
         drain(pool, 1, timeout_s=30)
     assert pool.replaced == 3
 

@@ -12,10 +12,10 @@ from rollouts import trace_of
 from agentrig import Outcome, Task, Trace
 from agentrig.errors import RunStopped
 from agentrig.plan import Plan
+from agentrig.pools import Result
 from agentrig.rollouts import Rollout
 from agentrig.run.guards import check_failures
 from agentrig.run.setup import Setup
-from agentrig.runners.jobs import Result
 from agentrig.runners.scorer import Scorer
 from agentrig.runners.versions import Versions
 from agentrig.traces import SERVER

@@ -124,32 +124,32 @@ def every_call(trace):
 
 @hookimpl
 def register_tasks():
-    """Bring the tasks."""
+    """Register the tasks."""
     yield TasksSpec(name="letters", summary="Pulls.", config=TasksConfig, build=Questions)
 
 
 @hookimpl
 def register_agents():
-    """Bring the agent."""
+    """Register the agent."""
     yield AgentSpec(name="letters", summary="Pulls once.", build=lambda config: pull)
 
 
 @hookimpl
 def register_rewards():
-    """Bring the rewards."""
+    """Register the rewards."""
     for name, reward in REWARDS.items():
         yield RewardSpec(name=name, summary=f"{name}.", build=lambda config, reward=reward: reward)
 
 
 @hookimpl
 def register_adapters():
-    """Bring the adapter."""
+    """Register the adapter."""
     yield AdapterSpec(name="letters", summary="Every call.", build=lambda config: every_call)
 
 
 @hookimpl
 def register_recipes():
-    """Bring the run."""
+    """Register the run."""
     yield RecipeSpec(
         name="letters",
         summary="Letters.",

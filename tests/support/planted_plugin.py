@@ -33,12 +33,12 @@ def two_names(task_input, endpoint):
 
 @hookimpl
 def register_adapters():
-    """Bring the adapter."""
+    """Register the adapter."""
     yield AdapterSpec(name="twice", summary="Returns each call two times.", build=lambda config: twice)
 
 
 @hookimpl
 def register_agents():
-    """Bring the agents."""
+    """Register the agents."""
     yield AgentSpec(name="choices", summary="Asks for two answers.", build=lambda config: choices)
     yield AgentSpec(name="two-names", summary="Asks under two names.", build=lambda config: two_names)

@@ -24,12 +24,11 @@ from agentrig_grpo.naming import model_directory
 from agentrig import Endpoint, Outcome, Score, Span, Task, Trace
 from agentrig.hardware import Cpu, CpuConfig
 from agentrig.plan import resolve
-from agentrig.pools import Job
+from agentrig.pools import Job, Result
 from agentrig.run.directory import RunDirectory
 from agentrig.run.loop import Loop
 from agentrig.run.session import RunSession
 from agentrig.runners.engine import RolloutEngine
-from agentrig.runners.jobs import Result
 from agentrig.runners.scorer import Scorer
 from agentrig.traces import LLM_CALL, NODE, SERVER
 

@@ -45,6 +45,7 @@ from agentrig import (
 )
 from agentrig.adapters import triplet_of
 from agentrig.agents import Judged
+from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware, Probe
 
 SECRET = re.compile(r"gold-[0-9a-f]{12}")
@@ -400,6 +401,7 @@ class NumberConfig:
     figures: dict[str, float] = setting(dict, help="more figures that it reports")
     cut_after: int = setting(0, help="the step after which the power is cut; 0 for none")
     plans: bool = setting(True, help="say how many steps there will be")
+    refuse: str = setting("", help="why it takes no settings; empty if it does")
 
 
 class Number:
@@ -421,6 +423,8 @@ class Number:
 
     def run(self, session):
         """Learn."""
+        if self.config.refuse:
+            raise ConfigError(self.config.refuse)
         if session.checkpoint is not None:
             self.number = json.loads((session.checkpoint / "number.json").read_text())["number"]
         if self.config.plans:

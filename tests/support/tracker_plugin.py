@@ -48,7 +48,7 @@ class Stuck(Base):
 
 @hookimpl
 def register_observers():
-    """Bring both."""
+    """Register both."""
     for name, client in (("failing", Failing), ("stuck", Stuck)):
         yield ObserverSpec(
             name=name,

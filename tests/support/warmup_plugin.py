@@ -77,13 +77,13 @@ def broken(config):
 
 @hookimpl
 def register_tasks():
-    """Bring `colors`."""
+    """Register `colors`."""
     yield TasksSpec(name="colors", summary="Colors.", config=Config, build=Tasks)
 
 
 @hookimpl
 def register_agents():
-    """Bring `say`, `silent` and `broken`."""
+    """Register `say`, `silent` and `broken`."""
     yield AgentSpec(name="say", summary="Asks twice.", build=lambda config: say)
     yield AgentSpec(name="silent", summary="Asks nothing.", build=silent)
     yield AgentSpec(name="broken", summary="Can't be demonstrated.", build=lambda config: say, demonstrate=broken)
@@ -91,13 +91,13 @@ def register_agents():
 
 @hookimpl
 def register_rewards():
-    """Bring `exact-color`."""
+    """Register `exact-color`."""
     yield RewardSpec(name="exact-color", summary="1 for the color.", build=lambda config: exact)
 
 
 @hookimpl
 def register_recipes():
-    """Bring `colors`."""
+    """Register `colors`."""
     yield RecipeSpec(
         name="colors",
         summary="Says colors.",

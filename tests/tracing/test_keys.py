@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from agentrig.endpoints import Endpoint
+from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent
-from agentrig.runners.jobs import Job
 from agentrig.testing.scripted import LocalServer, QuietHandler, ScriptedServer, scripted_server, serving
 from agentrig.tracing.recording import recording
 

@@ -54,6 +54,7 @@ def test_a_killed_and_resumed_run_is_one_run_with_the_runs_figures(name: str, tm
     assert status == -signal.SIGKILL
     assert (first["failed"], first["dropped"], first["unsent"]) == (0, 0, 0), first
     kept = json.loads((run / "trackers" / f"{name}.json").read_text())
+    assert kept["command"].split()[0] == name
     status, second = play(name, run, part=1, first=3, last=4, ends=True)  # step 3 was lost, and is done again
     assert status == 0
     assert (second["failed"], second["dropped"], second["unsent"]) == (0, 0, 0), second

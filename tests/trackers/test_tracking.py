@@ -23,6 +23,7 @@ from agentrig.run.training import train
 from agentrig.trackers.names import flat_config, of_step
 from agentrig.trackers.tracking import best_checkpoint
 from agentrig.view.diagnosis import diagnose
+from agentrig.view.terminal import run_ending
 
 MakePlan = Callable[..., Plan]
 FILE = str(Path(__file__).parents[1] / "support" / "tracker_plugin.py")
@@ -64,6 +65,9 @@ def test_a_run_that_is_resumed_is_one_run_of_tensorboard_while_other_trackers_fa
     told = "\n".join(f.text for f in diagnose(run).warnings)
     assert "failing: 3 of 8 writes failed (the latest: ConnectionError: no route" in told
     assert "stuck: 4 were dropped, because it was too slow; 2 were not finished when the run ended" in told
+    lines = [part for part in run_ending(run) if isinstance(part, str)]
+    assert f"tensorboard  tensorboard --logdir {run / 'tensorboard'}" in lines
+    assert not [line for line in lines if line.startswith(("failing", "stuck"))]  # they are nowhere
 
 
 def test_names_of_figures() -> None:

@@ -1,16 +1,21 @@
-"""The span tree: every span once, below its parent, with prompts and replies."""
+"""The span tree: every span once, below its parent, with prompts and replies. The end of a run: what it changed."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
+from rich.console import Console
 
 from agentrig import Outcome, Score, Span, Task, Trace
 from agentrig.rollouts import Rollout
-from agentrig.testing.run_directory import rollout_of
+from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.traces import LLM_CALL
-from agentrig.view.terminal import span_text
+from agentrig.view.diagnosis import diagnose, words
+from agentrig.view.terminal import run_ending, span_text
 
 
 def depth(line: str) -> int:
@@ -41,8 +46,28 @@ def test_prompts_replies_tokens_timings_and_training_are_shown():
     call = lines_with(text, "─ LLM call")
     assert all("60 + 20 tokens" in line and "0.310 s" in line for line in call)
     assert [("trained" in line) for line in call] == [True, False, True, False]
-    assert "score 1  judged in 1.0 ms" in text.splitlines()[-1]
+    assert "score 1  judged in 1.0 ms" in text.splitlines()[1]
     assert "task task-0000" in text.splitlines()[0]
+
+
+def test_a_text_of_the_model_is_shown_once_and_no_path():
+    rollout = rollout_of(0, right=True, mode="dev", step=0, turns=2)
+    query = "SELECT count(*) FROM singer WHERE age > 30"
+    text = span_text(rollout)
+    assert [line.split("─ ")[-1] for line in lines_with(text, query)] == [f"reply: {query}"]
+    assert len(lines_with(text, "VERDICT: CORRECT")) == 1
+    spans = [
+        attrs.evolve(
+            span, attributes={**span.attributes, "output": {"messages": [{"role": "assistant", "content": query}]}}
+        )
+        if span.node == "rewrite_query"
+        else span
+        for span in rollout.trace.spans
+    ]
+    text = span_text(attrs.evolve(rollout, trace=attrs.evolve(rollout.trace, spans=spans)))
+    assert len(lines_with(text, query)) == 1
+    assert "/data/" not in text
+    assert lines_with(text, "database: …/concert_hall.sqlite")
 
 
 def test_the_private_part_of_the_task_is_not_shown():
@@ -51,15 +76,15 @@ def test_the_private_part_of_the_task_is_not_shown():
 
 def test_failures_show_kind_and_message():
     text = span_text(rollout_of(0, right=False, mode="dev", step=0, failure="llm-error"))
-    assert text.splitlines()[-1].endswith("failed: llm-error  the model <server> did not answer")
+    assert text.splitlines()[1].endswith("failed: llm-error  the model <server> did not answer")
     invalid = attrs.evolve(rollout_of(0, right=True, mode="dev", step=0), score=Score.invalid("gold does not run"))
-    assert span_text(invalid).splitlines()[-1].endswith("failed: reward-invalid  gold does not run")
+    assert span_text(invalid).splitlines()[1].endswith("failed: reward-invalid  gold does not run")
 
 
 def test_a_timeout_and_components_are_part_of_the_verdict():
     score = Score(status="timeout", value=0.0, components={"syntax": 1.0}, details={"reason": "5 s are over"})
     rollout = attrs.evolve(rollout_of(0, right=True, mode="dev", step=0), score=score)
-    last = span_text(rollout).splitlines()[-1]
+    last = span_text(rollout).splitlines()[1]
     assert "score 0 (timeout)" in last
     assert "syntax 1.0, reason 5 s are over" in last
 
@@ -109,3 +134,69 @@ def test_odd_spans_are_shown_as_they_are():
 def test_a_rollout_without_spans_says_so():
     rollout = attrs.evolve(odd_rollout(), trace=Trace(rollout_id="r"))
     assert "no spans were recorded" in span_text(rollout)
+
+
+def ending(run: Path) -> str:
+    console = Console(width=110, color_system=None)
+    with console.capture() as shown:
+        for part in run_ending(run):
+            console.print(part, soft_wrap=isinstance(part, str), highlight=False, markup=False)
+    return shown.get()
+
+
+def test_the_end_of_a_run_shows_the_gain_a_task_and_the_cause(tmp_path: Path):
+    run = write_run(tmp_path / "my run", steps=3)
+    lines = ending(run).splitlines()
+    accuracy = json.loads((run / "summary.json").read_text())["accuracy"]
+    assert lines[0].split() == ["40", "held-out", "tasks", "before", "after"]
+    before, after = accuracy["before"], accuracy["after"]
+    points = f"{100 * (after - before):+.1f}"
+    assert lines[1].split() == ["accuracy", f"{100 * before:.1f}%", f"{100 * after:.1f}%", points, "points"]
+    task = lines.index("wrong before, right after: How many singers are older than 30?")
+    assert lines[task + 1].split() == ["before", "after"]
+    assert "SELECT count(*) FROM singer  " in lines[task + 2]  # beside the better query
+    assert "SELECT count(*) FROM singer WHERE age > 30" in " ".join(lines[task + 2].split())
+    assert lines[task + 3].split() == ["score", "0", "(wrong)", "1", "(right)"]
+    (why,) = [line for line in lines if line.startswith("why: ")]
+    assert why.removeprefix("why: ") in words(diagnose(run))
+    assert "3 steps in " in ending(run)
+    assert "failed 1 (1 llm-error)" in ending(run)
+
+
+@pytest.mark.parametrize(("lift", "said"), [(0.0, "this could be chance"), (0.6, "this is significant")])
+def test_the_end_of_a_run_says_whether_the_gain_may_be_chance(tmp_path: Path, lift: float, said: str):
+    text = ending(write_run(tmp_path / "run", steps=3, lift=lift, held_out=60))
+    assert f"): {said}" in text
+    assert ("may be chance" in text.split("why: ")[1]) == (lift == 0.0)
+
+
+def test_the_end_of_a_run_names_the_commands_that_work_with_it(tmp_path: Path):
+    run = write_run(tmp_path / "my run", steps=2)
+    quoted = f"'{run}'"
+    lines = ending(run).splitlines()
+    assert lines[-3:] == [
+        f"report  not written: `agentrig report {quoted}` says why",
+        f"why     agentrig why {quoted}",
+        f"watch   agentrig watch {quoted}",
+    ]
+    (run / "report.html").touch()
+    (run / "checkpoints" / "latest").write_text("step-00002")
+    lines = ending(run).splitlines()
+    assert f"report  {run / 'report.html'}" in lines
+    assert lines[-2:] == [
+        f"eval    agentrig eval '{run / 'config.toml'}' --checkpoint {quoted}",
+        f"export  agentrig export {quoted} my-model",
+    ]
+
+
+def test_the_end_of_a_run_without_held_out_tasks(tmp_path: Path):
+    run = write_run(tmp_path / "run", steps=2)
+    (run / "progress.json").unlink()
+    for file in (run / "rollouts").glob("[rv]e*.parquet"):
+        file.unlink()
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "accuracy": {}, "solved": True}))
+    lines = ending(run).splitlines()
+    assert lines[0] == "no held-out accuracy: there are no report tasks"
+    assert "95% interval" not in "\n".join(lines)
+    assert [line for line in lines if line.startswith("2 steps in ") and ", solved" in line]

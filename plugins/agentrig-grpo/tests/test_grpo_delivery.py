@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
+import attrs
 import pytest
 import torch
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner
 
-from agentrig.delivery.verdict import difference, measured, rounding
+from agentrig.delivery import Delivery
+from agentrig.delivery.asking import Answer
+from agentrig.delivery.exported import check_export, sign
+from agentrig.delivery.verdict import Expected, compare, difference, measured, rounding
+from agentrig.errors import AgentrigError, RunStopped
 
 
 @pytest.mark.parametrize("sharpness", [1, 60])
@@ -32,3 +40,39 @@ def test_the_bound_knows_what_the_models_attention_makes_of_rounding(make_model,
     assert gap < bound / 2
     assert (gap > formula) == (sharpness > 1)
     assert bound < (4 if sharpness == 1 else 1000) * formula
+
+
+@pytest.fixture
+def expected(make_model) -> Expected:
+    """What a learner answers of which one weight is NaN: no difference would be outside of what was measured."""
+    model = make_model()
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[3, 3] = math.nan
+    learner, ids = Learner(model, GrpoConfig(), dtype="float32", seed=0), list(range(20, 40))
+    logprobs = learner.logprobs(ids)
+    bound = rounding(logprobs, learner.layers) + 2 * measured(learner, ids, "float32")[0]
+    assert not math.isfinite(bound)
+    return Expected(version=1, ids=ids, logprobs=logprobs, digests={}, dtype="float32", bound=bound)
+
+
+@pytest.mark.parametrize("bound", [math.inf, math.nan])
+def test_a_bound_that_is_not_finite_holds_nothing(expected: Expected, bound: float) -> None:
+    expected = attrs.evolve(expected, bound=bound)
+    answer = Answer(version=1, logprobs=[-1.0] * (len(expected.ids) - 1), tokens=(5,), sampled=(-1.0,))
+    wrong, _ = compare(expected, None, [answer], {}, temperature=1.0, right=lambda tokens: [-1.0])
+    assert "the learner's own log-probabilities are not finite: its weights hold NaN or infinity" in wrong
+    assert any("differ from the learner's by up to inf" in line for line in wrong), wrong
+
+
+def test_recorded_calls_are_not_compared_with_an_infinite_bound(expected: Expected, tmp_path: Path) -> None:
+    delivery = Delivery(tmp_path)
+    delivery._expected = attrs.evolve(expected, bound=math.inf)
+    with pytest.raises(RunStopped, match="what is trained is not what was sampled"):
+        delivery.sampled(step=2, difference=5.0, call="a call", dtype="float32")
+
+
+def test_an_export_is_not_compared_with_an_infinite_bound(expected: Expected, make_model, tmp_path: Path) -> None:
+    make_model().save_pretrained(tmp_path / "model")
+    sign(tmp_path / "checkpoint", attrs.evolve(expected, logprobs=[-1.0] * (len(expected.ids) - 1)))
+    with pytest.raises(AgentrigError, match="is not the model that was trained"):
+        check_export(tmp_path / "model", tmp_path / "checkpoint")

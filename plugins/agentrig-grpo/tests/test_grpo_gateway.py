@@ -12,7 +12,7 @@ from agentrig_grpo.server.chat import Chat
 from agentrig_grpo.server.handle import LLMServer, ServerSettings
 
 from agentrig.endpoints import Endpoint
-from agentrig.gateway.client import Visit
+from agentrig.gateway.client import GatewayAttempt
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.testing.scripted import scripted_server
@@ -38,7 +38,7 @@ def gateway(fixed, server) -> Iterator[Gateway]:
     """A gateway whose fixed model `native` is behind another one, which speaks all APIs."""
     policy = Endpoint(base_url=server.base_url, model="tiny", api_key=server.api_key, sampling={"max_tokens": 6})
     with pytest.MonkeyPatch.context() as patch, Gateway(GatewaySettings()) as other:
-        behind = Visit(other.address, "fixed").open(1, policy)
+        behind = GatewayAttempt(other.address, "fixed").open(1, policy)
         patch.setenv("NATIVE_KEY", behind.api_key)
         native = {"base_url": behind.base_url, "model": "tiny", "api_key_env": "NATIVE_KEY", "api": "own"}
         models = {"gpt-4.1-mini": "policy", "big": {"base_url": fixed.url, "model": "big"}, "native": native}
@@ -48,7 +48,7 @@ def gateway(fixed, server) -> Iterator[Gateway]:
 
 @pytest.fixture
 def visit(gateway):
-    return Visit(gateway.address, "r")
+    return GatewayAttempt(gateway.address, "r")
 
 
 @pytest.fixture

@@ -190,6 +190,16 @@ def test_a_saved_model_is_as_readable_as_its_other_files(model_dir, tmp_path):
     assert modes["model.safetensors"] == modes["config.json"]
 
 
+def test_a_model_of_the_hub_is_named_with_the_command_that_fetches_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"hf download Qwen/Qwen2.5-0.5B --local-dir models/Qwen2.5-0.5B, then"):
+        model_directory("Qwen/Qwen2.5-0.5B")
+    (tmp_path / "models").mkdir()
+    with pytest.raises(ConfigError) as caught:
+        model_directory("models/tiny")  # a folder of one's own
+    assert "hf download" not in str(caught.value)
+
+
 def test_a_model_is_a_directory_or_a_shipped_name(model_dir):
     assert model_directory(str(model_dir)) == model_dir.resolve()
     with pytest.raises(ConfigError, match="there is no such directory"):

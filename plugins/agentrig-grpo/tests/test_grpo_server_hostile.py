@@ -79,7 +79,7 @@ BAD = {
     "UTF-16": (json.dumps(BODY).encode("utf-16"), None, "not UTF-8"),
     "empty": (b"", None, "not JSON"),
     "zero bytes": (b"\0" * 100, None, "not JSON"),
-    "long stop": (body(stop="x" * 513), "stop", "longer than 512 characters"),
+    "long stop": (body(stop="x" * 513), "stop", "each of 1 to 512 characters"),
     "long name of a field": (body(**{"x" * 100_000: 1}), "x" * 100, "unknown field"),
     "long role": (body(messages=[{"role": "x" * 100_000, "content": ""}]), "messages[0].role", "(100002 characters)"),
     "long model": (body(model="x" * 100_000), "model", "does not exist"),

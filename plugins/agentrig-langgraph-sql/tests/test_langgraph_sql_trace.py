@@ -7,8 +7,8 @@ from typing import Any
 from agentrig_langgraph_sql.agent import SqlAgent, SqlAgentConfig
 
 from agentrig import Endpoint
+from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent
-from agentrig.runners.jobs import Job
 
 NO = "VERDICT: INCORRECT"
 

@@ -11,8 +11,8 @@ from agentrig_spider.rewards.specs import specs
 
 from agentrig import Endpoint, Task
 from agentrig.correctness import turn_of
+from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent
-from agentrig.runners.jobs import Job
 from agentrig.runners.scorer import Scorer
 from agentrig.testing.scripted import Reply, ScriptedServer, serving
 

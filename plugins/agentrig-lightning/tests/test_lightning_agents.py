@@ -17,8 +17,9 @@ from agentrig_lightning.imports import import_lightning
 
 from agentrig import Endpoint
 from agentrig.errors import AgentrigError, ConfigError
+from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent, running_loop
-from agentrig.runners.jobs import AgentPlan, Job
+from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
 from agentrig.settings import structure
 

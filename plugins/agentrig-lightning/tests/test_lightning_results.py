@@ -14,8 +14,8 @@ from agentrig import Score, Task
 from agentrig.adapters import Triplet, triplet_of
 from agentrig.agents import Outcome
 from agentrig.endpoints import Endpoint
+from agentrig.pools import Result
 from agentrig.runners.engine import RolloutEngine
-from agentrig.runners.jobs import Result
 from agentrig.runners.scorer import Scorer
 from agentrig.traces import LLM_CALL, Span, Trace
 from agentrig.tracing.recording import recording

@@ -228,12 +228,13 @@ class Odd(agl.LitAgent):
         answer = OpenAI(base_url=llm.endpoint, api_key="any").chat.completions.create(model=llm.model, messages=said)
         return float(len(answer.choices[0].message.content or "") % 2)
 
-assert sys.argv[1:] == ["fast", "--own"]
-rows = [{"question": f"count the books {i}"} for i in range(16)]
-verl = agl.VERL({"algorithm": {"adv_estimator": "grpo"}, "data": {"train_batch_size": 4},
-                 "actor_rollout_ref": {"rollout": {"n": 4}, "model": {"path": "of-the-script"}},
-                 "trainer": {"total_epochs": 1, "test_freq": -1, "save_freq": 1}})
-agl.Trainer(n_runners=2, algorithm=verl).fit(Odd(), train_dataset=rows, val_dataset=rows[:4])
+if __name__ == "__main__":
+    assert sys.argv[1:] == ["fast", "--own"]
+    rows = [{"question": f"count the books {i}"} for i in range(16)]
+    verl = agl.VERL({"algorithm": {"adv_estimator": "grpo"}, "data": {"train_batch_size": 4},
+                     "actor_rollout_ref": {"rollout": {"n": 4}, "model": {"path": "of-the-script"}},
+                     "trainer": {"total_epochs": 1, "test_freq": -1, "save_freq": 1}})
+    agl.Trainer(n_runners=2, algorithm=verl).fit(Odd(), train_dataset=rows, val_dataset=rows[:4])
 """
 
 
@@ -244,18 +245,18 @@ def test_the_run_of_a_script_resumes_with_the_command_that_it_prints(tmp_path: P
     keys = ["run.name=odd", "algorithm.steps=3", "algorithm.max_tokens=16", "algorithm.temperature=1.3"]
     words = ["--algorithm", "grpo", "--model", str(model), *(part for key in keys for part in ("--set", key))]
     agentrig = [sys.executable, "-m", "agentrig"]
-    said = (tmp_path / "said").open("w+")
     command = [*agentrig, "run", *words, "odd.py", "--", "fast", "--own"]
-    begun = subprocess.Popen(command, cwd=tmp_path, stdout=said, stderr=said)
+    said = tmp_path / "said"
+    with said.open("w") as output:
+        begun = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=output)
     lines = tmp_path / "runs" / "odd" / "metrics.jsonl"
     while not (lines.is_file() and lines.read_text()):
-        assert begun.poll() is None, said.seek(0) or said.read()
+        assert begun.poll() is None, said.read_text()
         time.sleep(0.05)
     begun.terminate()
     assert begun.wait(timeout=60) == 128 + signal.SIGTERM
-    said.seek(0)
     again = "agentrig run --resume runs/odd --algorithm grpo odd.py -- fast --own"
-    assert f"resume with: {again}\n" in said.read()
+    assert f"resume with: {again}\n" in said.read_text()
 
     wrong = subprocess.run([*agentrig, "train", "--resume", "runs/odd"], cwd=tmp_path, capture_output=True, text=True)
     assert (wrong.returncode, wrong.stderr) == (

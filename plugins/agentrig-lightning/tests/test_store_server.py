@@ -177,7 +177,7 @@ def test_what_is_no_address_or_token_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_model_on_loopback_is_refused_on_another_machine() -> None:
     from agentrig import Endpoint
-    from agentrig.runners.jobs import Job
+    from agentrig.pools import Job
 
     job = Job(id="r", input={}, endpoint=Endpoint(base_url="http://127.0.0.1:8000/v1", model="m"))
     there = RemoteRunner(StoreAddress("http://10.0.0.1:4747", TOKEN), None, "w")  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections import Counter
@@ -89,8 +90,12 @@ def waiting(address: str) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-def test_a_node_that_joins_takes_work_and_one_that_leaves_loses_none(
-    start: Callable[..., RayPool], nodes: Any, endpoint: Endpoint, tmp_path: Path
+def test_a_node_that_joins_takes_work_and_one_that_leaves_loses_none_and_costs_few_lines(
+    start: Callable[..., RayPool],
+    nodes: Any,
+    endpoint: Endpoint,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """With `retries=0`: a rollout that is lost with its node starts again, and that does not count."""
     pool = start(n=3, retries=0)
@@ -114,6 +119,19 @@ def test_a_node_that_joins_takes_work_and_one_that_leaves_loses_none(
     assert {r.outcome.answer for r in results} == {"odd"}
     assert pool.replaced == 1
     assert pool.pending == 0
+    printed = ""
+
+    def told() -> bool:
+        nonlocal printed
+        printed += capfd.readouterr().out
+        return "has been marked dead" in printed + caplog.text
+
+    wait_until(told, pool)
+    assert "raylet" not in printed
+    lines = [r.getMessage() for r in caplog.records if r.levelname == "WARNING" and r.name.startswith("agentrig")]
+    lost, dead = (line for line in lines if not line.startswith("a runner without a node yet"))
+    assert "was lost with its node; 2 rollouts start again, 0 failed: " in lost
+    assert re.fullmatch(r"Ray: The node .* has been marked dead because [^.\n]*", dead)
 
 
 @pytest.mark.slow

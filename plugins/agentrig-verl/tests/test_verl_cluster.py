@@ -400,7 +400,8 @@ def test_secrets_that_a_cluster_lacks_are_reported_per_node(ray_cluster):
 def test_actors_get_the_variables_that_their_agent_declares(ray_cluster, monkeypatch):
     from agentrig_verl.pool import PlacedPool
 
-    from agentrig.runners.jobs import AgentPlan, Job
+    from agentrig.pools import Job
+    from agentrig.runners.jobs import AgentPlan
 
     monkeypatch.setenv("TOY_DECLARED", "declared")
     monkeypatch.setenv("WANDB_API_KEY", "secret-of-the-run")

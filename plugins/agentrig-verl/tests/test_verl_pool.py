@@ -8,7 +8,8 @@ import pytest
 from agentrig_verl.pool import PlacedPool
 
 from agentrig import Endpoint
-from agentrig.runners.jobs import AgentPlan, Job
+from agentrig.pools import Job
+from agentrig.runners.jobs import AgentPlan
 
 
 class Inner:

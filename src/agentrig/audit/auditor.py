@@ -193,7 +193,11 @@ def _delivery(record: Record, step: int) -> Iterator[Verdict]:
     if not told.get("arrived"):
         raise CannotLook("no proof of delivery was made in this step")
     bound, tensors = told.get("bound") or 0.0, told.get("tensors") or 0
-    ratio = (told.get("difference") or 0.0) / bound if bound else 0.0
+    gap = told.get("difference") or 0.0
+    if not gap <= bound < math.inf:
+        detail = f"the server's answer differs from the learner's by {gap}, and the bound is {bound}"
+        yield fault("delivery", detail, causes="weights with NaN or infinity, a line of metrics.jsonl that was changed")
+    ratio = gap / bound if bound else 0.0
     yield ok("delivery", f"version {told.get('version')}, {tensors} tensors equal bit for bit", ratio=ratio)
 
 

@@ -15,9 +15,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from agentrig.audit.model import batches, logits, logprobs
 from agentrig.audit.record import Call, Record, Row
-from agentrig.audit.verdicts import Verdict, fault, ok, unseen
+from agentrig.audit.verdicts import Verdict, fault, finite, ok, unseen
 
 if TYPE_CHECKING:
     import torch
@@ -100,10 +102,17 @@ def distribution(
             log_p = torch.log_softmax(scores, -1)
             ids = torch.tensor([token for call in part for token in call.reply], device=log_p.device)[:, None]
             own = log_p.gather(-1, ids)[:, 0]
+            lengths = [len(call.reply) for call in part]
+            if not own.isfinite().all():
+                name = next(_name(call) for call, mine in zip(part, own.split(lengths), strict=True)
+                            if not mine.isfinite().all())  # fmt: skip
+                detail = f"the weights of version {version} give {name} log-probabilities that are not finite"
+                yield fault("distribution", detail, causes="weights with NaN or infinity")
+                return
             if looked < MEASURED:
-                spread = max(spread, float((own - logprobs(other, part, temperature)).abs().max()))
+                apart = float((own - logprobs(other, part, temperature)).abs().max())
+                spread = max(spread, finite(apart, "what two precisions of the model differ by"))
         looked, tokens = looked + len(part), tokens + len(ids)
-        lengths = [len(call.reply) for call in part]
         for call, mine in zip(part, torch.split(own, lengths), strict=True):
             if call.logprobs is not None:
                 said = torch.tensor(call.logprobs, dtype=torch.float64, device=own.device)
@@ -205,7 +214,8 @@ def _weigh_copies(
         if not alive:
             break
         share = sum(other[place] == token for other in alive) / len(alive)
-        evidence.log_ratios[COPIES] += math.log(0.5 + 0.5 * share * math.exp(-own[place]))
+        likelier = math.log(share) - own[place] if share else -math.inf
+        evidence.log_ratios[COPIES] += float(np.logaddexp(0.0, likelier)) - math.log(2)
         alive = [other for other in alive if other[place] == token]
 
 

@@ -140,7 +140,7 @@ def _accuracy(rows: Sequence[Row], stated: float | None, at: int) -> Iterator[Ve
     valid = [row for row in rows if row.correct is not None]
     found = sum(bool(row.correct) for row in valid) / len(rows) if rows else None
     without = sum(bool(row.correct) for row in valid) / len(valid) if valid else None
-    if stated is not None and all(one is None or abs(one - stated) > 1e-9 for one in (found, without)):
+    if stated is not None and all(one is None or not abs(one - stated) <= 1e-9 for one in (found, without)):
         detail = f"the report of step {at} states the accuracy {stated:.4f}; {len(rows)} rollouts give {found:.4f}"
         yield fault("held-out", detail, causes="the measurement counts other rollouts than those of the file")
 

@@ -20,7 +20,7 @@ from agentrig.audit.adamw import adamw, learning_rate
 from agentrig.audit.model import Precision, Weights, batches, logprobs
 from agentrig.audit.record import Call, Record
 from agentrig.audit.sketch import Sketch, projections
-from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some, unseen
+from agentrig.audit.verdicts import CannotLook, Verdict, fault, finite, ok, some, unseen
 
 if TYPE_CHECKING:
     import torch
@@ -218,7 +218,8 @@ def repeat(update: Update, precisions: Sequence[Precision], *, seed: int, end: f
             beside = other.logprobs(part)
             loss, _, kl = update.loss(part, beside, shares)
             second = other.gradients(loss)
-            apart = max(apart, float((now[0] - beside[0]).detach().abs().max()))
+            differ = float((now[0] - beside[0]).detach().abs().max())
+            apart = max(apart, finite(differ, "what two precisions of the model differ by"))
         loss, at_the_clip, own_kl = update.loss(part, now, shares, apart)
         if own_kl is not None:
             kls.append(own_kl)
@@ -228,7 +229,7 @@ def repeat(update: Update, precisions: Sequence[Precision], *, seed: int, end: f
             size = float(gradient.norm())
             if second and size:
                 off = float((gradient.to(second[name].dtype) - second[name]).norm())
-                errors[name] = max(errors[name], off / size)
+                errors[name] = max(errors[name], finite(off / size, f"what two precisions of {name} differ by"))
             squares[name] += size**2
             total[name] = total[name].add_(gradient) if name in total else gradient
         if at_the_clip is not None:
@@ -315,9 +316,8 @@ def gradient(
         wanted = projections(found.total[name] * clip, name)
         bound = clip * (found.bounds[name] + FLOOR * norm) + half * wanted[0] + 1e-30
         got = seen["gradient"] or [0.0] * len(wanted)
-        share = max(
-            abs(a - b) / (bound * (SIGMAS if k else 1.0)) for k, (a, b) in enumerate(zip(got, wanted, strict=True))
-        )
+        most = np.array([bound, *[SIGMAS * bound] * (len(wanted) - 1)])
+        share = float(np.max(np.abs(np.array(got) - wanted) / most))  # NaN, if there is one
         worst = max(worst, share)
         if share > 1 and not got[0]:
             silent.append(name)
@@ -357,7 +357,7 @@ def schedule(record: Record, step: int, *, made: int) -> Iterator[Verdict]:
     if not figures.get("updates") or figures.get("lr") is None:
         return
     wanted = learning_rate(record.settings, step=step, update=made + int(figures["updates"]))
-    if abs(figures["lr"] - wanted) > 1e-6 * wanted:
+    if not abs(figures["lr"] - wanted) <= 1e-6 * wanted:
         detail = f"the last update of step {step} had the learning rate {figures['lr']:.6g} instead of {wanted:.6g}"
         yield fault("weights", detail, causes="the schedule of the learning rate")
 
@@ -374,6 +374,7 @@ def weights(record: Record, step: int, sketch: Sketch, before: Sketch | None, *,
     """
     import torch
 
+    yield from schedule(record, step, made=made)
     settings, wrong, worst, elements = record.settings, [], 0.0, 0
     eight = settings["optimizer"] == "adamw8bit"
     state: dict[str, Any] = {}  # by tensor: weights and moments that the next update must begin with
@@ -398,8 +399,8 @@ def weights(record: Record, step: int, sketch: Sketch, before: Sketch | None, *,
                     wrong.append(
                         f"{place}: the optimizer has made {seen['made']:.0f} updates instead of {made + number}"
                     )
-            off = np.abs(change - wanted) / bound
-            at = int(np.nanargmax(off)) if not np.isnan(off).all() else 0
+            off = np.abs(change - wanted) / (bound + 1e-37)  # 0 at the learning rate 0
+            at = int(np.argmax(off))  # of NaN, if there is one
             worst = max(worst, float(off[at]))
             if not off[at] <= 1:
                 wrong.append(f"{place} changed by {change[at]:.4g} instead of {wanted[at]:.4g}, bound {bound[at]:.2g}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import attrs
@@ -48,6 +49,17 @@ def fault(link: str, detail: str, *, causes: str, ratio: float = 0.0) -> Verdict
 def unseen(link: str, why: str) -> Verdict:
     """Return the verdict on a link that can't be looked at."""
     return Verdict(link=link, result=UNSEEN, detail=why)
+
+
+def finite(value: float, of: str) -> float:
+    """Return a number that a bound is made of.
+
+    Raises:
+        CannotLook: It is NaN or infinite, and so is the bound: nothing would be outside of it.
+    """
+    if not math.isfinite(value):
+        raise CannotLook(f"{of}: {value}")
+    return value
 
 
 def some(items: list[str], most: int = 3) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -30,32 +31,49 @@ class NearestGroup(click.Group):
         known = self.list_commands(ctx)
         if args and not args[0].startswith("-") and args[0] not in known:
             ctx.fail(f'there is no command "{args[0]}".{nearest(args[0], known)} Commands: {", ".join(known)}')
+        ctx.meta["agentrig.words"] = tuple(args[1:])
         return super().resolve_command(ctx, args)
 
 
 class Group(NearestGroup):
     """Prints agentrig's own errors without a traceback, and imports a command when it is used."""
 
-    lazy: ClassVar[dict[str, tuple[str, str]]] = {
-        "train": ("train:train", "Train from a recipe or a run file."),
-        "warmup": ("warmup:warmup", "Make a small starting model for your own tasks."),
-        "runner": ("agentrig_lightning.commands:runner", "Join a running training from another machine."),
-        "run": ("agentrig_lightning.commands:run", "Run a script written for Agent Lightning's Trainer, unchanged."),
-        "dev": ("dev:dev", "Run an agent on a few tasks and show every span; nothing is learned."),
-        "eval": ("eval:eval_", "Measure a model through an agent."),
-        "new": ("new:new", "Start a component of your own, from a template."),
-        "plugins": ("plugins:plugins_", "List the plugins and what each brings."),
-        "doctor": ("doctor:doctor", "Find what would keep a recipe from running here."),
-        "validate": ("validate:validate", "Check what a plugin brings, and play its agent on a dozen tasks."),
-        "data": ("data:data", "Make or check the files of a task set."),
-        "audit": ("audit:audit", "Check a recorded step with code that shares nothing with the trainer."),
-        "watch": ("watch:watch", "Show runs in a browser while they go on: curves, and every trace."),
-        "report": ("report:report", "Rebuild the report of a run, or compare several."),
-        "why": ("why:why", "Say what held a run's learning back, and what to change."),
-        "export-traces": ("export_traces:export_traces", "Send a run's traces to OpenTelemetry, or into a file."),
-        "export": ("export:export", "Copy a run's latest checkpoint as a Hugging Face directory."),
+    sections: ClassVar[dict[str, dict[str, tuple[str, str]]]] = {
+        "Start": {
+            "train": ("train:train", "Train from a recipe or a run file."),
+            "dev": ("dev:dev", "Run an agent on a few tasks and show every span; nothing is learned."),
+            "eval": ("eval:eval_", "Measure a model through an agent."),
+            "warmup": ("warmup:warmup", "Make a small starting model for your own tasks."),
+        },
+        "Look": {
+            "watch": ("watch:watch", "Show runs in a browser while they go on: curves, and every trace."),
+            "report": ("report:report", "Rebuild the report of a run, or compare several."),
+            "why": ("why:why", "Say what held a run's learning back, and what to change."),
+            "audit": ("audit:audit", "Check a recorded step with code that shares nothing with the trainer."),
+            "export": ("export:export", "Copy a run's latest checkpoint as a Hugging Face directory."),
+            "export-traces": ("export_traces:export_traces", "Send a run's traces to OpenTelemetry, or into a file."),
+        },
+        "Extend": {
+            "new": ("new:new", "Start a component of your own, from a template."),
+            "validate": ("validate:validate", "Check what a plugin brings, and play its agent on a dozen tasks."),
+            "plugins": ("plugins:plugins_", "List the plugins and what each brings."),
+            "doctor": ("doctor:doctor", "Find what would keep a recipe from running here."),
+            "data": ("data:data", "Make or check the files of a task set."),
+        },
+        "Operate": {
+            "runner": ("agentrig_lightning.commands:runner", "Join a running training from another machine."),
+            "run": (
+                "agentrig_lightning.commands:run",
+                "Run a script written for Agent Lightning's Trainer, unchanged.",
+            ),
+        },
     }
-    """Command name to `module:attribute` in `commands/`, or in a plugin, and its line in the list."""
+    """The commands by section of the list: name to `module:attribute` in `commands/`, or in a plugin, and its line."""
+
+    lazy: ClassVar[dict[str, tuple[str, str]]] = {
+        name: command for section in sections.values() for name, command in section.items()
+    }
+    """All of them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
@@ -78,8 +96,10 @@ class Group(NearestGroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in self.lazy.items()])
+        width = max(map(len, self.lazy))
+        for section, commands in self.sections.items():
+            with formatter.section(section):
+                formatter.write_dl([(name.ljust(width), line) for name, (_, line) in commands.items()])
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run the command line; a machine that lacks something gives one message and exit status 1."""
@@ -132,6 +152,11 @@ class Group(NearestGroup):
                 leave(status)
             _leave_the_late(status, before)
             ctx.exit(status)
+        except click.NoSuchOption as error:
+            if keys := _keys_of(error, ctx.meta.get("agentrig.words", ())):
+                error.message += f" A setting is written without dashes: {keys}"
+                error.possibilities = None
+            raise
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception:
@@ -139,6 +164,21 @@ class Group(NearestGroup):
                 sys.excepthook(*sys.exc_info())
                 _leave_the_late(1, before)
             raise
+
+
+def _keys_of(error: click.NoSuchOption, words: Sequence[str]) -> str:
+    """Return the settings that an unknown option may mean, as `section.key=value`, or ''."""
+    if error.ctx is None or not any("section.key" in str(p.metavar) for p in error.ctx.command.params):
+        return ""
+    from agentrig.plan import keys_called
+
+    value = "VALUE"
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        option, equals, rest = word.partition("=")
+        if option == error.option_name:
+            value = rest if equals else following if following and not following.startswith("-") else value
+    keys = keys_called(error.option_name.lstrip("-").replace("-", "_"))
+    return " or ".join(f"{key}={value}" for key in keys)
 
 
 def _printing(error: OSError) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -369,7 +370,7 @@ class Delivery:
         """
         bound = CALLS[dtype] if self._expected is None else max(1e-3, 4 * self._expected.bound)
         self.step.add(Figures(calls_difference=difference, calls_bound=bound))
-        if difference <= bound:
+        if difference <= bound < math.inf:
             self.step.arrived += self._unproven
             self._unproven = False
             return
@@ -378,7 +379,7 @@ class Delivery:
             f"from the learner's by {difference:.2g} on average over its tokens (bound {bound:.1g}).\n  The "
             f"learner has the weights of version {step - 1}, with which the rollouts were made. Either the server "
             "sampled with other weights, another prefix or another temperature, or the adapter changed the "
-            "tokens of the call.\n  Look at the call with: agentrig dev. " + CURE,
+            "tokens of the call.\n  " + CURE,
             cause="sampled-differently",
         )
 

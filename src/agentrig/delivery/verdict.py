@@ -131,8 +131,10 @@ def compare(
             f"it answers with the weights of version {first.version}; the learner's are version {expected.version}"
         )
     wrong += tensors
+    if not all(map(math.isfinite, expected.logprobs)):
+        wrong.append("the learner's own log-probabilities are not finite: its weights hold NaN or infinity")
     gap = difference(expected.logprobs, first.logprobs)
-    if gap > expected.bound:
+    if not gap <= expected.bound < math.inf:
         wrong.append(
             f"the probe's {len(expected.logprobs)} log-probabilities differ from the learner's by up to {gap:.2g} "
             f"(bound {expected.bound:.1g})"
@@ -145,7 +147,7 @@ def compare(
         )
         return wrong, gap
     sampled = max(difference(right(answer.tokens), answer.sampled) for answer in answers)
-    if sampled > expected.bound:
+    if not sampled <= expected.bound < math.inf:
         cause = (
             "its weights and its scores of the probe are right: either its prefix cache still has keys and values of "
             f"older weights, or its log-probabilities are not those of temperature {temperature:g}"

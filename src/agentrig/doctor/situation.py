@@ -13,7 +13,7 @@ import attrs
 
 from agentrig.findings import Finding
 from agentrig.hardware import Hardware, Probe
-from agentrig.hardware.tools import Answer, ask
+from agentrig.hardware.tools import ToolOutput, ask
 
 if TYPE_CHECKING:
     from agentrig.plan import Plan
@@ -69,7 +69,7 @@ class Situation:
         return getattr(config, key, default)
 
     @cached_property
-    def torch(self) -> Answer:
+    def torch(self) -> ToolOutput:
         """What torch reports about the chosen device, from a subprocess (started once)."""
         return ask(TORCH_REPORT, self.hardware.torch_device if self.hardware else "cpu", environ=self.environ)
 
@@ -77,7 +77,7 @@ class Situation:
         """Whether the run would use the hardware of that name."""
         return self.hardware is not None and self.hardware.name == name
 
-    def failure(self, check: str, what: str, answer: Answer, *, cure: str) -> Finding:
+    def failure(self, check: str, what: str, answer: ToolOutput, *, cure: str) -> Finding:
         """Return the problem for a failed answer, with the cure of a known symptom of any installed hardware."""
         symptoms = (s for h in self.candidates for s in h.symptoms)
         known = next((s for s in symptoms if re.search(s.pattern, answer.error)), None)

@@ -44,7 +44,7 @@ ANOTHER = 409, {"error": "the rollout has another answer already; only the first
 
 
 @attrs.frozen(kw_only=True)
-class Answer:
+class CallbackAnswer:
     """What an agent outside of the runner said at its end.
 
     Attributes:
@@ -60,7 +60,7 @@ class Answer:
     message: str = ""
 
     @classmethod
-    def read(cls, value: Any) -> Answer:
+    def read(cls, value: Any) -> CallbackAnswer:
         """Return the answer that a JSON value states.
 
         Raises:
@@ -129,7 +129,7 @@ class Callback:
     def __init__(
         self, rollout_id: str, *, attempt: int = 1, listener: Listener | None = None, path: str = "", key: str = ""
     ) -> None:
-        self._first: Future[Answer] = Future()
+        self._first: Future[CallbackAnswer] = Future()
         self._listener = listener or Listener.shared()
         self._path = path or f"rollouts/{rollout_id}/attempts/{attempt}/answer"
         self.url, self.key = f"{self._listener.url}/{quote(self._path)}", key or secrets.token_urlsafe(24)
@@ -137,19 +137,19 @@ class Callback:
         self.refused = ""
         self.repeated = 0
 
-    def wait(self, timeout_s: float) -> Answer | None:
+    def wait(self, timeout_s: float) -> CallbackAnswer | None:
         """Return the answer as soon as it is here, or None after so many seconds."""
         try:
             return self._first.result(timeout_s)
         except TimeoutError:
             return None
 
-    async def answer(self) -> Answer:
+    async def answer(self) -> CallbackAnswer:
         """Return the answer as soon as it is here."""
         return await asyncio.shield(asyncio.wrap_future(self._first))
 
     @property
-    def arrived(self) -> Answer | None:
+    def arrived(self) -> CallbackAnswer | None:
         """The answer; None as long as there is none."""
         return self._first.result() if self._first.done() else None
 
@@ -166,7 +166,7 @@ class Callback:
     def take(self, value: Any) -> tuple[int, Mapping[str, Any]]:
         """Take what was posted, in the listener's thread; return the reply's status and JSON object."""
         try:
-            answer = Answer.read(value)
+            answer = CallbackAnswer.read(value)
         except ValueError as error:
             self.refused = str(error)  # a message of the rollout may say it, if no answer follows
             return 400, {"error": str(error)}
@@ -182,12 +182,12 @@ class Callback:
 def _late(digest: bytes, value: Any) -> tuple[int, Mapping[str, Any]]:
     """Take what was posted after the end of a rollout that has answered."""
     try:
-        return (200, {"accepted": True}) if _digest(Answer.read(value)) == digest else ANOTHER
+        return (200, {"accepted": True}) if _digest(CallbackAnswer.read(value)) == digest else ANOTHER
     except ValueError as error:
         return 400, {"error": str(error)}
 
 
-def _digest(answer: Answer) -> bytes:
+def _digest(answer: CallbackAnswer) -> bytes:
     return hashlib.sha256(json_text(attrs.astuple(answer, recurse=False)).encode()).digest()
 
 

@@ -56,7 +56,7 @@ class Padding:
 
 
 @attrs.frozen(eq=False)
-class Call:
+class Attention:
     """Attention of some tokens to some others.
 
     Attributes:
@@ -71,10 +71,10 @@ class Call:
     kernel: Sequences | Long
     padding: Padding | None = None
 
-    def to(self, device: torch.device) -> Call:
+    def to(self, device: torch.device) -> Attention:
         """Return the call on a device."""
         q, k = (rows.to(device) if isinstance(rows, torch.Tensor) else rows for rows in (self.q, self.k))
-        return Call(q, k, self.kernel.to(device), None if self.padding is None else self.padding.to(device))
+        return Attention(q, k, self.kernel.to(device), None if self.padding is None else self.padding.to(device))
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> Results:
         """Return the result of the call's queries and its log-sum-exp, from those of a pack."""
@@ -109,14 +109,14 @@ class Levels:
         above: The tokens below branching nodes attend to these, depth by depth.
     """
 
-    own: Sequence[Call]
-    above: Sequence[Call]
+    own: Sequence[Attention]
+    above: Sequence[Attention]
 
     @classmethod
     def of(cls, pack: Pack) -> Levels:
         """Return a pack's layout."""
         nodes = list(_cut(_nodes(pack)))
-        above: list[Call] = []
+        above: list[Attention] = []
         for depth in sorted({node.depth for node in nodes}):
             above += _above([node for node in nodes if node.depth == depth and node.below > node.end])
         return cls(list(_own(nodes)), above)
@@ -186,32 +186,32 @@ def _cut(nodes: Iterable[_Node]) -> Iterator[_Node]:
             yield attrs.evolve(node, start=middle, depth=depth + 1)
 
 
-def _own(nodes: Sequence[_Node]) -> Iterator[Call]:
+def _own(nodes: Sequence[_Node]) -> Iterator[Attention]:
     """Make the calls in which each token attends to its own node."""
     for some in _alike(nodes, lambda node: (node.tokens,)):
         rows = _rows([(node.start, node.end) for node in some])
         length = some[0].tokens
-        yield Call(rows, rows, Long.of(len(some), length, length, causal=True))
+        yield Attention(rows, rows, Long.of(len(some), length, length, causal=True))
     short = [node for node in nodes if node.tokens < LONG]
     if short:
         lengths = [node.tokens for node in short]
         rows = _rows([(node.start, node.end) for node in short])
-        yield Call(rows, rows, Sequences.of(lengths, lengths, causal=True))
+        yield Attention(rows, rows, Sequences.of(lengths, lengths, causal=True))
 
 
-def _above(branching: Sequence[_Node]) -> Iterator[Call]:
+def _above(branching: Sequence[_Node]) -> Iterator[Attention]:
     """Make the calls in which the tokens below some nodes of the same depth attend to these."""
     for some in _alike(branching, lambda node: (rounded_up(node.queries), node.tokens)):
         queries = rounded_up(some[0].queries)
         kernel = Long.of(len(some), queries, some[0].tokens, causal=False)
         below, keys = _sides(some)
         exact = all(node.queries == queries for node in some)
-        yield Call(_rows(below), _rows(keys), kernel, None if exact else Padding.of(below, queries))
+        yield Attention(_rows(below), _rows(keys), kernel, None if exact else Padding.of(below, queries))
     short = [node for node in branching if node.tokens < LONG]
     if short:
         below, keys = _sides(short)
         kernel_of_all = Sequences.of([n.queries for n in short], [n.tokens for n in short], causal=False)
-        yield Call(_rows(below), _rows(keys), kernel_of_all)
+        yield Attention(_rows(below), _rows(keys), kernel_of_all)
 
 
 def _sides(nodes: Sequence[_Node]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:

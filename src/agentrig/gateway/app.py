@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from agentrig.endpoints import Endpoint
-from agentrig.gateway.book import Book, Call, Opened
+from agentrig.gateway.book import Book, GatewayCall, Opened
 from agentrig.gateway.connections import Connections
 from agentrig.gateway.dialects import Chat, Dialect
 from agentrig.gateway.forward import Exchange
@@ -98,7 +98,7 @@ class Gateway:
     async def _call(self, opened: Opened, route: str, scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.current_task()
         assert task is not None
-        call = Call(task=task)
+        call = GatewayCall(task=task)
         opened.calls.add(call)
         try:
             await Exchange(

@@ -21,7 +21,7 @@ CUT, GONE = "cut", "gone"
 
 
 @attrs.define(eq=False, kw_only=True)
-class Call:
+class GatewayCall:
     """A call under way.
 
     Attributes:
@@ -65,7 +65,7 @@ class Opened:
     measured: bool = False
     spans: list[bytes] = attrs.field(factory=list, repr=False)
     responses: dict[str, list[dict[str, Any]]] = attrs.field(factory=dict, repr=False)
-    calls: set[Call] = attrs.field(factory=set, repr=False)
+    calls: set[GatewayCall] = attrs.field(factory=set, repr=False)
     cut: int = 0
     places: asyncio.Semaphore = attrs.field(factory=lambda: asyncio.Semaphore(CALLS_AT_ONCE), repr=False)
 

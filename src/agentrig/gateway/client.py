@@ -51,7 +51,7 @@ class Calls:
 
 
 @attrs.define(eq=False)
-class Visit:
+class GatewayAttempt:
     """An attempt of a rollout at the gateway.
 
     Attributes:

@@ -17,7 +17,7 @@ import attrs
 import orjson
 
 from agentrig.endpoints import Endpoint, sampled_as
-from agentrig.gateway.book import CUT, Call, Opened
+from agentrig.gateway.book import CUT, GatewayCall, Opened
 from agentrig.gateway.connections import FAILED, Connections
 from agentrig.gateway.dialects import Chat, Dialect, StreamWriter
 from agentrig.gateway.mapping import ELSEWHERE
@@ -76,7 +76,7 @@ class Exchange:
     """
 
     opened: Opened
-    call: Call
+    call: GatewayCall
     route: str
     dialect: Dialect
     headers: Mapping[str, str]

@@ -10,7 +10,7 @@ from types import TracebackType
 import attrs
 
 from agentrig.endpoints import GatewayAddress, address_of, is_loopback
-from agentrig.gateway.client import GatewayError, Visit
+from agentrig.gateway.client import GatewayAttempt, GatewayError
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.processes.servers import ServerProcess
 from agentrig.text import mask
@@ -100,7 +100,7 @@ class Gateway:
             ServerError: The gateway has died.
         """
         try:
-            found = Visit(self.address, rollout).close()
+            found = GatewayAttempt(self.address, rollout).close()
         except GatewayError:
             self.check()
             return None

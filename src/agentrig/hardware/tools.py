@@ -56,7 +56,7 @@ def run_tool(
 
 
 @attrs.frozen(kw_only=True)
-class Answer:
+class ToolOutput:
     """What a process answered.
 
     Attributes:
@@ -79,7 +79,7 @@ class Answer:
         return raised[-1] if raised[0] == raised[-1] else f"{raised[-1]} <- {raised[0]}"
 
 
-def ask(code: str, *arguments: str, environ: Mapping[str, str] | None = None, timeout_s: float = 180.0) -> Answer:
+def ask(code: str, *arguments: str, environ: Mapping[str, str] | None = None, timeout_s: float = 180.0) -> ToolOutput:
     """Run Python code in a fresh interpreter; its last line on stdout must be a JSON object.
 
     Args:
@@ -98,11 +98,11 @@ def ask(code: str, *arguments: str, environ: Mapping[str, str] | None = None, ti
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Answer(ok=False, error=f"no answer within {timeout_s:.0f} s")
+        return ToolOutput(ok=False, error=f"no answer within {timeout_s:.0f} s")
     if done.returncode != 0:
         killed = f"ended by signal {-done.returncode}" if done.returncode < 0 else f"exit status {done.returncode}"
-        return Answer(ok=False, error=done.stderr[-4000:] or killed)
+        return ToolOutput(ok=False, error=done.stderr[-4000:] or killed)
     try:
-        return Answer(ok=True, data=json.loads(done.stdout.strip().splitlines()[-1]))
+        return ToolOutput(ok=True, data=json.loads(done.stdout.strip().splitlines()[-1]))
     except (IndexError, json.JSONDecodeError):
-        return Answer(ok=False, error=f"it printed no JSON: {done.stdout[-300:]!r}")
+        return ToolOutput(ok=False, error=f"it printed no JSON: {done.stdout[-300:]!r}")

@@ -45,7 +45,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def no_silent_end() -> Iterator[None]:
-    """Make `os._exit` raise in this process: a plugin's call would end a command as if it had succeeded."""
+    """Make `os._exit` raise in this process, and `posix._exit` too: a plugin's call would end a command in silence."""
     own = os.getpid()
 
     def refuse(status: int) -> NoReturn:
@@ -55,11 +55,14 @@ def no_silent_end() -> Iterator[None]:
             f"it called os._exit({status}), which would end the command without a word; raise an error instead"
         )
 
-    before, os._exit = os._exit, refuse
+    modules: Any = (os, sys.modules[os.name])
+    for module in modules:
+        module._exit = refuse
     try:
         yield
     finally:
-        os._exit = before
+        for module in modules:
+            module._exit = _exit
 
 
 def name_of(number: int) -> str:

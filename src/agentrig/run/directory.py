@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import time
 from collections import Counter
@@ -45,6 +46,11 @@ REWRITTEN = ("metrics.jsonl", "progress.json", "config.toml", "manifest.json", "
 
 LONGEST_NAME = 200
 """Longest run name in bytes; file systems allow 255, and some file names are longer than the run's name."""
+
+
+def dev_command(directory: Path) -> str:
+    """Return the command that shows single rollouts with the configuration of a run."""
+    return f"agentrig dev {shlex.quote(str(directory / 'config.toml'))}"
 
 
 class RunDirectory:

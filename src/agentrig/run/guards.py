@@ -40,22 +40,36 @@ CONSTRAINTS = (
 """The request fields that constrain sampling to a format."""
 
 
-def check_failures(rollouts: Sequence[Rollout], limit: float, *, step: int, mode: str) -> None:
-    """Stop when more than the allowed share of a step's rollouts failed, or all of a training step."""
+EARLY = 32
+"""If the first rollouts of a batch, this many, all fail, the run stops and does not wait for the others."""
+
+
+def check_failures(
+    rollouts: Sequence[Rollout], limit: float, *, step: int, mode: str, expected: int | None = None
+) -> None:
+    """Stop when more than the allowed share of a step's rollouts failed, or all of a training step.
+
+    Args:
+        rollouts: The step's, or the first of them.
+        limit: The share that may fail.
+        step: Their step.
+        mode: Their mode.
+        expected: How many were asked for, if these are the first of them.
+    """
     failures = count_failures(rollouts)
     total = sum(failures.values())
     nothing_left = mode == "train" and total == len(rollouts)
     if not rollouts or (total <= limit * len(rollouts) and not nothing_left):
         return
+    first = f"the first {total}" if expected is not None and expected > len(rollouts) else f"{total}"
     lines = [
-        f"step {step}: {total} of {len(rollouts)} {mode} rollouts failed "
+        f"step {step}: {first} of {expected or len(rollouts)} {mode} rollouts failed "
         f"(limit {limit:.0%}, run.failure_limit). Failed rollouts are not trained on."
     ]
     reasons = {r.failure: reason_of(r) for r in reversed(rollouts) if r.failure is not None}
     lines += [f"  {line}" for line in failure_lines(failures, reasons)]
     if missed := missed_calls(rollouts):
         lines.append(f"  {missed}")
-    lines.append("  Look at one with: agentrig dev … (every span is shown).")
     raise RunStopped("\n".join(lines), cause="failures")
 
 
@@ -290,7 +304,7 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -
         )
     else:
         cure = "The same for different answers: does the reward depend on the answer?"
-    lines.append(f"  {cure} See single rollouts with: agentrig dev.")
+    lines.append(f"  {cure}")
     raise RunStopped("\n".join(lines), cause=cause)
 
 

@@ -27,7 +27,7 @@ import attrs
 from agentrig.algorithms import Algorithm, LoopAlgorithm
 from agentrig.background import in_background
 from agentrig.endpoints import Endpoint
-from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError
+from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, place_of
 from agentrig.hardware import Hardware
 from agentrig.learners import Learner, TrainSample
 from agentrig.ledger import LEFT_OUT_BY_CREDIT, ZERO_ADVANTAGE, Call, Entry
@@ -37,6 +37,7 @@ from agentrig.run.checkpoints import Best, read_state, reading, write_state
 from agentrig.run.guards import dead_server_first
 from agentrig.servers import MakeServer, Server
 from agentrig.tasks import Task, tasks_of_step
+from agentrig.text import words_of
 
 if TYPE_CHECKING:
     from agentrig.run.session import RunSession
@@ -207,12 +208,17 @@ class Loop:
         """Return a sample for each call that the credit gives a worth, and the ledger's entries of the others.
 
         Raises:
-            AgentrigError: The credit does not give one worth for each rollout or call.
+            AgentrigError: The credit raises, or does not give one worth for each rollout or call.
         """
         groups: dict[str, list[int]] = defaultdict(list)
         for place, rollout in enumerate(rollouts):
             groups[rollout.group].append(place)
-        found = list(self.algorithm.credit([[rollouts[i] for i in places] for places in groups.values()]))
+        try:
+            found = list(self.algorithm.credit([[rollouts[i] for i in places] for places in groups.values()]))
+        except AgentrigError:
+            raise
+        except Exception as error:
+            raise AgentrigError(f"the algorithm's credit failed: {words_of(error)}{place_of(error)}") from error
         samples, left_out = [], []
         try:
             worths = [pair for pairs in zip(groups.values(), found, strict=True) for pair in zip(*pairs, strict=True)]

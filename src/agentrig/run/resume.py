@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from agentrig.errors import ConfigError
+from agentrig.errors import ConfigError, PluginError
 from agentrig.plan import RESUME, Plan, read_run_file, resolve
 from agentrig.plugins.registry import noun_of
 from agentrig.run.damage import CURES, reading
@@ -130,8 +130,8 @@ def _plan_of(
     resumes = facts.get("resumes", RESUME)
     try:
         plan = resolve(str(file), overrides=overrides, observers=observers)
-    except ConfigError as error:
-        if resumes != RESUME and not overrides:  # its components are in a script
+    except (ConfigError, PluginError) as error:
+        if resumes != RESUME and not any(each.startswith("run.plugins=") for each in overrides):  # those of the script
             again = resumes.replace("{run}", str(directory))
             raise ConfigError(f"{directory} is the run of a script; it resumes with: {again}") from error
         given = f", and in {' '.join(overrides)}" if overrides else ""

@@ -29,6 +29,7 @@ from agentrig.run.auditing import Auditing
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.directory import FILES, RunDirectory, table_name
 from agentrig.run.guards import (
+    EARLY,
     check_failures,
     check_rewards,
     check_sampling,
@@ -186,13 +187,27 @@ class RunSession:
         self._check_idle()
         self._prove_first()
         versions = None if version is None else Versions(served=version, oldest=version)
-        start = time.perf_counter()
+        start, sampling, expected = time.perf_counter(), _sampling(endpoint), n * len(tasks)
+        first: list[Rollout] = []
+
+        def arrived(groups: Mapping[int, Sequence[Rollout]]) -> None:
+            if len(first) < EARLY:
+                first.extend(rollout for group in groups.values() for rollout in group)
+                if EARLY <= len(first) < expected and all(r.failure for r in first):
+                    self.delivery.settle()
+                    try:
+                        check_failures(first, self.plan.run.failure_limit, step=step, mode=mode, expected=expected)
+                    except RunStopped:
+                        self.store_rollouts(first, mode=mode, step=step)
+                        raise
+            if on_groups is not None:
+                on_groups(groups)
+
         rollouts = self.engine.run(
-            tasks, n=n, endpoint=endpoint, step=step, mode=mode, on_groups=on_groups, versions=versions
+            tasks, n=n, endpoint=endpoint, step=step, mode=mode, on_groups=arrived, versions=versions
         )
         wall = time.perf_counter() - start
-        sampling = _sampling(endpoint)
-        self.file(rollouts, mode=mode, step=step, sampling=sampling, wall_s=wall, expected=n * len(tasks))
+        self.file(rollouts, mode=mode, step=step, sampling=sampling, wall_s=wall, expected=expected)
         return rollouts
 
     def begin_rollouts(

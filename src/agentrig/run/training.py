@@ -9,14 +9,14 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrig.errors import CheckpointDamaged, RunFileError
+from agentrig.errors import CheckpointDamaged, ConfigError, RunFileError, RunStopped
 from agentrig.observers import RunEnd, RunError
 from agentrig.plan import Plan, to_toml
 from agentrig.plugins.auto import OWN
 from agentrig.processes.ends import Interrupted, RunSignals, handling, interrupt
 from agentrig.processes.scratch import temporary_files
 from agentrig.run.damage import reading
-from agentrig.run.directory import RunDirectory, run_name
+from agentrig.run.directory import RunDirectory, dev_command, run_name
 from agentrig.run.log_file import warnings_in
 from agentrig.run.loop import looped
 from agentrig.run.manifest import manifest, manifest_changes
@@ -29,6 +29,14 @@ if TYPE_CHECKING:
     from agentrig.plugins.registry import Registry
 
 log = logging.getLogger(__name__)
+
+SEEN_IN_ROLLOUTS = frozenset(
+    {
+        *("failures", "calls-not-recorded", "unmatched-calls", "constant-reward", "tasks-too-easy", "tasks-too-hard"),
+        *("zero-variance-groups", "sampled-differently"),
+    }
+)
+"""The causes of a stop that single rollouts show."""
 
 
 def train(
@@ -154,11 +162,16 @@ def _train(
     # Run rollouts and updates until the algorithm is done.
     def body() -> None:
         try:
-            algorithm.run(session)
-        finally:
-            session.close()
-        session.begin()  # for an algorithm without plan_steps and rollouts
-        session.check_learned()
+            try:
+                algorithm.run(session)
+            finally:
+                session.close()
+            session.begin()  # for an algorithm without plan_steps and rollouts
+            session.check_learned()
+        except RunStopped as stopped:
+            if stopped.cause in SEEN_IN_ROLLOUTS:
+                stopped.args = (f"{stopped}\n  See single rollouts, with every span: {dev_command(run.path)}",)
+            raise
         if session.lines:
             session.auditing.finish(session.lines[-1]["step"], session.summary(wall_s=0.0)["accuracy"])
 
@@ -174,8 +187,8 @@ def _train(
     finally:
         signals.writing = True
         nothing = not (session.begun or resume)
-        if nothing and ended is not None and (ended is runtime.broken or isinstance(ended, Interrupted)):
-            run.remove()  # the agent can't be built, or the user ended the start: there is nothing to keep
+        if nothing and ended is not None and (ended is runtime.broken or isinstance(ended, (Interrupted, ConfigError))):
+            run.remove()  # a wrong setting, an agent that can't be built, or the user: there is nothing to keep
         elif session.begun or not resume:  # else nothing in the directory of the resumed run has changed
             wall_s = time.perf_counter() - start + sum(line["step_s"] for line in past.lines)
             with noted() if not complete else nullcontext():

@@ -206,7 +206,7 @@ class Guards:
                 f"step {step}: for {now.silent} steps, the rollouts of each task got the same reward, so every "
                 f"advantage is zero. For this run, that is no chance (probability {chance:.0e}).\n  Are the rollouts "
                 "of a task all alike (temperature, a cache, a seed in the agent)? If not: use tasks that the model "
-                "solves sometimes, or more rollouts for each task. See single rollouts with: agentrig dev.",
+                "solves sometimes, or more rollouts for each task.",
                 cause="zero-variance-groups",
             )
         return self.varied and correct and self.all_correct + 1 >= SOLVED

@@ -15,7 +15,7 @@ import attrs
 from agentrig.agents import Agent, Judged, Outcome
 from agentrig.endpoints import without_proxy
 from agentrig.errors import FAILURE_KIND, AgentFailure, AgentrigError, place_of
-from agentrig.gateway.client import GatewayError, Visit
+from agentrig.gateway.client import GatewayAttempt, GatewayError
 from agentrig.pools import AgentSource, Job, Result
 from agentrig.processes.confine import hint
 from agentrig.text import cut, masked, plain_json, storable, words_of
@@ -64,7 +64,7 @@ def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = N
     start, clock = time.time(), time.perf_counter()
     address, visit = job.endpoint.gateway, None
     if address is not None and not getattr(agent, "reads_own_trace", False):
-        visit = Visit(address, job.id)
+        visit = GatewayAttempt(address, job.id)
         try:
             job = attrs.evolve(job, endpoint=visit.open(job.attempt, job.endpoint, measured=_measured(job)))
         except GatewayError as error:
@@ -77,7 +77,7 @@ def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = N
 
 
 def _called(
-    agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None, visit: Visit | None
+    agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None, visit: GatewayAttempt | None
 ) -> tuple[Recorder, Outcome]:
     """Call the agent and record its calls; those that went through the gateway are fetched there at the end."""
     from agentrig.tracing.recording import recording

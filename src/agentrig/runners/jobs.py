@@ -8,8 +8,6 @@ from typing import Any
 import attrs
 
 from agentrig.agents import Agent
-from agentrig.pools import Job as Job
-from agentrig.pools import Result as Result
 
 
 @attrs.frozen(kw_only=True)

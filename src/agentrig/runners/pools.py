@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import abc
 import logging
+import resource
+import socket
 import threading
 import time
 from collections import deque
@@ -22,6 +24,28 @@ SPAWN_LIMIT = 3
 
 READY_S = 300.0
 """Seconds that a runner may take to start and to build its agent."""
+
+
+FILES = 256
+"""Files that a process of a run must be allowed to open; the run of recipe `mini` needs between 128 and 200."""
+
+
+def check_machine() -> None:
+    """Raise `AgentrigError` if runners and a model's server cannot work here: too few open files, or no loopback."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= files < FILES:
+        raise AgentrigError(
+            f"this process may open {files} files at once (ulimit -n), and a run needs {FILES}. Allow more and start "
+            "again: ulimit -n 4096 (in a new shell, if this one may not)"
+        )
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as here:
+            socket.create_connection(here.getsockname(), timeout=5).close()
+    except OSError as error:
+        raise AgentrigError(
+            f"this process cannot connect to 127.0.0.1 ({error.strerror or error}), and a run's processes reach each "
+            "other there. Enable the loopback interface: ip link set lo up"
+        ) from error
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -50,12 +74,16 @@ class BasePool(abc.ABC, Generic[W]):
             rollout fails with `deadline`; the other rollouts of that runner are restarted.
         retries: How often a rollout is restarted when its runner died; after that it fails with `runner-died`.
 
+    Raises:
+        AgentrigError: This machine lets no runner work; see `check_machine`.
+
     Attributes:
         replaced: How many runners were replaced.
         built: Set once a runner has built the agent.
     """
 
     def __init__(self, plan: AgentSource, *, n: int, threads: int, deadline_s: float, retries: int) -> None:
+        check_machine()
         self._plan, self._n, self._threads = plan, n, threads
         self._deadline_s, self._retries = deadline_s, retries
         self._workers: list[W] = []

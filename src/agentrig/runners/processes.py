@@ -282,9 +282,11 @@ class Pool(BasePool[_Worker]):
         worker.pipe.close()
         end_families([worker.process.pid], [worker.mark])  # for the case that its guard was killed
         code = f"(exit code {worker.process.exitcode})"
+        ended = ": the agent, or what it imports, ended its process. An error above says why, or it calls os._exit"
+        died = "; run `agentrig dev` with runners.n=1 to see why"
         failed = self._remove_dead(
             worker,
-            early=f" {code}; run `agentrig dev` with runners.n=1 to see why",
+            early=f" {code}{ended if (worker.process.exitcode or 0) > 0 else died}",
             died=lambda times: f"the runner process died {code}, {times} times",
         )
         again = len(worker.jobs) - len(failed)

@@ -17,8 +17,9 @@ from agentrig.agents import Agent, Outcome
 from agentrig.correctness import Correctness
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, place_of
+from agentrig.pools import Job
 from agentrig.rewards import Reward, Score
-from agentrig.runners.jobs import AgentPlan, Job
+from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
 from agentrig.tasks import Task
 from agentrig.text import copied, json_text, words_of
@@ -273,7 +274,9 @@ def judged(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
             return _sound(score)
     except BaseException as error:
         return _raised(error)
-    return Score.invalid(f"the reward returned {type(score).__name__}; it must return an agentrig.Score")
+    return Score.invalid(
+        f"the reward returned {type(score).__name__}; it must return an agentrig.Score, for example Score.ok(0.5)"
+    )
 
 
 def _of_calls(score: Score, trace: Trace | None = None) -> Score:

@@ -167,7 +167,7 @@ TEMPLATES: Mapping[str, Template] = {
             edit="`pytest` trains small models for about a minute; `pytest -m slow` makes the further runs that the "
             "longer checks need. Replace what the credit yields: what each rollout or call is worth. "
             'The page "Algorithms" of the docs has more, also algorithms with a learner or a loop of their own.',
-            use="mini --algorithm {name} algorithm.model=mini",
+            use="mini --algorithm {name}",
             requires=("agentrig-grpo",),
         ),
         Template(

@@ -56,31 +56,31 @@ def every_call(trace: Trace) -> Sequence[Triplet]:
 
 @hookimpl
 def register_tasks() -> Iterable[TasksSpec]:
-    """Bring the pulls."""
+    """Register the pulls."""
     yield TasksSpec(name=NAME, summary="The kit's bandit.", build=lambda config: BanditTasks())
 
 
 @hookimpl
 def register_agents() -> Iterable[AgentSpec]:
-    """Bring the agent."""
+    """Register the agent."""
     yield AgentSpec(name=NAME, summary="Pulls once.", build=lambda config: pull)
 
 
 @hookimpl
 def register_rewards() -> Iterable[RewardSpec]:
-    """Bring the reward."""
+    """Register the reward."""
     yield RewardSpec(name=NAME, summary="1 for a small letter.", build=lambda config: pays)
 
 
 @hookimpl
 def register_adapters() -> Iterable[AdapterSpec]:
-    """Bring the adapter."""
+    """Register the adapter."""
     yield AdapterSpec(name=NAME, summary="Every call.", build=lambda config: every_call)
 
 
 @hookimpl
 def register_recipes() -> Iterable[RecipeSpec]:
-    """Bring the run; one rollout at a time, so that it can be repeated bit for bit."""
+    """Register the run; one rollout at a time, so that it can be repeated bit for bit."""
     yield RecipeSpec(
         name=NAME,
         summary="The kit's bandit.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import time as clock
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,7 +38,8 @@ class Mlflow:
         """Begin the run, or go on with it."""
         here = run.directory.resolve().parent
         uri = self._config.tracking_uri or (not self._config.offline and os.environ.get("MLFLOW_TRACKING_URI")) or ""
-        self._client = client = self._client_class(tracking_uri=uri or f"sqlite:///{here / 'mlflow.db'}")
+        store = uri or f"sqlite:///{here / 'mlflow.db'}"
+        self._client = client = self._client_class(tracking_uri=store)
         experiment = self._experiment(self._config.project, None if uri else (here / "mlruns").as_uri())
         found = client.search_runs([experiment], f"tags.`{KEY}` = '{run.key}'") if run.resumed else []
         if found:
@@ -47,7 +49,8 @@ class Mlflow:
             tags = {KEY: run.key, **dict.fromkeys(run.tags, "true")}
             self._run = client.create_run(experiment, tags=tags, run_name=run.name).info.run_id
         self._describe(run.config)
-        return {"id": self._run, "folder": uri or str(here / "mlflow.db")}
+        command = {} if uri else {"command": shlex.join(["mlflow", "ui", "--backend-store-uri", store])}
+        return {"id": self._run, "folder": uri or str(here / "mlflow.db"), **command}
 
     def log(self, figures: Mapping[str, float], *, step: int, time: float) -> None:
         """Write figures."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,9 @@ class Swanlab:
         )
         _flush_each(made)
         self._run = made
-        found = {"id": run.key, "folder": str(made.dir), "url": "" if config.offline else made.url}
+        written = str(made.dir)
+        sends = {"command": shlex.join(["swanlab", "sync", written])} if config.offline else {"url": made.url}
+        found = {"id": run.key, "folder": written, **sends}
         return {name: value for name, value in found.items() if value}
 
     def log(self, figures: Mapping[str, float], *, step: int, time: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time as clock
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ class TensorBoard:
             self._add(step=run.first_step, time=clock.time(), session_log=log)
         about = {"name": run.name, "tags": list(run.tags), **run.config}
         self._text("config", json.dumps(about, indent=2), step=0)
-        return {"folder": str(folder)}
+        return {"folder": str(folder), "command": shlex.join(["tensorboard", "--logdir", str(folder)])}
 
     def log(self, figures: Mapping[str, float], *, step: int, time: float) -> None:
         """Write scalars."""

@@ -59,7 +59,11 @@ class Client(Protocol):
     """A tracker, by its official client. All methods are called in one thread; one that raises is counted."""
 
     def start(self, run: TrackedRun) -> Mapping[str, str]:
-        """Begin the run, or go on with that of the same key; return what helps to find it: `url`, `folder`, `id`."""
+        """Begin the run, or go on with that of the same key; return what helps to find it.
+
+        These are `id`, `url`, `folder`, and `command`: what shows or sends the files. The end of `agentrig train`
+        prints the first that there is of `command`, `url` and `folder`.
+        """
         ...
 
     def log(self, figures: Mapping[str, float], *, step: int, time: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,11 @@ class Trackio:
             auto_log_gpu=False,
             auto_log_cpu=False,
         )
-        place = self._config.space_id or self._config.server_url or str(self._trackio.utils.TRACKIO_DIR)
-        return {"id": name, "folder": place}
+        place = self._config.space_id or self._config.server_url
+        if place:
+            return {"id": name, "folder": place}
+        command = shlex.join(["trackio", "show", "--project", self._config.project])
+        return {"id": name, "folder": str(self._trackio.utils.TRACKIO_DIR), "command": command}
 
     def log(self, figures: Mapping[str, float], *, step: int, time: float) -> None:
         """Write figures."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -57,7 +58,9 @@ class Wandb:
         made.define_metric(STEP, hidden=True)
         made.define_metric("*", step_metric=STEP)
         self._run = made
-        found = {"id": run.key, "folder": str(Path(made.dir).parent), "url": "" if config.offline else made.url}
+        folder = str(Path(made.dir).parent)
+        sends = {"command": shlex.join(["wandb", "sync", folder])} if config.offline else {"url": made.url}
+        found = {"id": run.key, "folder": folder, **sends}
         return {name: value for name, value in found.items() if value}
 
     def log(self, figures: Mapping[str, float], *, step: int, time: float) -> None:

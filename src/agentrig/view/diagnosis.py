@@ -156,6 +156,12 @@ def verdict(diagnosis: Diagnosis) -> str:
     return NO_GAIN
 
 
+def headline(diagnosis: Diagnosis) -> str:
+    """Return the first line of what is said about a run: its first problem, or the sentence for a run without one."""
+    first = next(iter(diagnosis.problems), None)
+    return verdict(diagnosis) if first is None else f"{first.cause}: {first.text}"
+
+
 def words(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as text for a terminal."""
     head = f"{diagnosis.run}: {diagnosis.status}, {diagnosis.steps} steps"

@@ -23,8 +23,9 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrig import hookimpl
-from agentrig.figures import NOTHING, counted, percent
+from agentrig.figures import counted, percent
 from agentrig.processes.ends import Interrupted, name_of
+from agentrig.view.terminal import run_ending
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -153,7 +154,8 @@ class LiveDisplay:
     def on_run_end(self, event: RunEnd) -> None:
         """Close the panel and print the result."""
         self.close()
-        self._say(final_line(event.summary, event.directory))
+        for part in run_ending(event.directory):
+            self._say(part)
 
     @hookimpl
     def on_run_error(self, event: RunError) -> None:
@@ -177,10 +179,11 @@ class LiveDisplay:
             self._spinner.stop()
             self._spinner = None
 
-    def _say(self, text: str) -> None:
-        """Print a line unchanged: no markup, no line wrapping."""
+    def _say(self, said: str | Table) -> None:
+        """Print a line unchanged, without markup and line wrapping, or a table in the terminal's width."""
         try:
-            self._console.print(Text(text), soft_wrap=True, highlight=False)
+            line = isinstance(said, str)
+            self._console.print(Text(said) if line else said, soft_wrap=line, highlight=False)
         except (OSError, SystemExit) as error:  # rich ends the process when the reader of a pipe has gone
             self._console.quiet = True
             why = getattr(error, "strerror", None) or "nobody reads it any more"
@@ -248,33 +251,6 @@ class LiveDisplay:
             return []
         left = (self._steps - self._done) * sum(self._step_times) / len(self._step_times)
         return [f"eta {_clock(left)}"]
-
-
-def final_line(summary: Mapping[str, Any], directory: Path) -> str:
-    """Summarize a finished run in one line: accuracy before → after, steps, time, failures, and the report's path.
-
-    Args:
-        summary: The content of `summary.json`.
-        directory: The run directory.
-    """
-    page = directory / "report.html"
-    found, reward, failures = summary.get("accuracy") or {}, summary.get("reward") or {}, summary.get("failures")
-    before, after = found.get("before"), found.get("after")
-    accuracy = "no held-out accuracy: there are no report tasks"
-    if before is not None or after is not None:
-        accuracy = f"accuracy {_measured(before) or NOTHING} → {_measured(after) or NOTHING}"
-    if before is not None and after is not None:
-        accuracy += f" ({100 * (after - before):+.1f} points, n = {found.get('n')})"
-    both = reward.get("before") is not None and reward.get("after") is not None
-    parts = [
-        accuracy,
-        f"reward {reward['before']:.3f} → {reward['after']:.3f}" if both else "",
-        "solved" if summary.get("solved") else "",
-        f"{summary.get('steps', '?')} steps in {_clock(summary.get('wall_s') or 0.0)}",
-        f"failed {counted(failures)}" if failures else "",
-        f"report {page}" if page.is_file() else f"no report; `agentrig report {directory}` says why",
-    ]
-    return " · ".join(p for p in parts if p)
 
 
 def _measured(accuracy: float | None, reward: float | None = None) -> str:

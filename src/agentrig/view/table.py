@@ -143,7 +143,7 @@ def compare_text(run_dirs: Sequence[Path], *, width: int | None = None) -> str:
         if key != "run":
             table.add_row(heading, *(Text(cell[key]) for cell in as_text))
         if key == "accuracy":
-            spans = [" → ".join(_interval(row["accuracy"][i]) for i in intervals) for row in rows]
+            spans = [" → ".join(interval(row["accuracy"][i]) for i in intervals) for row in rows]
             table.add_row("  95% intervals", *map(Text, spans))
             table.add_row("  n", *(str(row["accuracy"]["n"] or NOTHING) for row in rows))
             for heading, cell in parts(rows, SHOWN):
@@ -186,5 +186,6 @@ def parts(rows: Sequence[Mapping[str, Any]], most: int) -> Iterator[tuple[str, l
         yield f"  {turn}", [arrow(*both) for both in shares]
 
 
-def _interval(found: Sequence[float] | None) -> str:
+def interval(found: Sequence[float] | None) -> str:
+    """Return an interval of an accuracy in percent."""
     return NOTHING if found is None else f"{percent(found[0])}–{percent(found[1])}"

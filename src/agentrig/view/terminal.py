@@ -1,21 +1,38 @@
-"""A rollout in a terminal: every node, prompt, reply, token count and time, as `agentrig dev` shows it."""
+"""In a terminal: a rollout as `agentrig dev` shows it, and the end of a run as `agentrig train` shows it."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+import json
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path, PurePath
+from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from agentrig.figures import NOTHING, counted, percent
 from agentrig.rollouts import Rollout
-from agentrig.text import storable
+from agentrig.text import cut, storable
+from agentrig.view import figures
+from agentrig.view.causes.evidence import Evidence
+from agentrig.view.causes.outcome import changes
+from agentrig.view.diagnosis import diagnose, headline
+from agentrig.view.reading import Seen, dig, mapping, read_run
 from agentrig.view.rollout import Call, Node, Readable, Step, readable_rollout
+from agentrig.view.samples import before_after
+from agentrig.view.table import failures, interval
+from agentrig.view.text import duration, plain
+
+LONGEST_ANSWER = 400
+"""Characters of an answer, or of a reward's reasons, that the end of a run shows."""
 
 
 def span_tree(rollout: Rollout) -> Tree:
-    """Return the whole span tree of a rollout, for rich to print.
+    """Return the whole span tree of a rollout, for rich to print: its score first, and each text of the model once.
 
     Text from a rollout is never parsed as rich markup, so brackets in a prompt are printed unchanged.
     """
@@ -25,7 +42,10 @@ def span_tree(rollout: Rollout) -> Tree:
     head.append(f"  task {row['task_id']}", style="not bold")
     head.append(f"  {row['duration_s']:.2f} s, {row['calls']} calls, {row['triplets']} trained", style="not bold dim")
     tree = Tree(head, guide_style="dim")
-    _fields(tree, shown.input)
+    tree.add(_verdict(shown))
+    _fields(tree, [(key, f"…/{PurePath(text).name}" if text.startswith("/") else text) for key, text in shown.input])
+    calls = [part for part in shown.parts if isinstance(part, Call)]
+    said = {text.strip() for call in calls for text in (call.reply, *(message.text for message in call.messages))}
     if not shown.tree:
         tree.add(Text("no spans were recorded", style="yellow"))
     branches = [tree]
@@ -36,10 +56,9 @@ def span_tree(rollout: Rollout) -> Tree:
         if isinstance(part, Call):
             _call(branch, part)
         elif part is not None:
-            _fields(branch, [*part.texts, *part.facts])
+            _fields(branch, [*(field for field in part.texts if not _is_said(field[1], said)), *part.facts])
         if node.error:
             branch.add(Text(node.error, style="red"))
-    tree.add(_verdict(shown))
     return tree
 
 
@@ -49,6 +68,16 @@ def span_text(rollout: Rollout, *, width: int = 120) -> str:
     with console.capture() as shown:
         console.print(span_tree(rollout))
     return "\n".join(line.rstrip() for line in shown.get().splitlines())
+
+
+def _is_said(text: str, said: Collection[str]) -> bool:
+    """Whether a node's output is only what calls show: a reply or a prompt, or messages of them."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    texts = [dig(each, "content") for each in found] if isinstance(found, list) and found else [text]
+    return all(isinstance(each, str) and each.strip() in said for each in texts)
 
 
 def _heading(node: Node, part: Call | Step | None) -> Text:
@@ -90,3 +119,89 @@ def _verdict(shown: Readable) -> Text:
     text.append(f"  judged in {1000 * shown.row['reward_s']:.1f} ms", style="not bold dim")
     text.append(f"  {storable(reasons)}" if reasons else "", style="not bold")
     return text
+
+
+def run_ending(directory: Path) -> Iterator[str | Table]:
+    """Yield what a terminal shows of a run that has ended: lines, and tables that fit its width.
+
+    The held-out figures before and after, whether the difference may be chance, a task before and after side by side,
+    the first line of `agentrig why`, and the commands to go on with.
+    """
+    run, seen = read_run(directory), Seen()
+    held_out = figures.held_out(run)
+    accuracy, reward = held_out["accuracy"], held_out["reward"]
+    before, after = accuracy["before"], accuracy["after"]
+    if before is None and after is None:
+        yield "no held-out accuracy: there are no report tasks"
+    else:
+        table = _ends(f"{accuracy['n']} held-out tasks")
+        table.add_column()
+        gain = "" if before is None or after is None else f"{100 * (after - before):+.1f} points"
+        table.add_row(
+            "accuracy", *(NOTHING if share is None else f"{percent(share)}%" for share in (before, after)), gain
+        )
+        table.add_row("95% interval", interval(accuracy["before_ci95"]), interval(accuracy["after_ci95"]))
+        if any(value is not None for value in reward.values()):
+            table.add_row("mean reward", plain(reward["before"], 3), plain(reward["after"], 3))
+        yield table
+    for change in changes(Evidence.of(run, seen)):
+        yield f"{change.text[0].upper()}{change.text[1:]}."
+    pairs = before_after(run, [])
+    for pair in pairs["shown"][:1] if pairs else ():
+        yield ""
+        yield f"{pair['outcome']}: {pair['title']}"
+        table = _ends("")
+        for name, cells in _side_by_side(pair["sides"]):
+            table.add_row(Text(name, style="dim"), *(Text(storable(cell)) for cell in cells))
+        yield table
+    yield ""
+    yield f"why: {headline(diagnose(run, seen))}"
+    hours, failed = figures.hours(run), failures(run)
+    solved = ", solved" if run.summary.get("solved") else ""
+    took = "" if hours is None else f" in {duration(3600 * hours)}"
+    yield f"{run.summary.get('steps', len(run.steps))} steps{took}{solved}" + (
+        f", failed {counted(failed)}" if failed else ""
+    )
+    yield ""
+    places = _next(directory) | _tracked(mapping(run.summary.get("observer_writes")))
+    width = max(map(len, places))
+    yield from (f"{name:<{width}}  {place}" for name, place in places.items())
+
+
+def _ends(head: str) -> Table:
+    """Return a table with a column for each end of a run."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in (head, "before", "after"):
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _side_by_side(sides: Iterable[Readable]) -> Iterator[tuple[str, list[str]]]:
+    sides = list(sides)
+    yield "answer", [cut(side.answer, LONGEST_ANSWER) or NOTHING for side in sides]
+    yield "score", [f"{side.score} ({side.verdict})" for side in sides]
+    reasons = [", ".join(f"{key} {text}" for key, text in side.reasons) for side in sides]
+    if any(reasons):
+        yield "reward says", [cut(text, LONGEST_ANSWER) for text in reasons]
+
+
+def _next(directory: Path) -> dict[str, str]:
+    """Return a run's page, and the commands to go on with."""
+    run, page = shlex.quote(str(directory)), directory / "report.html"
+    found = {
+        "report": str(page) if page.is_file() else f"not written: `agentrig report {run}` says why",
+        "why": f"agentrig why {run}",
+        "watch": f"agentrig watch {run}",
+    }
+    if (directory / "checkpoints" / "latest").is_file():
+        config = shlex.quote(str(directory / "config.toml"))
+        found |= {"eval": f"agentrig eval {config} --checkpoint {run}", "export": f"agentrig export {run} my-model"}
+    return found
+
+
+def _tracked(writes: Mapping[str, Any]) -> dict[str, str]:
+    """Return of each tracker the command that shows or sends what it wrote, else its page, else its folder."""
+    found = {}
+    for name, place in writes.items():
+        found[name] = next((str(place[key]) for key in ("command", "url", "folder") if mapping(place).get(key)), "")
+    return {name: place for name, place in found.items() if place}

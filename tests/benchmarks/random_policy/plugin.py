@@ -72,17 +72,17 @@ def letters(task, outcome, budget_s):
 
 @hookimpl
 def register_tasks():
-    """Bring `paragraphs`."""
+    """Register `paragraphs`."""
     yield TasksSpec(name="paragraphs", summary="Long random paragraphs.", config=ParagraphsConfig, build=Paragraphs)
 
 
 @hookimpl
 def register_agents():
-    """Bring `reader`."""
+    """Register `reader`."""
     yield AgentSpec(name="reader", summary="One call about a long paragraph.", build=lambda config: read)
 
 
 @hookimpl
 def register_rewards():
-    """Bring `letters`."""
+    """Register `letters`."""
     yield RewardSpec(name="letters", summary="The share of small letters in an answer.", build=lambda config: letters)

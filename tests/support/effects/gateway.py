@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from agentrig.gateway.client import Visit
+from agentrig.gateway.client import GatewayAttempt
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.plan import resolve
@@ -27,7 +27,7 @@ def _free_port() -> int:
 def seen(settings: Settings) -> dict[str, Any]:
     """Return where a gateway listens, and what it does with a short and a long request."""
     with scripted_server() as model, Gateway(GatewaySettings(**settings)) as gateway:
-        endpoint = Visit(gateway.address, "r").open(1, model.endpoint(temperature=0.7))
+        endpoint = GatewayAttempt(gateway.address, "r").open(1, model.endpoint(temperature=0.7))
         statuses = []
         for letters in (1, 3 << 19):
             body = {"model": endpoint.model, "messages": [{"role": "user", "content": "x" * letters}]}

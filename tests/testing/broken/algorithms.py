@@ -177,7 +177,7 @@ def read(checkpoint: Path) -> Any:
 
 @hookimpl
 def register_algorithms() -> Iterable[AlgorithmSpec]:
-    """Bring one for each check, and one without a fault."""
+    """Register one for each check, and one without a fault."""
     yield AlgorithmSpec(name="loads", summary="Broken.", build=lambda config: 1 / 0)
     special = {"keys-declared": BareConfig, "keys-read": IdleConfig}
     for fault in ("", *FAULTS):

@@ -78,7 +78,7 @@ FAULTS: Mapping[str, Mapping[str, Any]] = {
 
 @hookimpl
 def register_hardware() -> Iterable[HardwareSpec]:
-    """Bring one for each check."""
+    """Register one for each check."""
     for check, fields in FAULTS.items():
         name = f"{check}"
         yield HardwareSpec(

@@ -220,7 +220,7 @@ class Broken:
 
 @hookimpl
 def register_servers() -> Iterable[ServerSpec]:
-    """Bring one for each check."""
+    """Register one for each check."""
     yield ServerSpec(name="loads", summary="Broken.", build=lambda config: 1 / 0)
     for fault in FAULTS:
         yield ServerSpec(

@@ -31,7 +31,7 @@ def refusal(hardware: Any) -> str:
 
 @hookimpl
 def register_servers() -> Iterable[ServerSpec]:
-    """Bring `file-server`; without a rank, `auto` never takes it."""
+    """Register `file-server`; without a rank, `auto` never takes it."""
     yield ServerSpec(
         name="file-server",
         summary="transformers behind HTTP, one request at a time; new weights by a file.",

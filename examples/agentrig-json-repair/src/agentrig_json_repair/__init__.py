@@ -14,7 +14,7 @@ from agentrig_json_repair.tasks import RepairTasks, TasksConfig
 
 @hookimpl
 def register_tasks() -> Iterable[TasksSpec]:
-    """Bring the task set `json-repair`."""
+    """Register the task set `json-repair`."""
     yield TasksSpec(
         name="json-repair",
         summary="Small documents with one to three faults, each with its schema.",
@@ -25,7 +25,7 @@ def register_tasks() -> Iterable[TasksSpec]:
 
 @hookimpl
 def register_agents() -> Iterable[AgentSpec]:
-    """Bring the agent `json-repair`."""
+    """Register the agent `json-repair`."""
 
     def build(config: AgentConfig) -> Callable[..., str]:
         return partial(repair, turns=config.turns)
@@ -45,7 +45,7 @@ def register_agents() -> Iterable[AgentSpec]:
 
 @hookimpl
 def register_rewards() -> Iterable[RewardSpec]:
-    """Bring the reward `json-repair`."""
+    """Register the reward `json-repair`."""
     yield RewardSpec(
         name="json-repair",
         summary="What was repaired and what was kept; 1 if the document is right.",
@@ -55,7 +55,7 @@ def register_rewards() -> Iterable[RewardSpec]:
 
 @hookimpl
 def register_recipes() -> Iterable[RecipeSpec]:
-    """Bring the recipe `json-repair`."""
+    """Register the recipe `json-repair`."""
     yield RecipeSpec(
         name="json-repair",
         summary="Learns to repair JSON documents, from a model of `agentrig warmup json-repair`, on two cores.",

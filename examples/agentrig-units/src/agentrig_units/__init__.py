@@ -14,7 +14,7 @@ from agentrig_units.tasks import TasksConfig, UnitTasks
 
 @hookimpl
 def register_tasks() -> Iterable[TasksSpec]:
-    """Bring the task set `units`."""
+    """Register the task set `units`."""
     yield TasksSpec(
         name="units",
         summary="Questions about lengths, weights, times and volumes, in many wordings.",
@@ -25,7 +25,7 @@ def register_tasks() -> Iterable[TasksSpec]:
 
 @hookimpl
 def register_agents() -> Iterable[AgentSpec]:
-    """Bring the agent `units`."""
+    """Register the agent `units`."""
 
     def build(config: AgentConfig) -> Callable[..., str]:
         return partial(convert, turns=config.turns)
@@ -45,7 +45,7 @@ def register_agents() -> Iterable[AgentSpec]:
 
 @hookimpl
 def register_rewards() -> Iterable[RewardSpec]:
-    """Bring the reward `units`."""
+    """Register the reward `units`."""
     yield RewardSpec(
         name="units",
         summary="1 for the right number and unit, less for one of the two.",
@@ -55,7 +55,7 @@ def register_rewards() -> Iterable[RewardSpec]:
 
 @hookimpl
 def register_recipes() -> Iterable[RecipeSpec]:
-    """Bring the recipe `units`."""
+    """Register the recipe `units`."""
     yield RecipeSpec(
         name="units",
         summary="Learns to convert units with tools, from a model of `agentrig warmup units`, on two cores.",

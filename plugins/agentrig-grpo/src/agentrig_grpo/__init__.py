@@ -71,9 +71,10 @@ def workload(config: LearnerConfig) -> Workload | None:
 
 
 def ready(config: LearnerConfig) -> None:
-    """Make sure that the starting model is there."""
-    from agentrig_grpo.naming import model_directory
+    """Make sure that the starting model is there; one of the hub is downloaded."""
+    from agentrig_grpo.naming import download, model_directory
 
+    download(config.model)
     model_directory(config.model)
 
 
@@ -95,7 +96,7 @@ def build_server(config: EmbeddedConfig) -> MakeServer:
 
 @hookimpl
 def register_servers() -> Iterable[ServerSpec]:
-    """Bring `embedded`."""
+    """Register `embedded`."""
     yield ServerSpec(
         name="embedded",
         summary="A small LLM server in torch, on a CPU or on the learner's device.",
@@ -108,6 +109,6 @@ def register_servers() -> Iterable[ServerSpec]:
 
 @hookimpl
 def register_algorithms() -> Iterable[AlgorithmSpec]:
-    """Bring `grpo`."""
+    """Register `grpo`."""
     summary = "Group-relative policy optimization in torch, for a CPU or one device."
     yield from_credit(None, name="grpo", summary=summary, config=GrpoConfig)

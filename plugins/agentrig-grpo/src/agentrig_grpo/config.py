@@ -14,7 +14,7 @@ from agentrig.learners import LoopSettings
 class LearnerConfig(LoopSettings):
     """Settings of the learner, and of the loop around it: those of each algorithm that is a credit for this learner."""
 
-    model: str = setting("mini", help="a local Hugging Face directory, or the name of a shipped model")
+    model: str = setting("mini", help="a local Hugging Face directory, a shipped model, or OWNER/NAME of the hub")
     optimizer: str = setting(
         "adamw",
         help="AdamW with its two moments in fp32, or in 8 bits (agentrig-grpo[8bit]), which saves 6 bytes a weight",

@@ -1,11 +1,25 @@
-"""Finds the starting model: a local directory, or a model shipped with this distribution."""
+"""Finds the starting model: a local directory, one shipped with this distribution, or one of the Hugging Face hub."""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import re
 from pathlib import Path
 
 from agentrig.errors import ConfigError, nearest
+from agentrig.text import words_of
+
+log = logging.getLogger(__name__)
+
+OF_HUB = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+"""What a model of the Hugging Face hub is called: owner and name."""
+
+WEIGHTS = "model.safetensors"
+
+FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+"""What is downloaded of a model: its configuration, weights, tokenizer and chat template."""
 
 SHIPPED = Path(__file__).parent / "models"
 
@@ -19,10 +33,11 @@ def model_directory(name: str) -> Path:
     """Return the directory of a model.
 
     Args:
-        name: A Hugging Face directory, or a shipped model's name.
+        name: A Hugging Face directory, a shipped model's name, or `OWNER/NAME` of the hub: then it must be in the
+            hub's cache, see `download`.
 
     Raises:
-        ConfigError: It is neither; the message lists the shipped models.
+        ConfigError: It is none of them; the message lists the shipped models.
     """
     directory = Path(name).expanduser()
     try:
@@ -33,12 +48,58 @@ def model_directory(name: str) -> Path:
             f"[algorithm] model = {name!r}: this user (uid {os.getuid()}) may not look into it or a folder above; "
             "change the permissions: chmod u+rX"
         ) from None
-    known = shipped()
-    if name in known:
+    if name in shipped():
         return SHIPPED / name
+    if is_of_hub(name) and (cached := in_cache(name)) is not None:
+        return cached
+    raise ConfigError(_absent(name))
+
+
+def _absent(name: str) -> str:
+    """Say that a model is not there, and what to do."""
+    directory, known = Path(name).expanduser(), shipped()
     found = "it has no config.json" if directory.is_dir() else "there is no such directory"
-    raise ConfigError(
+    fetch = "algorithm.model=DIR, or --model DIR in agentrig run"
+    if is_of_hub(name):
+        fetch = f"hf download {name} --local-dir models/{directory.name}, then algorithm.model=models/{directory.name}"
+    return (
         f"[algorithm] model = {name!r}: {found}, and no shipped model has this name.{nearest(name, known)}\n"
         f"  shipped models: {', '.join(known) or 'none'}; any other must be a local Hugging Face directory:\n"
-        "  algorithm.model=DIR, or --model DIR in agentrig run; agentrig warmup makes a small one for your tasks"
+        f"  {fetch}; agentrig warmup makes a small one for your tasks"
     )
+
+
+def is_of_hub(name: str) -> bool:
+    """Whether a name is that of a model of the hub, and not of a place in a folder that is here."""
+    return OF_HUB.fullmatch(name) is not None and not Path(name).parent.is_dir()
+
+
+def in_cache(name: str) -> Path | None:
+    """Return the directory of a model of the hub in this machine's cache; None if it is not there as a whole."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        found = Path(snapshot_download(name, allow_patterns=list(FILES), local_files_only=True))
+    except (LocalEntryNotFoundError, ValueError):
+        return None
+    index = found / "model.safetensors.index.json"
+    parts = set(json.loads(index.read_text("utf-8"))["weight_map"].values()) if index.is_file() else {WEIGHTS}
+    return found if all((found / file).is_file() for file in ("config.json", *parts)) else None
+
+
+def download(name: str) -> None:
+    """Download a model of the hub into the cache if it is not there.
+
+    Raises:
+        ConfigError: The hub does not answer, or does not give it; the message has the reason and the command to try.
+    """
+    if not is_of_hub(name) or in_cache(name) is not None:
+        return
+    from huggingface_hub import snapshot_download
+
+    log.warning("downloading the model %s from the Hugging Face hub", name)
+    try:
+        snapshot_download(name, allow_patterns=list(FILES))
+    except Exception as error:  # of the client, or of the HTTP library below it
+        raise ConfigError(f"{_absent(name)}\n  the hub: {words_of(error).splitlines()[0]}") from error

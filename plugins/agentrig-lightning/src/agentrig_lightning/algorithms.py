@@ -16,8 +16,8 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, place_of
 from agentrig.hardware import Hardware
 from agentrig.plugins.specs import AlgorithmSpec
+from agentrig.pools import Result
 from agentrig.rollouts import Rollout
-from agentrig.runners.jobs import Result
 from agentrig.secrets import Secret
 from agentrig.settings import setting
 from agentrig.tasks import Task, fingerprint

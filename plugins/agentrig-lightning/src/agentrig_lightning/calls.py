@@ -17,7 +17,7 @@ from typing import Any
 from agentrig.agents import Judged
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError
-from agentrig.runners.jobs import Job
+from agentrig.pools import Job
 from agentrig.traces import Trace
 from agentrig.tracing.recorder import Recorder, current
 from agentrig_lightning.instances import FORMS, AgentSlot, AgentSlots, copies, factory, is_instance

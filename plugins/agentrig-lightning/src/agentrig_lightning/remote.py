@@ -20,8 +20,8 @@ import httpx
 from agentrig import __version__
 from agentrig.endpoints import is_loopback, without_proxy
 from agentrig.errors import AgentrigError, ConfigError
+from agentrig.pools import Job, Result
 from agentrig.processes.ends import Interrupted, name_of
-from agentrig.runners.jobs import Job, Result
 from agentrig.runners.processes import Pool
 from agentrig.text import mask
 from agentrig_lightning.joining import ALIVE, ENDED, JOIN, LEAVE, REPORT, TOKEN_VARIABLE

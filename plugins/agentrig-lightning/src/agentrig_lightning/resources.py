@@ -15,7 +15,7 @@ from agentlightning import (
 from pydantic import TypeAdapter
 
 from agentrig.endpoints import Endpoint, GatewayAddress
-from agentrig.runners.jobs import Job
+from agentrig.pools import Job
 
 OWN_FIELDS = "agentrig"
 """The key of an LLM's sampling parameters that has what Agent Lightning's resource has no field for."""

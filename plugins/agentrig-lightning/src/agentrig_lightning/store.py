@@ -28,7 +28,7 @@ from agentlightning.types import (
 )
 
 from agentrig.endpoints import is_loopback
-from agentrig.runners.jobs import Result
+from agentrig.pools import Result
 from agentrig_lightning.leases import Leases
 from agentrig_lightning.resources import endpoint_of
 

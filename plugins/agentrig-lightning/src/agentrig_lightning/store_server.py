@@ -22,8 +22,7 @@ from agentrig import __version__
 from agentrig.endpoints import address_of, is_loopback
 from agentrig.errors import AgentrigError
 from agentrig.http_server import Access, ServerThread, listen
-from agentrig.pools import RESULT_BYTES
-from agentrig.runners.jobs import Result
+from agentrig.pools import RESULT_BYTES, Result
 from agentrig.text import cut, mask, storable, words_of
 from agentrig_lightning.joining import ALIVE, ENDED, JOIN, LEAVE, REPORT, RUNNING, TOKEN_VARIABLE
 from agentrig_lightning.store import Store

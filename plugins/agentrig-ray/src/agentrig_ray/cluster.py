@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from agentrig.errors import ConfigError
 
@@ -38,6 +40,7 @@ def join(address: str, *, logs: bool = False) -> bool:
     """
     import ray
 
+    _shorten_messages()
     if ray.is_initialized():
         if address:
             found = ray.get_runtime_context().gcs_address
@@ -87,6 +90,32 @@ def refused(address: str, error: Exception) -> ConfigError:
         f"the Ray cluster {address} does not answer: {error}\n  Is it running, and is that the port of its head (6379 "
         "by default)? runners.address or RAY_ADDRESS names it"
     )
+
+
+def _shorten_messages() -> None:
+    """Log a message of the cluster in one line; Ray prints it whole, for a lost node with 20 lines of its raylet's log.
+
+    Ray has no setting for this: its thread that receives the messages prints them by this function.
+    """
+    from ray._private import worker
+
+    prints = worker.print_to_stdstream
+    if getattr(prints, "shortens", False):
+        return
+
+    def shortened(data: Mapping[str, Any], *more: Any, **options: Any) -> None:
+        if data.get("pid") != "raylet":
+            prints(data, *more, **options)
+            return
+        for message in data["lines"]:
+            log.debug("Ray: %s", message)
+            if not message.startswith("Raylet is terminated"):  # of a node that the next message names
+                log.warning("Ray: %s", re.split(r"[.!]?\s*\n|[.!] (?=[A-Z])", message.strip(), maxsplit=1)[0])
+
+    shortened.shortens = True  # type: ignore[attr-defined]
+    worker.print_to_stdstream = shortened
+    # In another thread than the main one, Ray warns that it does not replace the handler of SIGTERM: as it should be.
+    worker.logger.addFilter(lambda record: "SIGTERM handler" not in record.getMessage())
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ def _build(config: Any) -> Any:
 
 @hookimpl
 def register_algorithms() -> Iterable[AlgorithmSpec]:
-    """Bring `verl`."""
+    """Register `verl`."""
     from agentrig_verl.checks import check_settings, check_symbols, check_verl_vllm
     from agentrig_verl.modelscope import check_modelscope, hub
     from agentrig_verl.ray_checks import check_place, check_ray_cluster, check_ray_sockets, check_ray_token

@@ -1,1 +1,1 @@
-"""One file per command; `agentrig.cli.groups.Group.lazy` lists them."""
+"""One file per command; `agentrig.cli.groups.Group.sections` lists them."""

@@ -21,10 +21,13 @@ def _table(findings: Sequence[Finding]) -> None:
 
     colours = {"ok": "green", "warning": "yellow", "problem": "red", "skipped": "dim"}
     table = Table(show_lines=False, pad_edge=False)
-    for column in ("check", "result", "evidence", "cure"):
+    cures = any(f.cure for f in findings)
+    for column in ("check", "result", "evidence", *(["cure"] if cures else [])):
         table.add_column(column, overflow="fold", no_wrap=column in ("check", "result"))
     for f in findings:
-        table.add_row(Text(f.check), Text(f.result, style=colours[f.result]), Text(f.evidence), Text(f.cure))
+        table.add_row(
+            Text(f.check), Text(f.result, style=colours[f.result]), Text(f.evidence), *([Text(f.cure)] if cures else [])
+        )
     Console().print(table)
 
 

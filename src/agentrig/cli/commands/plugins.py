@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--strict-plugins", is_flag=True, help="Stop if any plugin fails to load.")
 @click.pass_context
 def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plugins: bool) -> None:
-    """List the plugins: distribution, version, status, and what each brings.
+    """List the components by kind, and the plugins that bring them: version, status, origin.
 
     \b
     agentrig plugins
@@ -39,18 +40,33 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
     if as_json:
         click.echo(json.dumps([p.as_dict() for p in registry.plugins], indent=2))
     else:
-        for plugin in registry.plugins:
-            _print_plugin(plugin)
+        _print_kinds(registry)
     registry.check()
 
 
-def _print_plugin(plugin: PluginInfo) -> None:
-    click.echo(f"{plugin.distribution} {plugin.version}  {plugin.status}  ({plugin.origin})")
+def _print_kinds(registry: Registry) -> None:
+    """Print all components, kind by kind, and a line for each plugin."""
+    from agentrig.plugins.specs import KINDS
+
+    for kind in KINDS:
+        components = registry.components(kind)
+        if components:
+            click.echo(kind)
+        width = max((len(c.spec.name) for c in components), default=0)
+        for c in components:
+            click.echo(f"    {c.spec.name:<{width}}  {c.spec.summary}  ({c.distribution})")
+    click.echo("plugins")
+    for plugin in registry.plugins:
+        _print_plugin(plugin, whole=False)
+
+
+def _print_plugin(plugin: PluginInfo, *, whole: bool = True) -> None:
+    click.echo(f"{'' if whole else '    '}{plugin.distribution} {plugin.version}  {plugin.status}  ({plugin.origin})")
     if plugin.error:
         click.echo(f"    {plugin.error}")
     if plugin.observes:
         click.echo(f"    {'hooks':<10} {', '.join(plugin.observes)}")
-    for c in plugin.components:
+    for c in plugin.components if whole else ():
         click.echo(f"    {c.kind:<10} {c.spec.name:<24} {c.spec.summary}")
 
 
@@ -63,8 +79,8 @@ def _print_plugin(plugin: PluginInfo) -> None:
 def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: bool) -> None:
     """Show a component, a section of a run file (run, runners, gateway), or a plugin.
 
-    Of a component or section: each key with its type, default, range and meaning; of a component also where it comes
-    from. Of a plugin: its status and its components.
+    Of a component or section: each key with its type, default, range and meaning, those that recipes set first; of a
+    component also where it comes from. Of a plugin: its status and its components.
 
     \b
     agentrig plugins show grpo
@@ -110,9 +126,19 @@ def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: 
         if d["kind"] == "recipe":
             click.echo("\n" + to_toml(d["settings"]))
             continue
-        for key, s in d["settings"].items():
+        section = d["kind"] if d["kind"] != "section" else d["name"]
+        first = _set_by_recipes(registry, section, d["name"])
+        for key, s in sorted(
+            d["settings"].items(), key=lambda item: (item[1]["default"] != "required", -first[item[0]])
+        ):
             values = f", {s['range']}" if s["range"] else ""
             click.echo(f"    {key} = {_as_written(s['default'])}  ({s['type']}{values})  {s['help']}")
+
+
+def _set_by_recipes(registry: Registry, section: str, name: str) -> Counter[str]:
+    """Return the keys of a component, or of a section without one, that recipes set: each with how many set it."""
+    tables = [c.spec.settings.get(section, {}) for c in registry.components("recipe")]
+    return Counter(key for table in tables if table.get("use", name) == name for key in table)
 
 
 def _described(kind: str, name: str, summary: str, plugin: PluginInfo | None, settings: Any) -> dict[str, Any]:

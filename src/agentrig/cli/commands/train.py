@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ from agentrig.plugins.specs import RUN_KINDS
 )
 @click.option("--otlp", metavar="URL", help="Send traces to this OpenTelemetry collector (OTLP/HTTP).")
 @click.option("--json", "as_json", is_flag=True, help="Print summary.json at the end, and no display.")
-@click.option("--watch", "watched", is_flag=True, help="Serve the live page of this run's folder, and print its link.")
+@click.option(
+    "--watch", "watched", is_flag=True, help="Serve the live page of this run's folder; in a terminal until Ctrl-C."
+)
 @click.option("--yes", is_flag=True, help="Stop what blocks the run (a stale Ray cluster) without asking.")
 def train(
     words: Sequence[str],
@@ -88,22 +91,31 @@ def train(
         shown["starting"] = display.starting
         plan.registry.add_observer(display, "display")
     folder = resume.parent if resume is not None else Path(plan.run.directory)
-    with stdout_to_stderr(as_json), page_of(folder) if watched else nullcontext():
+    stays = not as_json and sys.stdin is not None and sys.stdin.isatty()
+    with stdout_to_stderr(as_json), page_of(folder, stays=stays) if watched else nullcontext():
         summary = run.train(plan, resume=resume, from_step=from_step, **shown)
     if as_json:
         click.echo(json.dumps(summary, indent=2))
 
 
 @contextmanager
-def page_of(folder: Path) -> Iterator[None]:
+def page_of(folder: Path, *, stays: bool) -> Iterator[None]:
     """Serve the live page of a folder of runs in a process of its own, which ends with this one.
 
     It prints its link to standard error, so that `--json` keeps standard output for itself.
+
+    Args:
+        folder: The folder.
+        stays: Whether the page is served on after a run that ended well, until Ctrl-C.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "agentrig", "watch", str(folder), "--with-input"]
     page = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True)
     try:
         yield
+        if stays:
+            click.echo("the page is still served; Ctrl-C ends it", err=True)
+            with suppress(KeyboardInterrupt):
+                threading.Event().wait()
     finally:
         page.communicate()  # its input ends, and then it does

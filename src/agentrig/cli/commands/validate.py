@@ -42,7 +42,7 @@ def validate(
     Without a name it takes the package in the current folder. Exit status 0 only if no check failed.
 
     \b
-    agentrig validate my_agent.py
+    agentrig validate my_agent.py --tasks mini-sql --reward spider-exec
     agentrig validate my-agent --tasks my-tasks --reward my-reward
     agentrig validate my_agent.py --tasks my_tasks.py:words --reward my_tasks.py:equal gateway.use=on
     agentrig validate agentrig-spider --json

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from agentrig.figures import number
+from agentrig.run.directory import dev_command
 from agentrig.view.causes.evidence import Evidence, StepFacts, total
 from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.trend import SURE, at_least, at_most, quarter
@@ -21,7 +22,7 @@ CUT_LIMIT = 0.1
 CURES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "deadline": (
         ("runners.deadline_s",),
-        "Give a rollout more time, or find out where the agent waits: agentrig dev shows each span's seconds.",
+        "Give a rollout more time, or find out where the agent waits: {dev} shows each span's seconds.",
     ),
     "reward-invalid": (
         ("run.reward_budget_s",),
@@ -38,7 +39,7 @@ CURES: Mapping[str, tuple[tuple[str, ...], str]] = {
     ),
     "adapter-error": (("adapter.use",), "The adapter raised: mend it, agentrig validate checks it."),
 }
-"""Kind of a failure to the settings and the advice."""
+"""Kind of a failure to the settings and the advice; `{dev}` is the command that shows rollouts."""
 
 
 def failures(evidence: Evidence) -> Iterator[Finding]:
@@ -64,14 +65,14 @@ def failures(evidence: Evidence) -> Iterator[Finding]:
     since = next((f.step for f in evidence.steps if f.failures.get(worst)), None)
     example = next((f.examples[worst] for f in evidence.steps if f.examples.get(worst)), "")
     listed = ", ".join(f"{count(n)} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: -item[1]))
-    settings, advice = CURES.get(worst, ((), "Look at one with: agentrig dev, which shows every span."))
+    settings, advice = CURES.get(worst, ((), "Look at one with: {dev}, which shows every span."))
     yield problem(
         "failures",
         f"{text}: {listed}" + (f"; for example: {example.strip().splitlines()[0][:200]}" if example.strip() else ""),
         seen=(failed, rollouts, "rollouts"),
         since=since,
         settings=settings,
-        advice=advice,
+        advice=advice.format(dev=dev_command(evidence.run.directory)),
         explains=("zero-variance-groups",),
     )
 

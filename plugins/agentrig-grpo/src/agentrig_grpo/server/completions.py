@@ -13,7 +13,7 @@ from agentrig.http_server import Refused
 from agentrig_grpo.server import protocol
 from agentrig_grpo.server.chat import Chat
 from agentrig_grpo.server.engine import Decoder, Request, Score
-from agentrig_grpo.server.fields import Between, Unfit, converter
+from agentrig_grpo.server.fields import BadField, Between, converter
 from agentrig_grpo.server.protocol import Addressed
 
 Tokens = NewType("Tokens", tuple[int, ...])
@@ -39,7 +39,7 @@ class CompletionRequest(Addressed):
     @top_p.validator
     def _above_zero(self, field: Any, value: float) -> None:
         if value == 0:
-            raise Unfit("must be greater than 0", field.name)
+            raise BadField("must be greater than 0", field.name)
 
 
 def parse(body: bytes, *, model: str, vocabulary: int) -> CompletionRequest:
@@ -69,9 +69,9 @@ def _rules() -> cattrs.Converter:
 
 def _tokens(prompt: Any, _: Any) -> tuple[int, ...]:
     if not isinstance(prompt, list) or not all(type(token) is int and token >= 0 for token in prompt):
-        raise Unfit("must be a list of token ids; text is taken by /v1/chat/completions")
+        raise BadField("must be a list of token ids; text is taken by /v1/chat/completions")
     if len(prompt) < 2:
-        raise Unfit("must have two token ids or more")
+        raise BadField("must have two token ids or more")
     return tuple(prompt)
 
 

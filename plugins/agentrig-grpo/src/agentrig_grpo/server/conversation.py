@@ -8,7 +8,7 @@ from typing import Any, Literal, NewType, TypedDict, get_args
 import cattrs
 
 from agentrig_grpo.server import values
-from agentrig_grpo.server.fields import Unfit
+from agentrig_grpo.server.fields import BadField
 from agentrig_grpo.server.values import short
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -97,7 +97,7 @@ def _message(value: Any, plain: Callable[[Any, Any], Any]) -> Any:
         value = {key: item for key, item in value.items() if key != "tool_calls" or item not in (None, [])}
         if "tool_calls" in value:
             if value.get("role") != "assistant":
-                raise Unfit("has tool_calls; only a message of the assistant may")
+                raise BadField("has tool_calls; only a message of the assistant may")
             if value.get("content") is None:
                 value["content"] = ""
     return plain(value, Message)
@@ -110,14 +110,14 @@ def _text(content: Any, _: Any) -> str:
         for i, part in enumerate(content):
             if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
                 kind = part.get("type") if isinstance(part, dict) else part
-                raise Unfit(f"must be a string or a list of text parts: this model reads no {short(kind)} (part {i})")
+                raise BadField(f"must be a string or a list of text parts; the model reads no {short(kind)} (part {i})")
         return "".join(part["text"] for part in content)
-    raise Unfit("must be a string or a list of text parts")
+    raise BadField("must be a string or a list of text parts")
 
 
 def _name(name: Any, _: Any) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= 256:
-        raise Unfit(f"must be a string of 1 to 256 characters, not {short(name)}")
+        raise BadField(f"must be a string of 1 to 256 characters, not {short(name)}")
     return name
 
 
@@ -126,15 +126,15 @@ def _arguments(arguments: Any, _: Any) -> Any:
         try:
             arguments = values.read(arguments.encode() or b"{}")
         except values.BadValue as error:
-            raise Unfit(f"must be the text of a JSON object: {error}") from None
+            raise BadField(f"must be the text of a JSON object: {error}") from None
     if not isinstance(arguments, dict):
-        raise Unfit(f"must be the text of a JSON object, not {short(arguments)}")
+        raise BadField(f"must be the text of a JSON object, not {short(arguments)}")
     return arguments
 
 
 def _tool_choice(choice: Any, _: Any) -> str:
     if choice not in ("auto", "none"):
-        raise Unfit(f'must be "auto" or "none", not {short(choice)}: this server forces no call')
+        raise BadField(f'must be "auto" or "none", not {short(choice)}: this server forces no call')
     return str(choice)
 
 
@@ -148,6 +148,6 @@ def _schema(form: Any, _: Any) -> Mapping[str, Any]:
         given = form.get("json_schema")
         schema = given.get("schema") if isinstance(given, dict) else None
         if not isinstance(schema, dict):
-            raise Unfit("must have the schema, an object, in json_schema.schema")
+            raise BadField("must have the schema, an object, in json_schema.schema")
         return schema or {"type": ["object", "array", "string", "number", "boolean", "null"]}
-    raise Unfit(f'must be an object with the type "text", "json_object" or "json_schema", not {short(form)}')
+    raise BadField(f'must be an object with the type "text", "json_object" or "json_schema", not {short(form)}')

@@ -16,7 +16,7 @@ from agentrig_grpo.server.values import short
 T = TypeVar("T")
 
 
-class Unfit(Exception):
+class BadField(Exception):
     """A field's value does not fit.
 
     Args:
@@ -41,7 +41,7 @@ def structure(cls: type[T], data: Mapping[str, Any], rules: cattrs.Converter) ->
     """Build an attrs class from a JSON object. A field that is null counts as left out; fields of no name are ignored.
 
     Raises:
-        Unfit: The first field of the class that does not fit.
+        BadField: The first field of the class that does not fit.
     """
     try:
         return rules.structure({name: value for name, value in data.items() if value is not None}, cls)
@@ -62,7 +62,7 @@ def converter() -> cattrs.Converter:
     return made
 
 
-def _first(error: Exception) -> Unfit:
+def _first(error: Exception) -> BadField:
     """Return the first of the errors that cattrs collected, with the place that its notes name."""
     where = ""
     while isinstance(error, BaseValidationError):
@@ -73,9 +73,9 @@ def _first(error: Exception) -> Unfit:
             elif isinstance(note, IterableValidationNote):
                 where += f"[{note.index}]"
     if isinstance(error, KeyError):
-        return Unfit("is missing", where)
-    if isinstance(error, Unfit):
-        return Unfit(error.words, error.where or where)
+        return BadField("is missing", where)
+    if isinstance(error, BadField):
+        return BadField(error.words, error.where or where)
     raise error
 
 
@@ -85,7 +85,7 @@ def _is(origin: Any) -> Callable[[Any], bool]:
 
 def _same(value: Any, type_: type[T]) -> T:
     if not isinstance(value, type_):
-        raise Unfit(f"must be of type {type_.__name__}, not {type(value).__name__}")
+        raise BadField(f"must be of type {type_.__name__}, not {type(value).__name__}")
     return value
 
 
@@ -94,7 +94,7 @@ def _choice(type_: Any) -> StructureHook:
 
     def choice(value: Any, _: Any) -> Any:
         if value not in choices:
-            raise Unfit(f"is {short(value)}; use one of {', '.join(choices)}")
+            raise BadField(f"is {short(value)}; use one of {', '.join(choices)}")
         return value
 
     return choice
@@ -107,9 +107,9 @@ def _number(type_: Any) -> StructureHook:
 
     def number(value: Any, _: Any) -> Any:
         if not isinstance(value, int | float) or isinstance(value, bool) or (kind is int and value != int(value)):
-            raise Unfit(f"must be {wanted}, not {short(value)}")
+            raise BadField(f"must be {wanted}, not {short(value)}")
         if not bounds.low <= value or (bounds.high is not None and not value <= bounds.high):
-            raise Unfit(f"is {short(value)}; it must be {limits}")
+            raise BadField(f"is {short(value)}; it must be {limits}")
         return kind(value)
 
     return number
@@ -139,7 +139,7 @@ def _object(type_: Any, rules: cattrs.BaseConverter) -> StructureHook:
 
     def object_(value: Any, _: Any) -> Any:
         if not isinstance(value, dict):
-            raise Unfit(f"must be an object with {' and '.join(names)}")
+            raise BadField(f"must be an object with {' and '.join(names)}")
         given = {name: item for name, item in value.items() if item is not None}
         return fields({**dict.fromkeys(names), **given}, type_)
 

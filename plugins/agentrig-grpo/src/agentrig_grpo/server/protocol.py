@@ -19,7 +19,7 @@ from agentrig_grpo.server.chat import Chat, StopStrings
 from agentrig_grpo.server.constraints import Constraint
 from agentrig_grpo.server.conversation import Message, Schema, Tool, ToolChoice, add_rules
 from agentrig_grpo.server.engine import Request
-from agentrig_grpo.server.fields import Between, Unfit, converter, structure
+from agentrig_grpo.server.fields import BadField, Between, converter, structure
 from agentrig_grpo.server.values import short
 
 IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
@@ -95,30 +95,30 @@ class ChatRequest(Addressed):
     @continue_final_message.validator
     def _last_of_the_assistant(self, field: Any, value: bool) -> None:
         if value and self.add_generation_prompt:
-            raise Unfit("needs add_generation_prompt: false", field.name)
+            raise BadField("needs add_generation_prompt: false", field.name)
         if value and (self.messages[-1]["role"] != "assistant" or not self.messages[-1]["content"].strip()):
-            raise Unfit("needs a last message of the assistant, with text", field.name)
+            raise BadField("needs a last message of the assistant, with text", field.name)
 
     @response_format.validator
     def _not_with_tools(self, field: Any, value: Mapping[str, Any]) -> None:
         if value and self.tools and self.tool_choice == "auto":
             words = 'must be left out where tools may be called: leave tools out, or set tool_choice to "none"'
-            raise Unfit(words, field.name)
+            raise BadField(words, field.name)
 
     @messages.validator
     def _some(self, field: Any, value: list[Message]) -> None:
         if not value:
-            raise Unfit("is empty; send at least one", field.name)
+            raise BadField("is empty; send at least one", field.name)
 
     @top_logprobs.validator
     def _with_logprobs(self, field: Any, value: int) -> None:
         if value and not self.logprobs:
-            raise Unfit("needs logprobs: true", field.name)
+            raise BadField("needs logprobs: true", field.name)
 
     @top_p.validator
     def _above_zero(self, field: Any, value: float) -> None:
         if value == 0:
-            raise Unfit("must be greater than 0", field.name)
+            raise BadField("must be greater than 0", field.name)
 
     @property
     def limit(self) -> int | None:
@@ -156,7 +156,7 @@ def checked(body: bytes, cls: type[AnyRequest], rules: cattrs.Converter, *, mode
                 code="model_not_found",
             )
         request = structure(cls, data, rules)
-    except (values.BadValue, Unfit) as error:
+    except (values.BadValue, BadField) as error:
         raise Refused(str(error), param=error.where) from None
     _refuse_others(data, attrs.fields_dict(cls))
     return request
@@ -177,7 +177,7 @@ def _stops(stop: Any, _: Any) -> tuple[str, ...]:
         or len(stops) > 16
         or not all(isinstance(s, str) and 0 < len(s) <= STOP_LIMIT for s in stops)
     ):
-        raise Unfit(f"must be a string or up to 16 strings, none of them empty or longer than {STOP_LIMIT} characters")
+        raise BadField(f"must be a string or up to 16 strings, each of 1 to {STOP_LIMIT} characters")
     return tuple(stops)
 
 
