@@ -249,6 +249,13 @@ def test_a_rollout_begins_with_its_verdict_its_reason_and_the_gold_answer(runs: 
     assert "Never shown to the agent" not in trace
 
 
+def test_the_list_of_runs_has_the_rewards_of_each_step(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one", steps=3)
+    with serving(tmp_path) as link:
+        points = re.findall(r'<svg class="spark"[^>]*><polyline points="([^"]*)"', page(link))
+    assert [len(each.split()) for each in points] == [len(read_run(run).steps)]
+
+
 def test_before_and_after_is_a_page_that_begins_with_examples(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=2)
     with serving(directory) as link:

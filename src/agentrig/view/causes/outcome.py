@@ -158,7 +158,7 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
     if figures.sign_test(better, worse) > 0.05:
         yield Finding("warn", f"{text}{few}")
     else:
-        yield Finding("ok" if better > worse else "warn", f"{text}: this is significant")
+        yield Finding("ok" if better > worse else "warn", text)
 
 
 def _strings(value: Any) -> list[str]:
