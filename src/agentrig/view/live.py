@@ -182,8 +182,8 @@ class LiveDisplay:
     def _say(self, said: str | Table) -> None:
         """Print a line unchanged, without markup and line wrapping, or a table in the terminal's width."""
         try:
-            line = isinstance(said, str)
-            self._console.print(Text(said) if line else said, soft_wrap=line, highlight=False)
+            shown = Text(said) if isinstance(said, str) else said
+            self._console.print(shown, soft_wrap=isinstance(said, str), highlight=False)
         except (OSError, SystemExit) as error:  # rich ends the process when the reader of a pipe has gone
             self._console.quiet = True
             why = getattr(error, "strerror", None) or "nobody reads it any more"
