@@ -168,8 +168,9 @@ def test_the_lock_says_whether_a_run_goes_on_or_has_crashed(tmp_path: Path):
     assert figures.status(read_run(directory)) == "stopped: RunStopped"
 
 
-def test_a_running_run_has_no_warning_for_what_is_still_to_come(tmp_path: Path):
-    directory = write_run(tmp_path / "run", steps=0, ended=False)
+@pytest.mark.parametrize("steps", [0, 9])  # the second has two validations, too few tasks to be sure of a gain
+def test_a_running_run_has_no_warning_for_what_is_still_to_come(tmp_path: Path, steps: int):
+    directory = write_run(tmp_path / "run", steps=steps, ended=False)
     lock = Lock(directory / "run.lock")
     assert lock.take()
     with serving(directory) as link:

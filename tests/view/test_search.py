@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from agentrig.run.rows import rollout_schema
+from agentrig.testing.run_directory import write_run
 from agentrig.view.reading import RolloutFile, columns_of, verdict
+from agentrig.view.watch.app import serving
 from agentrig.view.watch.rollouts import TEXTS, Filter, Rollouts
 
 
@@ -125,8 +129,8 @@ def test_a_damaged_file_is_named_each_time_and_the_others_are_shown(run: Path) -
     rollouts = Rollouts(run)
     for _ in range(2):
         assert len(rollouts.table()) == 5
-        assert len(rollouts.unreadable) == 1
-        assert "rollouts/train-00002.parquet cannot be read" in rollouts.unreadable[0]
+        assert len(rollouts.unreadable()) == 1
+        assert "rollouts/train-00002.parquet cannot be read" in rollouts.unreadable()[0]
 
 
 def test_a_whole_row_is_decoded(run: Path) -> None:
@@ -143,3 +147,23 @@ def test_verdicts() -> None:
         "part",
     ]
     assert verdict(row(0, value=None)) == "failed"
+
+
+def test_the_first_view_reads_one_file_and_the_others_are_read_meanwhile(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=6)
+    rollouts = Rollouts(run)
+    files = len(rollouts.files())
+    step = rollouts.find(Filter(mode="train", step=6))
+    assert (len(step), rollouts.progress()) == (16, (1, files))
+    assert rollouts.row(step["id"][0].as_py()) is not None
+    assert len(rollouts.inputs(ids_of(step))) == 16
+    assert rollouts.nodes() == ["check_query", "rewrite_query", "write_query"]
+    assert rollouts.progress() == (1, files), "a page of one step needs its file only"
+    with serving(run) as link:
+        texts = [httpx.get(f"{link}run/run/traces").text]
+        deadline = time.monotonic() + 60
+        while "files.</p>" in texts[-1] and time.monotonic() < deadline:
+            texts.append(httpx.get(f"{link}run/run/traces").text)
+        assert "files.</p>" not in texts[-1]
+    assert rollouts.row("train-1-0") is not None
+    assert rollouts.progress() == (files, files)

@@ -91,7 +91,9 @@ def test_files_of_other_types_do_not_take_a_runs_pages(ended_run: Callable[..., 
         words = pa.array(["many"] * len(table))
         pq.write_table(table.set_column(table.column_names.index(column), column, words), file)
     with serving(tmp_path / "typed") as link:
-        text = page(link, "run/typed/traces", mode="train", step="1")
+        text = ""
+        while not text or "files.</p>" in text:  # the other files are read meanwhile
+            text = page(link, "run/typed/traces", mode="train", step="1")
         assert f"{files[-1].name} cannot be read: its column value holds string, not double" in text
         assert "many" not in page(link, f"run/typed/rollout/{rollouts_of(text)[0]}")
 
@@ -245,6 +247,13 @@ def test_a_rollout_begins_with_its_verdict_its_reason_and_the_gold_answer(runs: 
     assert "gold" in after.lower() or "No gold answer can be shown" in after
     assert "Task</h2>" not in before
     assert "Never shown to the agent" not in trace
+
+
+def test_the_list_of_runs_has_the_rewards_of_each_step(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one", steps=3)
+    with serving(tmp_path) as link:
+        points = re.findall(r'<svg class="spark"[^>]*><polyline points="([^"]*)"', page(link))
+    assert [len(each.split()) for each in points] == [len(read_run(run).steps)]
 
 
 def test_before_and_after_is_a_page_that_begins_with_examples(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from agentrig.figures import number
 from agentrig.view import figures
@@ -146,19 +146,20 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
     if evidence.ends is None:
         return
     few = ""
-    if 0 < len(evidence.run.steps) < FEW:
+    doubt: Literal["fact", "warn"] = "fact" if evidence.run.running else "warn"
+    if 0 < len(evidence.run.steps) < FEW and not evidence.run.running:
         few = f"; {len(evidence.run.steps)} steps are few, so this is not surprising"
     if not better + worse:
-        yield Finding("warn", f"none of {count(judged)} tasks measured at both ends changed its outcome{few}")
+        yield Finding(doubt, f"none of {count(judged)} tasks measured at both ends changed its outcome{few}")
         return
     text = (
         f"of {count(judged)} tasks measured at both ends, {count(better)} went from wrong to right and {count(worse)} "
         f"from right to wrong ({figures.chance(better, worse)})"
     )
     if figures.sign_test(better, worse) > 0.05:
-        yield Finding("warn", f"{text}{few}")
+        yield Finding(doubt, f"{text}{few}")
     else:
-        yield Finding("ok" if better > worse else "warn", f"{text}: this is significant")
+        yield Finding("ok" if better > worse else "warn", text)
 
 
 def _strings(value: Any) -> list[str]:

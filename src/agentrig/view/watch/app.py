@@ -213,6 +213,7 @@ class Pages:
                 rows, found = views.found_rollouts(run, wanted, page)
         except ValueError as wrong:
             error = str(wrong)
+        run.rollouts.read_all()
         at = next((i for i, batch in enumerate(batches) if batch == (wanted.mode, wanted.step)), None)
         return self._page(
             request,
@@ -231,9 +232,10 @@ class Pages:
             before=batches[at - 1] if at else None,
             after=batches[at + 1] if at is not None and at + 1 < len(batches) else None,
             query=views.query,
+            progress=run.rollouts.progress(),
             nodes=run.rollouts.nodes(),
             kinds=run.rollouts.values("failure"),
-            unreadable=list(dict.fromkeys(run.rollouts.unreadable)),
+            unreadable=run.rollouts.unreadable(),
         )
 
     def rollout(self, request: Request) -> Response:

@@ -84,68 +84,91 @@ class Filter:
 
 
 class Rollouts:
-    """The rollouts of one run; files that appear are read when somebody asks.
+    """The rollouts of one run; a file is read when somebody asks for what is in it, or in the background.
 
     Args:
         directory: The run directory.
-
-    Attributes:
-        unreadable: Which files cannot be read, one sentence each.
     """
 
     def __init__(self, directory: Path) -> None:
         self._folder = directory / "rollouts"
         self._lock = threading.Lock()
+        self._reader: threading.Thread | None = None
+        self._told: dict[Path, list[str]] = {}  # of each file that is read, what cannot be read in it
         self._seen = Seen()
         self._texts: dict[Path, tuple[tuple[int, int], pa.Table]] = {}
-        self.unreadable: list[str] = []
 
     def files(self) -> list[RolloutFile]:
         """Return the files that are there, in the order in which they were made."""
         order = {"report": 0, "validation": 1, "train": 2, "dev": 3}
         return sorted(rollout_files(self._folder), key=lambda f: (f.step, order.get(f.mode, 4)))
 
-    def table(self) -> pa.Table:
-        """Return all rollouts with the columns of `FIGURES`, `mode` and `step`, as their files have them."""
+    def table(self, files: Sequence[RolloutFile] | None = None) -> pa.Table:
+        """Return the rollouts of these files, of all by default, with the columns of `FIGURES`, `mode` and `step`."""
         import pyarrow as pa
 
-        with self._lock:
-            missing: list[str] = []
-            tables = [self._seen.of(file, _figures, missing) for file in self.files()]
-            self.unreadable = missing
-            text, number, count = pa.string(), pa.float64(), pa.int64()
-            types = [text, text, text, text, number, pa.bool_(), count, count, text, text, count]
-            none = pa.schema(zip([*FIGURES, "mode", "step"], types, strict=True)).empty_table()
-            return pa.concat_tables([none, *filter(None, tables)])
+        tables = []
+        for file in self.files() if files is None else files:
+            with self._lock:  # for each file: a page waits for one, not for all that are read in the background
+                told: list[str] = []
+                tables.append(self._seen.of(file, _figures, told))
+                self._told[file.path] = told
+        text, number, count = pa.string(), pa.float64(), pa.int64()
+        types = [text, text, text, text, number, pa.bool_(), count, count, text, text, count]
+        none = pa.schema(zip([*FIGURES, "mode", "step"], types, strict=True)).empty_table()
+        return pa.concat_tables([none, *filter(None, tables)])
+
+    def read_all(self) -> None:
+        """Begin to read all files in a thread, unless they are read or one is at it."""
+        read, files = self.progress()
+        if read < files and (self._reader is None or not self._reader.is_alive()):
+            self._reader = threading.Thread(target=self.table, name="read the rollouts", daemon=True)
+            self._reader.start()
+
+    def progress(self) -> tuple[int, int]:
+        """Return how many files are read, and how many there are."""
+        paths = {file.path for file in self.files()}
+        return len(paths & self._told.keys()), len(paths)
+
+    def unreadable(self) -> list[str]:
+        """Return which of the files that are read so far cannot be read, one sentence each."""
+        return list(dict.fromkeys(text for file in self.files() for text in self._told.get(file.path, ())))
 
     def find(self, wanted: Filter) -> pa.Table:
-        """Return the rollouts that a filter lets through.
+        """Return the rollouts that a filter lets through; of one mode and step, only their file is read.
 
         Raises:
             ValueError: The filter's score is neither a verdict nor a range.
         """
-        found = self.table()
+        files = self.files()
+        if wanted.mode and wanted.step is not None:
+            files = [file for file in files if (file.mode, file.step) == (wanted.mode, wanted.step)]
+        found = self.table(files)
         for condition in wanted.conditions():
             found = found.filter(condition)
         return found.filter(one_of("id", self._with_text(found, wanted.text))) if wanted.text else found
 
     def values(self, column: str) -> list[str]:
-        """Return the different values of a column of `table`, in order."""
-        return sorted(value for value in self.table()[column].unique().to_pylist() if value)
+        """Return the different values of a column, in order, in the files that are read so far."""
+        return sorted(value for value in self._known()[column].unique().to_pylist() if value)
 
     def nodes(self) -> list[str]:
-        """Return the names of the graph nodes that made calls."""
+        """Return the names of the graph nodes that made calls, in the files that are read so far."""
         return sorted({name for text in self.values("nodes") for name in json.loads(text)})
 
     def row(self, id: str) -> dict[str, Any] | None:
         """Return a whole rollout; None if there is none."""
-        files = self._files_of(self.table(), [id])
-        return next(rollout_rows(files, COLUMNS, ids=[id], missing=self.unreadable), None)
+        files = self._files_of(self._known(), [id]) or self._files_of(self.table(), [id])
+        return next(rollout_rows(files, COLUMNS, ids=[id], missing=self._told[files[0].path]), None) if files else None
 
     def inputs(self, ids: Sequence[str]) -> dict[str, Any]:
         """Return the task's input of some rollouts, by id."""
-        files = self._files_of(self.table(), ids)
+        files = self._files_of(self._known(), ids)
         return {row["id"]: row["input"] for row in rollout_rows(files, ("id", "input"), ids=ids)}
+
+    def _known(self) -> pa.Table:
+        """Return `table` of the files that are read so far."""
+        return self.table([file for file in self.files() if file.path in self._told])
 
     def _files_of(self, table: pa.Table, ids: Sequence[str] | None = None) -> list[RolloutFile]:
         some = table if ids is None else table.filter(one_of("id", ids))
@@ -162,7 +185,7 @@ class Rollouts:
         for file in self._files_of(table):
             version = file.version
             if file.path not in kept or kept[file.path][0] != version:
-                texts = columns_of(file, ("id", *TEXTS), self.unreadable)
+                texts = columns_of(file, ("id", *TEXTS), self._told[file.path])
                 if texts is None:
                     continue
                 size += texts.nbytes

@@ -15,6 +15,7 @@ from agentrig.text import cut
 from agentrig.view import figures
 from agentrig.view.reading import first_line, verdict
 from agentrig.view.rollout import chip, question
+from agentrig.view.tables import spark
 from agentrig.view.watch.rollouts import Filter
 from agentrig.view.watch.runs import Run
 
@@ -23,7 +24,14 @@ log = logging.getLogger(__name__)
 PAGE = 50
 """Rows of a list."""
 
-UNSHOWN = {"recipe": "", "steps": "", "accuracy": {"before": None, "after": None}, "reward": None, "started": ""}
+UNSHOWN = {
+    "recipe": "",
+    "steps": "",
+    "accuracy": {"before": None, "after": None},
+    "reward": None,
+    "spark": "",
+    "started": "",
+}
 """The figures of a run that cannot be read."""
 
 
@@ -39,6 +47,7 @@ def listed(run: Run) -> dict[str, Any]:
             "steps": len(data.steps),
             "accuracy": figures.held_out(data)["accuracy"],
             "reward": rewards[-1] if rewards else None,
+            "spark": spark(rewards[-240:], width=80),
             "started": str(data.manifest.get("created") or ""),
         }
     except Exception as error:  # one run must not take the page of all
