@@ -17,18 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentrig.audit.model import batches, logits, logprobs
+from agentrig.audit.model import MEASURED, batches, logits, logprobs, tokens
 from agentrig.audit.record import Call, Record, Row
-from agentrig.audit.verdicts import Verdict, fault, finite, ok, unseen
+from agentrig.audit.verdicts import CannotLook, Verdict, fault, finite, ok
 
 if TYPE_CHECKING:
     import torch
 
 TOKENS = 2048
 """Sampled tokens that are looked at in a step, whole groups of rollouts at a time."""
-
-MEASURED = 32
-"""Calls of a step for which both precisions are computed, whole batches of them."""
 
 CHANCE = 1e-9
 """How likely a healthy run is stopped by one of the tests, over all its steps."""
@@ -87,13 +84,12 @@ def distribution(
     temperature, top_p = settings.get("temperature", 1.0), settings.get("top_p", 1.0)
     earlier, total = _chosen(record, step, version)
     if not earlier:
-        yield unseen("distribution", f"no call of step {step} was sampled by the weights of version {version}")
-        return
+        raise CannotLook(f"no call of step {step} was sampled by the weights of version {version}")
     rounding = 16 * 2**-24 * math.sqrt(4 * int(getattr(model.config, "num_hidden_layers", 1)) + 1)
     off, spread, outside = list[tuple[float, float, str]](), 0.0, ""  # differences with their bounds from rounding
     parts = batches(list(earlier))
     random.Random(step).shuffle(parts)
-    looked = tokens = 0
+    looked = sampled = computed = 0
     for part in parts:
         if looked and time.monotonic() > end:
             break
@@ -109,10 +105,10 @@ def distribution(
                 detail = f"the weights of version {version} give {name} log-probabilities that are not finite"
                 yield fault("distribution", detail, causes="weights with NaN or infinity")
                 return
-            if looked < MEASURED:
+            if computed < MEASURED:
                 apart = float((own - logprobs(other, part, temperature)).abs().max())
                 spread = max(spread, finite(apart, "what two precisions of the model differ by"))
-        looked, tokens = looked + len(part), tokens + len(ids)
+        looked, sampled, computed = looked + len(part), sampled + len(ids), computed + tokens(part)
         for call, mine in zip(part, torch.split(own, lengths), strict=True):
             if call.logprobs is not None:
                 said = torch.tensor(call.logprobs, dtype=torch.float64, device=own.device)
@@ -142,12 +138,12 @@ def distribution(
         yield fault("distribution", f"top_p = {top_p}: {outside}", causes="the server's nucleus sampling")
     what, most = max(evidence.log_ratios.items(), key=lambda each: each[1], default=("", 0.0))
     if most > evidence.bound:
-        detail = f"{tokens} tokens are exp({most:.4g}) times likelier if the server sampled from {what} than from the "
+        detail = f"{sampled} tokens are exp({most:.4g}) times likelier if the server sampled from {what} than from the "
         detail += f"distribution at temperature {temperature} and top_p {top_p} that is stated; chance reaches "
         detail += f"exp({evidence.bound:.3g}) once in {1 / CHANCE:.0e} runs (Ville's inequality)"
         causes = "the server's sampling or its random numbers"
         yield fault("distribution", detail, causes=causes, ratio=most / evidence.bound)
-    share = f"{looked} of {total} calls, {tokens} tokens; largest log likelihood ratio {most:.3g}"
+    share = f"{looked} of {total} calls, {sampled} tokens; largest log likelihood ratio {most:.3g}"
     yield ok("distribution", f"{share} ({what or 'none'})", ratio=max(gap / bound, most / evidence.bound))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrig.audit.record import Call, Record, Row, Sources, readable
-from agentrig.audit.verdicts import Verdict, fault, ok, some, unseen
+from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
 
 TEXT = 16
 """Characters of the shortest text that stands for a task."""
@@ -30,8 +30,7 @@ def tasks(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
     split, settings = sources.splits["train"], record.settings
     rows = record.rows("train", step)
     if not rows:
-        yield unseen("tasks", f"the rollouts of step {step} are not in {record.path}/rollouts")
-        return
+        raise CannotLook(f"the rollouts of step {step} are not in {record.path}/rollouts")
     known = {task.id: _text(task.input) for task in split}
     strange = sorted({row.task_id for row in rows if row.task_id not in known})
     if strange and record.knows_update:
@@ -133,7 +132,7 @@ def held_out(record: Record, step: int, sources: Sources, summed: Mapping[str, A
     if looked:
         yield ok("held-out", "; ".join([f"{looked} rollouts", *notes[:3]]))
     else:
-        yield unseen("held-out", f"nothing was measured at the start and at step {step}")
+        raise CannotLook(f"nothing was measured at the start and at step {step}")
 
 
 def _accuracy(rows: Sequence[Row], stated: float | None, at: int) -> Iterator[Verdict]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.audit.record import Call, Record
-from agentrig.audit.verdicts import Verdict, fault, ok, some, unseen
+from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
 
 CAUSES = (
     "the server, a proxy between it and the agent, a client that changes messages, or a tokenizer that is not the "
@@ -36,7 +36,7 @@ def text(record: Record, step: int) -> Iterator[Verdict]:
     if wrong:
         yield fault("text", f"{len(wrong)} differences in {len(calls)} calls: {some(wrong)}", causes=CAUSES)
     elif len(calls) == foreign:
-        yield unseen("text", "no call has token ids and the messages of a chat")
+        raise CannotLook("no call has token ids and the messages of a chat")
     else:
         left = f"; {foreign} without messages not looked at" if foreign else ""
         what = "reply and end; not the prompt, whose template has the date" if dated else "prompt, reply and end"
