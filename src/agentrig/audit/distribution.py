@@ -100,7 +100,7 @@ def distribution(
             own = log_p.gather(-1, ids)[:, 0]
             lengths = [len(call.reply) for call in part]
             if not own.isfinite().all():
-                name = next(_name(call) for call, mine in zip(part, own.split(lengths), strict=True)
+                name = next(call.name for call, mine in zip(part, torch.split(own, lengths), strict=True)
                             if not mine.isfinite().all())  # fmt: skip
                 detail = f"the weights of version {version} give {name} log-probabilities that are not finite"
                 yield fault("distribution", detail, causes="weights with NaN or infinity")
@@ -114,11 +114,11 @@ def distribution(
                 said = torch.tensor(call.logprobs, dtype=torch.float64, device=own.device)
                 gap = float((said - mine).abs().max()) if len(said) == len(mine) else math.inf
                 most = rounding * (1 + float(mine.abs().max()))
-                off.append((math.inf if math.isnan(gap) else gap, most, _name(call)))
+                off.append((math.inf if math.isnan(gap) else gap, most, call.name))
         if top_p < 1:
             log_p, cut = _nucleus(log_p, top_p, ids)
             outside = outside or (
-                f"{_name(part[0])} and its like: {cut} sampled tokens are not among them" if cut else ""
+                f"{part[0].name} and its like: {cut} sampled tokens are not among them" if cut else ""
             )
             own = log_p.gather(-1, ids)[:, 0]
         if temperature > 0:
@@ -229,7 +229,3 @@ def _nucleus(log_p: torch.Tensor, top_p: float, ids: torch.Tensor) -> tuple[torc
     out = int((~near.gather(-1, ids)).sum())
     inside.scatter_(-1, ids, True)
     return torch.log_softmax(log_p.masked_fill(~inside, -torch.inf), -1), out
-
-
-def _name(call: Call) -> str:
-    return f"call {call.span} of rollout {call.rollout}"

@@ -177,8 +177,7 @@ def _own_texts(rows: Sequence[Row], inputs: Mapping[str, Any]) -> Iterator[Verdi
                     continue
                 other = next((task for task, text in texts.items() if text in said and text not in mine), None)
                 if other is not None:
-                    place = f"call {call.span} of rollout {row.id}, task {row.task_id}"
-                    wrong.append(f"{place}, has {key} of task {other}")
+                    wrong.append(f"{call.name}, task {row.task_id}, has {key} of task {other}")
         if own and wrong:
             causes = "calls that were recorded with another rollout, an agent whose rollouts share what they should not"
             yield fault("tasks", f"{len(wrong)} calls are about another task: {some(wrong)}", causes=causes)

@@ -32,7 +32,7 @@ def text(record: Record, step: int) -> Iterator[Verdict]:
             foreign += 1
             continue
         said = ("" if dated else _prompt(call, tokenizer), _reply(call, tokenizer, own), _end(call, ends, context, own))
-        wrong += [f"call {call.span} of rollout {call.rollout}: {what}" for what in said if what]
+        wrong += [f"{call.name}: {what}" for what in said if what]
     if wrong:
         yield fault("text", f"{len(wrong)} differences in {len(calls)} calls: {some(wrong)}", causes=CAUSES)
     elif len(calls) == foreign:
