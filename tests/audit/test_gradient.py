@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from audited_runs import tiny_model
+from audited_runs import UPDATE, tiny_model
 
 from agentrig.audit import model, update
 from agentrig.audit.model import Precision, Weights
 from agentrig.audit.record import Call
 from agentrig.audit.update import Update
 
-SETTINGS = {"clip_low": 0.2, "clip_high": 0.28, "max_staleness": 0, "kl_loss_coef": 0.0, "temperature": 1.0,
-            "loss_agg_mode": "token-mean"}  # fmt: skip
 BF16 = Precision(torch.bfloat16)
 PLAIN = Precision(torch.float32, rounded=torch.bfloat16)
 
@@ -50,7 +48,7 @@ def largest(weights: Weights, seed: int) -> float:
     calls, advantages = calls_at_the_limit(weights, seed)
 
     whole = Weights(directory=weights.directory, trained=dict(weights.load(PLAIN).named_parameters()))
-    same = Update(settings=SETTINGS, calls=calls, advantages=advantages, weights=whole, begin=whole)
+    same = Update(settings=UPDATE, calls=calls, advantages=advantages, weights=whole, begin=whole)
     learner = update.repeat(same, (BF16, BF16), seed=0)
     auditor = update.repeat(same, (PLAIN, BF16), seed=seed)
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in auditor.total.values()))
@@ -64,7 +62,7 @@ def largest(weights: Weights, seed: int) -> float:
 @pytest.mark.slow
 def test_a_token_at_a_clip_limit_is_no_fault(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "AT_ONCE", 1)
-    monkeypatch.setattr(update, "MEASURED", 4)  # the batches that are measured need not be those with such a token
+    monkeypatch.setattr(update, "MEASURED", 4 * 14)  # the batches that are measured need not be those with such a token
     with_clips = [largest(weights, seed) for seed in range(12)]
     monkeypatch.setattr(update, "AT_THE_CLIP", 0.0)
     without = [largest(weights, seed) for seed in range(12)]

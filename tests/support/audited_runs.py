@@ -80,6 +80,11 @@ USES = {"tasks": "words", "agent": "speaker", "reward": "letters", "adapter": "a
         "hardware": "cpu"}  # fmt: skip
 
 
+UPDATE = {"clip_low": 0.2, "clip_high": 0.28, "max_staleness": 0, "kl_loss_coef": 0.0, "temperature": 1.0,
+          "loss_agg_mode": "token-mean"}  # fmt: skip
+"""What the auditor needs of the settings to compute an update without a run."""
+
+
 def tiny_model(folder: Path, **shape: Any) -> Path:
     """Save a tiny random model."""
     models = tiny()

@@ -13,10 +13,10 @@ import attrs
 
 from agentrig.audit import distribution as sampled
 from agentrig.audit import scores, tasks, text, update
-from agentrig.audit.model import Precision, Unknown, Weights, place, random_state_kept, size
+from agentrig.audit.model import Precision, Weights, place, random_state_kept, size
 from agentrig.audit.record import Record, Sources, read_lines, readable
 from agentrig.audit.sketch import Sketch
-from agentrig.audit.verdicts import UNSEEN, CannotLook, Verdict, fault, ok, unseen
+from agentrig.audit.verdicts import UNSEEN, CannotLook, Verdict, fault, ok
 from agentrig.errors import RunFileError, exhausted
 
 if TYPE_CHECKING:
@@ -162,13 +162,11 @@ def _tried(link: str, look: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict
     except RunFileError as damaged:
         yield fault(link, str(damaged), causes="a file of the run that was cut short or changed since")
     except CannotLook as why:
-        yield unseen(link, str(why))
-    except Unknown as name:
-        yield unseen(link, f"{name} is no tensor of the plain model")
+        yield Verdict(link=link, result=UNSEEN, detail=str(why))
     except Exception as error:
         lacks = exhausted(error)
         log.warning("the auditor can't look at the link %s: %s", link, lacks or error, exc_info=not lacks)
-        yield unseen(link, lacks or f"{type(error).__name__}: {error}")
+        yield Verdict(link=link, result=UNSEEN, detail=lacks or f"{type(error).__name__}: {error}")
 
 
 def _precisions(record: Record, step: int, device: str, *, merged: bool = False) -> tuple[Precision, Precision]:

@@ -17,18 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentrig.audit.model import batches, logits, logprobs
+from agentrig.audit.model import MEASURED, batches, logits, logprobs, tokens
 from agentrig.audit.record import Call, Record, Row
-from agentrig.audit.verdicts import Verdict, fault, finite, ok, unseen
+from agentrig.audit.verdicts import CannotLook, Verdict, fault, finite, ok
 
 if TYPE_CHECKING:
     import torch
 
 TOKENS = 2048
 """Sampled tokens that are looked at in a step, whole groups of rollouts at a time."""
-
-MEASURED = 32
-"""Calls of a step for which both precisions are computed, whole batches of them."""
 
 CHANCE = 1e-9
 """How likely a healthy run is stopped by one of the tests, over all its steps."""
@@ -87,13 +84,12 @@ def distribution(
     temperature, top_p = settings.get("temperature", 1.0), settings.get("top_p", 1.0)
     earlier, total = _chosen(record, step, version)
     if not earlier:
-        yield unseen("distribution", f"no call of step {step} was sampled by the weights of version {version}")
-        return
+        raise CannotLook(f"no call of step {step} was sampled by the weights of version {version}")
     rounding = 16 * 2**-24 * math.sqrt(4 * int(getattr(model.config, "num_hidden_layers", 1)) + 1)
     off, spread, outside = list[tuple[float, float, str]](), 0.0, ""  # differences with their bounds from rounding
     parts = batches(list(earlier))
     random.Random(step).shuffle(parts)
-    looked = tokens = 0
+    looked = sampled = computed = 0
     for part in parts:
         if looked and time.monotonic() > end:
             break
@@ -104,25 +100,25 @@ def distribution(
             own = log_p.gather(-1, ids)[:, 0]
             lengths = [len(call.reply) for call in part]
             if not own.isfinite().all():
-                name = next(_name(call) for call, mine in zip(part, torch.split(own, lengths), strict=True)
+                name = next(call.name for call, mine in zip(part, torch.split(own, lengths), strict=True)
                             if not mine.isfinite().all())  # fmt: skip
                 detail = f"the weights of version {version} give {name} log-probabilities that are not finite"
                 yield fault("distribution", detail, causes="weights with NaN or infinity")
                 return
-            if looked < MEASURED:
+            if computed < MEASURED:
                 apart = float((own - logprobs(other, part, temperature)).abs().max())
                 spread = max(spread, finite(apart, "what two precisions of the model differ by"))
-        looked, tokens = looked + len(part), tokens + len(ids)
+        looked, sampled, computed = looked + len(part), sampled + len(ids), computed + tokens(part)
         for call, mine in zip(part, torch.split(own, lengths), strict=True):
             if call.logprobs is not None:
                 said = torch.tensor(call.logprobs, dtype=torch.float64, device=own.device)
                 gap = float((said - mine).abs().max()) if len(said) == len(mine) else math.inf
                 most = rounding * (1 + float(mine.abs().max()))
-                off.append((math.inf if math.isnan(gap) else gap, most, _name(call)))
+                off.append((math.inf if math.isnan(gap) else gap, most, call.name))
         if top_p < 1:
             log_p, cut = _nucleus(log_p, top_p, ids)
             outside = outside or (
-                f"{_name(part[0])} and its like: {cut} sampled tokens are not among them" if cut else ""
+                f"{part[0].name} and its like: {cut} sampled tokens are not among them" if cut else ""
             )
             own = log_p.gather(-1, ids)[:, 0]
         if temperature > 0:
@@ -142,12 +138,12 @@ def distribution(
         yield fault("distribution", f"top_p = {top_p}: {outside}", causes="the server's nucleus sampling")
     what, most = max(evidence.log_ratios.items(), key=lambda each: each[1], default=("", 0.0))
     if most > evidence.bound:
-        detail = f"{tokens} tokens are exp({most:.4g}) times likelier if the server sampled from {what} than from the "
+        detail = f"{sampled} tokens are exp({most:.4g}) times likelier if the server sampled from {what} than from the "
         detail += f"distribution at temperature {temperature} and top_p {top_p} that is stated; chance reaches "
         detail += f"exp({evidence.bound:.3g}) once in {1 / CHANCE:.0e} runs (Ville's inequality)"
         causes = "the server's sampling or its random numbers"
         yield fault("distribution", detail, causes=causes, ratio=most / evidence.bound)
-    share = f"{looked} of {total} calls, {tokens} tokens; largest log likelihood ratio {most:.3g}"
+    share = f"{looked} of {total} calls, {sampled} tokens; largest log likelihood ratio {most:.3g}"
     yield ok("distribution", f"{share} ({what or 'none'})", ratio=max(gap / bound, most / evidence.bound))
 
 
@@ -233,7 +229,3 @@ def _nucleus(log_p: torch.Tensor, top_p: float, ids: torch.Tensor) -> tuple[torc
     out = int((~near.gather(-1, ids)).sum())
     inside.scatter_(-1, ids, True)
     return torch.log_softmax(log_p.masked_fill(~inside, -torch.inf), -1), out
-
-
-def _name(call: Call) -> str:
-    return f"call {call.span} of rollout {call.rollout}"

@@ -22,11 +22,13 @@ FACTOR = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<side>[AB])\.(?P
 """How peft names the two factors of an adapter of a linear layer."""
 
 AT_ONCE = 4096
-"""Tokens that are computed side by side."""
+"""Tokens that are computed side by side. They may look back on so many rows of keys and values four times."""
 
+MEASURED = 4096
+"""Tokens of a step's calls, prompts too, that are computed in the second precision too, whole batches of them."""
 
-class Unknown(Exception):
-    """The trained tensors have names that the auditor can't place in the plain model."""
+SLACK = 128
+"""Tokens of padding that cost less than a batch more."""
 
 
 @attrs.frozen
@@ -64,7 +66,7 @@ class Weights:
         """Return the plain model, adapters merged by hand: W + scaling * B @ A (LoRA, arXiv:2106.09685).
 
         Raises:
-            Unknown: A trained tensor is not the model's.
+            CannotLook: A trained tensor is not the model's.
         """
         import torch
         from transformers import AutoModelForCausalLM
@@ -81,7 +83,7 @@ class Weights:
             for name, tensor in self.trained.items():
                 factor = FACTOR.fullmatch(name)
                 if factor is None and name not in own:
-                    raise Unknown(name)
+                    raise CannotLook(f"{name} is no tensor of the plain model")
                 if factor is None:
                     own[name].copy_(tensor)
                 elif factor["side"] == "B":
@@ -153,41 +155,62 @@ def place(parameters: int, bytes_each: int) -> str:
     raise CannotLook(f"the model has {parameters:,} parameters: it needs {need}, and {has if free else 'a GPU'}")
 
 
+def tokens(calls: Sequence[Call]) -> int:
+    """Return how many tokens calls have, prompts and replies."""
+    return sum(len(call.prompt) + len(call.reply) for call in calls)
+
+
 def batches(calls: Sequence[Call]) -> list[list[Call]]:
-    """Return calls in batches whose prompts have one length, of at most `AT_ONCE` tokens."""
+    """Return calls in batches whose prompts begin alike; `logits` computes what they share once.
+
+    A call joins the batch before it if that costs no more tokens than a batch of its own, or hardly more.
+    """
     found: list[list[Call]] = []
-    longest = 0
-    for call in sorted(calls, key=lambda call: (len(call.prompt), tuple(call.prompt))):
-        longest = max(longest, len(call.reply))
-        same = bool(found) and len(found[-1][0].prompt) == len(call.prompt)
-        if same and (len(found[-1]) + 1) * (len(call.prompt) + longest) <= AT_ONCE:
-            found[-1].append(call)
-        else:
-            found.append([call])
-            longest = len(call.reply)
+    shared = longest = 0  # of the last batch: tokens that all its prompts begin with, and of its longest call
+    for call in sorted(calls, key=lambda call: tuple(call.prompt)):
+        length = len(call.prompt) + len(call.reply) - 1
+        if found:
+            last, rows = found[-1], len(found[-1]) + 1
+            common, widest = min(shared, _shared([last[-1], call])), max(longest, length)
+            together = common + rows * (widest - common)
+            apart = shared + len(last) * (longest - shared) + length
+            if together <= min(apart + SLACK, AT_ONCE) and rows * widest <= 4 * AT_ONCE:
+                last.append(call)
+                shared, longest = common, widest
+                continue
+        found.append([call])
+        shared, longest = len(call.prompt) - 1, length
     return found
+
+
+def _shared(calls: Sequence[Call]) -> int:
+    """Return how many tokens all prompts begin with; each call keeps one, whose logits are those of its first token."""
+    prompts = [tuple(call.prompt) for call in calls]
+    pairs = zip(min(prompts), max(prompts), strict=False)  # what these two share, all those between them share
+    return next((at for at, (a, b) in enumerate(pairs) if a != b or at == min(map(len, prompts)) - 1))
 
 
 def logits(model: Any, calls: Sequence[Call], temperature: float) -> list[torch.Tensor]:
     """Return the logits of each call's reply over the temperature, [reply, vocabulary] each, at least fp32.
 
-    The calls' prompts have one length. Each is computed once, and its replies from its keys and values, filled up at
-    the right: no token of a causal model sees what comes after it.
+    What all prompts begin with is computed once, and the rest of each call from its keys and values, filled up at the
+    right: no token of a causal model sees what comes after it.
     """
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
-    rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(tuple(call.prompt) for call in calls))}
-    own = torch.tensor([rows[tuple(call.prompt)] for call in calls], device=model.device)
-    begun = model(input_ids=torch.tensor(list(rows), device=model.device), use_cache=True, logits_to_keep=1)
-    first, cache = begun.logits[own], begun.past_key_values
-    cache.batch_select_indices(own)
-    replies = [torch.tensor(call.reply[:-1], dtype=torch.int64, device=model.device) for call in calls]
-    rest = pad_sequence(replies, batch_first=True)
-    if rest.shape[1]:
-        first = torch.cat([first, model(input_ids=rest, past_key_values=cache).logits], 1)
-    found = (first.float() if first.dtype.itemsize < 4 else first) / (temperature or 1.0)
-    return [row[: len(call.reply)] for row, call in zip(found, calls, strict=True)]
+    shared, cache, device = _shared(calls), None, model.device
+    if shared:
+        begin = torch.tensor([list(calls[0].prompt[:shared])], device=device)
+        cache = model(input_ids=begin, use_cache=True, logits_to_keep=1).past_key_values
+        cache.batch_select_indices(torch.zeros(len(calls), dtype=torch.int64, device=device))
+    rest = [torch.tensor([*call.prompt[shared:], *call.reply[:-1]], device=device) for call in calls]
+    rows = pad_sequence(rest, batch_first=True)
+    asked = min(len(call.prompt) for call in calls) - shared - 1  # logits before this place are no reply's
+    scores = model(input_ids=rows, past_key_values=cache, logits_to_keep=rows.shape[1] - asked).logits
+    found = (scores.float() if scores.dtype.itemsize < 4 else scores) / (temperature or 1.0)
+    begins = [len(call.prompt) - shared - 1 - asked for call in calls]
+    return [row[at : at + len(call.reply)] for row, at, call in zip(found, begins, calls, strict=True)]
 
 
 def logprobs(model: Any, calls: Sequence[Call], temperature: float) -> torch.Tensor:

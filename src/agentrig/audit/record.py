@@ -54,6 +54,11 @@ class Call:
     version: int | None
 
     @property
+    def name(self) -> str:
+        """How a message names it."""
+        return f"call {self.span} of rollout {self.rollout}"
+
+    @property
     def choice(self) -> Mapping[str, Any]:
         """The first choice of the response."""
         choices = self.response.get("choices")

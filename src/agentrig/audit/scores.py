@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentrig.audit.record import Record, Sources
-from agentrig.audit.verdicts import Verdict, fault, ok, some, unseen
+from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
 
 SCORED_N = 16
 """So many answers of a step are scored again, however long it takes."""
@@ -49,8 +49,7 @@ def score(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
             continue
         again = sources.score(task, row)
         if (again.status, again.value) != (found.status, found.value):
-            yield unseen("score", f"the reward gives two scores to one answer: {found.value} and {again.value}")
-            return
+            raise CannotLook(f"the reward gives two scores to one answer: {found.value} and {again.value}")
         wrong.append(f"rollout {row.id} of task {row.task_id} has {row.value}, and its answer scores {found.value}")
     if wrong:
         causes = "rewards that went to other rollouts, a reward that depends on more than task and answer"
@@ -58,7 +57,7 @@ def score(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
     elif looked:
         yield ok("score", f"{looked} of {len(rows)} scores")
     else:
-        yield unseen("score", "no rollout was scored")
+        raise CannotLook("no rollout was scored")
 
 
 def expected(record: Record, step: int) -> dict[str, float]:
@@ -95,11 +94,9 @@ def advantages(record: Record, step: int) -> Iterator[Verdict]:
     """
     taken = record.trained(step)
     if not record.knows_update:
-        yield unseen("advantages", f"the formula of {record.settings['use']} is not known here")
-        return
+        raise CannotLook(f"the formula of {record.settings['use']} is not known here")
     if not taken:
-        yield unseen("advantages", f"step {step} has no record of the calls that were trained")
-        return
+        raise CannotLook(f"step {step} has no record of the calls that were trained")
     yield from _nodes(record, step)
     wanted = expected(record, step)
     rewards = [row["value"] for row in record.columns("rollouts", step, "value") if row["value"] is not None]

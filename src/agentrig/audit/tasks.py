@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrig.audit.record import Call, Record, Row, Sources, readable
-from agentrig.audit.verdicts import Verdict, fault, ok, some, unseen
+from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
 
 TEXT = 16
 """Characters of the shortest text that stands for a task."""
@@ -30,8 +30,7 @@ def tasks(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
     split, settings = sources.splits["train"], record.settings
     rows = record.rows("train", step)
     if not rows:
-        yield unseen("tasks", f"the rollouts of step {step} are not in {record.path}/rollouts")
-        return
+        raise CannotLook(f"the rollouts of step {step} are not in {record.path}/rollouts")
     known = {task.id: _text(task.input) for task in split}
     strange = sorted({row.task_id for row in rows if row.task_id not in known})
     if strange and record.knows_update:
@@ -133,7 +132,7 @@ def held_out(record: Record, step: int, sources: Sources, summed: Mapping[str, A
     if looked:
         yield ok("held-out", "; ".join([f"{looked} rollouts", *notes[:3]]))
     else:
-        yield unseen("held-out", f"nothing was measured at the start and at step {step}")
+        raise CannotLook(f"nothing was measured at the start and at step {step}")
 
 
 def _accuracy(rows: Sequence[Row], stated: float | None, at: int) -> Iterator[Verdict]:
@@ -178,8 +177,7 @@ def _own_texts(rows: Sequence[Row], inputs: Mapping[str, Any]) -> Iterator[Verdi
                     continue
                 other = next((task for task, text in texts.items() if text in said and text not in mine), None)
                 if other is not None:
-                    place = f"call {call.span} of rollout {row.id}, task {row.task_id}"
-                    wrong.append(f"{place}, has {key} of task {other}")
+                    wrong.append(f"{call.name}, task {row.task_id}, has {key} of task {other}")
         if own and wrong:
             causes = "calls that were recorded with another rollout, an agent whose rollouts share what they should not"
             yield fault("tasks", f"{len(wrong)} calls are about another task: {some(wrong)}", causes=causes)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.audit.record import Call, Record
-from agentrig.audit.verdicts import Verdict, fault, ok, some, unseen
+from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
 
 CAUSES = (
     "the server, a proxy between it and the agent, a client that changes messages, or a tokenizer that is not the "
@@ -32,11 +32,11 @@ def text(record: Record, step: int) -> Iterator[Verdict]:
             foreign += 1
             continue
         said = ("" if dated else _prompt(call, tokenizer), _reply(call, tokenizer, own), _end(call, ends, context, own))
-        wrong += [f"call {call.span} of rollout {call.rollout}: {what}" for what in said if what]
+        wrong += [f"{call.name}: {what}" for what in said if what]
     if wrong:
         yield fault("text", f"{len(wrong)} differences in {len(calls)} calls: {some(wrong)}", causes=CAUSES)
     elif len(calls) == foreign:
-        yield unseen("text", "no call has token ids and the messages of a chat")
+        raise CannotLook("no call has token ids and the messages of a chat")
     else:
         left = f"; {foreign} without messages not looked at" if foreign else ""
         what = "reply and end; not the prompt, whose template has the date" if dated else "prompt, reply and end"

@@ -17,16 +17,13 @@ import attrs
 import numpy as np
 
 from agentrig.audit.adamw import adamw, learning_rate
-from agentrig.audit.model import Precision, Weights, batches, logprobs
+from agentrig.audit.model import MEASURED, Precision, Weights, batches, logprobs, tokens
 from agentrig.audit.record import Call, Record
 from agentrig.audit.sketch import Sketch, projections
-from agentrig.audit.verdicts import CannotLook, Verdict, fault, finite, ok, some, unseen
+from agentrig.audit.verdicts import CannotLook, Verdict, fault, finite, ok, some
 
 if TYPE_CHECKING:
     import torch
-
-MEASURED = 32
-"""Calls of an update that are computed in the second precision too, whole batches of them."""
 
 MARGIN = 16.0
 """How many times what was measured a gradient may differ. Both computations round, the learner adds in another order
@@ -206,20 +203,24 @@ def repeat(update: Update, precisions: Sequence[Precision], *, seed: int, end: f
     clips: dict[str, torch.Tensor] = {}
     squares, errors = defaultdict[str, float](float), defaultdict[str, float](float)
     kls, kls_apart = list[torch.Tensor](), list[torch.Tensor]()
-    begin, whole, computed = time.monotonic(), sum(map(_tokens, parts)), 0
-    measured, apart = 0, 0.0
+    begin, whole, computed, seconds = time.monotonic(), sum(map(tokens, parts)), 0, 0.0
+    apart = 0.0
     for part in parts:
-        seconds = (time.monotonic() - begin) * whole / max(computed, 1)
-        if measured >= MEASURED and begin + seconds > end:
-            raise CannotLook(f"computing the update again would take {seconds:.0f} s, longer than a step of this run")
-        computed += _tokens(part)
+        spent = time.monotonic() - begin
+        if computed and spent > (end - begin) / 4:
+            longer = spent + seconds * (whole - computed) / computed
+            if begin + longer > end:
+                why = f"computing the update again would take {longer:.0f} s, longer than a step of this run"
+                raise CannotLook(why)
         second, now = dict[str, torch.Tensor](), main.logprobs(part)
-        if measured < MEASURED:
+        seconds += time.monotonic() - begin - spent
+        if computed < MEASURED:
             beside = other.logprobs(part)
             loss, _, kl = update.loss(part, beside, shares)
             second = other.gradients(loss)
             differ = float((now[0] - beside[0]).detach().abs().max())
             apart = max(apart, finite(differ, "what two precisions of the model differ by"))
+        started = time.monotonic()
         loss, at_the_clip, own_kl = update.loss(part, now, shares, apart)
         if own_kl is not None:
             kls.append(own_kl)
@@ -235,7 +236,7 @@ def repeat(update: Update, precisions: Sequence[Precision], *, seed: int, end: f
         if at_the_clip is not None:
             for name, gradient in main.gradients(at_the_clip).items():
                 clips[name] = clips[name].add_(gradient) if name in clips else gradient
-        measured += len(part)
+        computed, seconds = computed + tokens(part), seconds + time.monotonic() - started
     bounds = {name: MARGIN * errors[name] * math.sqrt(squares[name]) for name in total}
     for name, gradient in clips.items():
         bounds[name] += AT_THE_CLIP * float(gradient.norm())
@@ -245,10 +246,6 @@ def repeat(update: Update, precisions: Sequence[Precision], *, seed: int, end: f
     # An estimate of a KL near 0 is a difference of numbers near 1, which round by 1.2e-7 each.
     kl_bound = MARGIN * float(torch.cat(kls_apart).abs().mean()) + 1e-4 * abs(kl_mean) + 2.4e-7
     return Gradient(total, bounds, kl_mean, kl_bound)
-
-
-def _tokens(part: Sequence[Call]) -> int:
-    return sum(len(call.prompt) + len(call.reply) for call in part)
 
 
 def gradient(
@@ -281,8 +278,7 @@ def gradient(
     """
     settings, figures = record.settings, record.lines.get(step, {}).get("algorithm", {})
     if not math.isfinite(figures.get("grad_norm", 0.0)):
-        yield unseen("gradient", "an update was skipped, because its gradient was not finite")
-        return
+        raise CannotLook("an update was skipped, because its gradient was not finite")
     calls, epochs = record.calls(step), settings["ppo_epochs"]
     times: Counter[tuple[str, str]] = Counter(tuple(call) for update in sketch.updates for call in update["calls"])
     strange = [key for key in times if key not in calls or key[0] not in advantages]

@@ -46,11 +46,6 @@ def fault(link: str, detail: str, *, causes: str, ratio: float = 0.0) -> Verdict
     return Verdict(link=link, result="fault", detail=detail, causes=causes, ratio=ratio)
 
 
-def unseen(link: str, why: str) -> Verdict:
-    """Return the verdict on a link that can't be looked at."""
-    return Verdict(link=link, result=UNSEEN, detail=why)
-
-
 def finite(value: float, of: str) -> float:
     """Return a number that a bound is made of.
 
