@@ -28,7 +28,7 @@ def test_a_server_whose_engine_died_does_not_answer(health: int, expected: bool)
 
 
 def test_the_message_of_a_run_that_lost_its_server_says_how_to_resume(tmp_path: Any) -> None:
-    session: Any = SimpleNamespace(directory=tmp_path)
+    session: Any = SimpleNamespace(resumes=f"agentrig train --resume {tmp_path}")
     gone = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
     with (
         pytest.raises(RunStopped, match=rf"too many failed\n.*127\.0\.0\.1:9/v1 does not.*--resume {tmp_path}"),
