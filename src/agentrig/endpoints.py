@@ -6,6 +6,7 @@ import ipaddress
 import json
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -105,15 +106,23 @@ def sampled_as(
     return sent, replaced
 
 
+PROXIES = tuple(form(f"{what}_proxy") for what in ("http", "https", "all") for form in (str.lower, str.upper))
+"""The variables that name a proxy."""
+
+
 def without_proxy(url: str) -> None:
     """Let this process's HTTP clients reach a server at a private address without the host's proxy.
 
     If `HTTP_PROXY` is set, calls to the run's own model server would otherwise go to a proxy that cannot reach it.
     For public addresses and for names other than localhost, set `NO_PROXY` yourself. Without a proxy it does nothing.
     """
-    from urllib.request import getproxies  # it is slow to import, and every command imports this module
+    if sys.platform.startswith("linux"):
+        proxied = any(map(os.environ.get, PROXIES))
+    else:  # the system has settings too
+        from urllib.request import getproxies  # it is slow to import, and every command imports this module
 
-    if not getproxies().keys() & {"http", "https", "all"}:
+        proxied = bool(getproxies().keys() & {"http", "https", "all"})
+    if not proxied:
         return
     host = urlsplit(url).hostname or ""
     try:

@@ -103,6 +103,9 @@ DEPTH_LIMIT = 254
 """Most levels of lists and dicts in plain data, as orjson has it: what reads and writes it is recursive."""
 
 
+_AS_GIVEN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+
+
 def plain_json(value: Any, what: str, *, strict: bool = False) -> str:
     """Return plain data as JSON text, with whole numbers of any size.
 
@@ -114,6 +117,12 @@ def plain_json(value: Any, what: str, *, strict: bool = False) -> str:
     Raises:
         ValueError: It is no plain data, or contains itself; the message has the place, the type and the cure.
     """
+    try:
+        text = orjson.dumps(value, option=_AS_GIVEN)
+        if orjson.loads(text) == value:  # it has no NaN, which orjson writes as null, and no tuple
+            return text.decode()
+    except (TypeError, ValueError):  # json.dumps takes more: NaN, tuples, subclasses, large numbers, lone surrogates
+        pass
     if not _is_simple(value):
         keys = [key for part in list(_containers(value, what)) if isinstance(part, dict) for key in part]
         if strict and not all(isinstance(key, str) for key in keys):

@@ -316,7 +316,7 @@ def test_a_killed_run_leaves_no_process_and_no_file(
 @pytest.mark.parametrize("killed", ["validate", pytest.param("run", marks=pytest.mark.slow)])
 def test_the_next_command_removes_the_files_of_a_killed_one(tmp_path: Path, start: Start, killed: str) -> None:
     if killed == "validate":
-        command, made = start("validate", "agentrig-langgraph-sql"), "agentrig-kit-*"
+        command, made = start("validate", "agentrig-langgraph-sql"), scratch.LOCK
     else:
         pytest.importorskip("agentrig_lightning")
         shutil.copy(SUPPORT / "lightning_script.py", tmp_path)

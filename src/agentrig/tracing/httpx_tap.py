@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 
 from agentrig.endpoints import sampled_as
-from agentrig.text import words_of
+from agentrig.text import parsed, words_of
 from agentrig.traces import ASKED, LLM_CALL, PARENT, SERVER
 from agentrig.tracing.connections import marked
 from agentrig.tracing.recorder import Recorder, active, server_of
@@ -66,11 +66,17 @@ def _tap(library: Any, *, is_async: bool) -> None:
         if foreign is None and (recorder.token_ids or recorder.sampling):
             body, asked = sampled_as(body, recorder.sampling, replace=recorder.replace)
             body |= {"return_token_ids": True, "logprobs": True} if recorder.token_ids else {}
-            headers = {k: v for k, v in request.headers.items() if k.lower() not in ("content-length", "host")}
+            content = json.dumps(body).encode()
+            headers = library.Headers(request.headers)
+            headers["content-length"] = str(len(content))
             # Not the client's build_request, which would merge its URL, cookies and headers in once more.
             request = library.Request(
-                request.method, request.url, headers=headers, json=body, extensions=request.extensions
+                *(request.method, request.url),
+                headers=headers,
+                stream=library.ByteStream(content),
+                extensions=request.extensions,
             )
+            request.read()
         return _Call(recorder, time.time(), body, own, foreign, recorder.parent(), asked), request
 
     if is_async:
@@ -153,7 +159,7 @@ class _Call:
         content, status = answer.content, answer.status_code
         error = None if status < 400 else f"HTTP {status}: {content[:500].decode('utf-8', 'replace')}"
         try:
-            completion = json.loads(content)
+            completion, _ = parsed(content)
             calls = self._calls(completion)
         except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
             # no JSON, or no completion: the agent handles it
