@@ -146,6 +146,9 @@ def register_adapters() -> Iterable[AdapterSpec]:
 def register_algorithms() -> Iterable[AlgorithmSpec]:
     """Register algorithms.
 
+    Most new algorithms only say what each call of a step is worth: `agentrig_grpo.from_credit` makes the spec of one
+    from that function (`agentrig.credit.Credit`), and `agentrig new algorithm NAME` writes such a plugin.
+
     Returns:
         An iterable of `AlgorithmSpec`: a list, or yield them. Nothing else is accepted.
 

@@ -163,6 +163,8 @@ class AdapterSpec(Spec):
 class AlgorithmSpec(Spec):
     """An algorithm; `build(config)` returns a `LoopAlgorithm`, or an `Algorithm` with a loop of its own.
 
+    For an algorithm that is a credit for the learner of `grpo`, `agentrig_grpo.from_credit` returns the spec.
+
     Attributes:
         hardware: The names of the hardware that it can run on; empty for any.
         workload: `workload(config)` returns what training needs from one device, for the doctor's memory
