@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 import attrs
 
+from agentrig.errors import AgentrigError
 from agentrig.hardware.contract import Hardware, Probe
 from agentrig.hardware.tools import ToolOutput
 
@@ -30,6 +31,12 @@ class Finding:
     result: Result
     evidence: str
     cure: str = ""
+
+    @classmethod
+    def of_error(cls, check: str, error: AgentrigError, *, cure: str = "") -> Finding:
+        """Return the problem that an error states: its first line, and the others as the cure, or else `cure`."""
+        first, _, rest = str(error).partition("\n")
+        return cls(check=check, result="problem", evidence=first, cure=" ".join(rest.split()) or cure)
 
 
 @attrs.frozen(kw_only=True)

@@ -66,6 +66,18 @@ RESUME = "agentrig train --resume {run}"
 """Resumes a run."""
 
 
+def resume_command(resumes: str, directory: Path, setting: str = "") -> str:
+    """Return the command that resumes the run of a directory.
+
+    Args:
+        resumes: `Plan.resumes`.
+        directory: The run directory.
+        setting: One more setting, `section.key=value`.
+    """
+    more = f" {'' if resumes == RESUME else '--set '}{setting}" if setting else ""
+    return resumes.replace("{run}", f"{directory}{more}")
+
+
 @attrs.frozen(kw_only=True)
 class Plan:
     """A complete, checked configuration of a run.
@@ -495,34 +507,35 @@ def _own_first(recipe: Component, registry: Registry) -> dict[str, dict[str, Any
 
 
 def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]], registry: Registry) -> None:
-    def other(section: str) -> bool:
-        old, new = into[section].get("use"), more[section].get("use")
-        if old is None or new is None or old == new:
-            return False
-        return not any(c.answers_to(str(old)) and c.answers_to(str(new)) for c in registry.components(section))
+    def common(section: str) -> Mapping[str, Any] | None:
+        """Return what a former component's settings and a new one's have from one class; None for the same component.
 
-    def common(section: str) -> Mapping[str, Any]:
-        """Return what the former component's settings and the new one's have from one class, their nearest."""
+        That class is the nearest that both derive from.
+        """
+        old, new = into[section].get("use"), more[section].get("use")
+        names = str(old), str(new)
+        known = registry.components(section)
+        if None in (old, new) or old == new or any(all(map(c.answers_to, names)) for c in known):
+            return None
         if section == "runners":
             return attrs.fields_dict(RunnerSettings)  # the keys of all runners
         try:
-            old, new = (registry.find(section, str(each[section]["use"])).spec for each in (into, more))
+            first, second = (getattr(registry.find(section, name).spec.config, "__mro__", ()) for name in names)
         except LookupFailed:
             return {}  # told when the component is built
-        former = getattr(old.config, "__mro__", ())
-        shared = next((c for c in getattr(new.config, "__mro__", ()) if c in former and attrs.has(c)), None)
+        shared = next((c for c in second if c in first and attrs.has(c)), None)
         return attrs.fields_dict(shared) if shared is not None else {}
 
-    if "algorithm" in more and other("algorithm") and not common("algorithm"):
+    shared = {section: common(section) for section in more if section in RUN_KINDS}
+    if shared.get("algorithm") == {}:
         into["server"] = {}  # the former algorithm's
     for section, keys in more.items():
         _check_section(section)
         if section in observing.SECTIONS:
             observing.merge(into[section], keys, section)
             continue
-        if other(section):
-            shared = common(section)
-            into[section] = {key: value for key, value in into[section].items() if key in shared}
+        if (kept := shared.get(section)) is not None:
+            into[section] = {key: value for key, value in into[section].items() if key in kept}
         for key, value in keys.items():
             old = into[section].get(key)
             into[section][key] = {**old, **value} if isinstance(value, Mapping) and isinstance(old, Mapping) else value

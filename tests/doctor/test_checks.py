@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -275,6 +276,14 @@ def test_a_port_in_use_is_found():
         assert str(port) in found.evidence
         only(place.check_ports(situation(environ={"MASTER_PORT": str(port)})), "problem")
     only(place.check_ports(situation(f"algorithm.port={port}", environ={})), "ok")
+
+
+def test_a_limit_that_no_run_can_work_with_is_found(monkeypatch):
+    """The doctor asks what a run asks before it starts its runners."""
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (20, 20))
+    found = only(place.check_ports(situation(environ={})), "problem")
+    assert found.evidence == "this process may open 20 files at once (ulimit -n), and a run needs 256."
+    assert "ulimit -n 4096" in found.cure
 
 
 def test_the_gateway_s_address():

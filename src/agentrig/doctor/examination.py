@@ -121,15 +121,15 @@ def look(
         plan = resolve(source, uses=uses, **settings)
         plan.components["hardware"], plan.components["server"]  # resolves `auto`
     except HardwareError as error:
-        findings.append(_refusal("hardware", error))
+        findings.append(Finding.of_error("hardware", error))
         try:  # the rest of the recipe can still be checked
             plan = resolve(source, uses={**uses, "hardware": "cpu"}, **settings)
         except AgentrigError as second:
             plan = None
-            findings.append(_refusal("recipe", second))
+            findings.append(Finding.of_error("recipe", second))
     except AgentrigError as error:
         plan = None
-        findings.append(_refusal("recipe", error))
+        findings.append(Finding.of_error("recipe", error))
     candidates = _candidates(plan, findings)
     if plan is not None and not findings:
         name = plan.components["hardware"].spec.name
@@ -140,7 +140,7 @@ def look(
         try:
             chosen = select("auto", candidates)
         except HardwareError as error:
-            findings.append(_refusal("hardware", error))
+            findings.append(Finding.of_error("hardware", error))
     versions = installed(software.STACK)
     if chosen is not None:
         versions.update(chosen.host_versions())
@@ -183,11 +183,6 @@ def _candidates(plan: Any, findings: list[Finding]) -> list[Hardware]:
             result: Result = "problem" if mine else "warning"
             findings.append(Finding(check=f"{spec.name} devices", result=result, evidence=first, cure=cure))
     return found
-
-
-def _refusal(check: str, error: AgentrigError) -> Finding:
-    first, _, rest = str(error).partition("\n")
-    return Finding(check=check, result="problem", evidence=first, cure=" ".join(rest.split()))
 
 
 def could_start(findings: Sequence[Finding]) -> bool:

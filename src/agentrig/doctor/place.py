@@ -12,8 +12,10 @@ import attrs
 
 from agentrig.doctor.devices import shape_of, workload
 from agentrig.endpoints import without_proxy
+from agentrig.errors import AgentrigError
 from agentrig.findings import Finding, Result, Situation
 from agentrig.hardware.memory import GB
+from agentrig.runners.pools import check_machine
 
 LEAST_DISK = GB // 2
 """A run's metrics, rollouts and report; checkpoints come on top."""
@@ -95,13 +97,11 @@ def taken(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def check_ports(situation: Situation) -> Iterator[Finding]:
-    """Can servers listen here, and are the ports free that the configuration names?"""
+    """Can a run's processes reach each other, and are the ports free that the configuration names?"""
     try:
-        with socket.create_server(("127.0.0.1", 0)):
-            pass
-    except OSError as error:
-        cure = "allow processes to listen on 127.0.0.1: the model server needs it"
-        yield Finding(check="ports", result="problem", evidence=f"cannot listen: {error}", cure=cure)
+        check_machine()
+    except AgentrigError as error:
+        yield Finding.of_error("ports", error)
         return
     wanted: dict[str, int] = {}
     for kind, config in situation.plan.configs.items() if situation.plan else ():

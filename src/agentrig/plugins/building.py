@@ -38,7 +38,7 @@ MADE: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "agent": ("a callable: agent(task_input, endpoint) -> answer", callable),
     "reward": ("a callable: reward(task, outcome, budget_s) -> Score", _is_reward),
     "adapter": ("a callable: adapter(trace) -> triplets", callable),
-    "algorithm": ("an algorithm, with a method `run(session)`, or `credit` and `learner`", _is_algorithm),
+    "algorithm": ("an algorithm, with a method `run(session)`, or `credit`, `serving` and `learner`", _is_algorithm),
     "server": ("a callable: server(plan) -> agentrig.servers.Server", callable),
     "runners": ("a callable: make(plan, n=…, threads=…, …) -> agentrig.pools.RunnerPool", callable),
     "hardware": ("an agentrig.hardware.Hardware", _has("probe", "environment")),

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
+from multiprocessing import process, resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -22,6 +22,9 @@ TRIES = 3
 SAFE_PATH_KEPT = "AGENTRIG_KEEP_SAFEPATH"
 """Set if the user has set PYTHONSAFEPATH; runners then keep it."""
 
+NO_MAIN_GUARD = 87
+"""Exit code of a process that would start others while it imports the script that started the run."""
+
 _lock = threading.Lock()
 
 
@@ -34,16 +37,16 @@ def start_process(context: Any, target: Callable[..., None], *arguments: Any) ->
     reason = ""
     for _ in range(TRIES):
         ours, theirs = context.Pipe()
-        process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+        started = context.Process(target=target, args=(theirs, *arguments), daemon=True)
         try:
             start_server()
-            process.start()
+            started.start()
         except (EOFError, OSError) as error:  # the server died, or dies just now
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
             ours.close()
             time.sleep(0.2)
         else:
-            return ours, process
+            return ours, started
         finally:
             theirs.close()
     raise AgentrigError(
@@ -55,9 +58,13 @@ def start_process(context: Any, target: Callable[..., None], *arguments: Any) ->
 def start_server() -> None:
     """Start the process that others are forked from, unless it runs, and do not wait while it imports what they share.
 
+    A runner imports the script that started the run. If that would start a run again, the runner ends.
+
     Raises:
         OSError: It can't be started.
     """
+    if getattr(process.current_process(), "_inheriting", False):
+        os._exit(NO_MAIN_GUARD)
     with _started_clean():
         resource_tracker.ensure_running()
         with _signals_blocked():

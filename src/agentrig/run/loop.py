@@ -357,6 +357,10 @@ class Loop:
             self.best = Best()
 
 
-def looped(built: Algorithm | LoopAlgorithm) -> Algorithm:
-    """Return what `AlgorithmSpec.build` made as an algorithm that runs: one without a loop of its own gets `Loop`."""
+def runnable(built: Algorithm | LoopAlgorithm) -> Algorithm:
+    """Return an algorithm with `run` and `serve`: `built` itself if it has them, else a `Loop` with its parts.
+
+    Args:
+        built: What `AlgorithmSpec.build` returned.
+    """
     return cast(Algorithm, built if hasattr(built, "run") else Loop(built))

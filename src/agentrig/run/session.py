@@ -21,7 +21,7 @@ from agentrig.figures import mean
 from agentrig.hardware import Hardware
 from agentrig.ledger import Entry, Ledger, StepTotals, totals
 from agentrig.observers import RunStart, StepEnd
-from agentrig.plan import Plan
+from agentrig.plan import Plan, resume_command
 from agentrig.rewards import Score
 from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.run.ahead import RolloutsAhead
@@ -90,7 +90,7 @@ class RunSession:
         past = past or Past()
         self.train_tasks = train_tasks
         self.directory = run.path
-        self.resumes = plan.resumes.replace("{run}", str(run.path))
+        self.resumes = resume_command(plan.resumes, run.path)
         self.hardware = hardware
         self.seed = plan.run.seed
         self.first_step = past.step + 1
@@ -169,7 +169,8 @@ class RunSession:
 
     def server(self, plan: ServerPlan) -> Server:
         """Return the model's server that `[server] use` names, not started."""
-        return Setup(self.plan).server()(plan)
+        make_server = Setup(self.plan).server()
+        return make_server(plan)
 
     def rollouts(
         self,

@@ -18,7 +18,7 @@ from agentrig.processes.scratch import temporary_files
 from agentrig.run.damage import reading
 from agentrig.run.directory import RunDirectory, dev_command, run_name
 from agentrig.run.log_file import warnings_in
-from agentrig.run.loop import looped
+from agentrig.run.loop import runnable
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
 from agentrig.run.session import RunSession
@@ -100,7 +100,7 @@ def _train(
     for each in (scorer, *second.values()):
         ending.callback(each.close)
     adapter = plan.build("adapter")
-    algorithm = looped(plan.build("algorithm"))
+    algorithm = runnable(plan.build("algorithm"))
     if plan.components["server"].spec.name != OWN:
         plan.build("server")
     splits = load_splits(plan)

@@ -35,8 +35,8 @@ def check_machine() -> None:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if 0 <= files < FILES:
         raise AgentrigError(
-            f"this process may open {files} files at once (ulimit -n), and a run needs {FILES}. Allow more and start "
-            "again: ulimit -n 4096 (in a new shell, if this one may not)"
+            f"this process may open {files} files at once (ulimit -n), and a run needs {FILES}.\n"
+            "  Allow more and start again: ulimit -n 4096 (in a new shell, if this one may not)"
         )
     try:
         with socket.create_server(("127.0.0.1", 0)) as here:
@@ -44,7 +44,7 @@ def check_machine() -> None:
     except OSError as error:
         raise AgentrigError(
             f"this process cannot connect to 127.0.0.1 ({error.strerror or error}), and a run's processes reach each "
-            "other there. Enable the loopback interface: ip link set lo up"
+            "other there.\n  Enable the loopback interface: ip link set lo up"
         ) from error
 
 

@@ -17,7 +17,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, CheckpointDamaged, place_of
 from agentrig.plan import Plan, resolve
 from agentrig.run.checkpoints import Checkpoints, verify
-from agentrig.run.loop import looped
+from agentrig.run.loop import runnable
 from agentrig.testing import bandit
 from agentrig.testing.bandit import OPTIMUM, pull
 from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
@@ -379,7 +379,7 @@ def check_serves(subject: AlgorithmSubject) -> None:
     Cure: Serve the checkpoint that is given, or the starting model, until the block ends.
     """
     plan = subject.plan("served")
-    algorithm, folder = looped(plan.build("algorithm")), subject.whole.last
+    algorithm, folder = runnable(plan.build("algorithm")), subject.whole.last
     more: Mapping[str, Any] = {}
     if getattr(plan.components["algorithm"].spec, "server", False):
         from agentrig.run.setup import Setup
