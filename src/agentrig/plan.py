@@ -17,7 +17,7 @@ from agentrig.plugins.building import built
 from agentrig.plugins.specs import RUN_KINDS
 from agentrig.pools import RunnerSettings as RunnerSettings
 from agentrig.secrets import sources
-from agentrig.settings import meant_in_file, setting, structure
+from agentrig.settings import check_any, meant_in_file, setting, structure
 
 if TYPE_CHECKING:
     from agentrig.plugins.registry import Component, Registry
@@ -132,12 +132,8 @@ class Plan:
             agentrig.errors.PluginError: Its `build` failed; the message names the plugin's file and line.
         """
         if kind == "reward":
-            return self.reward()[0]
+            return composing.build(self.components["reward"], self.config("reward"), self.registry)[0]
         return built(self.components[kind], self.config(kind))
-
-    def reward(self) -> tuple[Any, bool]:
-        """Build the reward with its parts; return it, and whether it is called with the trace. See `build`."""
-        return composing.build(self.components["reward"], self.config("reward"), self.registry)
 
     def config(self, kind: str) -> Any:
         """Return the config object of the selected component of a kind."""
@@ -394,10 +390,13 @@ def _select(
             auto_keys[kind] = keys
         else:
             components[kind], configs[kind] = select(kind, use, keys)
-    if "hardware" in auto_keys:
-        auto.check_hardware_keys(registry, components["algorithm"], auto_keys["hardware"], elsewhere)
-    if "server" in auto_keys:
-        auto.check_server_keys(registry, auto_keys["server"], elsewhere)
+    algorithm = components["algorithm"]
+    for kind, owner, able in (
+        ("hardware", f"no hardware for {algorithm.spec.name}", auto.able(registry, algorithm)),
+        ("server", "no server that `auto` selects from", auto.ranked_servers(registry)),
+    ):
+        classes, keys = [c.spec.config for c in able], auto_keys.get(kind, {})
+        check_any(classes, keys, owner=owner, section=kind, elsewhere=elsewhere)
 
     @cache
     def chosen(kind: str) -> tuple[Component, Any, str]:

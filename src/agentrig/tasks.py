@@ -64,7 +64,6 @@ class Tasks(Protocol):
     @property
     def roles(self) -> Mapping[str, str]:
         """Role to split; may be a plain attribute."""
-        ...
 
     def load(self, split: str) -> Sequence[Task]:
         """Return the split's tasks in a stable order.
@@ -72,7 +71,6 @@ class Tasks(Protocol):
         Raises:
             agentrig.errors.AgentrigError: The data is missing; the message names the command that creates it.
         """
-        ...
 
 
 def fingerprint(tasks: Sequence[Task]) -> str:

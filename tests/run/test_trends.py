@@ -16,6 +16,7 @@ from rollouts import rollout
 from agentrig.errors import RunStopped
 from agentrig.plan import Plan
 from agentrig.rollouts import Rollout
+from agentrig.run.metrics import reward_figures
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.run.trends import Guards, Signal
@@ -77,17 +78,17 @@ def test_rollouts_and_their_line_say_the_same() -> None:
         rollouts = [rollout(v, group=str(g)) for g, group in enumerate(values) for v in group]
         scored = [r.value for r in rollouts if r.value is not None]
         groups = [{v for v in group if v is not None} for group in values]
-        of_line = Signal.of_line(
+        of_line = Signal.of(
             {
                 "rollouts": len(rollouts),
                 "failures": {"reward-invalid": len(rollouts) - len(scored)},
                 "reward_std": statistics.pstdev(scored),
-                "accuracy": sum(scored) / len(rollouts),
+                "accuracy": sum(scored) / len(scored),
                 "groups": len(groups),
                 "zero_variance_groups": statistics.fmean(len(found) == 1 for found in groups),
             }
         )
-        assert Signal.of(rollouts) == of_line, values
+        assert Signal.of(reward_figures(rollouts)) == of_line, values
 
 
 @pytest.mark.parametrize("name", ["loss", "grad_norm"])

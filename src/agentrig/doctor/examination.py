@@ -42,34 +42,14 @@ CHECKS: Sequence[Callable[[Any], Iterable[Finding]]] = (
 )
 
 
-def examine(
-    source: str | None = None,
-    *,
-    overrides: Sequence[str] = (),
-    uses: Mapping[str, str | None] | None = None,
-    observers: Sequence[str] = (),
-    trackers: Sequence[str] = (),
-    files: Sequence[str] = (),
-    strict_plugins: bool = False,
-) -> list[Finding]:
+def examine(source: str | None = None, **asked: Any) -> list[Finding]:
     """Run every check, of the core and of the plugins, for a recipe.
 
     Args:
         source: A recipe's name or a run file; None for the default recipe.
-        overrides: `section.key=value`.
-        uses: Other components by kind, as in `--agent` and `--hardware`.
-        observers: Observers to use, in addition to those of the recipe or run file.
-        trackers: Trackers to use, in addition to those of the recipe or run file.
-        files: Python files that are plugins too.
-        strict_plugins: Whether a plugin that fails to load is a problem.
+        asked: The other arguments of `agentrig.plan.resolve`.
     """
-    settings: dict[str, Any] = {
-        "observers": observers,
-        "trackers": trackers,
-        "files": files,
-        "strict_plugins": strict_plugins,
-    }
-    situation, findings = look(source, overrides=overrides, uses=uses or {}, **settings)
+    situation, findings = look(source, **asked)
     with ThreadPoolExecutor(2) as together:  # several checks wait for a subprocess
         for found in together.map(_run, CHECKS, repeat(situation)):
             findings += found
@@ -97,26 +77,21 @@ def _run(check: Check, situation: Situation) -> list[Finding]:
 
 
 def look(
-    source: str | None,
-    *,
-    overrides: Sequence[str],
-    uses: Mapping[str, str | None],
-    **more: Any,
+    source: str | None, *, uses: Mapping[str, str | None] | None = None, **settings: Any
 ) -> tuple[Situation, list[Finding]]:
     """Collect the input of the checks; a wrong recipe or unusable hardware gives a finding, not an error.
 
     Args:
-        source: As in `examine`, like the others.
-        overrides: `section.key=value`.
-        uses: Components by kind.
-        more: What else `agentrig.plan.resolve` takes.
+        source: As in `examine`.
+        uses: Components by kind, or None.
+        settings: What else `agentrig.plan.resolve` takes.
     """
     from agentrig.plan import resolve
 
+    uses = uses or {}
     findings: list[Finding] = []
     plan = chosen = None
     hardware = uses.get("hardware")
-    settings: dict[str, Any] = {"overrides": overrides, **more}
     try:
         plan = resolve(source, uses=uses, **settings)
         plan.components["hardware"], plan.components["server"]  # resolves `auto`

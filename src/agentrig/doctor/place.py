@@ -85,12 +85,12 @@ def check_shared_memory(situation: Situation, place: Path = Path("/dev/shm")) ->
         yield Finding(check="shared memory", result="ok", evidence=evidence)
 
 
-def taken(port: int, host: str = "127.0.0.1") -> bool:
+def taken(port: int) -> bool:
     """Whether something already listens on a port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind(("127.0.0.1", port))
         except OSError:
             return True
     return False

@@ -36,16 +36,9 @@ print(json.dumps(report))
 
 @attrs.frozen(kw_only=True, slots=False)
 class Situation:
-    """The input of the doctor's checks; a check reads it and never changes it.
+    """Implements `agentrig.findings.Situation`, which says what its fields mean.
 
     Attributes:
-        hardware: What the run would use; None when that could not be decided.
-        candidates: Every hardware that is installed.
-        probes: Name of a hardware to its probe.
-        plan: The checked configuration; None when it is wrong (which is a finding of its own).
-        versions: Installed versions by distribution, and `python`.
-        environ: The environment variables.
-        directory: Where the run directory would be made.
         asked: The arguments of `agentrig.plan.resolve` that gave the plan; None where nobody resolved one.
     """
 

@@ -51,11 +51,6 @@ class Layout(Protocol):
         Returns:
             [tokens, heads, size].
         """
-        ...
-
-    def to(self, device: torch.device) -> Layout:
-        """Return the layout on a device."""
-        ...
 
 
 def use(model: Any) -> None:
@@ -155,13 +150,6 @@ class Blocks:
             )
             found.append(out.transpose(1, 2).reshape(-1, heads * size))
         return functional.embedding(self.order, torch.cat(found)).view(n, heads, size)
-
-    def to(self, device: torch.device) -> Blocks:
-        """Return the layout on a device."""
-        parts = [
-            Part(p.q.to(device), p.k.to(device), None if p.mask is None else p.mask.to(device)) for p in self.parts
-        ]
-        return Blocks(parts, self.order.to(device))
 
 
 @attrs.frozen(eq=False)

@@ -7,15 +7,14 @@ more call. The results are merged by their log-sum-exp (`agentrig.forest.lse`), 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
 import attrs
 import torch  # noqa: TID253  (imported with a learner only)
 
+from agentrig.forest.kernels import has_triton, is_fake
 from agentrig.forest.lse import Grads, Long, Sequences, rounded_down, rounded_up
 from agentrig.forest.segments import Pack
 
@@ -50,10 +49,6 @@ class Padding:
         places = [torch.arange(i * queries, i * queries + b - a) for i, (a, b) in enumerate(spans)]
         return cls(torch.cat(given), torch.cat(places))
 
-    def to(self, device: torch.device) -> Padding:
-        """Return it on a device."""
-        return Padding(self.given.to(device), self.places.to(device))
-
 
 @attrs.frozen(eq=False)
 class Attention:
@@ -70,11 +65,6 @@ class Attention:
     k: Rows
     kernel: Sequences | Long
     padding: Padding | None = None
-
-    def to(self, device: torch.device) -> Attention:
-        """Return the call on a device."""
-        q, k = (rows.to(device) if isinstance(rows, torch.Tensor) else rows for rows in (self.q, self.k))
-        return Attention(q, k, self.kernel.to(device), None if self.padding is None else self.padding.to(device))
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> Results:
         """Return the result of the call's queries and its log-sum-exp, from those of a pack."""
@@ -127,10 +117,6 @@ class Levels:
         rows = (x.contiguous() for x in (q, k, v))
         found: torch.Tensor = _Merged.apply(*rows, self, scaling)  # type: ignore[no-untyped-call]
         return found
-
-    def to(self, device: torch.device) -> Levels:
-        """Return the layout on a device."""
-        return Levels([call.to(device) for call in self.own], [call.to(device) for call in self.above])
 
 
 @attrs.frozen
@@ -248,7 +234,9 @@ class _Merged(torch.autograd.Function):
         """Compute the result, [tokens, heads, size]."""
         out = torch.empty_like(q)
         lse = q.new_empty((q.shape[1], len(q)), dtype=torch.promote_types(q.dtype, torch.float))
-        merge = _merge_on_cuda if _on_cuda(q) else _merge
+        merge = _merge
+        if _on_cuda(q):
+            from agentrig.forest.triton_merge import merge  # type: ignore[no-redef]
         for call in layout.own:
             merge(out, lse, call.q, *call.forward(q, k, v, scaling), first=True)
         for call in layout.above:
@@ -285,29 +273,9 @@ def _merge(
     _put(lse.t(), rows, torch.logaddexp(before, its).t())
 
 
-def _merge_on_cuda(
-    out: torch.Tensor, lse: torch.Tensor, rows: Rows, one: torch.Tensor, its: torch.Tensor, *, first: bool
-) -> None:
-    """Do the same with one kernel."""
-    from agentrig.forest import triton_merge
-
-    triton_merge.merge(out, lse, rows, one, its, first=first)
-
-
 def _on_cuda(x: torch.Tensor) -> bool:
     """Return whether Triton's kernels compute there."""
-    return x.is_cuda and not _is_fake(x) and _has_triton()
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
-def _is_fake(x: torch.Tensor) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(x, FakeTensor)
+    return x.is_cuda and not is_fake(x) and has_triton()
 
 
 def _take(x: torch.Tensor, rows: Rows) -> torch.Tensor:

@@ -21,6 +21,8 @@ import attrs
 import numpy as np
 import torch  # noqa: TID253  (imported with a learner only)
 
+from agentrig.forest.kernels import is_fake
+
 STEPS = ((2048, 128), (4096, 256), (1 << 62, 512))
 """Lengths below the first number are rounded to a multiple of the second for a kernel that is made for one shape: cuDNN
 prepares for each new one, in 0.1 s."""
@@ -51,10 +53,6 @@ class Sequences:
         """Return them from their lengths."""
         cu_q, cu_k = (torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32) for lengths in (q, k))
         return cls(cu_q, cu_k, max(q), max(k), causal)
-
-    def to(self, device: torch.device) -> Sequences:
-        """Return them on a device."""
-        return attrs.evolve(self, cu_q=self.cu_q.to(device), cu_k=self.cu_k.to(device))
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None
@@ -146,10 +144,6 @@ class Long:
         """Return some sequences with q queries and k keys each."""
         return cls(Sequences.of([q] * count, [k] * count, causal=causal))
 
-    def to(self, device: torch.device) -> Long:
-        """Return them on a device."""
-        return Long(self.whole.to(device))
-
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -193,9 +187,7 @@ def _flat(x: torch.Tensor) -> torch.Tensor:
 
 
 def _has_cudnn(q: torch.Tensor) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return q.device.type == "cuda" and q.shape[2] <= 128 and not isinstance(q, FakeTensor) and _hopper(q.device)
+    return q.device.type == "cuda" and q.shape[2] <= 128 and not is_fake(q) and _hopper(q.device)
 
 
 @functools.cache

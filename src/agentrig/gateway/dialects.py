@@ -20,11 +20,9 @@ class StreamWriter(Protocol):
             event: Its JSON object without token ids that the client did not ask for; None for what is no part of the
                 completion: the end, an error, or data that is not JSON.
         """
-        ...
 
     def end(self) -> bytes:
         """Return what ends the stream, if its end has not come as an event."""
-        ...
 
 
 Earlier = Mapping[str, list[dict[str, Any]]]
@@ -44,19 +42,15 @@ class Dialect(Protocol):
         Raises:
             agentrig.http_server.Refused: It does not map to one.
         """
-        ...
 
     def answer(self, completion: dict[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to `body` from the completion, without ids that the client did not ask for."""
-        ...
 
     def writer(self, body: Mapping[str, Any]) -> StreamWriter:
         """Return what writes the streamed answer to `body`."""
-        ...
 
     def error(self, refused: Refused) -> dict[str, Any]:
         """Return the body of an error."""
-        ...
 
 
 class Chat:

@@ -43,7 +43,8 @@ class Responses:
                 code = "previous_response_not_found"
                 raise Refused(text, status=400, code=code, param="previous_response_id")
             before = earlier[former]
-        messages = [*_instructions(body), *before, *_messages(body)]
+        system = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
+        messages = [*system, *before, *_messages(body)]
         found: dict[str, Any] = {"model": body.get("model"), "messages": messages, **sampled(body)}
         for name in ("parallel_tool_calls", "user"):
             if body.get(name) is not None:
@@ -90,10 +91,6 @@ class Responses:
 
 
 # --- the request ------------------------------------------------------------------------------------
-
-
-def _instructions(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
 
 
 def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:

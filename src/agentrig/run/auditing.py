@@ -59,15 +59,14 @@ class Auditing:
         self._start, self._spent, self._last = time.monotonic(), 0.0, 0.0
 
     def sketch(self, step: int) -> Sketch | None:
-        """Return the sketch of a step that is to be audited; None for other steps."""
-        self._sketch = Sketch(step) if self._due(step) else None
-        return self._sketch
+        """Return the sketch of a step that is to be audited; None for other steps.
 
-    def _due(self, step: int) -> bool:
-        """Return whether the audit of a step, if it takes as long as the last one, stays within the share."""
-        if not self._on or step < self._sure:
-            return self._on
-        return self._spent + self._last <= SHARE * (time.monotonic() - self._start)
+        A later step is, if its audit, as long as the last one, stays within the share.
+        """
+        share = SHARE * (time.monotonic() - self._start)
+        due = self._on and (step < self._sure or self._spent + self._last <= share)
+        self._sketch = Sketch(step) if due else None
+        return self._sketch
 
     def end(self, step: int, line: Mapping[str, Any]) -> None:
         """Audit a step whose sketch was asked for, or one of the first; of others, look at what costs nothing.

@@ -252,10 +252,6 @@ class RunDirectory:
         with writing(self.checkpoints.path(step)):
             return self.checkpoints.save(step, write, keep=keep, record=record)
 
-    def latest_checkpoint(self) -> tuple[Path | None, int]:
-        """Return the latest checkpoint and its step, or (None, 0)."""
-        return self.checkpoints.latest()
-
 
 def table_name(kind: str, step: int) -> str:
     """Return the name, in the run directory, of a step's file of rollouts of a mode, or of `calls`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +38,7 @@ from agentrig.run.guards import (
     warn_of_sampling,
     warn_of_unseen,
 )
-from agentrig.run.metrics import component_means, count_failures, count_nodes, second_reward_figures
+from agentrig.run.metrics import component_means, count_failures, count_nodes, reward_figures, second_reward_figures
 from agentrig.run.past import Past
 from agentrig.run.setup import Setup
 from agentrig.run.trends import SOLVED, Guards
@@ -543,13 +542,8 @@ class RunSession:
 
     def _line(self, step: int, metrics: Mapping[str, float], time_s: Mapping[str, float]) -> dict[str, Any]:
         rollouts = self._step_rollouts
-        values = [r.value for r in rollouts if r.value is not None]
         triplets = [t for r in rollouts for t in r.triplets]
         valid = [r for r in rollouts if r.failure is None]
-        groups: dict[str, set[float]] = defaultdict(set)
-        for r in rollouts:
-            if r.value is not None:
-                groups[r.group].add(r.value)
         proven = self.delivery.line()
         parts = {**self._step_time, **time_s, **({"delivery": proven["seconds"]} if proven else {})}
         step_s = self.step_seconds()
@@ -561,13 +555,7 @@ class RunSession:
         line: dict[str, Any] = {
             "step": step,
             "time": time.time(),
-            "reward": mean(values),
-            "reward_std": statistics.pstdev(values) if values else None,
-            "accuracy": Measurement.of(rollouts).accuracy,
-            "rollouts": len(rollouts),
-            "failures": count_failures(rollouts),
-            "groups": len(groups),
-            "zero_variance_groups": mean([float(len(v) == 1) for v in groups.values()]),
+            **reward_figures(rollouts),
             "step_s": step_s,
             "time_s": parts,
             "rollouts_per_s": len(rollouts) / rollout_s,

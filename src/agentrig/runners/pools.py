@@ -84,8 +84,8 @@ class BasePool(abc.ABC, Generic[W]):
 
     def __init__(self, plan: AgentSource, *, n: int, threads: int, deadline_s: float, retries: int) -> None:
         check_machine()
-        self._plan, self._n, self._threads = plan, n, threads
-        self._deadline_s, self._retries = deadline_s, retries
+        self._plan, self.n, self._threads = plan, n, threads
+        self.deadline_s, self.retries = deadline_s, retries
         self._workers: list[W] = []
         self._waiting: deque[Job] = deque()
         self._lost: dict[str, int] = {}
@@ -119,7 +119,7 @@ class BasePool(abc.ABC, Generic[W]):
 
     def start(self) -> None:
         """Start the missing runners; they build the agent in the background."""
-        while len(self._workers) < self._n:
+        while len(self._workers) < self.n:
             self._workers.append(self._spawn())
 
     def build_first(self, timeout_s: float) -> bool:
@@ -144,24 +144,9 @@ class BasePool(abc.ABC, Generic[W]):
         return any(w.ready for w in self._workers)
 
     @property
-    def n(self) -> int:
-        """Number of runners; 0 for a pool that runs nothing."""
-        return self._n
-
-    @property
-    def deadline_s(self) -> float:
-        """Time limit of a rollout in seconds."""
-        return self._deadline_s
-
-    @property
-    def retries(self) -> int:
-        """How often a rollout is restarted when its runner died."""
-        return self._retries
-
-    @property
     def room(self) -> int:
         """How many more jobs could start now; the queue should not become much longer than this."""
-        return self._n * self._threads - self.pending
+        return self.n * self._threads - self.pending
 
     @property
     def pending(self) -> int:
@@ -248,7 +233,7 @@ class BasePool(abc.ABC, Generic[W]):
         failed = []
         for job, started in worker.jobs.values():
             lost = self._lost.pop(job.id, 0) + 1
-            if lost > self._retries:
+            if lost > self.retries:
                 failed.append(job.failed("runner-died", died(lost), started))
             else:
                 self._lost[job.id] = lost
@@ -273,7 +258,7 @@ class BasePool(abc.ABC, Generic[W]):
         now = time.monotonic()
         self._check_built(now)
         for worker in list(self._workers):
-            overdue = [j for j, (_, started) in worker.jobs.items() if now - started > self._deadline_s]
+            overdue = [j for j, (_, started) in worker.jobs.items() if now - started > self.deadline_s]
             if not overdue:
                 continue
             stopped = self._stopped(worker)
@@ -288,7 +273,7 @@ class BasePool(abc.ABC, Generic[W]):
             self.replaced += 1
             for job_id in overdue:
                 job, started = worker.jobs.pop(job_id)
-                limit = f"{self._deadline_s:g} s (runners.deadline_s)"
+                limit = f"{self.deadline_s:g} s (runners.deadline_s)"
                 reason = f"the rollout ran past its deadline of {limit} and its runner was killed"
                 failed.append(job.failed("deadline", reason, started))
                 self._lost.pop(job_id, None)

@@ -135,7 +135,11 @@ class Scorer:
     def __call__(self, rollouts: Sequence[tuple[Task, Outcome, Trace]]) -> list[Score]:
         """Score a batch; returns a score for each item, in their order. Never raises."""
         items: list[tuple[Any, ...]] = [each if self._sees_trace else each[:2] for each in rollouts]
-        judged = {i: item for i, item in enumerate(items) if self._own or _has_answer(item[1])}
+        judged = {
+            i: item  # a plain agent that answers None is judged too
+            for i, item in enumerate(items)
+            if self._own or item[1].answer is not None or item[1].own_reward is None
+        }
         scores = dict(zip(judged, self._scores(list(judged.values())), strict=True))
         found = [scores.get(i, NO_ANSWER).judged(self.correctness) for i in range(len(items))]
         return [_of_calls(score, *each[2:]) for score, each in zip(found, rollouts, strict=True)]
@@ -314,8 +318,3 @@ def _copied(item: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _raised(error: BaseException) -> Score:
     return Score.invalid(f"the reward raised {words_of(error)}{place_of(error)}")
-
-
-def _has_answer(outcome: Outcome) -> bool:
-    """Return whether there is something to judge; a plain agent that answers None is judged as ever."""
-    return outcome.answer is not None or outcome.own_reward is None

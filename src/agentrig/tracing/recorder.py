@@ -154,15 +154,12 @@ class Recorder:
         """
         opened = self._open.pop(span.id, None)
         parent = opened[0] if opened is not None else self.root
-        if span.name == LLM_CALL and self._has_call(span.attributes.get("gen_ai.response.id")):
+        known = [s.attributes.get("gen_ai.response.id") for s in self._spans if s.name == LLM_CALL]
+        response = span.attributes.get("gen_ai.response.id")
+        if span.name == LLM_CALL and response is not None and response in known:
             self.hide(span.id, parent)
             return
         self._spans.append(attrs.evolve(span, parent=parent))
-
-    def _has_call(self, response_id: Any) -> bool:
-        return response_id is not None and any(
-            s.name == LLM_CALL and s.attributes.get("gen_ai.response.id") == response_id for s in self._spans
-        )
 
     def add(
         self,
