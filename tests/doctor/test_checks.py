@@ -13,7 +13,7 @@ import attrs
 import pytest
 
 from agentrig.doctor import Situation, content, devices, place, software
-from agentrig.doctor.situation import TORCH_REPORT
+from agentrig.findings import TORCH_REPORT
 from agentrig.hardware import Cpu, Device, Hardware, Probe, Stack, Symptom, installed
 from agentrig.hardware.tools import ToolOutput, ask
 from agentrig.plan import resolve

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.doctor import content, devices, imports, place, software
-from agentrig.doctor.situation import Situation
 from agentrig.errors import AgentrigError
-from agentrig.findings import Check, Finding, Result
+from agentrig.findings import Check, Finding, Result, Situation
 from agentrig.hardware import Hardware, HardwareError, Probe, installed, select
 from agentrig.hardware.choice import probed
 from agentrig.plugins.building import built

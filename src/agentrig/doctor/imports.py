@@ -10,9 +10,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from agentrig.doctor.situation import Situation
 from agentrig.errors import AgentrigError
-from agentrig.findings import Finding
+from agentrig.findings import Finding, Situation
 from agentrig.hardware.tools import ask
 from agentrig.plugins.observing import watchers
 

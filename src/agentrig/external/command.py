@@ -165,6 +165,8 @@ class CommandAgent:
         Raises:
             AgentFailure: It has failed, has not answered, or has answered twice.
         """
+        from agentrig.external.callbacks import judged
+
         config = self.config
         answered = callback.arrived if callback is not None else None
         answers.check_ending(ending, config, answered=answered is not None)
@@ -177,7 +179,7 @@ class CommandAgent:
                 if answered is None:
                     why = f"what it posted to {config.answer_url_variable} is none: {callback.refused}"
                     raise LookupError(why if callback.refused else f"it posted nothing to {config.answer_url_variable}")
-                return answered.judged()
+                return judged(answered)
             if config.answer == "file":
                 return answers.from_file(folder, config.answer_file)
             return answers.from_stdout(ending.stdout, json_line=config.answer == "json-line")

@@ -112,7 +112,7 @@ class Levels:
         return cls(list(_own(nodes)), above)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> torch.Tensor:
-        """Return the attention's result; see `agentrig.forest.attention.Layout`."""
+        """Return the attention's result; the arguments are those of `attention.Blocks.attend`."""
         q, k = q.to(v.dtype), k.to(v.dtype)  # autocast leaves them in fp32 after the rotary embedding
         rows = (x.contiguous() for x in (q, k, v))
         found: torch.Tensor = _Merged.apply(*rows, self, scaling)  # type: ignore[no-untyped-call]

@@ -10,7 +10,7 @@ from typing import Any
 from agentrig.endpoints import Endpoint
 from agentrig.gateway.book import Book, GatewayCall, Opened
 from agentrig.gateway.connections import Connections
-from agentrig.gateway.dialects import Chat, Dialect
+from agentrig.gateway.dialects import Chat
 from agentrig.gateway.forward import Exchange
 from agentrig.gateway.messages import Messages
 from agentrig.gateway.responses import Responses
@@ -25,7 +25,7 @@ CONTROL_LIMIT = 1 << 20
 ROLLOUTS = "/rollouts/"
 """Begins the path of every rollout: `/rollouts/ID/v1`."""
 
-DIALECTS: Mapping[str, Dialect] = {
+DIALECTS: Mapping[str, Chat] = {
     "chat/completions": Chat(),
     "responses": Responses(),
     "messages": Messages(),

@@ -19,7 +19,7 @@ import orjson
 from agentrig.endpoints import Endpoint, sampled_as
 from agentrig.gateway.book import CUT, GatewayCall, Opened
 from agentrig.gateway.connections import FAILED, Connections
-from agentrig.gateway.dialects import Chat, Dialect, StreamWriter
+from agentrig.gateway.dialects import Chat, StreamWriter
 from agentrig.gateway.mapping import ELSEWHERE
 from agentrig.gateway.responses import Responses
 from agentrig.http_server import BodyTooLong, Receive, Refused, Send, read_body, reply
@@ -78,7 +78,7 @@ class Exchange:
     opened: Opened
     call: GatewayCall
     route: str
-    dialect: Dialect
+    dialect: Chat
     headers: Mapping[str, str]
     receive: Receive
     send: Send

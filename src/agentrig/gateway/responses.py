@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from agentrig.gateway.dialects import Earlier, StreamWriter, sse
+from agentrig.gateway.dialects import Chat, Earlier, StreamWriter, sse
 from agentrig.gateway.mapping import check_fields, choice_of, content_of, error_in, listed, sampled, unfit
-from agentrig.http_server import Refused, openai_error
+from agentrig.http_server import Refused
 
 MAPPED = (
     "model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_output_tokens", "text",
@@ -24,7 +24,7 @@ WITHOUT_EFFECT = (
 """Fields that change nothing of what is sampled, or that concern what OpenAI stores or bills."""
 
 
-class Responses:
+class Responses(Chat):
     """OpenAI's Responses API."""
 
     hints = frozenset(("reasoning",))
@@ -72,10 +72,6 @@ class Responses:
     def writer(self, body: Mapping[str, Any]) -> StreamWriter:
         """Return what writes the events."""
         return _Writer(body)
-
-    def error(self, refused: Refused) -> dict[str, Any]:
-        """Return OpenAI's form."""
-        return openai_error(refused)
 
     def conversation(self, body: Mapping[str, Any], earlier: Earlier, completion: dict[str, Any]) -> dict[str, Any]:
         """Return what `previous_response_id` refers to: the messages up to an answer, by its id; without instructions.
@@ -225,7 +221,7 @@ def _response(
     }
 
 
-class _Writer:
+class _Writer(StreamWriter):
     """Writes the events of a response; an item is closed when the next one begins."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:

@@ -225,7 +225,8 @@ def noun_of(kind: str) -> str:
     return "task set" if kind == "tasks" else kind
 
 
-def _a(kind: str) -> str:
+def a_kind(kind: str) -> str:
+    """Return what messages call one component of a kind, with its article: `an agent`, `a task set`, `runners`."""
     if kind == "runners":
         return kind
     return f"{'an' if kind[0] in 'ao' else 'a'} {noun_of(kind)}"
@@ -236,7 +237,7 @@ def _conflict(hits: Sequence[Component], names: Sequence[str]) -> str:
     kind, plugins = hits[0].kind, [c.plugin for c in hits]
     say = "agentrig train " if kind == "recipe" else f"--{kind} "
     return (
-        f'{"two" if len(hits) == 2 else len(hits)} plugins bring {_a(kind)} called "{hits[0].spec.name}": '
+        f'{"two" if len(hits) == 2 else len(hits)} plugins bring {a_kind(kind)} called "{hits[0].spec.name}": '
         f"{' and '.join(f'{c.plugin} ({c.distribution} {c.version})' for c in hits)}.\n"
         f"  Say which: {' or '.join(f'{say}{name}' for name in names)}.\n"
         f"  Or block what you do not want: {' or '.join(f'{BLOCK_VARIABLE}={p}' for p in plugins)} "

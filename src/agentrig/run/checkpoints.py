@@ -301,7 +301,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 @contextmanager
-def reading(checkpoint: Path) -> Iterator[None]:
+def loading(checkpoint: Path) -> Iterator[None]:
     """Turn exceptions while an algorithm reads a checkpoint into errors that name the checkpoint.
 
     Raises:

@@ -33,7 +33,7 @@ from agentrig.learners import Learner, TrainSample
 from agentrig.ledger import LEFT_OUT_BY_CREDIT, ZERO_ADVANTAGE, Call, Entry
 from agentrig.rollouts import Rollout
 from agentrig.run.ahead import END_S, RolloutsAhead
-from agentrig.run.checkpoints import Best, read_state, reading, write_state
+from agentrig.run.checkpoints import Best, loading, read_state, write_state
 from agentrig.run.guards import dead_server_first
 from agentrig.servers import MakeServer, Server
 from agentrig.tasks import Task, tasks_of_step
@@ -70,7 +70,7 @@ class Loop:
             if session.resumed:
                 self.learner = learner = self.algorithm.learner(session)  # a server may start meanwhile
                 if session.checkpoint is not None:
-                    with reading(session.checkpoint):
+                    with loading(session.checkpoint):
                         self._resume(session.checkpoint)
             else:
                 session.plan_steps(settings.steps)

@@ -123,17 +123,7 @@ class BasePool(abc.ABC, Generic[W]):
             self._workers.append(self._spawn())
 
     def build_first(self, timeout_s: float) -> bool:
-        """Start one runner and wait until it has built the agent; `start` starts the others.
-
-        Args:
-            timeout_s: Give up waiting after this many seconds; the runner goes on.
-
-        Returns:
-            Whether the agent is built.
-
-        Raises:
-            AgentrigError: The agent cannot be built.
-        """
+        """Start one runner and wait until it has built the agent; see `agentrig.pools.RunnerPool`."""
         if not self._workers:
             self._workers.append(self._spawn())
         end = time.monotonic() + timeout_s
@@ -162,11 +152,7 @@ class BasePool(abc.ABC, Generic[W]):
         return []
 
     def poll(self, timeout_s: float) -> list[Result]:
-        """Send jobs to runners, wait for events, and return the finished results.
-
-        Raises:
-            AgentrigError: The agent cannot be built, or there are no resources for the runners.
-        """
+        """Send jobs to runners, wait for events, and return the finished results."""
         self._dispatch()
         results = self._listen(timeout_s)
         results += self._enforce_deadlines()
