@@ -67,7 +67,7 @@ class Session:
 
     def save_checkpoint(self, step: int, write: Any, *, keep: bool) -> Path:
         self.note(f"file {step}")
-        return self.run.save_checkpoint(step, write, keep=keep)
+        return self.run.checkpoints.save(step, write, keep=keep)
 
 
 @pytest.fixture

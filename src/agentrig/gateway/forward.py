@@ -22,7 +22,7 @@ from agentrig.gateway.connections import FAILED, Connections
 from agentrig.gateway.dialects import Chat, StreamWriter
 from agentrig.gateway.mapping import ELSEWHERE
 from agentrig.gateway.responses import Responses
-from agentrig.http_server import BodyTooLong, Receive, Refused, Send, read_body, reply
+from agentrig.http_server import Receive, Refused, Send, read_body, reply
 from agentrig.text import cut, parsed, words_of
 from agentrig.traces import ASKED, IGNORED, LLM_CALL, PARENT, SERVER
 from agentrig.tracing.recorder import server_of
@@ -144,11 +144,7 @@ class Exchange:
     # --- the request ------------------------------------------------------------------------------
 
     async def _read(self) -> dict[str, Any]:
-        try:
-            content = await read_body(self.receive, self.limit)
-        except BodyTooLong:
-            text = f"the body is longer than the {self.limit >> 20} MiB that the gateway takes (gateway.body_mb)"
-            raise Refused(text, status=413, code="request_too_large") from None
+        content = await read_body(self.receive, self.limit, setting="gateway.body_mb")
         if content is None:
             self.call.end("gone")
             await asyncio.sleep(0)  # the cancellation comes here

@@ -476,7 +476,7 @@ class RunSession:
             self._progress[SAVED] = {**kept, name: [*kept.get(name, []), digest]}  # one of before counts until then
             self._run.write_json("progress.json", self._progress)
 
-        return self._run.save_checkpoint(step, write, keep=keep, record=record)
+        return self._run.checkpoints.save(step, write, keep=keep, record=record)
 
     def note(self, text: str) -> None:
         """Implement `Session.note`."""

@@ -17,6 +17,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, CheckpointDamaged, place_of
 from agentrig.plan import Plan, resolve
 from agentrig.run.checkpoints import Checkpoints, verify
+from agentrig.run.directory import RunDirectory
 from agentrig.run.loop import runnable
 from agentrig.testing import bandit
 from agentrig.testing.bandit import OPTIMUM, pull
@@ -50,8 +51,7 @@ class Run:
     @property
     def lines(self) -> list[dict[str, Any]]:
         """The lines of its metrics."""
-        file = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.is_file() else []
+        return RunDirectory(self.path).metrics()
 
     @property
     def steps(self) -> list[int]:
