@@ -10,7 +10,7 @@ import pytest
 from distributions import install
 
 from agentrig.doctor import could_start, examine, imports, software
-from agentrig.doctor.requirements import unmet
+from agentrig.doctor.software import unmet
 from agentrig.findings import Finding
 
 PLUGIN = Path(__file__).parents[1] / "support" / "doctor_plugin.py"

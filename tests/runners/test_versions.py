@@ -16,8 +16,8 @@ from agentrig.pools import Result
 from agentrig.rollouts import Rollout
 from agentrig.run.guards import check_failures
 from agentrig.run.setup import Setup
+from agentrig.runners.engine import Versions
 from agentrig.runners.scorer import Scorer
-from agentrig.runners.versions import Versions
 from agentrig.traces import SERVER
 
 

@@ -236,7 +236,7 @@ class _Merged(torch.autograd.Function):
         lse = q.new_empty((q.shape[1], len(q)), dtype=torch.promote_types(q.dtype, torch.float))
         merge = _merge
         if _on_cuda(q):
-            from agentrig.forest.triton_merge import merge  # type: ignore[no-redef]
+            from agentrig.forest.triton_merge import merge
         for call in layout.own:
             merge(out, lse, call.q, *call.forward(q, k, v, scaling), first=True)
         for call in layout.above:

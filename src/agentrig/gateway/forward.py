@@ -19,8 +19,7 @@ import orjson
 from agentrig.endpoints import Endpoint, sampled_as
 from agentrig.gateway.book import CUT, GatewayCall, Opened
 from agentrig.gateway.connections import FAILED, Connections
-from agentrig.gateway.dialects import Chat, StreamWriter
-from agentrig.gateway.mapping import ELSEWHERE
+from agentrig.gateway.dialects import ELSEWHERE, Chat, StreamWriter
 from agentrig.gateway.responses import Responses
 from agentrig.http_server import Receive, Refused, Send, read_body, reply
 from agentrig.text import cut, parsed, words_of

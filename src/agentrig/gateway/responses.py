@@ -7,8 +7,19 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from agentrig.gateway.dialects import Chat, Earlier, StreamWriter, sse
-from agentrig.gateway.mapping import check_fields, choice_of, content_of, error_in, listed, sampled, unfit
+from agentrig.gateway.dialects import (
+    Chat,
+    Earlier,
+    StreamWriter,
+    check_fields,
+    choice_of,
+    content_of,
+    error_in,
+    listed,
+    sampled,
+    sse,
+    unfit,
+)
 from agentrig.http_server import Refused
 
 MAPPED = (

@@ -1,4 +1,4 @@
-"""Spans sent to an OpenTelemetry collector: by the official exporter over HTTP, in a thread of its own."""
+"""Spans sent to an OpenTelemetry collector by the official exporter, in a thread of its own; or as lines of a file."""
 
 from __future__ import annotations
 
@@ -22,6 +22,15 @@ from agentrig.settings import setting
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
+
+
+import base64
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
 
 BATCH = 16
 """Rollouts in one request."""
@@ -136,3 +145,25 @@ def origin_of(config: Mapping[str, Any], run: str, *, content: bool) -> Origin:
         return str(config.get(kind, {}).get("use", kind)).rpartition(":")[2]
 
     return Origin(run=run, agent=used("agent"), reward=used("reward"), version=version("agentrig"), content=content)
+
+
+IDS = ("traceId", "spanId", "parentSpanId")
+"""OTLP's JSON has these in hexadecimal; protobuf's own form is base64."""
+
+
+def json_line(spans: Sequence[ReadableSpan]) -> str:
+    """Return spans as one line: an `ExportTraceServiceRequest`."""
+    with extra("otlp", "--file needs OpenTelemetry's exporter"):
+        from google.protobuf.json_format import MessageToDict
+        from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+
+    return json.dumps(_hexadecimal(MessageToDict(encode_spans(spans), use_integers_for_enums=True)))
+
+
+def _hexadecimal(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: base64.b64decode(item).hex() if key in IDS and isinstance(item, str) else _hexadecimal(item)
+            for key, item in value.items()
+        }
+    return [_hexadecimal(item) for item in value] if isinstance(value, list) else value

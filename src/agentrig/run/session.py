@@ -42,10 +42,9 @@ from agentrig.run.metrics import component_means, count_failures, count_nodes, r
 from agentrig.run.past import Past
 from agentrig.run.setup import Setup
 from agentrig.run.trends import SOLVED, Guards
-from agentrig.runners.engine import RolloutEngine
+from agentrig.runners.engine import RolloutEngine, Versions
 from agentrig.runners.runtime import Runtime
 from agentrig.runners.scorer import Scorer
-from agentrig.runners.versions import Versions
 from agentrig.servers import Server, ServerPlan
 from agentrig.tasks import Task
 

@@ -72,8 +72,6 @@ def install() -> None:
         def on_chain_end(self, outputs: Any, *, run_id: Any, **more: Any) -> None:
             self._recorder.close(run_id.hex, attributes={"output": shown(outputs)})
 
-        on_tool_end = on_chain_end
-
         def on_chain_error(self, error: BaseException, *, run_id: Any, **more: Any) -> None:
             self._recorder.close(run_id.hex, error=words_of(error))
 
@@ -97,6 +95,9 @@ def install() -> None:
             parent = more.get("parent_run_id")
             attributes = {"tool.name": name, "input": plain(input_str)}
             self._recorder.open(run_id.hex, parent.hex if parent else None, "tool", attributes)
+
+        def on_tool_end(self, output: Any, *, run_id: Any, **more: Any) -> None:
+            self._recorder.close(run_id.hex, attributes={"output": shown(output)})
 
     variable: ContextVar[Any] = ContextVar("agentrig_langchain_handler", default=None)
     register_configure_hook(variable, inheritable=True)
