@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -24,8 +23,8 @@ from agentrig.external import answers, sandboxes
 from agentrig.external.config import CommandConfig
 from agentrig.external.running import CannotStart, Ending, SupervisionFailed, run
 from agentrig.pools import Job
-from agentrig.text import cut, storable, words_of
-from agentrig.tracing.recorder import OUTPUT_LIMIT, current
+from agentrig.text import cut, storable
+from agentrig.tracing.recorder import OUTPUT_LIMIT, current, opened
 
 if TYPE_CHECKING:
     from agentrig.external.callbacks import Callback
@@ -97,7 +96,10 @@ class CommandAgent:
             if callback is not None:
                 variables[config.answer_url_variable] = callback.url
                 variables[config.answer_key_variable] = callback.key
-            with _span(config.node, self._words) as attributes:
+            attributes = {"agent.name": config.node, "command": cut(storable(" ".join(self._words)), 500)}
+            with opened("program", attributes) as span_id:
+                if (recorder := current()) is not None and span_id is not None:
+                    recorder.outside_in = span_id
                 answered = partial(_has_arrived, None if self._make_callback else callback)
                 ending = self._run(job, folder, variables, answered)
                 attributes.update(_facts(ending))
@@ -216,26 +218,6 @@ def _facts(ending: Ending) -> dict[str, Any]:
     elif ending.left:
         found["processes_left"] = ending.left
     return found
-
-
-@contextmanager
-def _span(node: str, words: list[str]) -> Iterator[dict[str, Any]]:
-    """Record a span around a program and its calls; what is put into the dict is among its attributes."""
-    recorder, attributes = current(), {"agent.name": node, "command": cut(storable(" ".join(words)), 500)}
-    if recorder is None:
-        yield attributes
-        return
-    span_id = uuid.uuid4().hex[:16]
-    recorder.open(span_id, recorder.parent(), "program", attributes, start=time.time())
-    recorder.outside_in = span_id
-    error = None
-    try:
-        yield attributes
-    except BaseException as raised:
-        error = words_of(raised)
-        raise
-    finally:
-        recorder.close(span_id, error=error)
 
 
 @contextmanager

@@ -272,6 +272,29 @@ def current() -> Recorder | None:
 
 
 @contextmanager
+def opened(name: str, attributes: dict[str, Any]) -> Iterator[str | None]:
+    """Record a span around this block; yield its id, None outside a rollout.
+
+    Args:
+        name: The operation.
+        attributes: Its attributes; the block may add some.
+    """
+    recorder = active.get()
+    if recorder is None:
+        yield None
+        return
+    span_id, error = uuid.uuid4().hex[:16], None
+    recorder.open(span_id, recorder.parent(), name, attributes)
+    try:
+        yield span_id
+    except BaseException as raised:
+        error = words_of(raised)
+        raise
+    finally:
+        recorder.close(span_id, error=error)
+
+
+@contextmanager
 def span(name: str) -> Iterator[None]:
     """Name a part of a plain-Python agent, like a node of a graph.
 
@@ -283,18 +306,8 @@ def span(name: str) -> Iterator[None]:
             reply = client.chat.completions.create(...)
         ```
     """
-    recorder = active.get()
-    if recorder is None:
+    with opened("agent", {"agent.name": name}):
         yield
-        return
-    span_id = uuid.uuid4().hex[:16]
-    recorder.open(span_id, recorder.parent(), "agent", {"agent.name": name})
-    try:
-        yield
-    except BaseException as error:
-        recorder.close(span_id, error=words_of(error))
-        raise
-    recorder.close(span_id)
 
 
 def server_of(url: Any) -> tuple[str, int]:
