@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import attrs
 
 from agentrig.endpoints import Endpoint
-from agentrig.errors import nearest
-from agentrig.secrets import Secret
-from agentrig.settings import setting
+from agentrig.secrets import Secret, http_address
+from agentrig.settings import setting, structure
 
 POLICY = "policy"
 """What `[gateway.models]` calls the run's model."""
@@ -20,25 +18,20 @@ FORM = (
     'write NAME = "policy" for the run\'s model, or NAME = {base_url = "…/v1", model = "…", api_key_env = "VARIABLE"}'
 )
 
-APIS = ("chat", "own")
-
 
 @attrs.frozen(kw_only=True)
 class FixedModel:
-    """A model that agents may call and that is not trained.
+    """A model that agents may call and that is not trained."""
 
-    Attributes:
-        base_url: The address of its server, up to and including `/v1`.
-        model: Its name there; empty for the name that the agent sends.
-        api_key_env: The environment variable of the run that has its key; empty if it needs none.
-        api: `chat`: calls of the APIs Responses and Messages become chat completions, as for the run's model. `own`:
-            its server has these APIs itself, and gets such calls as they are.
-    """
-
-    base_url: str
-    model: str = ""
-    api_key_env: str = ""
-    api: str = "chat"
+    base_url: str = setting(help="the address of its server, up to and including /v1", validator=http_address)
+    model: str = setting("", help="its name there; empty for the name that the agent sends")
+    api_key_env: str = setting("", help="the environment variable of the run that has its key; empty if it needs none")
+    api: str = setting(
+        "chat",
+        choices=("chat", "own"),
+        help="chat: calls of the APIs Responses and Messages become chat completions, as for the run's model; own: its "
+        "server has these APIs itself, and gets such calls as they are",
+    )
 
     def endpoint(self, name: str) -> Endpoint:
         """Return its endpoint, with its key.
@@ -63,7 +56,7 @@ def models_of(table: Mapping[str, Any]) -> dict[str, FixedModel | None]:
         table: `[gateway.models]`. A name with a dot and a key of `FixedModel`, as an override has it, is that key.
 
     Raises:
-        ValueError: It has another form.
+        ValueError, ConfigError: It has another form.
     """
     values: dict[str, Any] = {}
     for name, value in table.items():
@@ -83,21 +76,9 @@ def _model(name: str, value: Any) -> FixedModel | None:
         return None
     if not isinstance(value, Mapping):
         raise ValueError(f"models.{name} = {value!r}: {FORM}")
-    for key, given in value.items():
-        if key == "api_key":
-            raise ValueError(f"models.{name} has a key in it: name the variable that holds it, by api_key_env")
-        if key not in KEYS:
-            raise ValueError(f'models.{name} has no key "{key}".{nearest(str(key), KEYS)} {FORM}')
-        if not isinstance(given, str):
-            raise ValueError(f"models.{name}.{key} must be a text: {FORM}")
-    if value.get("api", "chat") not in APIS:
-        raise ValueError(f'models.{name}.api must be "chat" or "own", not {value["api"]!r}')
-    parts = urlsplit(str(value.get("base_url", "")))
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"models.{name} needs base_url, as http://HOST:PORT/v1: {FORM}")
-    if parts.username or parts.password:
-        raise ValueError(f"models.{name}.base_url has a password in it: name a variable by api_key_env")
-    return FixedModel(**value)
+    if "api_key" in value:
+        raise ValueError(f"models.{name} has a key in it: name the variable that holds it, by api_key_env")
+    return structure(FixedModel, value, owner=f"the model {name}", section=f"gateway.models.{name}")
 
 
 def _checked(_config: Any, _field: Any, value: dict[str, Any]) -> None:

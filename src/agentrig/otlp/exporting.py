@@ -17,7 +17,7 @@ from agentrig.errors import extra
 from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
 from agentrig.otlp.spans import Origin, spans_of
 from agentrig.rollouts import Rollout
-from agentrig.secrets import without_login
+from agentrig.secrets import http_address
 from agentrig.settings import setting
 
 if TYPE_CHECKING:
@@ -36,13 +36,6 @@ BATCH = 16
 """Rollouts in one request."""
 
 
-def _http(config: Any, attribute: Any, url: str) -> None:
-    """Reject what is no URL, or holds a login."""
-    if urlsplit(url).scheme not in ("http", "https"):
-        raise ValueError(f"'{attribute.name}' must be a URL such as http://localhost:4318, not {url!r}")
-    without_login(config, attribute, url)
-
-
 @attrs.frozen(kw_only=True)
 class OtlpConfig:
     """Settings of `otlp`."""
@@ -50,7 +43,7 @@ class OtlpConfig:
     url: str = setting(
         "http://localhost:4318",
         help="the collector's OTLP/HTTP address; /v1/traces is added if it has no path",
-        validator=_http,
+        validator=http_address,
     )
     content: bool = setting(True, help="send messages, arguments and results too, and not only figures")
     timeout_s: float = setting(10.0, help="seconds for one request, with its retries", gt=0)
