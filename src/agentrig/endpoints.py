@@ -210,3 +210,14 @@ def _models(url: str, key: str) -> list[str]:
         ) from None
     except (LookupError, TypeError, AttributeError):
         raise AgentrigError(f"{url}/models gives no list of models: is it an OpenAI-compatible server?") from None
+
+
+def port_taken(port: int) -> bool:
+    """Whether something listens on a port of this machine already."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False

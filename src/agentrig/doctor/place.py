@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 
 from agentrig.doctor.devices import shape_of, workload
-from agentrig.endpoints import without_proxy
+from agentrig.endpoints import port_taken, without_proxy
 from agentrig.errors import AgentrigError
 from agentrig.findings import Finding, Result, Situation
 from agentrig.hardware.memory import GB
@@ -85,17 +85,6 @@ def check_shared_memory(situation: Situation, place: Path = Path("/dev/shm")) ->
         yield Finding(check="shared memory", result="ok", evidence=evidence)
 
 
-def taken(port: int) -> bool:
-    """Whether something already listens on a port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return True
-    return False
-
-
 def check_ports(situation: Situation) -> Iterator[Finding]:
     """Can a run's processes reach each other, and are the ports free that the configuration names?"""
     try:
@@ -110,7 +99,7 @@ def check_ports(situation: Situation) -> Iterator[Finding]:
                 wanted[f"{kind}.{key}"] = port
     if situation.environ.get("MASTER_PORT", "").isdigit():
         wanted["MASTER_PORT"] = int(situation.environ["MASTER_PORT"])
-    busy = {name: port for name, port in wanted.items() if taken(port)}
+    busy = {name: port for name, port in wanted.items() if port_taken(port)}
     for name, port in busy.items():
         yield Finding(
             check="ports",

@@ -13,21 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.thread import _worker as pool_worker
 from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from agentrig.tracing import connections, httpx_tap, langchain_tap
 from agentrig.tracing.recorder import Recorder, active, parent_span
 
-_installed = False
 
-
+@cache
 def install() -> None:
     """Install the taps, once per process; outside `recording` they do nothing."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
     httpx_tap.install()
     _follow_threads()
     connections.watch(active.get)
