@@ -139,13 +139,13 @@ class Plan:
         """Return the config object of the selected component of a kind."""
         return self.runners if kind == "runners" else self.configs[kind]
 
-    def watch(self) -> None:
+    def start_observers(self) -> None:
         """Build the observers that the plan names, and let its registry notify them.
 
         Raises:
             agentrig.errors.PluginError: One cannot be built, or used; the message names the plugin's file and line.
         """
-        self.registry.watch(observing.watchers(self.observers))
+        self.registry.use_observers(observing.build_observers(self.observers))
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Return the sections and keys of a run file, with every default filled in."""

@@ -134,22 +134,22 @@ def groups_of(value: float | None, groups: int, **more: Any) -> list[Rollout]:
 
 def test_equal_rewards_end_a_run_in_its_first_step_or_if_repeated() -> None:
     with pytest.raises(RunStopped, match="step 1: all 70 rollouts got the reward 0"):
-        Guards().judge(groups_of(0.0, 35), step=1)
-    assert not Guards().judge(groups_of(0.0, 34), step=1)
+        Guards().check_signal(groups_of(0.0, 35), step=1)
+    assert not Guards().check_signal(groups_of(0.0, 34), step=1)
     with pytest.raises(RunStopped, match="All correct: use harder tasks"):
-        Guards().judge(groups_of(1.0, 50), step=1)
+        Guards().check_signal(groups_of(1.0, 50), step=1)
     with pytest.raises(RunStopped, match=r"step 1: all 4 rollouts (.|\n)* No rollout has an answer"):
-        Guards().judge(groups_of(0.0, 2, answer=None), step=1)
+        Guards().check_signal(groups_of(0.0, 2, answer=None), step=1)
     known = Guards(varied=True, one_value=30, silent=3, all_correct=1)
-    assert not known.judge(groups_of(0.0, 4), step=9)
+    assert not known.check_signal(groups_of(0.0, 4), step=9)
     with pytest.raises(RunStopped, match=r"step 9: all 10 rollouts got the reward 0.*\n  It is the step 4 in a row"):
-        known.judge(groups_of(0.0, 5), step=9)
+        known.check_signal(groups_of(0.0, 5), step=9)
     easy = Guards(varied=True, one_value=30, recent=((100, 0.9),))
-    assert not easy.judge(groups_of(0.0, 50), step=9), "groups of this run often agree"
+    assert not easy.check_signal(groups_of(0.0, 50), step=9), "groups of this run often agree"
     solved = Guards(varied=True, all_correct=2)
-    assert solved.judge(groups_of(1.0, 4), step=4)
-    assert not solved.judge([rollout(0.0), rollout(1.0)], step=4)
-    assert not Guards(all_correct=2).judge(groups_of(1.0, 4), step=3), "a reward may ignore the answer"
+    assert solved.check_signal(groups_of(1.0, 4), step=4)
+    assert not solved.check_signal([rollout(0.0), rollout(1.0)], step=4)
+    assert not Guards(all_correct=2).check_signal(groups_of(1.0, 4), step=3), "a reward may ignore the answer"
 
 
 # --- whole runs -----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from agentrig.doctor import content, devices, imports, place, software
+from agentrig.doctor import content, devices, imports, machine, software
 from agentrig.errors import AgentrigError
 from agentrig.findings import Check, Finding, Result, Situation
 from agentrig.hardware import Hardware, HardwareError, Probe, installed, select
@@ -32,12 +32,12 @@ CHECKS: Sequence[Callable[[Any], Iterable[Finding]]] = (
     content.check_model,
     content.check_data,
     content.check_cores,
-    place.check_write,
-    place.check_disk,
-    place.check_shared_memory,
-    place.check_ports,
-    place.check_gateway,
-    place.check_models,
+    machine.check_write,
+    machine.check_disk,
+    machine.check_shared_memory,
+    machine.check_ports,
+    machine.check_gateway,
+    machine.check_models,
 )
 
 

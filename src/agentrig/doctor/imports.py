@@ -13,7 +13,7 @@ from typing import Any
 from agentrig.errors import AgentrigError
 from agentrig.findings import Finding, Situation
 from agentrig.hardware.tools import ask
-from agentrig.plugins.observing import watchers
+from agentrig.plugins.observing import build_observers
 
 ASKED = "AGENTRIG_DOCTOR_ASKED"
 """The environment variable that passes the doctor's arguments to the subprocess, as JSON."""
@@ -67,7 +67,7 @@ def _steps(plan: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     algorithm = plan.components["algorithm"].spec
     yield f"build algorithm {algorithm.name}", partial(algorithm.build, plan.configs["algorithm"])
     for component, config in plan.observers:
-        yield f"build observer {component.spec.name}", partial(watchers, [(component, config)])
+        yield f"build observer {component.spec.name}", partial(build_observers, [(component, config)])
 
 
 def _why(error: BaseException) -> str:

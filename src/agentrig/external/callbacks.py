@@ -69,7 +69,7 @@ def read_answer(value: Any) -> Outcome:
     return Outcome(answer=value.get("answer"), own_reward=None if reward is None else float(reward))
 
 
-def judged(outcome: Outcome) -> Judged:
+def returned(outcome: Outcome) -> Judged:
     """Return an outcome as an agent of this process returns it.
 
     Raises:

@@ -167,7 +167,7 @@ class CommandAgent:
         Raises:
             AgentFailure: It has failed, has not answered, or has answered twice.
         """
-        from agentrig.external.callbacks import judged
+        from agentrig.external.callbacks import returned
 
         config = self.config
         answered = callback.arrived if callback is not None else None
@@ -181,7 +181,7 @@ class CommandAgent:
                 if answered is None:
                     why = f"what it posted to {config.answer_url_variable} is none: {callback.refused}"
                     raise LookupError(why if callback.refused else f"it posted nothing to {config.answer_url_variable}")
-                return judged(answered)
+                return returned(answered)
             if config.answer == "file":
                 return answers.from_file(folder, config.answer_file)
             return answers.from_stdout(ending.stdout, json_line=config.answer == "json-line")

@@ -17,7 +17,7 @@ import httpx
 from agentrig.agents import Judged, Outcome
 from agentrig.endpoints import Endpoint, without_proxy
 from agentrig.errors import AgentFailure
-from agentrig.external.callbacks import Callback, Listener, judged, read_answer
+from agentrig.external.callbacks import Callback, Listener, read_answer, returned
 from agentrig.external.config import HttpConfig, key_headers
 from agentrig.pools import Job
 from agentrig.text import cut
@@ -81,7 +81,7 @@ class HttpAgent:
                 raise exchange.failure(
                     "service-timeout", f"did not answer within {config.timeout_s:g} s ({exchange.state}){said}"
                 ) from None
-        return judged(answer)
+        return returned(answer)
 
     def _callback(self, job: Job) -> Callback:
         listener = Listener.shared(self._config.callback_host, self._config.callback_name)

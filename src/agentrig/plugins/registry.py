@@ -81,7 +81,7 @@ class Registry:
         self._manager = manager
         self.plugins = tuple(plugins)
         self.observer_errors: Counter[str] = Counter()
-        self._watchers: dict[str, object] = {}
+        self._observers: dict[str, object] = {}
 
     def components(self, kind: str) -> list[Component]:
         """Return the components of a kind, sorted by name."""
@@ -157,9 +157,9 @@ class Registry:
             self._manager.unregister(name=name)
             raise PluginError(f"observer {name}: {unknown}")
 
-    def watch(self, observers: Mapping[str, object]) -> None:
+    def use_observers(self, observers: Mapping[str, object]) -> None:
         """Notify these observers too: name to an object with methods `on_*`; replaces those of an earlier call."""
-        self._watchers = dict(observers)
+        self._observers = dict(observers)
 
     def settle(self) -> dict[str, Any]:
         """Let the observers with a method `settle` finish what they do in threads of their own.
@@ -167,7 +167,7 @@ class Registry:
         Returns:
             Name to what each returned: counts, for `summary.json`.
         """
-        late = {name: watcher.settle for name, watcher in self._watchers.items() if hasattr(watcher, "settle")}
+        late = {name: watcher.settle for name, watcher in self._observers.items() if hasattr(watcher, "settle")}
         if not late:
             return {}
         found = {}
@@ -186,7 +186,7 @@ class Registry:
             (impl.plugin_name, impl.function, impl.argnames)
             for impl in getattr(self._manager.hook, hook).get_hookimpls()
         ]
-        watching += [(n, getattr(w, hook), tuple(arguments)) for n, w in self._watchers.items() if hasattr(w, hook)]
+        watching += [(n, getattr(w, hook), tuple(arguments)) for n, w in self._observers.items() if hasattr(w, hook)]
         if not watching:
             return
         from agentrig.frozen import frozen  # imported here because every command imports this module

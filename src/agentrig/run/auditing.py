@@ -79,7 +79,7 @@ class Auditing:
             return
         if sketch is None and step >= self._sure:
             if self._auditor is not None:
-                self._judge(self._auditor.quick(step, line))
+                self._stop_at_fault(self._auditor.quick(step, line))
             return
         from agentrig.audit.auditor import Auditor  # imports numpy: no run needs it before its first step
 
@@ -99,7 +99,7 @@ class Auditing:
         if not found.faults:  # else it is written below
             self._write(found)
         log.info("step %d audited in %.1f s: %d of %d links", step, found.seconds, len(found.looked), len(LINKS))
-        self._judge(found)
+        self._stop_at_fault(found)
 
     def finish(self, step: int, accuracy: Mapping[str, Any]) -> None:
         """Audit the accuracies that a run states at its end.
@@ -112,9 +112,9 @@ class Auditing:
             RunStopped: They are of other tasks, weights or rollouts.
         """
         if self._auditor is not None:
-            self._judge(self._auditor.last(step, accuracy))
+            self._stop_at_fault(self._auditor.last(step, accuracy))
 
-    def _judge(self, found: Audited) -> None:
+    def _stop_at_fault(self, found: Audited) -> None:
         if found.faults:
             self._write(found)
             raise RunStopped(found.words(self._run), cause="audit")

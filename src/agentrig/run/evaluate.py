@@ -122,7 +122,7 @@ def evaluate(
         setup.check_server(hardware)
         if checkpoint is None:
             setup.check_algorithm()
-    plan.watch()
+    plan.start_observers()
     for warning in gold_warnings(plan):
         log.warning("%s", warning)
     scorer = setup.scorer()

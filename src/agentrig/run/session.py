@@ -326,7 +326,7 @@ class RunSession:
         self._constrained = self._constrained or warn_of_constraints(rollouts, step=step)
         self._unseen = self._unseen or warn_of_unseen(rollouts, step=step)
         self._judged = list(self._step_rollouts) if learns else []
-        if learns and self._guards.judge(self._step_rollouts, step=step) and not self.solved:
+        if learns and self._guards.check_signal(self._step_rollouts, step=step) and not self.solved:
             self.solved = True
             log.info("step %d: every rollout was correct in %d steps running: the tasks are solved", step, SOLVED)
 

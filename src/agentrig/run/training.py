@@ -94,7 +94,7 @@ def _train(
     # Every component that the run names, before tasks are loaded or a model is started: the run fails here if one of
     # them can't be built. The agent is built in a runner, while the model's server starts and the learner loads.
     pool = ending.enter_context(setup.runners(trains=True))
-    plan.watch()
+    plan.start_observers()
     tasks = plan.build("tasks")
     scorer, second = setup.scorer(), setup.second_scorers()
     for each in (scorer, *second.values()):

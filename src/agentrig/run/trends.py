@@ -162,7 +162,7 @@ class Guards:
         """Whether the tasks are solved: there was something to learn from them, and nothing is left."""
         return self.varied and self.all_correct >= SOLVED
 
-    def judge(self, rollouts: Sequence[Rollout], *, step: int) -> bool:
+    def check_signal(self, rollouts: Sequence[Rollout], *, step: int) -> bool:
         """Check the rewards of the current step, before they are trained on.
 
         Args:

@@ -156,7 +156,7 @@ class RolloutEngine:
                 if isinstance(error, Exception):
                     raise error
             results = [r for r in arrived if isinstance(r, Result)]
-            for rollout in self.judge(results, waiting, step=step, mode=mode, versions=versions):
+            for rollout in self.scored(results, waiting, step=step, mode=mode, versions=versions):
                 done[rollout.id] = rollout
             if on_groups is not None:
                 complete = [i for i in {places[r.id] for r in results} if done.keys() >= set(groups[i])]
@@ -164,7 +164,7 @@ class RolloutEngine:
                     on_groups({i: [done[rollout_id] for rollout_id in groups[i]] for i in complete})
         return [done[i] for i in ids]
 
-    def judge(
+    def scored(
         self,
         results: Sequence[Result],
         waiting: Mapping[str, tuple[Task, str]],

@@ -63,7 +63,7 @@ class RewardWorker:
         if many is not None:
             (score,) = many([job.input], self._budget_s)
         else:
-            score = judged(self._reward, job.input, self._budget_s)
+            score = score_one(self._reward, job.input, self._budget_s)
         fields = attrs.asdict(score, recurse=False)
         value = None if score.value is None else float(score.value)
         components = {name: float(part) for name, part in score.components.items()}
@@ -141,7 +141,7 @@ class Scorer:
             if self._own or item[1].answer is not None or item[1].own_reward is None
         }
         scores = dict(zip(judged, self._scores(list(judged.values())), strict=True))
-        found = [scores.get(i, NO_ANSWER).judged(self.correctness) for i in range(len(items))]
+        found = [scores.get(i, NO_ANSWER).with_correct(self.correctness) for i in range(len(items))]
         return [_of_calls(score, *each[2:]) for score, each in zip(found, rollouts, strict=True)]
 
     def _scores(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
@@ -165,7 +165,7 @@ class Scorer:
                 except queue.Empty:
                     return
                 started[i] = time.monotonic(), threading.current_thread()
-                score = judged(self._reward, items[i], self._budget_s)
+                score = score_one(self._reward, items[i], self._budget_s)
                 with ending:
                     if scores[i] is not None:
                         return  # too late, and this thread may be interrupted
@@ -269,7 +269,7 @@ class Scorer:
         return thread
 
 
-def judged(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
+def score_one(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
     """Judge one outcome; whatever the reward raises or returns is a score."""
     try:
         task, outcome, *trace = _copied(item)

@@ -1,4 +1,4 @@
-"""Checks of the place: disk, shared memory, write access, ports."""
+"""Checks of the machine: disk, shared memory, write access, ports."""
 
 from __future__ import annotations
 
