@@ -212,12 +212,11 @@ def _models(url: str, key: str) -> list[str]:
         raise AgentrigError(f"{url}/models gives no list of models: is it an OpenAI-compatible server?") from None
 
 
-def port_taken(port: int) -> bool:
-    """Whether something listens on a port of this machine already."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return True
+def port_taken(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether something listens on a port of an address of this machine already."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError:
+        return True
     return False

@@ -137,11 +137,11 @@ class CommandAgent:
 
     def _run(self, job: Job, folder: Path, variables: Mapping[str, str], finished: Callable[[], bool]) -> Ending:
         config = self.config
-        wrapped = sandboxes.wrapped(config, self._words, self._place(folder, variables))
+        words, container = sandboxes.wrapped(config, self._words, self._place(folder, variables))
         try:
             return run(
-                wrapped.words,
-                container=wrapped.container,
+                words,
+                container=container,
                 folder=folder,
                 environment={**os.environ, **variables},
                 stdin=json.dumps(job.input).encode() + b"\n" if config.input == "stdin" else b"",
@@ -153,8 +153,8 @@ class CommandAgent:
         except SupervisionFailed as error:
             raise AgentFailure(str(error), kind="infrastructure") from None
         finally:
-            if wrapped.container is not None:
-                Path(wrapped.container.id_file).unlink(missing_ok=True)
+            if container is not None:
+                Path(container.id_file).unlink(missing_ok=True)
 
     def _place(self, folder: Path, variables: Mapping[str, str]) -> sandboxes.Place:
         """Return where a program runs."""

@@ -63,7 +63,7 @@ class Attention:
 
     q: Rows
     k: Rows
-    kernel: Sequences | Long
+    kernel: Sequences
     padding: Padding | None = None
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> Results:
@@ -177,7 +177,7 @@ def _own(nodes: Sequence[_Node]) -> Iterator[Attention]:
     for some in _alike(nodes, lambda node: (node.tokens,)):
         rows = _rows([(node.start, node.end) for node in some])
         length = some[0].tokens
-        yield Attention(rows, rows, Long.of(len(some), length, length, causal=True))
+        yield Attention(rows, rows, Long.alike(len(some), length, length, causal=True))
     short = [node for node in nodes if node.tokens < LONG]
     if short:
         lengths = [node.tokens for node in short]
@@ -189,7 +189,7 @@ def _above(branching: Sequence[_Node]) -> Iterator[Attention]:
     """Make the calls in which the tokens below some nodes of the same depth attend to these."""
     for some in _alike(branching, lambda node: (rounded_up(node.queries), node.tokens)):
         queries = rounded_up(some[0].queries)
-        kernel = Long.of(len(some), queries, some[0].tokens, causal=False)
+        kernel = Long.alike(len(some), queries, some[0].tokens, causal=False)
         below, keys = _sides(some)
         exact = all(node.queries == queries for node in some)
         yield Attention(_rows(below), _rows(keys), kernel, None if exact else Padding.of(below, queries))
