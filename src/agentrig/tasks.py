@@ -303,8 +303,8 @@ def from_frame(frame: Any, **columns: Any) -> Table:
         raise ConfigError(f"the frame's columns have {frame.columns.nlevels} levels; give it columns of one name each")
     if named := [str(name) for name in frame.index.names if name is not None]:
         raise ConfigError(f"the frame's index holds {', '.join(named)}, and tasks have columns only: reset_index()")
-    named = structure(Columns, columns, owner="a frame", section="from_frame")
-    return Table({"train": read_rows(frame.rename(columns=str))}, named)
+    given = structure(Columns, columns, owner="a frame", section="from_frame")
+    return Table({"train": read_rows(frame.rename(columns=str))}, given)
 
 
 def check_same_kinds(splits: Mapping[str, Sequence[Task]]) -> None:

@@ -108,17 +108,11 @@ class Otlp:
         if len(self._waiting) >= BATCH or not self._runs:
             self._send()
 
-    def on_step_end(self, event: StepEnd) -> None:
-        """Send what is left of the step."""
+    def on_step_end(self, event: StepEnd | RunEnd | RunError) -> None:
+        """Send what is left of the step, or of the run."""
         self._send()
 
-    def on_run_end(self, event: RunEnd) -> None:
-        """Send what is left."""
-        self._send()
-
-    def on_run_error(self, event: RunError) -> None:
-        """Send what is left."""
-        self._send()
+    on_run_end = on_run_error = on_step_end
 
     def settle(self) -> dict[str, Any]:
         """Send what is left, wait a bounded time, and return the counts of requests."""

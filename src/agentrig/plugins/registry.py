@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal
 
 import attrs
 import pluggy
@@ -21,7 +21,6 @@ from agentrig.plugins.specs import KINDS, Spec
 BLOCK_VARIABLE = "AGENTRIG_BLOCK"
 
 log = logging.getLogger(__name__)
-S = TypeVar("S", bound=Spec)
 
 
 @attrs.frozen(kw_only=True)
@@ -132,10 +131,6 @@ class Registry:
             c for c in alike if c.distribution == recipe.distribution
         ]
         return self.reference(own[0]) if len(own) == 1 < len(alike) else name
-
-    def get(self, kind: type[S], name: str) -> S:
-        """Return the spec of that class and name; see `find` for the errors."""
-        return cast(S, self.find(kind.kind, name).spec)
 
     def check(self) -> None:
         """Raise `PluginError` if two plugins use the same name; a run checks only the names that it uses."""

@@ -14,7 +14,7 @@ from unittest import mock
 import attrs
 
 from agentrig.endpoints import Endpoint
-from agentrig.errors import AgentrigError, CheckpointDamaged, place_of
+from agentrig.errors import AgentrigError, CheckpointDamaged
 from agentrig.plan import Plan, resolve
 from agentrig.run.checkpoints import Checkpoints, verify
 from agentrig.run.directory import RunDirectory
@@ -25,6 +25,7 @@ from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
 from agentrig.testing.policy import Policy
 from agentrig.testing.subject import Subject
 from agentrig.testing.tiny_model import make_tiny_model
+from agentrig.text import account_of
 
 CLOSE = 0.2
 """How far a stated weight change may be from the checkpoints' own difference, as a share."""
@@ -84,8 +85,7 @@ class Run:
             CheckFailed: An error ended it.
         """
         if self.error is not None:
-            kind = "" if isinstance(self.error, AgentrigError) else f"{type(self.error).__name__}: "
-            raise CheckFailed(f"{what} ends with {kind}{self.error}{place_of(self.error)}") from self.error
+            raise CheckFailed(f"{what} ends with {account_of(self.error)}") from self.error
         return self
 
 
