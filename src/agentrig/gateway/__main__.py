@@ -84,6 +84,7 @@ class OneWrite:
 async def _serve(listener: socket.socket, channel: Channel, settings: dict[str, Any]) -> None:
     from agentrig.endpoints import Endpoint
     from agentrig.gateway.app import Gateway, form, limit
+    from agentrig.gateway.forward import CallRules
 
     class Connection(http_server.Connection):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -91,11 +92,8 @@ async def _serve(listener: socket.socket, channel: Channel, settings: dict[str, 
             super().connection_made(OneWrite(transport, self.loop))  # type: ignore[arg-type]
 
     models = {name: None if given is None else Endpoint(**given) for name, given in settings["models"].items()}
-    gateway = Gateway(
-        limit=settings["body_mb"] << 20,
-        models=models,
-        **{name: settings[name] for name in ("token", "sampling", "own")},
-    )
+    limits = {"limit": settings["body_mb"] << 20, "sampling": settings["sampling"], "own": settings["own"]}
+    gateway = Gateway(settings["token"], CallRules(models=models, **limits))
     port = listener.getsockname()[1]
     config = http_server.settings(
         http_server.Access(gateway, gateway.admit, host=settings["host"], port=port, limit=limit, form=form),

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from agentrig.errors import AgentrigError
-from agentrig.processes.confine import start_forkserver
+from agentrig.processes.confine import environment, start_forkserver
 from agentrig.processes.ends import SIGNALS
 
 TRIES = 3
@@ -75,18 +75,9 @@ def start_server() -> None:
 def _started_clean() -> Iterator[None]:
     """Keep the current folder out of `sys.path` of Python processes started in this block, as `python -P` does."""
     with _lock:
-        before = os.environ.get("PYTHONSAFEPATH")
-        os.environ["PYTHONSAFEPATH"] = "1"
-        if before:
-            os.environ[SAFE_PATH_KEPT] = "1"
-        try:
+        kept = {SAFE_PATH_KEPT: "1"} if os.environ.get("PYTHONSAFEPATH") else {}
+        with environment({"PYTHONSAFEPATH": "1", **kept}):
             yield
-        finally:
-            os.environ.pop(SAFE_PATH_KEPT, None)
-            if before is None:
-                del os.environ["PYTHONSAFEPATH"]
-            else:
-                os.environ["PYTHONSAFEPATH"] = before
 
 
 @contextmanager
