@@ -12,8 +12,7 @@ import pytest
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.plan import resolve
 from agentrig.run.splits import load_splits
-from agentrig.tables import TableConfig, table
-from agentrig.tasks import Table, Task, from_frame
+from agentrig.tasks import Table, TableConfig, Task, from_frame, table
 
 ROWS = "id,question,answer,level,part\n" + "".join(
     f"q{i},What is {i} + 1?,{i + 1},{'hard' if i % 2 else 'easy'},{('train', 'validation', 'test')[i % 3]}\n"

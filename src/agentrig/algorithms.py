@@ -84,7 +84,6 @@ class Session(Protocol):
         An algorithm that counts over several steps rebuilds its counts from them, so that a resumed run behaves like
         an uninterrupted one.
         """
-        ...
 
     def server(self, plan: ServerPlan) -> Server:
         """Return the model's server that `[server] use` names, not started: use it in a `with` statement.
@@ -94,7 +93,6 @@ class Session(Protocol):
         Raises:
             agentrig.errors.PluginError: The server can't be built.
         """
-        ...
 
     def rollouts(
         self,
@@ -128,20 +126,17 @@ class Session(Protocol):
                 for the whole step (in the first step: immediately; later: when it stays the same and the
                 rollouts are not correct). The message says what was observed.
         """
-        ...
 
     def validate(self, endpoint: Endpoint | Sequence[Endpoint], *, step: int) -> float | None:
         """Return the accuracy on the validation split (greedy unless the run says otherwise).
 
         Sets `measured`, which also has the mean reward. None without validation tasks or without any reward.
         """
-        ...
 
     def report(
         self, endpoint: Endpoint | Sequence[Endpoint], *, when: Literal["before", "after"], step: int
     ) -> float | None:
         """Measure the held-out accuracy that `summary.json` states; once before and once after training."""
-        ...
 
     def sketch(self, step: int) -> Sketch | None:
         """Return what to fill during a step's updates if the run's auditor looks at this step; None if it does not.
@@ -149,7 +144,6 @@ class Session(Protocol):
         Call `take` right before each `optimizer.step()` and `after` right behind it. An algorithm that does not ask
         for it has fewer links audited; the report names them.
         """
-        ...
 
     def end_step(
         self,
@@ -177,7 +171,6 @@ class Session(Protocol):
         Raises:
             agentrig.errors.RunStopped: See `metrics`; or `calls` are not the calls that the algorithm got.
         """
-        ...
 
     def note(self, text: str) -> None:
         """Log a fact about this run that a reader of its results needs, and put it into the report.
@@ -185,7 +178,6 @@ class Session(Protocol):
         Args:
             text: One sentence without a full stop, for example which of two ways of training was taken, and why.
         """
-        ...
 
     def plan_steps(self, steps: int) -> None:
         """Set the number of training steps, for the display; call it once, before the first rollouts.
@@ -193,7 +185,6 @@ class Session(Protocol):
         `on_run_start` is called then, or with the first rollouts if `plan_steps` is not called. A resumed run waits
         here for the proof of the transfer that has begun, and then rewrites its directory: load everything before.
         """
-        ...
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
         """Save a checkpoint and make it the run's latest, atomically.
@@ -207,31 +198,24 @@ class Session(Protocol):
             keep: Whether the checkpoint is kept forever; of the others only the latest two are kept. If saving
                 is cheap, save at every step: a crash then loses only the current step.
         """
-        ...
 
 
 class LoopAlgorithm(Protocol):
-    """What `AlgorithmSpec.build` returns for an algorithm in the run's own loop, `agentrig.run.loop`.
-
-    Attributes:
-        config: Its settings, with those of the loop.
-        zero_advantage: The ledger's reason for a call that the credit gives 0. With `zero-advantage`, the ledger checks
-            that the rewards of the call's group explain it.
-    """
+    """What `AlgorithmSpec.build` returns for an algorithm in the run's own loop, `agentrig.run.loop`."""
 
     @property
     def config(self) -> LoopSettings:
-        """See above."""
-        ...
+        """Its settings, with those of the loop."""
 
     @property
     def zero_advantage(self) -> str:
-        """See above."""
-        ...
+        """The ledger's reason for a call that the credit gives 0.
+
+        With `zero-advantage`, the ledger checks that the rewards of the call's group explain it.
+        """
 
     def credit(self, groups: Sequence[Sequence[Rollout]]) -> Iterable[Sequence[Worth]]:
         """Yield, for each group of a step, what each of its rollouts is worth, or each of their calls."""
-        ...
 
     def serving(self, hardware: Hardware, checkpoint: Path | None) -> ServerPlan:
         """Return how to serve a checkpoint, or the starting model; `dtype` is what the learner computes in.
@@ -239,11 +223,9 @@ class LoopAlgorithm(Protocol):
         Raises:
             agentrig.errors.ConfigError: There is no such model, or settings and hardware do not go with it.
         """
-        ...
 
     def learner(self, session: Session) -> Learner:
         """Return the learner with the starting weights, on `session.hardware`; a resumed run calls its `load` then."""
-        ...
 
 
 class Algorithm(Protocol):
@@ -257,7 +239,6 @@ class Algorithm(Protocol):
 
     def run(self, session: Session) -> None:
         """Train: roll out, learn, `end_step`, until the steps are done, `session.stopping` or `session.solved`."""
-        ...
 
     def serve(
         self, *, hardware: Hardware, checkpoint: Path | None
@@ -267,4 +248,3 @@ class Algorithm(Protocol):
         If the spec has `server=True`, it is called with one more argument, `server`: a callable
         `server(plan) -> agentrig.servers.Server`, as `Session.server` is.
         """
-        ...

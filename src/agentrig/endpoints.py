@@ -210,3 +210,13 @@ def _models(url: str, key: str) -> list[str]:
         ) from None
     except (LookupError, TypeError, AttributeError):
         raise AgentrigError(f"{url}/models gives no list of models: is it an OpenAI-compatible server?") from None
+
+
+def port_taken(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether something listens on a port of an address of this machine already."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError:
+        return True
+    return False

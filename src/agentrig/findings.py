@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import attrs
 
+from agentrig.errors import AgentrigError
 from agentrig.hardware.contract import Hardware, Probe
-from agentrig.hardware.tools import ToolOutput
+from agentrig.hardware.tools import ToolOutput, ask
 
 Result = Literal["ok", "warning", "problem", "skipped"]
 
@@ -31,6 +35,12 @@ class Finding:
     evidence: str
     cure: str = ""
 
+    @classmethod
+    def of_error(cls, check: str, error: AgentrigError, *, cure: str = "") -> Finding:
+        """Return the problem that an error states: its first line, and the others as the cure, or else `cure`."""
+        first, _, rest = str(error).partition("\n")
+        return cls(check=check, result="problem", evidence=first, cure=" ".join(rest.split()) or cure)
+
 
 @attrs.frozen(kw_only=True)
 class ModelHub:
@@ -47,53 +57,71 @@ class ModelHub:
     cached: Callable[[str], Path | None]
 
 
-class Situation(Protocol):
-    """What a check reads; it never changes it."""
+TORCH_REPORT = """
+import json, sys
+import torch
+name = sys.argv[1]
+module = getattr(torch, name, None)
+report = {
+    "version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip, "device": name,
+    "available": True if name == "cpu" else bool(module is not None and module.is_available()),
+    "built": bool(torch.version.cuda or torch.version.hip) if name == "cuda" else module is not None,
+}
+report["count"] = module.device_count() if report["available"] and hasattr(module, "device_count") else 0
+print(json.dumps(report))
+"""
+"""What a subprocess runs that says what torch can do with a device."""
 
-    @property
-    def hardware(self) -> Hardware | None:
-        """What the run would use; None when that could not be decided."""
 
-    @property
-    def candidates(self) -> Sequence[Hardware]:
-        """Every hardware that is installed."""
+@attrs.frozen(kw_only=True, slots=False)
+class Situation:
+    """What a check reads; it never changes it.
 
-    @property
-    def probes(self) -> Mapping[str, Probe]:
-        """Name of a hardware to its probe."""
+    Attributes:
+        hardware: What the run would use; None when that could not be decided.
+        candidates: Every hardware that is installed.
+        probes: Name of a hardware to its probe.
+        plan: The checked configuration, an `agentrig.plan.Plan`; None when it is wrong (a finding of its own).
+        versions: Installed versions by distribution, and `python`.
+        environ: The environment variables.
+        directory: Where the run directory would be made.
+        asked: The arguments of `agentrig.plan.resolve` that gave the plan; None where nobody resolved one.
+    """
 
-    @property
-    def plan(self) -> Any:
-        """The checked configuration, an `agentrig.plan.Plan`; None when it is wrong (a finding of its own)."""
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """Installed versions by distribution, and `python`."""
-
-    @property
-    def environ(self) -> Mapping[str, str]:
-        """The environment variables."""
-
-    @property
-    def directory(self) -> Path:
-        """Where the run directory would be made."""
+    hardware: Hardware | None
+    candidates: Sequence[Hardware] = ()
+    probes: Mapping[str, Probe] = attrs.field(factory=dict)
+    plan: Any = None
+    versions: Mapping[str, str] = attrs.field(factory=dict)
+    environ: Mapping[str, str] = attrs.field(factory=lambda: dict(os.environ))
+    directory: Path = Path("runs")
+    asked: Mapping[str, Any] | None = attrs.field(default=None, repr=False)
 
     @property
     def algorithm(self) -> str | None:
         """The name of the recipe's algorithm."""
-
-    @property
-    def torch(self) -> ToolOutput:
-        """What torch reports about the chosen device, from a subprocess (started once)."""
+        return str(self.plan.components["algorithm"].spec.name) if self.plan else None
 
     def setting(self, kind: str, key: str, default: Any = None) -> Any:
         """Return a key of a component's checked config, or `default` where it has no such key."""
+        config = self.plan.configs.get(kind) if self.plan else None
+        return getattr(config, key, default)
+
+    @cached_property
+    def torch(self) -> ToolOutput:
+        """What torch reports about the chosen device, from a subprocess (started once)."""
+        return ask(TORCH_REPORT, self.hardware.torch_device if self.hardware else "cpu", environ=self.environ)
 
     def uses(self, name: str) -> bool:
         """Whether the run would use the hardware of that name."""
+        return self.hardware is not None and self.hardware.name == name
 
     def failure(self, check: str, what: str, answer: ToolOutput, *, cure: str) -> Finding:
         """Return the problem for a failed answer, with the cure of a known symptom of any installed hardware."""
+        symptoms = (s for h in self.candidates for s in h.symptoms)
+        known = next((s for s in symptoms if re.search(s.pattern, answer.error)), None)
+        evidence = f"{what}: {answer.reason}" + (f" ({known.cause})" if known else "")
+        return Finding(check=check, result="problem", evidence=evidence, cure=known.cure if known else cure)
 
 
 Check = Callable[[Situation], Iterable[Finding]]

@@ -44,15 +44,31 @@ Send = Callable[[Any], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class BodyTooLong(Exception):
-    """A request's body is longer than the limit."""
+class Refused(Exception):
+    """A request that is not answered as asked.
+
+    Args:
+        message: What is wrong, and what to do.
+        status: The HTTP status.
+        code: A short name of the reason.
+        param: The field of the request that is the reason; '' if it is none.
+    """
+
+    def __init__(self, message: str, *, status: int = 400, code: str = "", param: str = "") -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
 
 
-async def read_body(receive: Receive, limit: int) -> bytes | None:
+async def read_body(receive: Receive, limit: int, *, setting: str = "") -> bytes | None:
     """Return the body of a request; None if the client has gone before its end.
 
+    Args:
+        receive: ASGI's.
+        limit: Most bytes.
+        setting: The key of a run that sets the limit, for the message.
+
     Raises:
-        BodyTooLong: It has more bytes than the limit; up to `DRAINED` of them are read.
+        Refused: It has more bytes than the limit; up to `DRAINED` of them are read.
     """
     parts: list[bytes] = []
     size, more = 0, True
@@ -65,7 +81,10 @@ async def read_body(receive: Receive, limit: int) -> bytes | None:
         if size > limit:
             parts.clear()
     if size > limit:
-        raise BodyTooLong
+        why = (
+            f"the body is longer than the {limit >> 20} MiB that this server takes{f' ({setting})' if setting else ''}"
+        )
+        raise Refused(why, status=413, code="request_too_large")
     return b"".join(parts)
 
 
@@ -86,21 +105,6 @@ async def reply(send: Send, status: int, value: Any, headers: Mapping[str, str] 
     fields = [(name.encode(), text.encode("latin-1")) for name, text in sent.items()]
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": body})
-
-
-class Refused(Exception):
-    """A request that is not answered as asked.
-
-    Args:
-        message: What is wrong, and what to do.
-        status: The HTTP status.
-        code: A short name of the reason.
-        param: The field of the request that is the reason; '' if it is none.
-    """
-
-    def __init__(self, message: str, *, status: int = 400, code: str = "", param: str = "") -> None:
-        super().__init__(message)
-        self.status, self.code, self.param = status, code, param
 
 
 Form = Callable[[Refused, Scope], Any]
@@ -177,7 +181,7 @@ class Access:
             if self._admit(scope):
                 scope["agentrig.connection"].prove()
         except Refused as refused:
-            with contextlib.suppress(BodyTooLong):  # it is read, so that the client can read the refusal
+            with contextlib.suppress(Refused):  # it is read, so that the client can read the refusal
                 await read_body(receive, 0)
             await self._refuse(refused, scope, send)
             return
@@ -189,9 +193,6 @@ class Access:
                     return  # the client has gone
                 receive = replayed(body, receive)
             await self._app(scope, receive, send)
-        except BodyTooLong:
-            why = f"the body is longer than the {(limit or 0) >> 20} MiB that this server takes"
-            await self._refuse(Refused(why, status=413, code="request_too_large"), scope, send)
         except Refused as refused:
             await self._refuse(refused, scope, send)
 

@@ -79,18 +79,15 @@ class Learner(delivery.Learner, Protocol):
         Raises:
             agentrig.errors.RunStopped: The device has too little memory, or samples cannot be learned from.
         """
-        ...
 
     def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return the weights for the model's server, see `agentrig.servers.Server.take`."""
-        ...
 
     def save(self, directory: Path) -> None:
         """Write a Hugging Face directory that vLLM and transformers can load, and what `load` needs under `trainer/`.
 
         The weights of the latest `keep` belong to that.
         """
-        ...
 
     def load(self, directory: Path) -> None:
         """Continue from what `save` wrote.
@@ -99,23 +96,18 @@ class Learner(delivery.Learner, Protocol):
             agentrig.errors.CheckpointDamaged: A file is missing or damaged, or does not fit.
             agentrig.errors.AgentrigError: It belongs to other settings.
         """
-        ...
 
     def keep(self) -> None:
         """Copy the weights, so that `restore` can set them again. It replaces the copy before."""
-        ...
 
     def restore(self) -> None:
         """Set the weights of the latest `keep`."""
-        ...
 
     def fingerprint(self) -> str:
         """Return a digest of what is trained: a resumed run begins with no other weights."""
-        ...
 
     def prompt(self, text: str) -> Sequence[int]:
         """Return the token ids of a user's message, as the server would prompt the model with it."""
-        ...
 
     def ready(self) -> None:
         """Check that the memory is enough for an update, now that the server has the weights too.
@@ -123,7 +115,6 @@ class Learner(delivery.Learner, Protocol):
         Raises:
             agentrig.errors.ConfigError: It is not; the message says what to set.
         """
-        ...
 
 
 @attrs.frozen(kw_only=True)

@@ -17,7 +17,7 @@ from agentrig.plugins.building import built
 from agentrig.plugins.specs import RUN_KINDS
 from agentrig.pools import RunnerSettings as RunnerSettings
 from agentrig.secrets import sources
-from agentrig.settings import meant_in_file, setting, structure
+from agentrig.settings import check_any, meant_in_file, setting, structure
 
 if TYPE_CHECKING:
     from agentrig.plugins.registry import Component, Registry
@@ -64,6 +64,18 @@ class RunSettings:
 
 RESUME = "agentrig train --resume {run}"
 """Resumes a run."""
+
+
+def resume_command(resumes: str, directory: Path, setting: str = "") -> str:
+    """Return the command that resumes the run of a directory.
+
+    Args:
+        resumes: `Plan.resumes`.
+        directory: The run directory.
+        setting: One more setting, `section.key=value`.
+    """
+    more = f" {'' if resumes == RESUME else '--set '}{setting}" if setting else ""
+    return resumes.replace("{run}", f"{directory}{more}")
 
 
 @attrs.frozen(kw_only=True)
@@ -120,24 +132,20 @@ class Plan:
             agentrig.errors.PluginError: Its `build` failed; the message names the plugin's file and line.
         """
         if kind == "reward":
-            return self.reward()[0]
+            return composing.build(self.components["reward"], self.config("reward"), self.registry)[0]
         return built(self.components[kind], self.config(kind))
-
-    def reward(self) -> tuple[Any, bool]:
-        """Build the reward with its parts; return it, and whether it is called with the trace. See `build`."""
-        return composing.build(self.components["reward"], self.config("reward"), self.registry)
 
     def config(self, kind: str) -> Any:
         """Return the config object of the selected component of a kind."""
         return self.runners if kind == "runners" else self.configs[kind]
 
-    def watch(self) -> None:
+    def start_observers(self) -> None:
         """Build the observers that the plan names, and let its registry notify them.
 
         Raises:
             agentrig.errors.PluginError: One cannot be built, or used; the message names the plugin's file and line.
         """
-        self.registry.watch(observing.watchers(self.observers))
+        self.registry.use_observers(observing.build_observers(self.observers))
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Return the sections and keys of a run file, with every default filled in."""
@@ -382,10 +390,13 @@ def _select(
             auto_keys[kind] = keys
         else:
             components[kind], configs[kind] = select(kind, use, keys)
-    if "hardware" in auto_keys:
-        auto.check_hardware_keys(registry, components["algorithm"], auto_keys["hardware"], elsewhere)
-    if "server" in auto_keys:
-        auto.check_server_keys(registry, auto_keys["server"], elsewhere)
+    algorithm = components["algorithm"]
+    for kind, owner, able in (
+        ("hardware", f"no hardware for {algorithm.spec.name}", auto.able(registry, algorithm)),
+        ("server", "no server that `auto` selects from", auto.ranked_servers(registry)),
+    ):
+        classes, keys = [c.spec.config for c in able], auto_keys.get(kind, {})
+        check_any(classes, keys, owner=owner, section=kind, elsewhere=elsewhere)
 
     @cache
     def chosen(kind: str) -> tuple[Component, Any, str]:
@@ -495,34 +506,35 @@ def _own_first(recipe: Component, registry: Registry) -> dict[str, dict[str, Any
 
 
 def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]], registry: Registry) -> None:
-    def other(section: str) -> bool:
-        old, new = into[section].get("use"), more[section].get("use")
-        if old is None or new is None or old == new:
-            return False
-        return not any(c.answers_to(str(old)) and c.answers_to(str(new)) for c in registry.components(section))
+    def common(section: str) -> Mapping[str, Any] | None:
+        """Return what a former component's settings and a new one's have from one class; None for the same component.
 
-    def common(section: str) -> Mapping[str, Any]:
-        """Return what the former component's settings and the new one's have from one class, their nearest."""
+        That class is the nearest that both derive from.
+        """
+        old, new = into[section].get("use"), more[section].get("use")
+        names = str(old), str(new)
+        known = registry.components(section)
+        if None in (old, new) or old == new or any(all(map(c.answers_to, names)) for c in known):
+            return None
         if section == "runners":
             return attrs.fields_dict(RunnerSettings)  # the keys of all runners
         try:
-            old, new = (registry.find(section, str(each[section]["use"])).spec for each in (into, more))
+            first, second = (getattr(registry.find(section, name).spec.config, "__mro__", ()) for name in names)
         except LookupFailed:
             return {}  # told when the component is built
-        former = getattr(old.config, "__mro__", ())
-        shared = next((c for c in getattr(new.config, "__mro__", ()) if c in former and attrs.has(c)), None)
+        shared = next((c for c in second if c in first and attrs.has(c)), None)
         return attrs.fields_dict(shared) if shared is not None else {}
 
-    if "algorithm" in more and other("algorithm") and not common("algorithm"):
+    shared = {section: common(section) for section in more if section in RUN_KINDS}
+    if shared.get("algorithm") == {}:
         into["server"] = {}  # the former algorithm's
     for section, keys in more.items():
         _check_section(section)
         if section in observing.SECTIONS:
             observing.merge(into[section], keys, section)
             continue
-        if other(section):
-            shared = common(section)
-            into[section] = {key: value for key, value in into[section].items() if key in shared}
+        if (kept := shared.get(section)) is not None:
+            into[section] = {key: value for key, value in into[section].items() if key in kept}
         for key, value in keys.items():
             old = into[section].get(key)
             into[section][key] = {**old, **value} if isinstance(value, Mapping) and isinstance(old, Mapping) else value

@@ -156,28 +156,19 @@ class Result:
 
 
 class AgentSource(Protocol):
-    """How a runner builds its agent; plain values, so it can be pickled and sent. `AgentPlan` is the one of a run.
-
-    Attributes:
-        name: The agent's name.
-        files: Plugin files, as paths of the run's machine; they are loaded before the agent is built.
-        environment: Names or patterns of the variables that the agent gets beside `agentrig.processes.confine.BASE`.
-    """
+    """How a runner builds its agent; plain values, so it can be pickled and sent. `AgentPlan` is the one of a run."""
 
     @property
     def name(self) -> str:
-        """See above."""
-        ...
+        """The agent's name."""
 
     @property
     def files(self) -> Sequence[str]:
-        """See above."""
-        ...
+        """Plugin files, as paths of the run's machine; they are loaded before the agent is built."""
 
     @property
     def environment(self) -> Sequence[str]:
-        """See above."""
-        ...
+        """Names or patterns of the variables that the agent gets beside `agentrig.processes.confine.BASE`."""
 
     def build(self) -> Agent:
         """Load the plugins and build the agent, in the runner.
@@ -185,7 +176,6 @@ class AgentSource(Protocol):
         Raises:
             agentrig.errors.AgentrigError: It cannot be built; the message names the plugin's file and line.
         """
-        ...
 
 
 class RunnerPool(Protocol):
@@ -201,12 +191,6 @@ class RunnerPool(Protocol):
     - after `close`, and after the run's process was killed, no process that a runner or its agent started is left.
 
     Attributes:
-        n: Number of runners; 0 for a pool that runs nothing.
-        deadline_s: Time limit of a rollout in seconds.
-        retries: How often a rollout starts again when its runner died.
-        room: How many more jobs could start now; the run's queue does not become much longer than this.
-        pending: Number of jobs that were submitted and have not come back.
-        replaced: How many runners were replaced.
         built: Set once a runner has built the agent.
 
     A pool may also have `warnings`, a sequence of texts: what the run's summary says of its runners.
@@ -216,33 +200,27 @@ class RunnerPool(Protocol):
 
     @property
     def n(self) -> int:
-        """See above."""
-        ...
+        """Number of runners; 0 for a pool that runs nothing."""
 
     @property
     def deadline_s(self) -> float:
-        """See above."""
-        ...
+        """Time limit of a rollout in seconds."""
 
     @property
     def retries(self) -> int:
-        """See above."""
-        ...
+        """How often a rollout starts again when its runner died."""
 
     @property
     def room(self) -> int:
-        """See above."""
-        ...
+        """How many more jobs could start now; the run's queue does not become much longer than this."""
 
     @property
     def pending(self) -> int:
-        """See above."""
-        ...
+        """Number of jobs that were submitted and have not come back."""
 
     @property
     def replaced(self) -> int:
-        """See above."""
-        ...
+        """How many runners were replaced."""
 
     def build_first(self, timeout_s: float) -> bool:
         """Start one runner and wait until it has built the agent, at most `timeout_s` seconds; it goes on after that.
@@ -253,19 +231,15 @@ class RunnerPool(Protocol):
         Raises:
             agentrig.errors.AgentrigError: The agent cannot be built.
         """
-        ...
 
     def start(self) -> None:
         """Start the missing runners; they build the agent in the background."""
-        ...
 
     def submit(self, job: Job) -> None:
         """Queue a job; called in any thread."""
-        ...
 
     def wake(self) -> None:
         """Make a `poll` that waits in another thread return."""
-        ...
 
     def poll(self, timeout_s: float) -> Sequence[Result]:
         """Send jobs to runners, wait for events at most this long, and return the finished results.
@@ -273,15 +247,12 @@ class RunnerPool(Protocol):
         Raises:
             agentrig.errors.AgentrigError: The agent cannot be built, or there is no place for any runner: the run ends.
         """
-        ...
 
     def processes(self) -> Sequence[int]:
         """Return the process ids of the runners on this machine; empty if they are elsewhere."""
-        ...
 
     def close(self) -> None:
         """End all runners and what they started; their current rollouts are lost. A second call does nothing."""
-        ...
 
 
 class MakePool(Protocol):
@@ -300,4 +271,3 @@ class MakePool(Protocol):
             retries: How often a rollout starts again when its runner died.
             preload: Modules that the agent needs and that a runner may import before it builds the agent.
         """
-        ...

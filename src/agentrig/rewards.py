@@ -69,7 +69,7 @@ class Score:
                     "sums and squares of it stay finite in training: scale it"
                 )
 
-    def judged(self, correctness: Correctness) -> Score:
+    def with_correct(self, correctness: Correctness) -> Score:
         """Return the score with `correct` decided; an `invalid` one is returned unchanged."""
         if self.value is None:
             return self

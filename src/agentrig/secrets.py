@@ -91,6 +91,18 @@ TOKENS = ("token", "key", "password", "secret")
 """Parts of the name of a URL's parameter that holds a secret."""
 
 
+def http_address(config: Any, attribute: Any, url: str) -> None:
+    """Reject what is no HTTP address, or holds a login; a validator of `setting`.
+
+    Raises:
+        ValueError: It is; the message says how an address is written.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{attribute.name} = {url!r} is no address: write http://HOST:PORT/PATH")
+    without_login(config, attribute, url)
+
+
 def without_login(config: Any, attribute: Any, url: str) -> None:
     """Reject a URL that holds a login: a run writes its settings into its directory.
 
@@ -102,5 +114,5 @@ def without_login(config: Any, attribute: Any, url: str) -> None:
     if "@" in parts.netloc or named:
         raise ValueError(
             f"'{attribute.name}' holds a login, and the run directory must not: take it out of the URL, and give it "
-            "by the environment variables of the client"
+            "by the setting for a key, if there is one, or by the environment variables of the client"
         )

@@ -67,29 +67,24 @@ class Server(Protocol):
 
     What a method raises ends the run, with the message in `error.json`. Raise `ServerError` with what happened, where
     the log is, and what to do.
-
-    Attributes:
-        endpoints: The addresses, without sampling fields. Several are replicas: the groups of a step go to them in
-            turn. Each takes OpenAI's chat completions with `return_token_ids` and `logprobs`. An endpoint that can also
-            score tokens (`prompt_logprobs` at `/completions`) gets the strong proof of delivery, others the weaker one.
-        dtype: What it computes in.
-        context: Most tokens of a prompt and its answer together.
     """
 
     @property
     def endpoints(self) -> Sequence[Endpoint]:
-        """See above; every address answers when it returns."""
-        ...
+        """The addresses, without sampling fields; every address answers when it returns.
+
+        Several are replicas: the groups of a step go to them in turn. Each takes OpenAI's chat completions with
+        `return_token_ids` and `logprobs`. An endpoint that can also score tokens (`prompt_logprobs` at `/completions`)
+        gets the strong proof of delivery, others the weaker one.
+        """
 
     @property
     def dtype(self) -> str:
-        """See above."""
-        ...
+        """What it computes in."""
 
     @property
     def context(self) -> int:
-        """See above."""
-        ...
+        """Most tokens of a prompt and its answer together."""
 
     def __enter__(self) -> Self:
         """Start.
@@ -98,13 +93,11 @@ class Server(Protocol):
             ServerError: It could not start; the message has the end of its log. Nothing is left running. If it returns
                 before every address answers, what waits raises this.
         """
-        ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End all its processes; remove its files."""
-        ...
 
     def take(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Compute with new weights from now on.
@@ -124,7 +117,6 @@ class Server(Protocol):
         Raises:
             ServerError: The server has died, or the weights do not fit or are not finite.
         """
-        ...
 
     def held(self) -> Sequence[Mapping[str, str]] | None:
         """Return, for each endpoint, name to digest (`agentrig.delivery.digests`) of the tensors that it computes with.
@@ -136,7 +128,6 @@ class Server(Protocol):
         Returns:
             None if the digests come with the answers, or can't be known. The proof then rests on log-probabilities.
         """
-        ...
 
     def sleep(self) -> None:
         """Give the device's memory to the learner until `wake`; a server without such a way does nothing.
@@ -144,7 +135,6 @@ class Server(Protocol):
         Called before an update, when no request is running, only if `plan.sleeps`. Weights need not be kept: `take`
         follows `wake`, before any request.
         """
-        ...
 
     def wake(self) -> None:
         """Take the memory back; called once after each `sleep`, before `take`.
@@ -152,7 +142,6 @@ class Server(Protocol):
         Raises:
             ServerError: The memory is not free any more, or the server has died.
         """
-        ...
 
     def check(self) -> None:
         """Make sure that the server is alive. Called when a run stops, because a dead server is the likely reason.
@@ -160,7 +149,6 @@ class Server(Protocol):
         Raises:
             ServerError: It is dead; the message names it and has the end of its log.
         """
-        ...
 
 
 MakeServer = Callable[[ServerPlan], Server]

@@ -12,6 +12,7 @@ import attrs
 
 from agentrig.errors import ConfigError
 from agentrig.rows import read_rows
+from agentrig.settings import setting, structure
 
 T = TypeVar("T")
 
@@ -64,7 +65,6 @@ class Tasks(Protocol):
     @property
     def roles(self) -> Mapping[str, str]:
         """Role to split; may be a plain attribute."""
-        ...
 
     def load(self, split: str) -> Sequence[Task]:
         """Return the split's tasks in a stable order.
@@ -72,7 +72,6 @@ class Tasks(Protocol):
         Raises:
             agentrig.errors.AgentrigError: The data is missing; the message names the command that creates it.
         """
-        ...
 
 
 def fingerprint(tasks: Sequence[Task]) -> str:
@@ -190,21 +189,26 @@ SPLITS: Mapping[str, str] = {"train": "train", "validation": "validation", "repo
 
 @attrs.frozen(kw_only=True)
 class Columns:
-    """What the columns of a table are for.
+    """What the columns of a table are for."""
 
-    Attributes:
-        input: Those that the agent gets; empty for all that are named nowhere else.
-        private: Those that only the reward gets.
-        id: The one that gives a row its id; '' for `id` if there is one, else the row's number.
-        split: The one that says `train`, `validation` or `test`; '' for none.
-        slices: Those by which accuracy is broken down (`Task.slices`).
-    """
+    input: list[str] = setting(list, help="columns that the agent gets; empty: all that are not named otherwise")
+    private: list[str] = setting(list, help="columns that only the reward gets, such as the right answer")
+    id: str = setting("", help="column of the rows' ids; empty: `id` if there is one, else row numbers")
+    split: str = setting("", help="column that says train, validation or test; empty: by files or shares")
+    shares: list[float] = setting(
+        lambda: [0.8, 0.1, 0.1], help="shares of train, validation and test, of one file without a column of splits"
+    )
+    slices: list[str] = setting(list, help="columns by which accuracy is broken down")
 
-    input: Sequence[str] = ()
-    private: Sequence[str] = ()
-    id: str = ""
-    split: str = ""
-    slices: Sequence[str] = ()
+
+@attrs.frozen(kw_only=True)
+class TableConfig(Columns):
+    """Settings of `table`."""
+
+    file: str = setting("", help="CSV, Parquet, JSON Lines, JSON or Arrow file of the rows; from the current folder")
+    validation: str = setting("", help="a file of the validation rows; file then has those to train on")
+    test: str = setting("", help="a file of the held-out rows")
+    text: list[str] = setting(list, help="columns of a CSV file that hold text even where it looks like a number")
 
 
 class Table:
@@ -212,9 +216,9 @@ class Table:
 
     Args:
         tables: Rows, and what gives the place of the row of a number, for messages; by split. With the split `train`
-            alone, its rows are shared out: by the column `columns.split`, or by `shares`.
+            alone, its rows are shared out: by the column `columns.split`, or by `columns.shares`. Rows with one input
+            come into one split, the same in every run.
         columns: What the columns are for.
-        shares: Of train, validation and test. Rows with one input come into one split, the same in every run.
 
     Raises:
         ConfigError: There is no such column, or the shares are not three numbers that add up to 1.
@@ -227,13 +231,13 @@ class Table:
         self,
         tables: Mapping[str, tuple[Sequence[Mapping[str, Any]], Callable[[int], str]]],
         columns: Columns,
-        shares: Sequence[float] = (0.8, 0.1, 0.1),
     ) -> None:
+        shares = columns.shares
         if len(shares) != len(SPLITS) or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
             raise ConfigError(
                 f"the shares are {list(shares)}; write three numbers that add up to 1, such as 0.8, 0.1, 0.1"
             )
-        self._tables, self._columns, self._shares = tables, columns, shares
+        self._tables, self._columns = tables, columns
         self._loaded: dict[str, Sequence[Task]] = {}
 
     def load(self, split: str) -> Sequence[Task]:
@@ -280,21 +284,12 @@ class Table:
             return str(row[name])
         text = json.dumps(task.input, sort_keys=True, default=str)
         drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
-        ends = (self._shares[0], self._shares[0] + self._shares[1])
-        return self.splits[sum(drawn >= end for end in ends)]
+        train, validation, _ = self._columns.shares
+        return self.splits[sum(drawn >= end for end in (train, train + validation))]
 
 
-def from_frame(
-    frame: Any,
-    *,
-    input: Sequence[str] = (),
-    private: Sequence[str] = (),
-    id: str = "",
-    split: str = "",
-    slices: Sequence[str] = (),
-    shares: Sequence[float] = (0.8, 0.1, 0.1),
-) -> Table:
-    """Return a task set of the rows of a pandas `DataFrame`; the arguments are those of `Columns` and `Table`.
+def from_frame(frame: Any, **columns: Any) -> Table:
+    """Return a task set of the rows of a pandas `DataFrame`; `columns` are the fields of `Columns`.
 
     Raises:
         ConfigError: Its columns have several levels, or its index has names; or see `Table`.
@@ -308,8 +303,8 @@ def from_frame(
         raise ConfigError(f"the frame's columns have {frame.columns.nlevels} levels; give it columns of one name each")
     if named := [str(name) for name in frame.index.names if name is not None]:
         raise ConfigError(f"the frame's index holds {', '.join(named)}, and tasks have columns only: reset_index()")
-    columns = Columns(input=input, private=private, id=id, split=split, slices=slices)
-    return Table({"train": read_rows(frame.rename(columns=str))}, columns, shares)
+    given = structure(Columns, columns, owner="a frame", section="from_frame")
+    return Table({"train": read_rows(frame.rename(columns=str))}, given)
 
 
 def check_same_kinds(splits: Mapping[str, Sequence[Task]]) -> None:
@@ -370,3 +365,17 @@ def tasks_of_step(tasks: Sequence[T], *, n: int, step: int, seed: int) -> list[T
         chosen += [tasks[i] for i in taken]
         place += len(taken)
     return chosen
+
+
+def table(config: TableConfig) -> Table:
+    """Return the task set.
+
+    Raises:
+        ConfigError: No file is named, or see `Table`.
+        AgentrigError: A file can't be read; the message names line and column.
+    """
+    if not config.file:
+        raise ConfigError("[tasks] table needs a file of rows: tasks.file=ROWS.csv")
+    files = dict(zip(SPLITS.values(), (config.file, config.validation, config.test), strict=True))
+    tables = {split: read_rows(file, text=config.text) for split, file in files.items() if file}
+    return Table(tables, config)

@@ -12,6 +12,8 @@ from typing import Any
 
 import orjson
 
+from agentrig.errors import AgentrigError, place_of
+
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a UTF-16 character: Python strings and JSON escapes can hold one, but UTF-8 files can't."""
 
@@ -207,6 +209,11 @@ def words_of(error: BaseException) -> str:
     except BaseException as broken:  # its own `__str__`, which may call sys.exit
         text = f"{type(error).__name__}: (its message raised {type(broken).__name__})"
     return cut(storable(text), MESSAGE_LIMIT)
+
+
+def account_of(error: BaseException, *, installed: bool = False) -> str:
+    """Return what an error says: agentrig's own message, or type, message and place of any other; see `place_of`."""
+    return str(error) if isinstance(error, AgentrigError) else words_of(error) + place_of(error, installed=installed)
 
 
 def cut(text: str, limit: int) -> str:

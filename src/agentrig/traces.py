@@ -103,12 +103,6 @@ def reply_of(attributes: Mapping[str, Any]) -> str:
     return "\n".join(filter(None, [text, *tool_calls_of(message)]))
 
 
-def node_of(attributes: Mapping[str, Any]) -> str | None:
-    """Return the name of the graph node (or of `agentrig.span`) from a span's attributes, or None."""
-    name = attributes.get(NODE) or attributes.get("agent.name")
-    return name if isinstance(name, str) else None
-
-
 def weights_version(body: Mapping[str, Any]) -> int | None:
     """Return the version of the weights that a server's answer states, or None if it states none."""
     found = VERSION.fullmatch(str(body.get("system_fingerprint")))
@@ -143,7 +137,8 @@ class Span:
     @property
     def node(self) -> str | None:
         """The name of the graph node (or of `agentrig.span`), or None."""
-        return node_of(self.attributes)
+        name = self.attributes.get(NODE) or self.attributes.get("agent.name")
+        return name if isinstance(name, str) else None
 
 
 @attrs.frozen(kw_only=True, slots=False)

@@ -57,7 +57,6 @@ def agentrig_side(
     from agentrig.gateway.process import Gateway
     from agentrig.gateway.settings import GatewaySettings
     from agentrig.plugins.loading import load
-    from agentrig.plugins.specs import AdapterSpec, AgentSpec
     from agentrig.rewards import Score
     from agentrig.runners.engine import RolloutEngine
     from agentrig.runners.jobs import AgentPlan
@@ -67,8 +66,8 @@ def agentrig_side(
     from agentrig.tasks import Task
 
     registry = load()
-    preload = registry.get(AgentSpec, "langgraph-sql").preload
-    spec = registry.get(AdapterSpec, "agent-match")
+    preload = registry.find("agent", "langgraph-sql").spec.preload
+    spec = registry.find("adapter", "agent-match").spec
     plan = AgentPlan(name="langgraph-sql", config={})
     pool = Pool(plan, n=runners, threads=threads, deadline_s=60, retries=1, preload=preload)
     endpoint = Endpoint(base_url=address, model="replay", sampling={"temperature": 0}, token_ids=True)

@@ -39,11 +39,10 @@ def compare(limit: int, folder: Path, *words: str) -> dict[str, Any]:
     """Return both accuracies and the figures of `agentrig eval`."""
     from agentrig.agents import Outcome
     from agentrig.plugins.loading import load
-    from agentrig.plugins.specs import RewardSpec, TasksSpec
     from agentrig.runners.scorer import Scorer
 
     registry = load()
-    tasks_spec, reward_spec = registry.get(TasksSpec, "spider"), registry.get(RewardSpec, "spider-exec")
+    tasks_spec, reward_spec = registry.find("tasks", "spider").spec, registry.find("reward", "spider-exec").spec
     tasks = list(tasks_spec.build(tasks_spec.config()).load("dev"))
     tasks = tasks[:limit] if limit else tasks
     answers = known_answers(tasks)

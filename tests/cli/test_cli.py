@@ -179,6 +179,8 @@ def test_an_error_ends_in_status_1_without_a_traceback(
         (["--max-turns", "6"], "agent.max_turns=6"),
         (["--lr=1e-4"], "algorithm.lr=1e-4"),
         (["--report", "--json"], "run.report=VALUE"),
+        (["--set", "algorithm.steps=3"], "without dashes: algorithm.steps=3"),
+        (["--set=lr=1e-4"], "without dashes: algorithm.lr=1e-4"),
         (["--waths"], "Did you mean '--watch'?"),
     ],
 )

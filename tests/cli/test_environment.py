@@ -84,12 +84,12 @@ def test_a_machine_on_which_no_run_can_work(
         words = ["eval", "letters", f"--plugin={PLUGIN}", "--limit=1", f"--checkpoint={model}"]
     if lacks == "files":
         limits, within = limited(resource.RLIMIT_NOFILE, 20), []
-        said = r"this process may open 20 files at once \(ulimit -n\), and a run needs 256.*: ulimit -n 4096 "
+        said = r"this process may open 20 files at once \(ulimit -n\), and a run needs 256\.\n  .*: ulimit -n 4096 "
     else:
         limits, within = (lambda: None), ["unshare", "--map-root-user", "--net"]
         if subprocess.run([*within, "true"], capture_output=True, check=False).returncode:
             pytest.skip("no network namespace can be made here")
-        said = r"cannot connect to 127\.0\.0\.1 \(Network is unreachable\).*: ip link set lo up\n"
+        said = r"cannot connect to 127\.0\.0\.1 \(Network is unreachable\).*\n  .*: ip link set lo up\n"
     status, told = agentrig(*words, limits=limits, within=within)
     assert status == 1
     assert re.fullmatch(rf"(1 tasks of split .*\n)?agentrig: [^\n]*{said}[^\n]*\n?", told), told

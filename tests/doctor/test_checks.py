@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -11,8 +12,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from agentrig.doctor import Situation, content, devices, place, software
-from agentrig.doctor.situation import TORCH_REPORT
+from agentrig.doctor import Situation, content, devices, machine, software
+from agentrig.findings import TORCH_REPORT
 from agentrig.hardware import Cpu, Device, Hardware, Probe, Stack, Symptom, installed
 from agentrig.hardware.tools import ToolOutput, ask
 from agentrig.plan import resolve
@@ -232,8 +233,8 @@ def test_data_is_loaded_and_fingerprinted(monkeypatch):
 
 
 def test_an_unwritable_folder_is_found(tmp_path):
-    only(place.check_write(situation(directory=tmp_path / "not" / "yet")), "ok")
-    found = only(place.check_write(situation(directory=Path("/proc/runs"))), "problem")
+    only(machine.check_write(situation(directory=tmp_path / "not" / "yet")), "ok")
+    found = only(machine.check_write(situation(directory=Path("/proc/runs"))), "problem")
     assert "run.directory=PATH" in found.cure
 
 
@@ -250,39 +251,47 @@ def small_disk(tmp_path):
 
 
 def test_a_disk_that_is_too_small_is_found(small_disk):
-    found = only(place.check_disk(situation(directory=small_disk / "runs")), "problem")
+    found = only(machine.check_disk(situation(directory=small_disk / "runs")), "problem")
     assert "0.0 GB free" in found.evidence
-    only(place.check_shared_memory(situation(), small_disk), "warning")
+    only(machine.check_shared_memory(situation(), small_disk), "warning")
 
 
 def test_a_full_disk_cannot_be_written_to(small_disk):
     with pytest.raises(OSError, match="No space left"):
         (small_disk / "full").write_bytes(b"x" * 2**21)
-    assert "No space left" in only(place.check_write(situation(directory=small_disk)), "problem").evidence
+    assert "No space left" in only(machine.check_write(situation(directory=small_disk)), "problem").evidence
 
 
 def test_checkpoints_count_for_the_disk(monkeypatch):
     usage = shutil.disk_usage("/")._replace(free=20 * 10**9)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    only(place.check_disk(situation()), "ok")
-    assert "about 43.7 GB needed" in only(place.check_disk(situation(QWEN)), "problem").evidence
+    only(machine.check_disk(situation()), "ok")
+    assert "about 43.7 GB needed" in only(machine.check_disk(situation(QWEN)), "problem").evidence
 
 
 def test_a_port_in_use_is_found():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        found = only(place.check_ports(situation(f"algorithm.port={port}", environ={})), "problem")
+        found = only(machine.check_ports(situation(f"algorithm.port={port}", environ={})), "problem")
         assert str(port) in found.evidence
-        only(place.check_ports(situation(environ={"MASTER_PORT": str(port)})), "problem")
-    only(place.check_ports(situation(f"algorithm.port={port}", environ={})), "ok")
+        only(machine.check_ports(situation(environ={"MASTER_PORT": str(port)})), "problem")
+    only(machine.check_ports(situation(f"algorithm.port={port}", environ={})), "ok")
+
+
+def test_a_limit_that_no_run_can_work_with_is_found(monkeypatch):
+    """The doctor asks what a run asks before it starts its runners."""
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (20, 20))
+    found = only(machine.check_ports(situation(environ={})), "problem")
+    assert found.evidence == "this process may open 20 files at once (ulimit -n), and a run needs 256."
+    assert "ulimit -n 4096" in found.cure
 
 
 def test_the_gateway_s_address():
-    assert list(place.check_gateway(situation())) == []
-    only(place.check_gateway(situation("gateway.use=on")), "ok")
+    assert list(machine.check_gateway(situation())) == []
+    only(machine.check_gateway(situation("gateway.use=on")), "ok")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        found = only(place.check_gateway(situation("gateway.use=on", f"gateway.port={port}")), "problem")
+        found = only(machine.check_gateway(situation("gateway.use=on", f"gateway.port={port}")), "problem")
         assert f"127.0.0.1:{port}: Address already in use" in found.evidence
 
 
@@ -290,13 +299,13 @@ def test_each_fixed_model_must_answer():
     """A dead planner fails every rollout that asks it, and the run starts all the same."""
     from agentrig.testing.scripted import Reply, scripted_server
 
-    assert list(place.check_models(situation("gateway.use=on"))) == []
+    assert list(machine.check_models(situation("gateway.use=on"))) == []
     with scripted_server(lambda body: Reply(text="fine")) as server:
         dead = server.url
     with scripted_server(lambda body: Reply(text="fine")) as server:
         keys = [f"gateway.models.planner.base_url={dead}", f"gateway.models.critic.base_url={server.url}"]
         keys += ["gateway.models.main=policy"]
-        critic, planner = sorted(place.check_models(situation(*keys)), key=lambda found: found.check)
+        critic, planner = sorted(machine.check_models(situation(*keys)), key=lambda found: found.check)
     assert (planner.check, planner.result) == ("model planner", "problem")
     assert f"{dead} does not answer" in planner.evidence
     assert "gateway.models.planner.base_url" in planner.cure

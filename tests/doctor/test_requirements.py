@@ -10,7 +10,7 @@ import pytest
 from distributions import install
 
 from agentrig.doctor import could_start, examine, imports, software
-from agentrig.doctor.requirements import unmet
+from agentrig.doctor.software import unmet
 from agentrig.findings import Finding
 
 PLUGIN = Path(__file__).parents[1] / "support" / "doctor_plugin.py"
@@ -116,7 +116,7 @@ def test_the_imports_of_every_run_are_tried(tmp_path: Path, doctor: Callable[...
     (found,) = [f for f in doctor() if f.check == "imports"]
     assert found.result == "problem"
     assert found.evidence.startswith("import agentrig.audit.auditor (every run does): SystemExit: half installed")
-    assert "numpy/__init__.py:1)" in found.evidence
+    assert "numpy/__init__.py:1 in <module>)" in found.evidence
 
 
 def test_an_import_that_kills_the_interpreter_is_a_finding(

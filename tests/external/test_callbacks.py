@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from agentrig import http_server
-from agentrig.agents import Judged
+from agentrig.agents import Judged, Outcome
 from agentrig.errors import AgentFailure, AgentrigError
-from agentrig.external.callbacks import Callback, CallbackAnswer, Listener
+from agentrig.external.callbacks import Callback, Listener, read_answer, returned
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_the_first_answer_counts_the_same_again_is_no_error_and_another_is_refus
         assert "only the first one counts" in reply["error"]
         first = callback.wait(5.0)
     assert first is not None
-    assert first.judged() == Judged(answer=[1, "é"], reward=1.0)
+    assert returned(first) == Judged(answer=[1, "é"], reward=1.0)
     # The sender may not know that its answer has arrived, and the rollout has ended meanwhile.
     assert post(callback, {"answer": [1, "é"], "reward": 1.0}) == (200, {"accepted": True})
     assert post(callback, {"answer": 1})[0] == 409
@@ -77,7 +77,7 @@ def test_a_sender_is_told_what_is_wrong_and_may_try_again(here: Listener) -> Non
         assert callback.arrived is None
         assert post(callback, {"failure": "no-key", "message": "the search refused"})[0] == 200
         with pytest.raises(AgentFailure, match="the search refused") as failure:
-            callback.wait(5.0).judged()  # type: ignore[union-attr]
+            returned(callback.wait(5.0))  # type: ignore[arg-type]
         assert failure.value.kind == "no-key"
 
 
@@ -91,16 +91,16 @@ def test_a_sender_is_told_what_is_wrong_and_may_try_again(here: Listener) -> Non
 )
 def test_what_is_no_answer(value: object) -> None:
     with pytest.raises(ValueError, match="an answer is"):
-        CallbackAnswer.read(value)
+        read_answer(value)
 
 
 def test_an_answer_may_be_null_or_only_a_reward() -> None:
-    assert CallbackAnswer.read({"answer": None}).judged() == Judged()
-    assert CallbackAnswer.read({"reward": 0.5}).judged() == Judged(reward=0.5)
+    assert returned(read_answer({"answer": None})) == Judged()
+    assert returned(read_answer({"reward": 0.5})) == Judged(reward=0.5)
 
 
 def test_an_async_agent_waits_without_its_thread(here: Listener) -> None:
-    async def waits() -> CallbackAnswer:
+    async def waits() -> Outcome:
         with Callback("r1", listener=here) as callback:
             threading.Timer(0.05, post, (callback, {"answer": "late"})).start()
             async with asyncio.timeout(10):

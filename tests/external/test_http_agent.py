@@ -341,7 +341,7 @@ def test_rollouts_of_a_runner_share_a_loop_and_a_slow_one_holds_up_no_other() ->
     [
         ({}, "needs url"),
         ({"url": "localhost:80"}, "is no address: write http://"),
-        ({"url": "http://me:word@host/x"}, "has a password in it"),
+        ({"url": "http://me:word@host/x"}, "holds a login"),
         ({"url": "http://host/v1/chat/completions"}, "is a model's address"),
         ({"url": "http://host/x", "health": "up"}, "health = 'up' is no address"),
         ({"url": "http://host/x", "api_key": "sk-1"}, "does not belong into a run file"),

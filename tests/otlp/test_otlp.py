@@ -219,10 +219,10 @@ def test_a_collector_that_does_not_answer_holds_nothing_up(kind: str, tmp_path: 
     ("words", "said"),
     [
         (["export-traces", "{run}"], "say where the traces go: --otlp URL, or --file FILE"),
-        (["export-traces", "{run}", "--otlp", "localhost:4318"], "must be a URL such as http://localhost:4318"),
+        (["export-traces", "{run}", "--otlp", "localhost:4318"], "is no address: write http://HOST:PORT/PATH"),
         (["export-traces", "{run}", "--otlp", "http://me:pw@h:4318"], "holds a login"),
         (["export-traces", "{run}/..", "--file", "x"], "is not a run directory"),
-        (["train", "toy", "--otlp", "ftp://h"], "must be a URL such as http://localhost:4318"),
+        (["train", "toy", "--otlp", "ftp://h"], "is no address: write http://HOST:PORT/PATH"),
     ],
 )
 def test_a_wrong_place_says_what_to_write(words: list[str], said: str, tmp_path: Path, toy_file: str) -> None:

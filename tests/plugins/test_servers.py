@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from agentrig import ServerSpec
 from agentrig.errors import AgentrigError, ConfigError, PluginError
 from agentrig.plan import Plan, resolve
 from agentrig.run.setup import Setup
@@ -120,7 +119,7 @@ def test_an_algorithm_without_a_server_of_its_own_refuses_own() -> None:
         cpu("server.use=own")
     plan = cpu()
     with pytest.raises(AgentrigError, match="the server `own` is the algorithm's own"):
-        plan.registry.get(ServerSpec, "own").build(None)
+        plan.registry.find("server", "own").spec.build(None)
 
 
 def test_another_algorithm_drops_the_servers_settings(tmp_path: Path, fast: Callable[..., str]) -> None:

@@ -129,7 +129,7 @@ def test_a_full_disk_reported_by_another_library(small_disk: Path) -> None:
         raise RuntimeError("PytorchStreamWriter failed writing file data/0")
 
     with pytest.raises(RunFileError, match="step-00003 cannot be written: the disk is full"):
-        run.save_checkpoint(3, write, keep=False)
+        run.checkpoints.save(3, write, keep=False)
     with pytest.raises(RuntimeError, match="another reason"), writing(Path("/tmp/x")):
         raise RuntimeError("another reason")
 

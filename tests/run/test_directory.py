@@ -49,16 +49,16 @@ def test_files_are_written_atomically(run: RunDirectory, monkeypatch: pytest.Mon
 
 def test_the_latest_two_checkpoints_and_the_kept_ones_stay(run: RunDirectory) -> None:
     for step in range(1, 7):
-        run.save_checkpoint(step, write(str(step)), keep=step == 2)
+        run.checkpoints.save(step, write(str(step)), keep=step == 2)
     names = sorted(c.name for c in (run.path / "checkpoints").iterdir())
     assert names == ["latest", "step-00002", "step-00005", "step-00006"]
-    path, step = run.latest_checkpoint()
+    path, step = run.checkpoints.latest()
     assert path is not None
     assert (path.name, step, (path / "model").read_text()) == ("step-00006", 6, "6")
 
 
 def test_a_failed_checkpoint_keeps_the_previous_one(run: RunDirectory) -> None:
-    run.save_checkpoint(1, write("one"), keep=False)
+    run.checkpoints.save(1, write("one"), keep=False)
 
     def fail(folder: Path) -> None:
         (folder / "model").write_text("half")
@@ -66,18 +66,18 @@ def test_a_failed_checkpoint_keeps_the_previous_one(run: RunDirectory) -> None:
 
     for step in (1, 2):
         with pytest.raises(RunFileError, match="disk full"):
-            run.save_checkpoint(step, fail, keep=False)
-    path, step = run.latest_checkpoint()
+            run.checkpoints.save(step, fail, keep=False)
+    path, step = run.checkpoints.latest()
     assert path is not None
     assert (step, (path / "model").read_text()) == (1, "one")
-    run.save_checkpoint(2, write("two"), keep=False)
-    assert run.latest_checkpoint()[1] == 2
+    run.checkpoints.save(2, write("two"), keep=False)
+    assert run.checkpoints.latest()[1] == 2
 
 
 def test_a_checkpoint_may_be_saved_again(run: RunDirectory) -> None:
     for text in ("first", "second"):
-        run.save_checkpoint(3, write(text), keep=True)
-    path, _ = run.latest_checkpoint()
+        run.checkpoints.save(3, write(text), keep=True)
+    path, _ = run.checkpoints.latest()
     assert path is not None
     assert (path / "model").read_text() == "second"
     assert sorted(c.name for c in (run.path / "checkpoints").iterdir()) == ["latest", "step-00003"]

@@ -48,7 +48,7 @@ def ended(steps: Iterator[Step]) -> tuple[int, str]:
     guards = Guards()
     for step, rollouts in enumerate(steps, 1):
         try:
-            if guards.judge(rollouts, step=step):
+            if guards.check_signal(rollouts, step=step):
                 return 0, ""
             line = line_of(step, rollouts)
             guards.add(line)

@@ -405,7 +405,7 @@ def test_files_are_flushed_before_a_resume_relies_on_them(tmp_path: Path, monkey
         (folder / "trainer").mkdir()
         (folder / "trainer" / "state").write_text("1")
 
-    run.save_checkpoint(1, write, keep=False)
+    run.checkpoints.save(1, write, keep=False)
     there = events.index(("rename", "run/checkpoints/step-00001"))
     before = {name for what, name in events[:there] if what == "flush"}
     part = "run/checkpoints/.step-00001.part"
@@ -440,7 +440,7 @@ def test_a_full_disk_is_an_error_and_an_unsupported_flush_of_a_folder_is_not(
 def test_a_crash_during_a_checkpoint_is_repaired(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     for step in (1, 2):
-        run.save_checkpoint(step, lambda folder: (folder / "model").write_text("whole") and None, keep=False)
+        run.checkpoints.save(step, lambda folder: (folder / "model").write_text("whole") and None, keep=False)
     folder = run.path / "checkpoints"
     os.replace(folder / "step-00002", folder / ".step-00002.old")  # killed between the two renames
     for left in (".step-00003.part", ".step-00001.gone"):

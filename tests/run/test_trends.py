@@ -16,6 +16,7 @@ from rollouts import rollout
 from agentrig.errors import RunStopped
 from agentrig.plan import Plan
 from agentrig.rollouts import Rollout
+from agentrig.run.metrics import reward_figures
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.run.trends import Guards, Signal
@@ -77,17 +78,17 @@ def test_rollouts_and_their_line_say_the_same() -> None:
         rollouts = [rollout(v, group=str(g)) for g, group in enumerate(values) for v in group]
         scored = [r.value for r in rollouts if r.value is not None]
         groups = [{v for v in group if v is not None} for group in values]
-        of_line = Signal.of_line(
+        of_line = Signal.of(
             {
                 "rollouts": len(rollouts),
                 "failures": {"reward-invalid": len(rollouts) - len(scored)},
                 "reward_std": statistics.pstdev(scored),
-                "accuracy": sum(scored) / len(rollouts),
+                "accuracy": sum(scored) / len(scored),
                 "groups": len(groups),
                 "zero_variance_groups": statistics.fmean(len(found) == 1 for found in groups),
             }
         )
-        assert Signal.of(rollouts) == of_line, values
+        assert Signal.of(reward_figures(rollouts)) == of_line, values
 
 
 @pytest.mark.parametrize("name", ["loss", "grad_norm"])
@@ -133,22 +134,22 @@ def groups_of(value: float | None, groups: int, **more: Any) -> list[Rollout]:
 
 def test_equal_rewards_end_a_run_in_its_first_step_or_if_repeated() -> None:
     with pytest.raises(RunStopped, match="step 1: all 70 rollouts got the reward 0"):
-        Guards().judge(groups_of(0.0, 35), step=1)
-    assert not Guards().judge(groups_of(0.0, 34), step=1)
+        Guards().check_signal(groups_of(0.0, 35), step=1)
+    assert not Guards().check_signal(groups_of(0.0, 34), step=1)
     with pytest.raises(RunStopped, match="All correct: use harder tasks"):
-        Guards().judge(groups_of(1.0, 50), step=1)
+        Guards().check_signal(groups_of(1.0, 50), step=1)
     with pytest.raises(RunStopped, match=r"step 1: all 4 rollouts (.|\n)* No rollout has an answer"):
-        Guards().judge(groups_of(0.0, 2, answer=None), step=1)
+        Guards().check_signal(groups_of(0.0, 2, answer=None), step=1)
     known = Guards(varied=True, one_value=30, silent=3, all_correct=1)
-    assert not known.judge(groups_of(0.0, 4), step=9)
+    assert not known.check_signal(groups_of(0.0, 4), step=9)
     with pytest.raises(RunStopped, match=r"step 9: all 10 rollouts got the reward 0.*\n  It is the step 4 in a row"):
-        known.judge(groups_of(0.0, 5), step=9)
+        known.check_signal(groups_of(0.0, 5), step=9)
     easy = Guards(varied=True, one_value=30, recent=((100, 0.9),))
-    assert not easy.judge(groups_of(0.0, 50), step=9), "groups of this run often agree"
+    assert not easy.check_signal(groups_of(0.0, 50), step=9), "groups of this run often agree"
     solved = Guards(varied=True, all_correct=2)
-    assert solved.judge(groups_of(1.0, 4), step=4)
-    assert not solved.judge([rollout(0.0), rollout(1.0)], step=4)
-    assert not Guards(all_correct=2).judge(groups_of(1.0, 4), step=3), "a reward may ignore the answer"
+    assert solved.check_signal(groups_of(1.0, 4), step=4)
+    assert not solved.check_signal([rollout(0.0), rollout(1.0)], step=4)
+    assert not Guards(all_correct=2).check_signal(groups_of(1.0, 4), step=3), "a reward may ignore the answer"
 
 
 # --- whole runs -----------------------------------------------------------------------------------

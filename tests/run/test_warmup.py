@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import attrs
 import httpx
 import pytest
 from click.testing import CliRunner
@@ -23,10 +22,9 @@ from agentrig.cli.entry import main
 from agentrig.demonstrations import Reply, StartPlan, Turn, gold_of
 from agentrig.errors import ConfigError, PluginError
 from agentrig.plan import Plan, resolve
-from agentrig.run import warmup
 from agentrig.run.demonstration_server import demonstrating
 from agentrig.run.evaluate import Evaluation
-from agentrig.run.warmup import Until, check_unsolved, choose_labels, demonstrate, make_start, verdict
+from agentrig.run.warmup import check_unsolved, choose_labels, demonstrate, make_start, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = str(ROOT / "tests" / "support" / "warmup_plugin.py")
@@ -193,20 +191,20 @@ def test_a_start_with_hardly_any_reward_is_not_recommended() -> None:
 
 @pytest.mark.parametrize(("reached", "passes"), [(0.15, 4), (0.9, 6)])
 def test_a_warm_up_ends_when_enough_answers_are_right(
-    colors: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: float, passes: int
+    colors: Callable[..., Plan], tmp_path: Path, reached: float, passes: int
 ) -> None:
     """The measurements are given; that a model is really measured is in the command's test below."""
-    shares = iter([0.1, 0.2, 0.3, 0.4])
-    monkeypatch.setattr(warmup, "measure", lambda *of: attrs.evolve(measured([0.0], 0.0), accuracy=next(shares)))
-    plan, said = colors(), list[Evaluation]()
-    labels = choose_labels(plan, 4, seed=0)
-    until = Until(plan, labels, tmp_path / "model", reached, said.append)
-    wanted = StartPlan(directory=tmp_path / "model", parameters=60_000, tokenizer="bytes", passes=6.0, enough=until)
+    shares, said = iter([0.1, 0.2, 0.3, 0.4]), list[float]()
+
+    def enough() -> bool:
+        said.append(next(shares))
+        return said[-1] >= reached
+
+    plan = colors()
+    wanted = StartPlan(directory=tmp_path / "model", parameters=60_000, tokenizer="bytes", passes=6.0, enough=enough)
     made = make_start(plan, wanted, [Turn(messages=[{"role": "user", "content": "a"}], reply=Reply(content="b"))])
     assert len(made.losses) == passes
-    assert [f.accuracy for f in said] == [0.1, 0.2, 0.3][: passes - 2]  # the first try is after three passes
-    assert until.tries == len(said)
-    assert until.last is (said[-1] if reached < 0.2 else None)
+    assert said == [0.1, 0.2, 0.3][: passes - 2]  # the first try is after three passes
 
 
 # --- the command ---

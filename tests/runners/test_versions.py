@@ -16,8 +16,8 @@ from agentrig.pools import Result
 from agentrig.rollouts import Rollout
 from agentrig.run.guards import check_failures
 from agentrig.run.setup import Setup
+from agentrig.runners.engine import Versions
 from agentrig.runners.scorer import Scorer
-from agentrig.runners.versions import Versions
 from agentrig.traces import SERVER
 
 
@@ -50,7 +50,7 @@ def test_the_version_of_a_rollout_is_checked_and_recorded(toy_plan: Callable[...
     waiting = {r.id: (task, "g") for r in results}
 
     def judged(versions: Versions | None) -> dict[str, Rollout]:
-        return {r.id: r for r in engine.judge(results, waiting, step=7, mode="train", versions=versions)}
+        return {r.id: r for r in engine.scored(results, waiting, step=7, mode="train", versions=versions)}
 
     found = judged(Versions.of(6, step=7, max_staleness=1))
     assert {i: r.version for i, r in found.items()} == {

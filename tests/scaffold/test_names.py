@@ -51,7 +51,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("reward", "spider", "a plugin of agentrig-spider 0.2.0.dev0 has that name"),
         ("reward", "agent-match", "a plugin of agentrig-agent-match"),
         ("reward", "spider-exec", "agentrig-spider 0.2.0.dev0 has a reward of that name"),
-        ("tasks", "mini-sql", "agentrig-spider 0.2.0.dev0 has tasks of that name"),
+        ("tasks", "mini-sql", "agentrig-spider 0.2.0.dev0 has a task set of that name"),
         ("agent", "report", "a plugin of agentrig 0.2.0.dev0 has that name"),
         ("agent", "pytest-timeout", "the distribution pytest-timeout"),
         ("agent", "agentrig-mine", 'the package is called "agentrig-NAME" anyway: write mine'),

@@ -110,7 +110,7 @@ def test_emitted_rewards_reach_agentrigs_algorithms_unless_another_reward_scores
     engine = RolloutEngine(None, scorer=scorer, adapter=spec.build(None))  # type: ignore[arg-type]  # runs nothing
     for outcome in (Outcome(answer=answer), Outcome(answer="odd", own_reward=answer)):
         result = Result(id="r1", outcome=outcome, trace=trace, start=0.0, duration_s=1.0)
-        (rollout,) = engine.judge([result], {"r1": (Task(id="t", input={}), "g")}, step=1, mode="train")
+        (rollout,) = engine.scored([result], {"r1": (Task(id="t", input={}), "g")}, step=1, mode="train")
         assert [t.reward for t in rollout.triplets] == rewards
 
 

@@ -344,7 +344,7 @@ def test_loggers_write_into_the_run_directory_unless_told_otherwise(tmp_path, mo
 def test_the_doctor_looks_at_settings_and_loggers(capsys):
     from agentrig_verl.checks import check_settings
 
-    from agentrig.doctor.situation import Situation
+    from agentrig.findings import Situation
 
     def finding(*overrides):
         plan = resolve("fast", overrides=overrides, uses={"hardware": "cuda", "tasks": "mini-sql"})

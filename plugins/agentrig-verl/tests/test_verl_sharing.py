@@ -12,8 +12,8 @@ import pytest
 from agentrig_verl import register_algorithms, schema
 from agentrig_verl.sharing import by_rank, check_engine, choose
 
-from agentrig.doctor.situation import Situation
 from agentrig.errors import ConfigError
+from agentrig.findings import Situation
 from agentrig.plan import resolve
 
 pytestmark = [

@@ -67,7 +67,7 @@ class Session:
 
     def save_checkpoint(self, step: int, write: Any, *, keep: bool) -> Path:
         self.note(f"file {step}")
-        return self.run.save_checkpoint(step, write, keep=keep)
+        return self.run.checkpoints.save(step, write, keep=keep)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_checkpoint_is_found_only_with_its_line_of_metrics(train: Any, capsys:
     assert session.calls == [
         "before", "validate 1", "end 1", "validate 2", "end 2", "file 2", "validate 3", "end 3", "file 3", "after",
     ]  # fmt: skip
-    checkpoint, step = run.latest_checkpoint()
+    checkpoint, step = run.checkpoints.latest()
     assert step == 3
     assert sorted(p.name for p in checkpoint.iterdir()) == [".files.json", "keep", "model.safetensors", "trainer"]
     assert (checkpoint / "trainer" / "global_step_3").is_dir()
@@ -141,13 +141,13 @@ def test_a_checkpoint_is_found_only_with_its_line_of_metrics(train: Any, capsys:
 def test_a_run_that_is_killed_at_a_checkpoint_loses_no_line(train: Any, cut: str) -> None:
     session, run = train(cut=cut)
     assert session.calls[-1] == "cut"
-    assert run.latest_checkpoint() == (None, 0)  # step 2 is repeated completely
+    assert run.checkpoints.latest() == (None, 0)  # step 2 is repeated completely
 
 
 def test_the_end_has_a_checkpoint_with_any_save_freq(train: Any) -> None:
     session, run = train(-1)
     assert session.calls[-3:] == ["end 3", "file 3", "after"]
-    assert run.latest_checkpoint()[1] == 3
+    assert run.checkpoints.latest()[1] == 3
 
 
 @pytest.mark.parametrize("save_freq", [-1, 1])
@@ -155,7 +155,7 @@ def test_a_run_with_solved_tasks_ends_normally(train: Any, save_freq: int) -> No
     session, run = train(save_freq, solved_by=2)
     filed = [c for c in session.calls if not c.startswith("validate")]
     assert filed[-3:] == ["end 2", "file 2", "after"]
-    checkpoint, step = run.latest_checkpoint()
+    checkpoint, step = run.checkpoints.latest()
     assert step == 2
     assert (checkpoint / "keep").exists()
 
@@ -169,7 +169,7 @@ def test_a_resumed_run_whose_tasks_are_solved_only_measures(train: Any) -> None:
 def test_a_run_that_is_asked_to_stop_saves_once(train: Any, save_freq: int) -> None:
     session, run = train(save_freq, stop_after=2)
     assert session.calls == ["before", "validate 1", "end 1", "validate 2", "end 2", "file 2"]
-    assert run.latest_checkpoint()[1] == 2
+    assert run.checkpoints.latest()[1] == 2
 
 
 def test_the_run_keeps_ctrl_c_when_a_logger_takes_it(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from agentrig_cuda.hardware import Cuda
 from agentrig_vllm import checks
 
-from agentrig.doctor.situation import Situation
+from agentrig.findings import Situation
 from agentrig.hardware.cpu import Cpu
 from agentrig.plan import resolve
 

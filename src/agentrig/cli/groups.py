@@ -167,7 +167,7 @@ class Group(NearestGroup):
 
 
 def _keys_of(error: click.NoSuchOption, words: Sequence[str]) -> str:
-    """Return the settings that an unknown option may mean, as `section.key=value`, or ''."""
+    """Return the settings that an unknown option may mean, as `section.key=value`, or ''. Also of `--set KEY=VALUE`."""
     if error.ctx is None or not any("section.key" in str(p.metavar) for p in error.ctx.command.params):
         return ""
     from agentrig.plan import keys_called
@@ -177,7 +177,10 @@ def _keys_of(error: click.NoSuchOption, words: Sequence[str]) -> str:
         option, equals, rest = word.partition("=")
         if option == error.option_name:
             value = rest if equals else following if following and not following.startswith("-") else value
-    keys = keys_called(error.option_name.lstrip("-").replace("-", "_"))
+    name = error.option_name.lstrip("-").replace("-", "_")
+    if "=" in value:
+        name, _, value = value.partition("=")
+    keys = [name] if "." in name else keys_called(name)
     return " or ".join(f"{key}={value}" for key in keys)
 
 

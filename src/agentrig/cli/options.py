@@ -15,7 +15,6 @@ from agentrig.plugins.specs import RUN_KINDS
 
 if TYPE_CHECKING:
     from agentrig.plan import Plan
-    from agentrig.plugins.registry import Registry
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -100,15 +99,10 @@ def make_plan(words: Sequence[str], options: dict[str, Any]) -> Plan:
 
     with stdout_to_stderr():
         plan = resolve(**asked(words, options))
-    warn_of_failures(plan.registry)
-    return plan
-
-
-def warn_of_failures(registry: Registry) -> None:
-    """Print one line for each plugin that failed to load."""
-    for plugin in registry.plugins:
+    for plugin in plan.registry.plugins:
         if plugin.status == "failed":
             click.echo(f"agentrig: warning: plugin {plugin.name} failed to load: {plugin.error}", err=True)
+    return plan
 
 
 def model_options(command: F) -> F:
@@ -150,7 +144,7 @@ def find_checkpoint(path: Path | None) -> Path | None:
     found: Path | None = path
     if not (path / "config.json").is_file():
         of = RunDirectory(path) if (path / "checkpoints").is_dir() else None
-        found, step = of.latest_checkpoint() if of else (None, 0)
+        found, step = of.checkpoints.latest() if of else (None, 0)
         for warning in lost_checkpoints(of, step) if of and found else ():
             click.echo(f"agentrig: warning: {warning}", err=True)
     if found is None:

@@ -125,9 +125,8 @@ def check_data(situation: Situation) -> Iterator[Finding]:
                 result: Result = "problem" if role == "train" else "warning"
                 yield Finding(check=f"data: {role}", result=result, evidence=f"{split} is empty", cure=cure)
     except AgentrigError as error:
-        first, _, rest = str(error).partition("\n")
-        cure = rest.strip() or f"see agentrig data {plan.components['tasks'].spec.name} --help"
-        yield Finding(check="data", result="problem", evidence=first, cure=cure)
+        cure = f"see agentrig data {plan.components['tasks'].spec.name} --help"
+        yield Finding.of_error("data", error, cure=cure)
 
 
 def check_cores(situation: Situation) -> Iterator[Finding]:

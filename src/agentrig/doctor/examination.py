@@ -9,10 +9,9 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from agentrig.doctor import content, devices, imports, place, software
-from agentrig.doctor.situation import Situation
+from agentrig.doctor import content, devices, imports, machine, software
 from agentrig.errors import AgentrigError
-from agentrig.findings import Check, Finding, Result
+from agentrig.findings import Check, Finding, Result, Situation
 from agentrig.hardware import Hardware, HardwareError, Probe, installed, select
 from agentrig.hardware.choice import probed
 from agentrig.plugins.building import built
@@ -33,43 +32,23 @@ CHECKS: Sequence[Callable[[Any], Iterable[Finding]]] = (
     content.check_model,
     content.check_data,
     content.check_cores,
-    place.check_write,
-    place.check_disk,
-    place.check_shared_memory,
-    place.check_ports,
-    place.check_gateway,
-    place.check_models,
+    machine.check_write,
+    machine.check_disk,
+    machine.check_shared_memory,
+    machine.check_ports,
+    machine.check_gateway,
+    machine.check_models,
 )
 
 
-def examine(
-    source: str | None = None,
-    *,
-    overrides: Sequence[str] = (),
-    uses: Mapping[str, str | None] | None = None,
-    observers: Sequence[str] = (),
-    trackers: Sequence[str] = (),
-    files: Sequence[str] = (),
-    strict_plugins: bool = False,
-) -> list[Finding]:
+def examine(source: str | None = None, **asked: Any) -> list[Finding]:
     """Run every check, of the core and of the plugins, for a recipe.
 
     Args:
         source: A recipe's name or a run file; None for the default recipe.
-        overrides: `section.key=value`.
-        uses: Other components by kind, as in `--agent` and `--hardware`.
-        observers: Observers to use, in addition to those of the recipe or run file.
-        trackers: Trackers to use, in addition to those of the recipe or run file.
-        files: Python files that are plugins too.
-        strict_plugins: Whether a plugin that fails to load is a problem.
+        asked: The other arguments of `agentrig.plan.resolve`.
     """
-    settings: dict[str, Any] = {
-        "observers": observers,
-        "trackers": trackers,
-        "files": files,
-        "strict_plugins": strict_plugins,
-    }
-    situation, findings = look(source, overrides=overrides, uses=uses or {}, **settings)
+    situation, findings = look(source, **asked)
     with ThreadPoolExecutor(2) as together:  # several checks wait for a subprocess
         for found in together.map(_run, CHECKS, repeat(situation)):
             findings += found
@@ -97,39 +76,34 @@ def _run(check: Check, situation: Situation) -> list[Finding]:
 
 
 def look(
-    source: str | None,
-    *,
-    overrides: Sequence[str],
-    uses: Mapping[str, str | None],
-    **more: Any,
+    source: str | None, *, uses: Mapping[str, str | None] | None = None, **settings: Any
 ) -> tuple[Situation, list[Finding]]:
     """Collect the input of the checks; a wrong recipe or unusable hardware gives a finding, not an error.
 
     Args:
-        source: As in `examine`, like the others.
-        overrides: `section.key=value`.
-        uses: Components by kind.
-        more: What else `agentrig.plan.resolve` takes.
+        source: As in `examine`.
+        uses: Components by kind, or None.
+        settings: What else `agentrig.plan.resolve` takes.
     """
     from agentrig.plan import resolve
 
+    uses = uses or {}
     findings: list[Finding] = []
     plan = chosen = None
     hardware = uses.get("hardware")
-    settings: dict[str, Any] = {"overrides": overrides, **more}
     try:
         plan = resolve(source, uses=uses, **settings)
         plan.components["hardware"], plan.components["server"]  # resolves `auto`
     except HardwareError as error:
-        findings.append(_refusal("hardware", error))
+        findings.append(Finding.of_error("hardware", error))
         try:  # the rest of the recipe can still be checked
             plan = resolve(source, uses={**uses, "hardware": "cpu"}, **settings)
         except AgentrigError as second:
             plan = None
-            findings.append(_refusal("recipe", second))
+            findings.append(Finding.of_error("recipe", second))
     except AgentrigError as error:
         plan = None
-        findings.append(_refusal("recipe", error))
+        findings.append(Finding.of_error("recipe", error))
     candidates = _candidates(plan, findings)
     if plan is not None and not findings:
         name = plan.components["hardware"].spec.name
@@ -140,7 +114,7 @@ def look(
         try:
             chosen = select("auto", candidates)
         except HardwareError as error:
-            findings.append(_refusal("hardware", error))
+            findings.append(Finding.of_error("hardware", error))
     versions = installed(software.STACK)
     if chosen is not None:
         versions.update(chosen.host_versions())
@@ -183,11 +157,6 @@ def _candidates(plan: Any, findings: list[Finding]) -> list[Hardware]:
             result: Result = "problem" if mine else "warning"
             findings.append(Finding(check=f"{spec.name} devices", result=result, evidence=first, cure=cure))
     return found
-
-
-def _refusal(check: str, error: AgentrigError) -> Finding:
-    first, _, rest = str(error).partition("\n")
-    return Finding(check=check, result="problem", evidence=first, cure=" ".join(rest.split()))
 
 
 def could_start(findings: Sequence[Finding]) -> bool:

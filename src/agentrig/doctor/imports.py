@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any
 
-from agentrig.doctor.situation import Situation
-from agentrig.errors import AgentrigError
-from agentrig.findings import Finding
+from agentrig.findings import Finding, Situation
 from agentrig.hardware.tools import ask
-from agentrig.plugins.observing import watchers
+from agentrig.plugins.observing import build_observers
+from agentrig.text import account_of, cut
 
 ASKED = "AGENTRIG_DOCTOR_ASKED"
 """The environment variable that passes the doctor's arguments to the subprocess, as JSON."""
@@ -55,7 +53,7 @@ def main() -> None:
         try:
             step()
         except BaseException as error:  # SystemExit too: a module may end the interpreter
-            failed[what] = _why(error)
+            failed[what] = cut(" ".join(account_of(error, installed=True).split()), 500)
     print(json.dumps({"failed": failed}), flush=True)
     os._exit(0)  # what was imported may have started threads
 
@@ -68,14 +66,4 @@ def _steps(plan: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     algorithm = plan.components["algorithm"].spec
     yield f"build algorithm {algorithm.name}", partial(algorithm.build, plan.configs["algorithm"])
     for component, config in plan.observers:
-        yield f"build observer {component.spec.name}", partial(watchers, [(component, config)])
-
-
-def _why(error: BaseException) -> str:
-    """Return an error in one line, with the last file that it came from."""
-    text = " ".join(str(error).split())[:500]
-    if isinstance(error, AgentrigError):
-        return text
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
-    place = f" ({os.sep.join(frames[-1].filename.split(os.sep)[-3:])}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {text}{place}"
+        yield f"build observer {component.spec.name}", partial(build_observers, [(component, config)])

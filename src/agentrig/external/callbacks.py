@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import attrs
 
-from agentrig.agents import Judged
+from agentrig.agents import Judged, Outcome
 from agentrig.endpoints import address_of
 from agentrig.errors import FAILURE_KIND, AgentFailure, AgentrigError, nearest
 from agentrig.text import cut, json_text
@@ -43,60 +43,41 @@ ANOTHER = 409, {"error": "the rollout has another answer already; only the first
 """The reply to a second answer that differs from the first."""
 
 
-@attrs.frozen(kw_only=True)
-class CallbackAnswer:
-    """What an agent outside of the runner said at its end.
+def read_answer(value: Any) -> Outcome:
+    """Return the outcome that an agent outside of the runner states, as a JSON value.
 
-    Attributes:
-        answer: Its answer, a JSON value; None if it has none.
-        reward: The reward that it computed itself; None if it computed none.
-        failure: The kind of its failure; None if it answered.
-        message: Describes the failure.
+    Raises:
+        ValueError: It states none; the message says what is wrong and what an answer looks like.
     """
+    if not isinstance(value, Mapping):
+        raise ValueError(f"this is no object: {cut(json_text(value), 200)}; {FORM}")
+    unknown = [key for key in value if key not in KEYS]
+    if unknown:
+        raise ValueError(f'an answer has no key "{unknown[0]}".{nearest(str(unknown[0]), KEYS)} {FORM}')
+    failure, reward = value.get("failure"), value.get("reward")
+    if failure is not None:
+        kind = isinstance(failure, str) and FAILURE_KIND.fullmatch(failure)
+        if not kind or {"answer", "reward"} & value.keys():
+            raise ValueError(f"this is no failure: {cut(json_text(value), 200)}; {FORM}")
+        return Outcome(failure=failure, message=str(value.get("message", "")))
+    if "answer" not in value and reward is None:
+        raise ValueError(f"there is no answer; {FORM}")
+    if reward is not None and (
+        isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward)
+    ):
+        raise ValueError(f"the reward {cut(json_text(reward), 80)} is no number; {FORM}")
+    return Outcome(answer=value.get("answer"), own_reward=None if reward is None else float(reward))
 
-    answer: Any = None
-    reward: float | None = None
-    failure: str | None = None
-    message: str = ""
 
-    @classmethod
-    def read(cls, value: Any) -> CallbackAnswer:
-        """Return the answer that a JSON value states.
+def returned(outcome: Outcome) -> Judged:
+    """Return an outcome as an agent of this process returns it.
 
-        Raises:
-            ValueError: It states none; the message says what is wrong and what an answer looks like.
-        """
-        if not isinstance(value, Mapping):
-            raise ValueError(f"this is no object: {cut(json_text(value), 200)}; {FORM}")
-        unknown = [key for key in value if key not in KEYS]
-        if unknown:
-            raise ValueError(f'an answer has no key "{unknown[0]}".{nearest(str(unknown[0]), KEYS)} {FORM}')
-        failure, reward = value.get("failure"), value.get("reward")
-        if failure is not None:
-            if (
-                not isinstance(failure, str)
-                or not FAILURE_KIND.fullmatch(failure)
-                or {"answer", "reward"} & value.keys()
-            ):
-                raise ValueError(f"this is no failure: {cut(json_text(value), 200)}; {FORM}")
-            return cls(failure=failure, message=str(value.get("message", "")))
-        if "answer" not in value and reward is None:
-            raise ValueError(f"there is no answer; {FORM}")
-        if reward is not None and (
-            isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward)
-        ):
-            raise ValueError(f"the reward {cut(json_text(reward), 80)} is no number; {FORM}")
-        return cls(answer=value.get("answer"), reward=None if reward is None else float(reward))
-
-    def judged(self) -> Judged:
-        """Return it as an agent of this process would.
-
-        Raises:
-            AgentFailure: It is a failure, with its kind.
-        """
-        if self.failure is not None:
-            raise AgentFailure(self.message or "the agent says no more than that", kind=self.failure)
-        return Judged(answer=self.answer, reward=self.reward)
+    Raises:
+        AgentFailure: It is a failure, with its kind.
+    """
+    if outcome.failure is not None:
+        raise AgentFailure(outcome.message or "the agent says no more than that", kind=outcome.failure)
+    return Judged(answer=outcome.answer, reward=outcome.own_reward)
 
 
 class Callback:
@@ -129,7 +110,7 @@ class Callback:
     def __init__(
         self, rollout_id: str, *, attempt: int = 1, listener: Listener | None = None, path: str = "", key: str = ""
     ) -> None:
-        self._first: Future[CallbackAnswer] = Future()
+        self._first: Future[Outcome] = Future()
         self._listener = listener or Listener.shared()
         self._path = path or f"rollouts/{rollout_id}/attempts/{attempt}/answer"
         self.url, self.key = f"{self._listener.url}/{quote(self._path)}", key or secrets.token_urlsafe(24)
@@ -137,19 +118,19 @@ class Callback:
         self.refused = ""
         self.repeated = 0
 
-    def wait(self, timeout_s: float) -> CallbackAnswer | None:
+    def wait(self, timeout_s: float) -> Outcome | None:
         """Return the answer as soon as it is here, or None after so many seconds."""
         try:
             return self._first.result(timeout_s)
         except TimeoutError:
             return None
 
-    async def answer(self) -> CallbackAnswer:
+    async def answer(self) -> Outcome:
         """Return the answer as soon as it is here."""
         return await asyncio.shield(asyncio.wrap_future(self._first))
 
     @property
-    def arrived(self) -> CallbackAnswer | None:
+    def arrived(self) -> Outcome | None:
         """The answer; None as long as there is none."""
         return self._first.result() if self._first.done() else None
 
@@ -166,7 +147,7 @@ class Callback:
     def take(self, value: Any) -> tuple[int, Mapping[str, Any]]:
         """Take what was posted, in the listener's thread; return the reply's status and JSON object."""
         try:
-            answer = CallbackAnswer.read(value)
+            answer = read_answer(value)
         except ValueError as error:
             self.refused = str(error)  # a message of the rollout may say it, if no answer follows
             return 400, {"error": str(error)}
@@ -182,12 +163,12 @@ class Callback:
 def _late(digest: bytes, value: Any) -> tuple[int, Mapping[str, Any]]:
     """Take what was posted after the end of a rollout that has answered."""
     try:
-        return (200, {"accepted": True}) if _digest(CallbackAnswer.read(value)) == digest else ANOTHER
+        return (200, {"accepted": True}) if _digest(read_answer(value)) == digest else ANOTHER
     except ValueError as error:
         return 400, {"error": str(error)}
 
 
-def _digest(answer: CallbackAnswer) -> bytes:
+def _digest(answer: Outcome) -> bytes:
     return hashlib.sha256(json_text(attrs.astuple(answer, recurse=False)).encode()).digest()
 
 

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -24,8 +23,8 @@ from agentrig.external import answers, sandboxes
 from agentrig.external.config import CommandConfig
 from agentrig.external.running import CannotStart, Ending, SupervisionFailed, run
 from agentrig.pools import Job
-from agentrig.text import cut, storable, words_of
-from agentrig.tracing.recorder import OUTPUT_LIMIT, current
+from agentrig.text import cut, storable
+from agentrig.tracing.recorder import OUTPUT_LIMIT, current, opened
 
 if TYPE_CHECKING:
     from agentrig.external.callbacks import Callback
@@ -97,7 +96,10 @@ class CommandAgent:
             if callback is not None:
                 variables[config.answer_url_variable] = callback.url
                 variables[config.answer_key_variable] = callback.key
-            with _span(config.node, self._words) as attributes:
+            attributes = {"agent.name": config.node, "command": cut(storable(" ".join(self._words)), 500)}
+            with opened("program", attributes) as span_id:
+                if (recorder := current()) is not None and span_id is not None:
+                    recorder.outside_in = span_id
                 answered = partial(_has_arrived, None if self._make_callback else callback)
                 ending = self._run(job, folder, variables, answered)
                 attributes.update(_facts(ending))
@@ -135,11 +137,11 @@ class CommandAgent:
 
     def _run(self, job: Job, folder: Path, variables: Mapping[str, str], finished: Callable[[], bool]) -> Ending:
         config = self.config
-        wrapped = sandboxes.wrapped(config, self._words, self._place(folder, variables))
+        words, container = sandboxes.wrapped(config, self._words, self._place(folder, variables))
         try:
             return run(
-                wrapped.words,
-                container=wrapped.container,
+                words,
+                container=container,
                 folder=folder,
                 environment={**os.environ, **variables},
                 stdin=json.dumps(job.input).encode() + b"\n" if config.input == "stdin" else b"",
@@ -151,8 +153,8 @@ class CommandAgent:
         except SupervisionFailed as error:
             raise AgentFailure(str(error), kind="infrastructure") from None
         finally:
-            if wrapped.container is not None:
-                Path(wrapped.container.id_file).unlink(missing_ok=True)
+            if container is not None:
+                Path(container.id_file).unlink(missing_ok=True)
 
     def _place(self, folder: Path, variables: Mapping[str, str]) -> sandboxes.Place:
         """Return where a program runs."""
@@ -165,6 +167,8 @@ class CommandAgent:
         Raises:
             AgentFailure: It has failed, has not answered, or has answered twice.
         """
+        from agentrig.external.callbacks import returned
+
         config = self.config
         answered = callback.arrived if callback is not None else None
         answers.check_ending(ending, config, answered=answered is not None)
@@ -177,7 +181,7 @@ class CommandAgent:
                 if answered is None:
                     why = f"what it posted to {config.answer_url_variable} is none: {callback.refused}"
                     raise LookupError(why if callback.refused else f"it posted nothing to {config.answer_url_variable}")
-                return answered.judged()
+                return returned(answered)
             if config.answer == "file":
                 return answers.from_file(folder, config.answer_file)
             return answers.from_stdout(ending.stdout, json_line=config.answer == "json-line")
@@ -214,26 +218,6 @@ def _facts(ending: Ending) -> dict[str, Any]:
     elif ending.left:
         found["processes_left"] = ending.left
     return found
-
-
-@contextmanager
-def _span(node: str, words: list[str]) -> Iterator[dict[str, Any]]:
-    """Record a span around a program and its calls; what is put into the dict is among its attributes."""
-    recorder, attributes = current(), {"agent.name": node, "command": cut(storable(" ".join(words)), 500)}
-    if recorder is None:
-        yield attributes
-        return
-    span_id = uuid.uuid4().hex[:16]
-    recorder.open(span_id, recorder.parent(), "program", attributes, start=time.time())
-    recorder.outside_in = span_id
-    error = None
-    try:
-        yield attributes
-    except BaseException as raised:
-        error = words_of(raised)
-        raise
-    finally:
-        recorder.close(span_id, error=error)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from agentrig.errors import FAILURE_KIND
-from agentrig.secrets import Secret
+from agentrig.secrets import Secret, http_address
 from agentrig.settings import setting
 
 INPUTS = ("stdin", "file", "environment")
@@ -148,14 +148,10 @@ class CommandConfig:
 
 def _address(_config: Any, field: Any, value: str) -> None:
     """Reject what is no address of a service."""
-    parts = urlsplit(value)
     if not value and field.name == "health":
         return
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{field.name} = {value!r} is no address: write http://HOST:PORT/PATH")
-    if parts.username or parts.password:
-        raise ValueError(f"{field.name} has a password in it: name the service's key by api_key")
-    if parts.path.endswith("/chat/completions"):
+    http_address(_config, field, value)
+    if urlsplit(value).path.endswith("/chat/completions"):
         raise ValueError(f"{field.name} = {value!r} is a model's address; the agent `http` needs that of your agent")
 
 

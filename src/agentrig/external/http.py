@@ -14,10 +14,10 @@ from typing import Any
 
 import httpx
 
-from agentrig.agents import Judged
+from agentrig.agents import Judged, Outcome
 from agentrig.endpoints import Endpoint, without_proxy
 from agentrig.errors import AgentFailure
-from agentrig.external.callbacks import Callback, CallbackAnswer, Listener
+from agentrig.external.callbacks import Callback, Listener, read_answer, returned
 from agentrig.external.config import HttpConfig, key_headers
 from agentrig.pools import Job
 from agentrig.text import cut
@@ -81,13 +81,13 @@ class HttpAgent:
                 raise exchange.failure(
                     "service-timeout", f"did not answer within {config.timeout_s:g} s ({exchange.state}){said}"
                 ) from None
-        return answer.judged()
+        return returned(answer)
 
     def _callback(self, job: Job) -> Callback:
         listener = Listener.shared(self._config.callback_host, self._config.callback_name)
         return Callback(job.id, attempt=job.attempt, listener=listener)
 
-    async def _first(self, exchange: Exchange, callback: Callback | None) -> CallbackAnswer:
+    async def _first(self, exchange: Exchange, callback: Callback | None) -> Outcome:
         """Return the answer that comes first, by the reply or by the callback; the other one does not count."""
         if callback is None:
             answer = await exchange.run()
@@ -175,7 +175,7 @@ class Exchange:
         self._headers = {**own, **key_headers(config)}
         self.state = "not connected yet"
 
-    async def run(self) -> CallbackAnswer | None:
+    async def run(self) -> Outcome | None:
         """Return the answer of the reply, or None if the service will call back (status 202).
 
         Raises:
@@ -214,7 +214,7 @@ class Exchange:
             self._limit.reschedule(end + seconds)
         await asyncio.sleep(seconds)
 
-    async def _once(self, client: httpx.AsyncClient) -> CallbackAnswer | None:
+    async def _once(self, client: httpx.AsyncClient) -> Outcome | None:
         self.state = "the request is sent, and no reply has come"
         try:
             async with client.stream("POST", self._config.url, content=self._body) as reply:
@@ -228,7 +228,7 @@ class Exchange:
         except httpx.TransportError as error:
             raise _Lost(f"broke the connection: {_said(error)}") from error
 
-    async def _read(self, reply: httpx.Response) -> CallbackAnswer | None:
+    async def _read(self, reply: httpx.Response) -> Outcome | None:
         status = reply.status_code
         if status >= 400 or status in (301, 302, 303, 307, 308):
             self._refuse(reply, await self._text(reply, SHOWN * 4))
@@ -240,7 +240,7 @@ class Exchange:
             self.state = "it has answered 202, and has not called back"
             return None
         try:
-            return CallbackAnswer.read(json.loads(text))
+            return read_answer(json.loads(text))
         except (ValueError, RecursionError) as error:
             shown = cut(text.decode("utf-8", "replace"), SHOWN)
             raise self.failure("bad-reply", f"answers {status} with {shown!r}: {error}") from None

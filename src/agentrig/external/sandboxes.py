@@ -70,17 +70,8 @@ class Place:
     variables: Mapping[str, str] = attrs.field(repr=False)
 
 
-@attrs.frozen(kw_only=True)
-class Wrapped:
-    """A command in a sandbox.
-
-    Attributes:
-        words: What to run.
-        container: The container that this makes, if it makes one.
-    """
-
-    words: Sequence[str]
-    container: Container | None = None
+Wrapped = tuple[Sequence[str], Container | None]
+"""A command in a sandbox, and the container that it makes, if it makes one."""
 
 
 def check(config: CommandConfig, place: Place) -> None:
@@ -109,7 +100,7 @@ def check(config: CommandConfig, place: Place) -> None:
         _try(sandbox, wrapped(config, ["true"], place), cure)
         return
     cure = f"Does its daemon run, may you use it, and is the image there? {executable} pull {image}"
-    _try(sandbox, Wrapped(words=[executable, "image", "inspect", image]), cure)
+    _try(sandbox, ([executable, "image", "inspect", image], None), cure)
     cure = f"Does this work: {executable} run --rm --init --network host {image} true"
     trial = _container(config, [], place, ["--rm", "--entrypoint", "true"])
     _try(sandbox, trial, cure, no_true=True)
@@ -117,16 +108,17 @@ def check(config: CommandConfig, place: Place) -> None:
 
 def _try(sandbox: str, trial: Wrapped, cure: str, *, no_true: bool = False) -> None:
     """Run a command that a working sandbox can run; its image may have no `true`."""
-    executable = trial.words[0]
+    words, container = trial
+    executable = words[0]
     try:
-        done = subprocess.run(trial.words, capture_output=True, text=True, timeout=TRY_S, stdin=subprocess.DEVNULL)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=TRY_S, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        if trial.container is not None:
-            subprocess.run(trial.container.remove, capture_output=True, stdin=subprocess.DEVNULL)
+        if container is not None:
+            subprocess.run(container.remove, capture_output=True, stdin=subprocess.DEVNULL)
         raise AgentrigError(f"[agent] {executable} does not answer within {TRY_S:g} s. {cure}") from None
     finally:
-        if trial.container is not None:
-            Path(trial.container.id_file).unlink(missing_ok=True)
+        if container is not None:
+            Path(container.id_file).unlink(missing_ok=True)
     if done.returncode in NO_CONTAINER if no_true else done.returncode:
         said = (done.stderr or done.stdout).strip()[-500:]
         known = [f"{found}. " for part, found in CURES.items() if part.lower() in said.lower()]
@@ -136,9 +128,9 @@ def _try(sandbox: str, trial: Wrapped, cure: str, *, no_true: bool = False) -> N
 def wrapped(config: CommandConfig, words: Sequence[str], place: Place) -> Wrapped:
     """Return the command that runs a program in a sandbox."""
     if config.sandbox == "none":
-        return Wrapped(words=words)
+        return words, None
     if config.sandbox == "bubblewrap":
-        return Wrapped(words=[*_bubblewrap(place), "--", *words])
+        return [*_bubblewrap(place), "--", *words], None
     return _container(config, words, place)
 
 
@@ -192,4 +184,4 @@ def _container(config: CommandConfig, words: Sequence[str], place: Place, more: 
     remove = [executable, "rm", "--force", *(["--ignore", "--time", "0"] if executable == "podman" else []), name]
     asks = [executable, "inspect", "--format", "{{.State.OOMKilled}}", name]
     container = Container(id_file=str(id_file), remove=remove, out_of_memory=asks)
-    return Wrapped(words=[*found, config.image, *words], container=container)
+    return [*found, config.image, *words], container

@@ -7,7 +7,7 @@ from `scoring.score`. Without a layout it is transformers' own sdpa attention.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import numpy as np
@@ -36,28 +36,6 @@ PADDING = 1.5
 """Most mask entries with padding, as a multiple of those without."""
 
 
-class Layout(Protocol):
-    """Which tokens of a pack each token attends to."""
-
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> torch.Tensor:
-        """Return the attention's result.
-
-        Args:
-            q: Queries, [tokens, heads, size].
-            k: Keys, [tokens, key heads, size].
-            v: Values, with the shape of the keys.
-            scaling: Factor of the products of queries and keys; None for 1 / sqrt(size).
-
-        Returns:
-            [tokens, heads, size].
-        """
-        ...
-
-    def to(self, device: torch.device) -> Layout:
-        """Return the layout on a device."""
-        ...
-
-
 def use(model: Any) -> None:
     """Make a transformers model call `forest_attention`."""
     from transformers import AttentionInterface
@@ -77,7 +55,7 @@ def forest_attention(
     layout: Layout | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Call `Layout.attend` through transformers' attention interface, with tensors [1, heads, tokens, size]."""
+    """Call `attend` of the layout through transformers' attention interface, with tensors [1, heads, tokens, size]."""
     if layout is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -134,7 +112,17 @@ class Blocks:
         return cls([attrs.evolve(part, q=part.q.clamp(min=0)) for part in parts], order)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> torch.Tensor:
-        """Use torch's scaled_dot_product_attention."""
+        """Return the attention's result, by torch's scaled_dot_product_attention.
+
+        Args:
+            q: Queries, [tokens, heads, size].
+            k: Keys, [tokens, key heads, size].
+            v: Values, with the shape of the keys.
+            scaling: Factor of the products of queries and keys; None for 1 / sqrt(size).
+
+        Returns:
+            [tokens, heads, size].
+        """
         n, heads, size = q.shape
         groups = heads // k.shape[1]
         flat = [x.reshape(n, -1) for x in (q, k, v)]
@@ -156,12 +144,9 @@ class Blocks:
             found.append(out.transpose(1, 2).reshape(-1, heads * size))
         return functional.embedding(self.order, torch.cat(found)).view(n, heads, size)
 
-    def to(self, device: torch.device) -> Blocks:
-        """Return the layout on a device."""
-        parts = [
-            Part(p.q.to(device), p.k.to(device), None if p.mask is None else p.mask.to(device)) for p in self.parts
-        ]
-        return Blocks(parts, self.order.to(device))
+
+Layout = Blocks | Levels
+"""Which tokens of a pack each token attends to."""
 
 
 @attrs.frozen(eq=False)

@@ -6,24 +6,21 @@ in 16 bits, a kernel reads them once, and in the backward pass another one turns
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from typing import Any
 
 import torch  # noqa: TID253  (imported with a learner only)
 from torch.nn import functional  # noqa: TID253
+
+from agentrig.forest.kernels import has_triton
 
 
 def fits(head: Any, hidden: torch.Tensor) -> bool:
     """Return whether an output head and its input are of the kind that `logprobs` computes: linear, in bf16 on CUDA."""
     # A class or tensor of another type is one that gathers or adapts the weight when it is called.
     plain = type(head) is torch.nn.Linear and head.bias is None and type(head.weight) is torch.nn.Parameter
-    return plain and hidden.device.type == "cuda" and hidden.dtype == head.weight.dtype == torch.bfloat16 and _triton()
-
-
-@functools.cache
-def _triton() -> bool:
-    return importlib.util.find_spec("triton") is not None  # torch for CUDA brings it on Linux
+    return (
+        plain and hidden.device.type == "cuda" and hidden.dtype == head.weight.dtype == torch.bfloat16 and has_triton()
+    )
 
 
 def logprobs(

@@ -1,12 +1,26 @@
-"""torch's fused kernels instead of transformers' chains of small ones, if the device has them."""
+"""torch's fused kernels instead of transformers' chains of small ones, and whether a tensor's device has kernels."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 from typing import Any
 
 import torch  # noqa: TID253  (imported with a learner only)
 from torch.nn import functional  # noqa: TID253
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Return whether Triton is installed: torch for CUDA brings it on Linux."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def is_fake(x: torch.Tensor) -> bool:
+    """Return whether a tensor has no data, as in an estimate of memory."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(x, FakeTensor)
 
 
 def fuse_norms(model: Any) -> int:

@@ -7,15 +7,14 @@ more call. The results are merged by their log-sum-exp (`agentrig.forest.lse`), 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
 import attrs
 import torch  # noqa: TID253  (imported with a learner only)
 
+from agentrig.forest.kernels import has_triton, is_fake
 from agentrig.forest.lse import Grads, Long, Sequences, rounded_down, rounded_up
 from agentrig.forest.segments import Pack
 
@@ -50,10 +49,6 @@ class Padding:
         places = [torch.arange(i * queries, i * queries + b - a) for i, (a, b) in enumerate(spans)]
         return cls(torch.cat(given), torch.cat(places))
 
-    def to(self, device: torch.device) -> Padding:
-        """Return it on a device."""
-        return Padding(self.given.to(device), self.places.to(device))
-
 
 @attrs.frozen(eq=False)
 class Attention:
@@ -68,13 +63,8 @@ class Attention:
 
     q: Rows
     k: Rows
-    kernel: Sequences | Long
+    kernel: Sequences
     padding: Padding | None = None
-
-    def to(self, device: torch.device) -> Attention:
-        """Return the call on a device."""
-        q, k = (rows.to(device) if isinstance(rows, torch.Tensor) else rows for rows in (self.q, self.k))
-        return Attention(q, k, self.kernel.to(device), None if self.padding is None else self.padding.to(device))
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> Results:
         """Return the result of the call's queries and its log-sum-exp, from those of a pack."""
@@ -122,15 +112,11 @@ class Levels:
         return cls(list(_own(nodes)), above)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> torch.Tensor:
-        """Return the attention's result; see `agentrig.forest.attention.Layout`."""
+        """Return the attention's result; the arguments are those of `attention.Blocks.attend`."""
         q, k = q.to(v.dtype), k.to(v.dtype)  # autocast leaves them in fp32 after the rotary embedding
         rows = (x.contiguous() for x in (q, k, v))
         found: torch.Tensor = _Merged.apply(*rows, self, scaling)  # type: ignore[no-untyped-call]
         return found
-
-    def to(self, device: torch.device) -> Levels:
-        """Return the layout on a device."""
-        return Levels([call.to(device) for call in self.own], [call.to(device) for call in self.above])
 
 
 @attrs.frozen
@@ -191,7 +177,7 @@ def _own(nodes: Sequence[_Node]) -> Iterator[Attention]:
     for some in _alike(nodes, lambda node: (node.tokens,)):
         rows = _rows([(node.start, node.end) for node in some])
         length = some[0].tokens
-        yield Attention(rows, rows, Long.of(len(some), length, length, causal=True))
+        yield Attention(rows, rows, Long.alike(len(some), length, length, causal=True))
     short = [node for node in nodes if node.tokens < LONG]
     if short:
         lengths = [node.tokens for node in short]
@@ -203,7 +189,7 @@ def _above(branching: Sequence[_Node]) -> Iterator[Attention]:
     """Make the calls in which the tokens below some nodes of the same depth attend to these."""
     for some in _alike(branching, lambda node: (rounded_up(node.queries), node.tokens)):
         queries = rounded_up(some[0].queries)
-        kernel = Long.of(len(some), queries, some[0].tokens, causal=False)
+        kernel = Long.alike(len(some), queries, some[0].tokens, causal=False)
         below, keys = _sides(some)
         exact = all(node.queries == queries for node in some)
         yield Attention(_rows(below), _rows(keys), kernel, None if exact else Padding.of(below, queries))
@@ -248,7 +234,9 @@ class _Merged(torch.autograd.Function):
         """Compute the result, [tokens, heads, size]."""
         out = torch.empty_like(q)
         lse = q.new_empty((q.shape[1], len(q)), dtype=torch.promote_types(q.dtype, torch.float))
-        merge = _merge_on_cuda if _on_cuda(q) else _merge
+        merge = _merge
+        if _on_cuda(q):
+            from agentrig.forest.triton_merge import merge
         for call in layout.own:
             merge(out, lse, call.q, *call.forward(q, k, v, scaling), first=True)
         for call in layout.above:
@@ -285,29 +273,9 @@ def _merge(
     _put(lse.t(), rows, torch.logaddexp(before, its).t())
 
 
-def _merge_on_cuda(
-    out: torch.Tensor, lse: torch.Tensor, rows: Rows, one: torch.Tensor, its: torch.Tensor, *, first: bool
-) -> None:
-    """Do the same with one kernel."""
-    from agentrig.forest import triton_merge
-
-    triton_merge.merge(out, lse, rows, one, its, first=first)
-
-
 def _on_cuda(x: torch.Tensor) -> bool:
     """Return whether Triton's kernels compute there."""
-    return x.is_cuda and not _is_fake(x) and _has_triton()
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
-def _is_fake(x: torch.Tensor) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(x, FakeTensor)
+    return x.is_cuda and not is_fake(x) and has_triton()
 
 
 def _take(x: torch.Tensor, rows: Rows) -> torch.Tensor:

@@ -16,10 +16,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Self
 
 import attrs
 import numpy as np
 import torch  # noqa: TID253  (imported with a learner only)
+
+from agentrig.forest.kernels import is_fake
 
 STEPS = ((2048, 128), (4096, 256), (1 << 62, 512))
 """Lengths below the first number are rounded to a multiple of the second for a kernel that is made for one shape: cuDNN
@@ -47,14 +50,10 @@ class Sequences:
     causal: bool
 
     @classmethod
-    def of(cls, q: Sequence[int], k: Sequence[int], *, causal: bool) -> Sequences:
+    def of(cls, q: Sequence[int], k: Sequence[int], *, causal: bool) -> Self:
         """Return them from their lengths."""
         cu_q, cu_k = (torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32) for lengths in (q, k))
         return cls(cu_q, cu_k, max(q), max(k), causal)
-
-    def to(self, device: torch.device) -> Sequences:
-        """Return them on a device."""
-        return attrs.evolve(self, cu_q=self.cu_q.to(device), cu_k=self.cu_k.to(device))
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None
@@ -128,36 +127,27 @@ def _step(length: int) -> int:
 
 
 @attrs.frozen(eq=False)
-class Long:
+class Long(Sequences):
     """Long sequences of one shape, for cuDNN, which is almost twice as fast as FlashAttention there.
 
     Where it is not, as above. One kernel computes all of them: with one alone many multiprocessors have nothing to do
     at its end. Queries that are not among those asked for have no part in the gradients of keys and values if their
     log-sum-exp is infinity.
-
-    Attributes:
-        whole: The sequences.
     """
 
-    whole: Sequences
-
     @classmethod
-    def of(cls, count: int, q: int, k: int, *, causal: bool) -> Long:
+    def alike(cls, count: int, q: int, k: int, *, causal: bool) -> Long:
         """Return some sequences with q queries and k keys each."""
-        return cls(Sequences.of([q] * count, [k] * count, causal=causal))
-
-    def to(self, device: torch.device) -> Long:
-        """Return them on a device."""
-        return Long(self.whole.to(device))
+        return cls.of([q] * count, [k] * count, causal=causal)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the result and its log-sum-exp."""
         if not _has_cudnn(q):
-            return self.whole.forward(q, k, v, scaling)
+            return super().forward(q, k, v, scaling)
         found = torch.ops.aten._scaled_dot_product_cudnn_attention(
-            *(self._batch(x) for x in (q, k, v)), None, True, 0.0, self.whole.causal, False, scale=scaling
+            *(self._batch(x) for x in (q, k, v)), None, True, 0.0, self.causal, False, scale=scaling
         )
         lse = found[1].view(self._count, q.shape[1], -1).transpose(0, 1)
         return _flat(found[0]), lse.reshape(q.shape[1], -1)
@@ -168,19 +158,19 @@ class Long:
     ) -> Grads:  # fmt: skip
         """Return the gradients of q, k and v, where `out` and `lse` are those of the merged result."""
         if not _has_cudnn(q):
-            return self.whole.backward(gradient, q, k, v, out, lse, scaling)
+            return super().backward(gradient, q, k, v, out, lse, scaling)
         dropout = torch.empty((), dtype=torch.int64, device=q.device)  # seed and offset; without dropout not read
         its = lse.reshape(len(lse), self._count, -1).transpose(0, 1).contiguous()[..., None]
         grads = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             *(self._batch(x) for x in (gradient, q, k, v, out)), its, dropout, dropout, None, None, None,
-            self.whole.max_q, self.whole.max_k, 0.0, self.whole.causal, scale=scaling,
+            self.max_q, self.max_k, 0.0, self.causal, scale=scaling,
         )  # fmt: skip
         dq, dk, dv = (_flat(x) for x in grads)
         return dq, dk, dv
 
     @property
     def _count(self) -> int:
-        return len(self.whole.cu_q) - 1
+        return len(self.cu_q) - 1
 
     def _batch(self, x: torch.Tensor) -> torch.Tensor:
         """Return sequences one after the other as [sequences, heads, tokens, size]."""
@@ -193,9 +183,7 @@ def _flat(x: torch.Tensor) -> torch.Tensor:
 
 
 def _has_cudnn(q: torch.Tensor) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return q.device.type == "cuda" and q.shape[2] <= 128 and not isinstance(q, FakeTensor) and _hopper(q.device)
+    return q.device.type == "cuda" and q.shape[2] <= 128 and not is_fake(q) and _hopper(q.device)
 
 
 @functools.cache

@@ -25,12 +25,10 @@ class Sample(Protocol):
     @property
     def prompt_ids(self) -> Sequence[int]:
         """Token ids of the prompt, at least one."""
-        ...
 
     @property
     def response_ids(self) -> Sequence[int]:
         """Token ids of the response, at least one."""
-        ...
 
 
 @attrs.frozen(eq=False)

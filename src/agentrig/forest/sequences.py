@@ -41,10 +41,9 @@ class Batch:
     computed: int
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch on a device."""
-        names = ("ids", "positions", "at", "of", "targets", "sample", "place")
-        moved: dict[str, Any] = {name: _moved(getattr(self, name), device) for name in names}
-        return attrs.evolve(self, **moved, layout=None if self.layout is None else self.layout.to(device))
+        """Return the batch, with its layout, on a device."""
+        moved: Batch = _moved(self, device)
+        return moved
 
     def only(self, kept: torch.Tensor) -> Batch:
         """Return the batch with some of its response tokens.
@@ -57,9 +56,15 @@ class Batch:
         return attrs.evolve(self, at=self.at[which], of=of, **some)
 
 
-def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    # Only copies from pinned memory are asynchronous; others wait for all earlier work.
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+def _moved(value: Any, device: torch.device) -> Any:
+    """Return a value with all tensors in it on a device."""
+    if isinstance(value, torch.Tensor):
+        # Only copies from pinned memory are asynchronous; others wait for all earlier work.
+        return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
+    if attrs.has(type(value)):
+        parts = {field.name: _moved(getattr(value, field.name), device) for field in attrs.fields(type(value))}
+        return attrs.evolve(value, **parts)
+    return type(value)(_moved(part, device) for part in value) if isinstance(value, list | tuple) else value
 
 
 def packed(samples: Sequence[Sample], budget: int, *, share: bool) -> Iterator[Pack]:
@@ -69,14 +74,13 @@ def packed(samples: Sequence[Sample], budget: int, *, share: bool) -> Iterator[P
     return packs(grow(samples), budget) if share else rows(grow(samples, share=False), budget)
 
 
-def collate(pack: Pack, *, share: bool, varlen: bool = False, pad: int = 0) -> Batch:
+def collate(pack: Pack, *, share: bool, varlen: bool = False) -> Batch:
     """Turn a pack into tensors on the CPU.
 
     Args:
         pack: From `packed`.
         share: The same as for `packed`.
         varlen: Lay it out for FlashAttention.
-        pad: Token id of padding.
     """
     forest = pack.forest
     parts = [forest.segments[i].tokens for i in pack.segments]
@@ -89,7 +93,7 @@ def collate(pack: Pack, *, share: bool, varlen: bool = False, pad: int = 0) -> B
         )[None]
     else:
         starts = [row * length for row in range(len(parts))]
-        ids = np.full((len(parts), length), pad, dtype=np.int64)
+        ids = np.zeros((len(parts), length), dtype=np.int64)
         for row, part in zip(ids, parts, strict=True):
             row[: len(part)] = part
         positions = np.broadcast_to(np.arange(length), ids.shape)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from agentrig.endpoints import Endpoint
 from agentrig.gateway.book import Book, GatewayCall, Opened
-from agentrig.gateway.connections import Connections
-from agentrig.gateway.dialects import Chat, Dialect
-from agentrig.gateway.forward import Exchange
+from agentrig.gateway.dialects import Chat
+from agentrig.gateway.forward import CallRules, Exchange
 from agentrig.gateway.messages import Messages
 from agentrig.gateway.responses import Responses
 from agentrig.http_server import Receive, Refused, Scope, Send, bearer, reply, same
@@ -25,7 +24,7 @@ CONTROL_LIMIT = 1 << 20
 ROLLOUTS = "/rollouts/"
 """Begins the path of every rollout: `/rollouts/ID/v1`."""
 
-DIALECTS: Mapping[str, Dialect] = {
+DIALECTS: Mapping[str, Chat] = {
     "chat/completions": Chat(),
     "responses": Responses(),
     "messages": Messages(),
@@ -41,24 +40,11 @@ class Gateway:
 
     Args:
         token: What runners bring to open and close rollouts.
-        sampling: Whether the sampling fields that a request lacks are added.
-        limit: Most bytes of the body of an agent's request.
-        models: The endpoint of each fixed model by the name that agents send; None for a further name of the rollout's.
-        own: The fixed models that get calls in the API in which they come.
+        rules: What holds for every call of an agent.
     """
 
-    def __init__(
-        self,
-        *,
-        token: str,
-        sampling: bool,
-        limit: int,
-        models: Mapping[str, Endpoint | None] | None = None,
-        own: Collection[str] = (),
-    ) -> None:
-        self._token, self._sampling, self._limit = token, sampling, limit
-        self._models, self._own = models or {}, own
-        self.book, self._connections = Book(), Connections()
+    def __init__(self, token: str, rules: CallRules) -> None:
+        self._token, self._rules, self.book = token, rules, Book()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
@@ -72,7 +58,7 @@ class Gateway:
         elif route == "models" and scope["method"] == "GET":
             listed = [
                 {"id": name, "object": "model", "created": 0, "owned_by": "agentrig"}
-                for name in dict.fromkeys((opened.upstream.model, *self._models))
+                for name in dict.fromkeys((opened.upstream.model, *self._rules.models))
             ]
             await reply(send, 200, {"object": "list", "data": listed})
         else:
@@ -110,11 +96,7 @@ class Gateway:
                 receive=receive,
                 send=send,
                 abort=scope["agentrig.connection"].transport.abort,
-                connections=self._connections,
-                models=self._models,
-                own=self._own,
-                sampling=self._sampling,
-                limit=self._limit,
+                rules=self._rules,
             ).run()
         finally:
             opened.calls.discard(call)
@@ -128,7 +110,7 @@ class Gateway:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise Refused(f"this is no body of a runner: {error}", status=400, code="invalid_json") from None
         if upstream is not None:
-            if self._models.get(upstream.model) is not None:
+            if self._rules.models.get(upstream.model) is not None:
                 text = f"the run's model is called {upstream.model}, and so is a fixed one in [gateway.models]"
                 raise Refused(f"{text}: give that another name", status=409, code="name_taken")
             opened = await self.book.open(rollout, attempt, upstream, measured=measured)

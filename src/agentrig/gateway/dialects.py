@@ -3,14 +3,87 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from agentrig.http_server import Refused, openai_error
 
+SAMPLING = frozenset(
+    (
+        "frequency_penalty",
+        "min_p",
+        "min_tokens",
+        "presence_penalty",
+        "repetition_penalty",
+        "return_token_ids",
+        "seed",
+        "stop",
+        "temperature",
+        "top_k",
+        "top_p",
+    )
+)
+"""Fields that go to the model's server as they are, whatever API a request speaks: a run's sampling may have them."""
 
-class StreamWriter(Protocol):
-    """Writes a streamed chat completion in a dialect's form."""
+
+ELSEWHERE = 'to send it to a model that is not trained, name that in [gateway.models] with api = "own"'
+"""What to do about something that the run's model cannot be asked."""
+
+
+def unfit(what: str, param: str = "") -> Refused:
+    """Return the refusal of something that does not map to a chat completion."""
+    text = f"{what} does not map to a chat completion, which is what the run's model is asked for; {ELSEWHERE}"
+    return Refused(text, status=400, code="unsupported", param=param)
+
+
+def check_fields(body: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse fields that have a value and are not known."""
+    for name in body.keys() - set(known) - SAMPLING:
+        if body[name] not in (None, False, [], {}):
+            raise unfit(f"the field {name}", name)
+
+
+def listed(value: Any, what: str) -> list[dict[str, Any]]:
+    """Return a list of objects, as it is.
+
+    Raises:
+        Refused: It is none.
+    """
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise Refused(f"{what} must be a list of objects", status=400, code="invalid_type")
+    return value
+
+
+def content_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return the content of a message: one text if the parts are nothing but texts, else the parts."""
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(str(part["text"]) for part in parts)
+    return parts
+
+
+def sampled(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that go to the model's server as they are."""
+    return {name: body[name] for name in sorted(body.keys() & SAMPLING) if body[name] is not None}
+
+
+def choice_of(completion: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the one choice of a completion, or of an event of a stream; empty if it has none."""
+    choices = completion.get("choices") or [{}]
+    found: dict[str, Any] = choices[0]
+    return found
+
+
+def error_in(data: str) -> str:
+    """Return the message of an error in a stream, '' if the data is none."""
+    try:
+        error = json.loads(data).get("error")
+    except (ValueError, AttributeError):
+        return ""
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error or "")
+
+
+class StreamWriter:
+    """Writes a streamed chat completion; a subclass writes it in another dialect's form."""
 
     def event(self, data: str, event: dict[str, Any] | None) -> bytes:
         """Return what the client gets for one event of the upstream's stream.
@@ -20,23 +93,25 @@ class StreamWriter(Protocol):
             event: Its JSON object without token ids that the client did not ask for; None for what is no part of the
                 completion: the end, an error, or data that is not JSON.
         """
-        ...
+        return sse(data if event is None else json.dumps(event))
 
     def end(self) -> bytes:
         """Return what ends the stream, if its end has not come as an event."""
-        ...
+        return b""
 
 
 Earlier = Mapping[str, list[dict[str, Any]]]
 """The messages up to each answer that a rollout has got from the Responses API, by the response's id."""
 
 
-class Dialect(Protocol):
-    """One API."""
+class Chat:
+    """OpenAI's chat completions, which the upstream speaks too; a subclass is another API.
 
-    @property
-    def hints(self) -> frozenset[str]:
-        """Fields that have no effect on the run's model: they are dropped, and the span says so."""
+    Attributes:
+        hints: Fields that have no effect on the run's model: they are dropped, and the span says so.
+    """
+
+    hints = frozenset(("reasoning_effort", "verbosity"))
 
     def asked(self, body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
         """Return the chat completion's request.
@@ -44,49 +119,19 @@ class Dialect(Protocol):
         Raises:
             agentrig.http_server.Refused: It does not map to one.
         """
-        ...
-
-    def answer(self, completion: dict[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to `body` from the completion, without ids that the client did not ask for."""
-        ...
-
-    def writer(self, body: Mapping[str, Any]) -> StreamWriter:
-        """Return what writes the streamed answer to `body`."""
-        ...
-
-    def error(self, refused: Refused) -> dict[str, Any]:
-        """Return the body of an error."""
-        ...
-
-
-class Chat:
-    """OpenAI's chat completions: what the upstream speaks too."""
-
-    hints = frozenset(("reasoning_effort", "verbosity"))
-
-    def asked(self, body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
-        """Return it as it is."""
         return body
 
     def answer(self, completion: dict[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return it as it is."""
+        """Return the answer to `body` from the completion, without ids that the client did not ask for."""
         return completion
 
     def writer(self, body: Mapping[str, Any]) -> StreamWriter:
-        """Return what passes events on."""
-        return _Passing()
+        """Return what writes the streamed answer to `body`."""
+        return StreamWriter()
 
     def error(self, refused: Refused) -> dict[str, Any]:
-        """Return OpenAI's form."""
+        """Return the body of an error."""
         return openai_error(refused)
-
-
-class _Passing:
-    def event(self, data: str, event: dict[str, Any] | None) -> bytes:
-        return sse(data if event is None else json.dumps(event))
-
-    def end(self) -> bytes:
-        return b""
 
 
 def sse(data: str, event: str = "") -> bytes:

@@ -19,10 +19,9 @@ import orjson
 from agentrig.endpoints import Endpoint, sampled_as
 from agentrig.gateway.book import CUT, GatewayCall, Opened
 from agentrig.gateway.connections import FAILED, Connections
-from agentrig.gateway.dialects import Chat, Dialect, StreamWriter
-from agentrig.gateway.mapping import ELSEWHERE
+from agentrig.gateway.dialects import ELSEWHERE, Chat, StreamWriter
 from agentrig.gateway.responses import Responses
-from agentrig.http_server import BodyTooLong, Receive, Refused, Send, read_body, reply
+from agentrig.http_server import Receive, Refused, Send, read_body, reply
 from agentrig.text import cut, parsed, words_of
 from agentrig.traces import ASKED, IGNORED, LLM_CALL, PARENT, SERVER
 from agentrig.tracing.recorder import server_of
@@ -55,6 +54,25 @@ ENDED = {
 }
 
 
+@attrs.frozen(kw_only=True)
+class CallRules:
+    """What holds for every call.
+
+    Attributes:
+        models: The endpoint of each fixed model by the name that agents send; None for a further name of the rollout's.
+        own: The fixed models that get calls in the API in which they come.
+        sampling: Whether to add the sampling fields that a call lacks.
+        limit: Most bytes of a call's body.
+        connections: To the models' servers.
+    """
+
+    models: Mapping[str, Endpoint | None]
+    own: Collection[str]
+    sampling: bool
+    limit: int
+    connections: Connections = attrs.field(factory=Connections)
+
+
 @attrs.define(eq=False, kw_only=True)
 class Exchange:
     """A call and its answer.
@@ -68,26 +86,18 @@ class Exchange:
         receive: ASGI's.
         send: ASGI's.
         abort: Breaks the connection to the client.
-        connections: To the model's server.
-        models: The endpoint of each fixed model by name; None for a further name of the rollout's model.
-        own: The fixed models that get calls as they are.
-        sampling: Whether to add the sampling fields that it lacks.
-        limit: Most bytes of its body.
+        rules: What holds for every call.
     """
 
     opened: Opened
     call: GatewayCall
     route: str
-    dialect: Dialect
+    dialect: Chat
     headers: Mapping[str, str]
     receive: Receive
     send: Send
     abort: Callable[[], None]
-    connections: Connections
-    models: Mapping[str, Endpoint | None]
-    own: Collection[str]
-    sampling: bool
-    limit: int
+    rules: CallRules
     _start: float = attrs.field(factory=time.time, init=False)
     _body: dict[str, Any] = attrs.field(factory=dict, init=False)
     _sent: dict[str, Any] = attrs.field(factory=dict, init=False)
@@ -107,7 +117,7 @@ class Exchange:
         try:
             self._body = await self._read()
             self._address()
-            passes = self._fixed and (self.route in ONLY_FIXED or self._body["model"] in self.own)
+            passes = self._fixed and (self.route in ONLY_FIXED or self._body["model"] in self.rules.own)
             self._sent = {**self._body, "model": self._upstream.model} if passes else self._prepared(self._asked())
             watching = asyncio.create_task(self._watch())
             async with self.opened.places:
@@ -144,11 +154,7 @@ class Exchange:
     # --- the request ------------------------------------------------------------------------------
 
     async def _read(self) -> dict[str, Any]:
-        try:
-            content = await read_body(self.receive, self.limit)
-        except BodyTooLong:
-            text = f"the body is longer than the {self.limit >> 20} MiB that the gateway takes (gateway.body_mb)"
-            raise Refused(text, status=413, code="request_too_large") from None
+        content = await read_body(self.receive, self.rules.limit, setting="gateway.body_mb")
         if content is None:
             self.call.end("gone")
             await asyncio.sleep(0)  # the cancellation comes here
@@ -174,8 +180,8 @@ class Exchange:
             Refused: There is none of that name, or it has no such route.
         """
         policy, name = self.opened.upstream, self._body.get("model")
-        if name != policy.model and not (isinstance(name, str) and name in self.models):
-            others = "".join(f" or {other!r}" for other in self.models if other != policy.model)
+        if name != policy.model and not (isinstance(name, str) and name in self.rules.models):
+            others = "".join(f" or {other!r}" for other in self.rules.models if other != policy.model)
             raise Refused(
                 f"there is no model {name!r:.200} here; send model = {policy.model!r} (an agent has it as "
                 f"endpoint.model, a program as OPENAI_MODEL){others}. For an agent that always sends this name, add to "
@@ -184,7 +190,7 @@ class Exchange:
                 code="model_not_found",
                 param="model",
             )
-        fixed = self.models.get(name) if isinstance(name, str) else None
+        fixed = self.rules.models.get(name) if isinstance(name, str) else None
         self._upstream, self._fixed = fixed or policy, fixed is not None
         if self.route in ONLY_FIXED and fixed is None:
             raise Refused(
@@ -201,7 +207,7 @@ class Exchange:
             off: tuple[Any, ...] = (None, {"type": "disabled"}, {})
             self._ignored = sorted(name for name in self.dialect.hints if self._body.get(name) not in off)
             sent = {key: value for key, value in sent.items() if key not in Chat.hints}
-        if self.sampling:
+        if self.rules.sampling:
             sent, self._replaced = sampled_as(sent, self._upstream.sampling, replace=self.opened.measured)
         if self._upstream.token_ids:
             sent["return_token_ids"] = sent["logprobs"] = True
@@ -226,7 +232,7 @@ class Exchange:
         }
         self._sent_text = json.dumps(self._sent).encode()
         url = upstream.base_url.rstrip("/").removesuffix("/v1") if path == TOKENIZE else upstream.base_url.rstrip("/")
-        return await self.connections.post(url + path, self._sent_text, headers)
+        return await self.rules.connections.post(url + path, self._sent_text, headers)
 
     async def _count(self) -> None:
         """Answer with the length of the prompt in tokens; nothing is sampled, so there is no span."""

@@ -6,8 +6,19 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from agentrig.gateway.dialects import Earlier, StreamWriter, sse
-from agentrig.gateway.mapping import check_fields, choice_of, content_of, error_in, listed, sampled, unfit
+from agentrig.gateway.dialects import (
+    Chat,
+    Earlier,
+    StreamWriter,
+    check_fields,
+    choice_of,
+    content_of,
+    error_in,
+    listed,
+    sampled,
+    sse,
+    unfit,
+)
 from agentrig.http_server import Refused
 
 MAPPED = ("model", "messages", "system", "max_tokens", "stop_sequences", "tools", "tool_choice", "stream", "metadata")
@@ -34,7 +45,7 @@ MALFORMED = "malformed_json"
 """The one key of a tool's input if the model's arguments are no JSON object: they are its value."""
 
 
-class Messages:
+class Messages(Chat):
     """Anthropic's Messages API."""
 
     hints = frozenset(("thinking",))
@@ -196,7 +207,7 @@ def _usage(completion: Mapping[str, Any]) -> dict[str, int]:
     return {"input_tokens": usage.get("prompt_tokens", 0), "output_tokens": usage.get("completion_tokens", 0)}
 
 
-class _Writer:
+class _Writer(StreamWriter):
     """Writes the events of a message; a block is closed when the next one begins."""
 
     def __init__(self) -> None:

@@ -7,9 +7,20 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from agentrig.gateway.dialects import Earlier, StreamWriter, sse
-from agentrig.gateway.mapping import check_fields, choice_of, content_of, error_in, listed, sampled, unfit
-from agentrig.http_server import Refused, openai_error
+from agentrig.gateway.dialects import (
+    Chat,
+    Earlier,
+    StreamWriter,
+    check_fields,
+    choice_of,
+    content_of,
+    error_in,
+    listed,
+    sampled,
+    sse,
+    unfit,
+)
+from agentrig.http_server import Refused
 
 MAPPED = (
     "model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_output_tokens", "text",
@@ -24,7 +35,7 @@ WITHOUT_EFFECT = (
 """Fields that change nothing of what is sampled, or that concern what OpenAI stores or bills."""
 
 
-class Responses:
+class Responses(Chat):
     """OpenAI's Responses API."""
 
     hints = frozenset(("reasoning",))
@@ -43,7 +54,8 @@ class Responses:
                 code = "previous_response_not_found"
                 raise Refused(text, status=400, code=code, param="previous_response_id")
             before = earlier[former]
-        messages = [*_instructions(body), *before, *_messages(body)]
+        system = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
+        messages = [*system, *before, *_messages(body)]
         found: dict[str, Any] = {"model": body.get("model"), "messages": messages, **sampled(body)}
         for name in ("parallel_tool_calls", "user"):
             if body.get(name) is not None:
@@ -72,10 +84,6 @@ class Responses:
         """Return what writes the events."""
         return _Writer(body)
 
-    def error(self, refused: Refused) -> dict[str, Any]:
-        """Return OpenAI's form."""
-        return openai_error(refused)
-
     def conversation(self, body: Mapping[str, Any], earlier: Earlier, completion: dict[str, Any]) -> dict[str, Any]:
         """Return what `previous_response_id` refers to: the messages up to an answer, by its id; without instructions.
 
@@ -90,10 +98,6 @@ class Responses:
 
 
 # --- the request ------------------------------------------------------------------------------------
-
-
-def _instructions(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
 
 
 def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -228,7 +232,7 @@ def _response(
     }
 
 
-class _Writer:
+class _Writer(StreamWriter):
     """Writes the events of a response; an item is closed when the next one begins."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:

@@ -82,7 +82,9 @@ def _auto(candidates: Sequence[Hardware]) -> Hardware:
         raise HardwareError("\n".join(explain(h.name, p) for h, p in broken) + way_out)
     available = [h for h, p in probes if p.available]
     if len(available) > 1:
-        listed = "; ".join(f"{h.name}: {_devices(p)}" for h, p in probes if p.available)
+        devices = {h.name: p.devices for h, p in probes if p.available}
+        counted = {name: f"{len(d)} x {d[0].name}" if d else "no device listed" for name, d in devices.items()}
+        listed = "; ".join(f"{name}: {count}" for name, count in counted.items())
         raise HardwareError(
             f"more than one kind of hardware is there ({listed}). Say which: "
             + " or ".join(f"--hardware {h.name}" for h in available)
@@ -98,10 +100,6 @@ def _auto(candidates: Sequence[Hardware]) -> Hardware:
             "agentrig train RECIPE algorithm.use=grpo algorithm.model=DIR"
         )
     return fallback
-
-
-def _devices(probe: Probe) -> str:
-    return f"{len(probe.devices)} x {probe.devices[0].name}" if probe.devices else "no device listed"
 
 
 def explain(name: str, probe: Probe) -> str:

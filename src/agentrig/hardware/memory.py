@@ -64,9 +64,9 @@ class ModelShape:
         layer = attention + 3 * self.hidden * self.intermediate
         return self.layers * layer + self.vocabulary * self.hidden * (1 if self.tied else 2)
 
-    def kv_bytes(self, tokens: int, element: int = 2) -> int:
-        """Bytes of the key-value cache of so many tokens."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * element * tokens
+    def kv_bytes(self, tokens: int) -> int:
+        """Bytes of the key-value cache of so many tokens, two bytes each."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * 2 * tokens
 
 
 @attrs.frozen(kw_only=True)

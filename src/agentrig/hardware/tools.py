@@ -35,18 +35,12 @@ def run_tool(
     name: str, *arguments: str, environ: Mapping[str, str] | None = None, timeout_s: float = 20.0
 ) -> ToolAnswer:
     """Run a driver's tool; one that hangs (for example because of a stuck driver) is killed at the timeout."""
-    environ = os.environ if environ is None else environ
-    path = shutil.which(name, path=environ.get("PATH"))
+    path = shutil.which(name, path=(os.environ if environ is None else environ).get("PATH"))
     if path is None:
         return ToolAnswer(found=False, ok=False, why="not on PATH")
-    try:
-        done = subprocess.run(
-            [path, *arguments], capture_output=True, text=True, timeout=timeout_s, env=dict(environ), check=False
-        )
-    except subprocess.TimeoutExpired:
-        return ToolAnswer(found=True, ok=False, why=f"no answer within {timeout_s:.0f} s")
-    except OSError as error:
-        return ToolAnswer(found=True, ok=False, why=error.strerror or str(error))
+    done = _ran([path, *arguments], environ, timeout_s)
+    if isinstance(done, str):
+        return ToolAnswer(found=True, ok=False, why=done)
     if done.returncode != 0:
         words = " ".join((done.stderr.strip() or done.stdout.strip()).split())
         return ToolAnswer(
@@ -88,17 +82,9 @@ def ask(code: str, *arguments: str, environ: Mapping[str, str] | None = None, ti
         environ: Its whole environment; None for this process's.
         timeout_s: Time limit; importing torch and vLLM from a cold disk takes a minute.
     """
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", code, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            env=dict(os.environ if environ is None else environ),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return ToolOutput(ok=False, error=f"no answer within {timeout_s:.0f} s")
+    done = _ran([sys.executable, "-P", "-c", code, *arguments], environ, timeout_s)
+    if isinstance(done, str):
+        return ToolOutput(ok=False, error=done)
     if done.returncode != 0:
         killed = f"ended by signal {-done.returncode}" if done.returncode < 0 else f"exit status {done.returncode}"
         return ToolOutput(ok=False, error=done.stderr[-4000:] or killed)
@@ -106,3 +92,16 @@ def ask(code: str, *arguments: str, environ: Mapping[str, str] | None = None, ti
         return ToolOutput(ok=True, data=json.loads(done.stdout.strip().splitlines()[-1]))
     except (IndexError, json.JSONDecodeError):
         return ToolOutput(ok=False, error=f"it printed no JSON: {done.stdout[-300:]!r}")
+
+
+def _ran(
+    words: list[str], environ: Mapping[str, str] | None, timeout_s: float
+) -> subprocess.CompletedProcess[str] | str:
+    """Run a command; return why it has no result if it has none."""
+    variables = None if environ is None else dict(environ)
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=timeout_s, env=variables, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {timeout_s:.0f} s"
+    except OSError as error:
+        return error.strerror or str(error)

@@ -1,4 +1,4 @@
-"""Spans sent to an OpenTelemetry collector: by the official exporter over HTTP, in a thread of its own."""
+"""Spans sent to an OpenTelemetry collector by the official exporter, in a thread of its own; or as lines of a file."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from agentrig.errors import extra
 from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
 from agentrig.otlp.spans import Origin, spans_of
 from agentrig.rollouts import Rollout
-from agentrig.secrets import without_login
+from agentrig.secrets import http_address
 from agentrig.settings import setting
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
+
+import base64
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+
 BATCH = 16
 """Rollouts in one request."""
-
-
-def _http(config: Any, attribute: Any, url: str) -> None:
-    """Reject what is no URL, or holds a login."""
-    if urlsplit(url).scheme not in ("http", "https"):
-        raise ValueError(f"'{attribute.name}' must be a URL such as http://localhost:4318, not {url!r}")
-    without_login(config, attribute, url)
 
 
 @attrs.frozen(kw_only=True)
@@ -41,7 +43,7 @@ class OtlpConfig:
     url: str = setting(
         "http://localhost:4318",
         help="the collector's OTLP/HTTP address; /v1/traces is added if it has no path",
-        validator=_http,
+        validator=http_address,
     )
     content: bool = setting(True, help="send messages, arguments and results too, and not only figures")
     timeout_s: float = setting(10.0, help="seconds for one request, with its retries", gt=0)
@@ -106,17 +108,11 @@ class Otlp:
         if len(self._waiting) >= BATCH or not self._runs:
             self._send()
 
-    def on_step_end(self, event: StepEnd) -> None:
-        """Send what is left of the step."""
+    def on_step_end(self, event: StepEnd | RunEnd | RunError) -> None:
+        """Send what is left of the step, or of the run."""
         self._send()
 
-    def on_run_end(self, event: RunEnd) -> None:
-        """Send what is left."""
-        self._send()
-
-    def on_run_error(self, event: RunError) -> None:
-        """Send what is left."""
-        self._send()
+    on_run_end = on_run_error = on_step_end
 
     def settle(self) -> dict[str, Any]:
         """Send what is left, wait a bounded time, and return the counts of requests."""
@@ -136,3 +132,25 @@ def origin_of(config: Mapping[str, Any], run: str, *, content: bool) -> Origin:
         return str(config.get(kind, {}).get("use", kind)).rpartition(":")[2]
 
     return Origin(run=run, agent=used("agent"), reward=used("reward"), version=version("agentrig"), content=content)
+
+
+IDS = ("traceId", "spanId", "parentSpanId")
+"""OTLP's JSON has these in hexadecimal; protobuf's own form is base64."""
+
+
+def json_line(spans: Sequence[ReadableSpan]) -> str:
+    """Return spans as one line: an `ExportTraceServiceRequest`."""
+    with extra("otlp", "--file needs OpenTelemetry's exporter"):
+        from google.protobuf.json_format import MessageToDict
+        from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+
+    return json.dumps(_hexadecimal(MessageToDict(encode_spans(spans), use_integers_for_enums=True)))
+
+
+def _hexadecimal(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: base64.b64decode(item).hex() if key in IDS and isinstance(item, str) else _hexadecimal(item)
+            for key, item in value.items()
+        }
+    return [_hexadecimal(item) for item in value] if isinstance(value, list) else value

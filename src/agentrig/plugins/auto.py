@@ -11,7 +11,6 @@ import attrs
 
 from agentrig.errors import ConfigError, place_of
 from agentrig.plugins.building import built
-from agentrig.settings import check_any
 from agentrig.text import words_of
 
 if TYPE_CHECKING:
@@ -59,20 +58,6 @@ def auto_hardware(registry: Registry, algorithm: Component) -> str:
     return str(select("auto", [h for h in installed if h.carries(algorithm.spec.name)]).name)
 
 
-def check_hardware_keys(
-    registry: Registry, algorithm: Component, keys: Mapping[str, Any], elsewhere: Callable[[str], str]
-) -> None:
-    """Reject keys of `[hardware]` that no hardware has, before `auto` is resolved.
-
-    `elsewhere` is that of `agentrig.settings.structure`.
-
-    Raises:
-        ConfigError: The algorithm can run on no hardware with such a key.
-    """
-    configs = [c.spec.config for c in able(registry, algorithm)]
-    check_any(configs, keys, owner=f"no hardware for {algorithm.spec.name}", section="hardware", elsewhere=elsewhere)
-
-
 def check_server(algorithm: Component, use: str, keys: Mapping[str, Any]) -> None:
     """Reject a server that the algorithm would not use.
 
@@ -100,16 +85,6 @@ def check_server(algorithm: Component, use: str, keys: Mapping[str, Any]) -> Non
         )
 
 
-def check_server_keys(registry: Registry, keys: Mapping[str, Any], elsewhere: Callable[[str], str]) -> None:
-    """Reject keys of `[server]` that no server of `auto` has, before the hardware is known.
-
-    Raises:
-        ConfigError: There is such a key.
-    """
-    configs = [c.spec.config for c in _ranked_servers(registry)]
-    check_any(configs, keys, owner="no server that `auto` selects from", section="server", elsewhere=elsewhere)
-
-
 def auto_server(registry: Registry, hardware: Hardware, keys: Mapping[str, Any]) -> tuple[Component, str]:
     """Choose the server with the highest rank that can serve on this hardware and has these keys.
 
@@ -120,7 +95,7 @@ def auto_server(registry: Registry, hardware: Hardware, keys: Mapping[str, Any])
         ConfigError: There is none; the message has each one's reason.
     """
     passed: list[str] = []
-    for component in _ranked_servers(registry):
+    for component in ranked_servers(registry):
         why = _missing(component, keys) or refusal(component, hardware)
         if not why:
             return component, "; ".join(passed) or f"it is the first that serves on {hardware.name}"
@@ -144,7 +119,8 @@ def refusal(component: Component, hardware: Hardware) -> str:
         return found
 
 
-def _ranked_servers(registry: Registry) -> Sequence[Component]:
+def ranked_servers(registry: Registry) -> Sequence[Component]:
+    """Return the servers that `auto` selects from, the first choice first."""
     ranked = [c for c in registry.components("server") if getattr(c.spec, "rank", None) is not None]
     return sorted(ranked, key=lambda c: -c.spec.rank)  # type: ignore[attr-defined]
 

@@ -25,20 +25,18 @@ def hooks_of(made: Any) -> list[str]:
     return [name for name in dir(made) if name.startswith("on_") and callable(getattr(made, name))]
 
 
-def _is_reward(made: Any) -> bool:
-    return callable(made) or _has("score_many")(made)
-
-
-def _is_algorithm(made: Any) -> bool:
-    return _has("run")(made) or _has("credit", "serving", "learner")(made)
-
-
 MADE: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "tasks": ("a task set, with `splits`, `roles` and a method `load(split)`", _has("load")),
     "agent": ("a callable: agent(task_input, endpoint) -> answer", callable),
-    "reward": ("a callable: reward(task, outcome, budget_s) -> Score", _is_reward),
+    "reward": (
+        "a callable: reward(task, outcome, budget_s) -> Score",
+        lambda made: callable(made) or _has("score_many")(made),
+    ),
     "adapter": ("a callable: adapter(trace) -> triplets", callable),
-    "algorithm": ("an algorithm, with a method `run(session)`, or `credit` and `learner`", _is_algorithm),
+    "algorithm": (
+        "an algorithm, with a method `run(session)`, or `credit`, `serving` and `learner`",
+        lambda made: _has("run")(made) or _has("credit", "serving", "learner")(made),
+    ),
     "server": ("a callable: server(plan) -> agentrig.servers.Server", callable),
     "runners": ("a callable: make(plan, n=…, threads=…, …) -> agentrig.pools.RunnerPool", callable),
     "hardware": ("an agentrig.hardware.Hardware", _has("probe", "environment")),

@@ -61,7 +61,7 @@ def cpu_spec() -> HardwareSpec:
 @hookimpl
 def register_tasks() -> Iterable[TasksSpec]:
     """Register `table`."""
-    from agentrig.tables import TableConfig, table
+    from agentrig.tasks import TableConfig, table
 
     yield TasksSpec(
         name="table", summary="The rows of a file, columns named in [tasks].", config=TableConfig, build=table

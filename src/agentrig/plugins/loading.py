@@ -55,7 +55,7 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
     """
     manager = pluggy.PluginManager("agentrig")
     manager.add_hookspecs(hookspecs)
-    blocked = blocked_names(block)
+    blocked = {n.strip() for n in (*os.environ.get(BLOCK_VARIABLE, "").split(","), *block) if n.strip()}
     plugins: list[PluginInfo] = []
     for plugin, importer in (*_installed(), *map(_in_file, files)):
         if plugin.name in blocked or plugin.distribution in blocked:
@@ -99,11 +99,6 @@ def told_if_slow(what: str, cure: str = "; Ctrl-C ends it") -> Iterator[None]:
     finally:
         slow.cancel()
         slow.join()  # a process that forks later has no thread of this one
-
-
-def blocked_names(block: Iterable[str] = ()) -> set[str]:
-    """Return the names to block: `block` and the names in the variable `AGENTRIG_BLOCK`."""
-    return {n.strip() for n in (*os.environ.get(BLOCK_VARIABLE, "").split(","), *block) if n.strip()}
 
 
 def _installed() -> Iterator[tuple[PluginInfo, Callable[[], Any]]]:

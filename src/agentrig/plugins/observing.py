@@ -151,7 +151,7 @@ def written(observers: Observers, registry: Registry) -> dict[str, dict[str, Any
     return found
 
 
-def watchers(observers: Observers) -> dict[str, object]:
+def build_observers(observers: Observers) -> dict[str, object]:
     """Build observers; return them by name.
 
     Raises:

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal
 
 import attrs
 import pluggy
@@ -21,7 +21,6 @@ from agentrig.plugins.specs import KINDS, Spec
 BLOCK_VARIABLE = "AGENTRIG_BLOCK"
 
 log = logging.getLogger(__name__)
-S = TypeVar("S", bound=Spec)
 
 
 @attrs.frozen(kw_only=True)
@@ -81,7 +80,7 @@ class Registry:
         self._manager = manager
         self.plugins = tuple(plugins)
         self.observer_errors: Counter[str] = Counter()
-        self._watchers: dict[str, object] = {}
+        self._observers: dict[str, object] = {}
 
     def components(self, kind: str) -> list[Component]:
         """Return the components of a kind, sorted by name."""
@@ -133,10 +132,6 @@ class Registry:
         ]
         return self.reference(own[0]) if len(own) == 1 < len(alike) else name
 
-    def get(self, kind: type[S], name: str) -> S:
-        """Return the spec of that class and name; see `find` for the errors."""
-        return cast(S, self.find(kind.kind, name).spec)
-
     def check(self) -> None:
         """Raise `PluginError` if two plugins use the same name; a run checks only the names that it uses."""
         conflicts = []
@@ -157,9 +152,9 @@ class Registry:
             self._manager.unregister(name=name)
             raise PluginError(f"observer {name}: {unknown}")
 
-    def watch(self, observers: Mapping[str, object]) -> None:
+    def use_observers(self, observers: Mapping[str, object]) -> None:
         """Notify these observers too: name to an object with methods `on_*`; replaces those of an earlier call."""
-        self._watchers = dict(observers)
+        self._observers = dict(observers)
 
     def settle(self) -> dict[str, Any]:
         """Let the observers with a method `settle` finish what they do in threads of their own.
@@ -167,7 +162,7 @@ class Registry:
         Returns:
             Name to what each returned: counts, for `summary.json`.
         """
-        late = {name: watcher.settle for name, watcher in self._watchers.items() if hasattr(watcher, "settle")}
+        late = {name: watcher.settle for name, watcher in self._observers.items() if hasattr(watcher, "settle")}
         if not late:
             return {}
         found = {}
@@ -186,7 +181,7 @@ class Registry:
             (impl.plugin_name, impl.function, impl.argnames)
             for impl in getattr(self._manager.hook, hook).get_hookimpls()
         ]
-        watching += [(n, getattr(w, hook), tuple(arguments)) for n, w in self._watchers.items() if hasattr(w, hook)]
+        watching += [(n, getattr(w, hook), tuple(arguments)) for n, w in self._observers.items() if hasattr(w, hook)]
         if not watching:
             return
         from agentrig.frozen import frozen  # imported here because every command imports this module
@@ -225,7 +220,8 @@ def noun_of(kind: str) -> str:
     return "task set" if kind == "tasks" else kind
 
 
-def _a(kind: str) -> str:
+def a_kind(kind: str) -> str:
+    """Return what messages call one component of a kind, with its article: `an agent`, `a task set`, `runners`."""
     if kind == "runners":
         return kind
     return f"{'an' if kind[0] in 'ao' else 'a'} {noun_of(kind)}"
@@ -236,7 +232,7 @@ def _conflict(hits: Sequence[Component], names: Sequence[str]) -> str:
     kind, plugins = hits[0].kind, [c.plugin for c in hits]
     say = "agentrig train " if kind == "recipe" else f"--{kind} "
     return (
-        f'{"two" if len(hits) == 2 else len(hits)} plugins bring {_a(kind)} called "{hits[0].spec.name}": '
+        f'{"two" if len(hits) == 2 else len(hits)} plugins bring {a_kind(kind)} called "{hits[0].spec.name}": '
         f"{' and '.join(f'{c.plugin} ({c.distribution} {c.version})' for c in hits)}.\n"
         f"  Say which: {' or '.join(f'{say}{name}' for name in names)}.\n"
         f"  Or block what you do not want: {' or '.join(f'{BLOCK_VARIABLE}={p}' for p in plugins)} "

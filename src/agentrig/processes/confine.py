@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from multiprocessing import forkserver
 
@@ -73,15 +74,27 @@ def start_forkserver() -> None:
 
     `/proc/PID/environ` of every runner shows this environment, even after the runner deletes variables.
     """
-    with _swap:
-        kept = dict(os.environ)
-        try:
-            for name in kept:
-                if not _matches(name, BASE):
-                    del os.environ[name]
-            forkserver.ensure_running()
-        finally:
-            os.environ.update({name: value for name, value in kept.items() if name not in os.environ})
+    with _swap, environment({name: None for name in os.environ if not _matches(name, BASE)}):
+        forkserver.ensure_running()
+
+
+@contextmanager
+def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Change variables of this process within this block; None removes one."""
+    before = {name: os.environ.get(name) for name in changes}
+    _set(changes)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -8,12 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
+from multiprocessing import process, resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
 from agentrig.errors import AgentrigError
-from agentrig.processes.confine import start_forkserver
+from agentrig.processes.confine import environment, start_forkserver
 from agentrig.processes.ends import SIGNALS
 
 TRIES = 3
@@ -21,6 +21,9 @@ TRIES = 3
 
 SAFE_PATH_KEPT = "AGENTRIG_KEEP_SAFEPATH"
 """Set if the user has set PYTHONSAFEPATH; runners then keep it."""
+
+NO_MAIN_GUARD = 87
+"""Exit code of a process that would start others while it imports the script that started the run."""
 
 _lock = threading.Lock()
 
@@ -34,16 +37,16 @@ def start_process(context: Any, target: Callable[..., None], *arguments: Any) ->
     reason = ""
     for _ in range(TRIES):
         ours, theirs = context.Pipe()
-        process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+        started = context.Process(target=target, args=(theirs, *arguments), daemon=True)
         try:
             start_server()
-            process.start()
+            started.start()
         except (EOFError, OSError) as error:  # the server died, or dies just now
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
             ours.close()
             time.sleep(0.2)
         else:
-            return ours, process
+            return ours, started
         finally:
             theirs.close()
     raise AgentrigError(
@@ -55,9 +58,13 @@ def start_process(context: Any, target: Callable[..., None], *arguments: Any) ->
 def start_server() -> None:
     """Start the process that others are forked from, unless it runs, and do not wait while it imports what they share.
 
+    A runner imports the script that started the run. If that would start a run again, the runner ends.
+
     Raises:
         OSError: It can't be started.
     """
+    if getattr(process.current_process(), "_inheriting", False):
+        os._exit(NO_MAIN_GUARD)
     with _started_clean():
         resource_tracker.ensure_running()
         with _signals_blocked():
@@ -68,18 +75,9 @@ def start_server() -> None:
 def _started_clean() -> Iterator[None]:
     """Keep the current folder out of `sys.path` of Python processes started in this block, as `python -P` does."""
     with _lock:
-        before = os.environ.get("PYTHONSAFEPATH")
-        os.environ["PYTHONSAFEPATH"] = "1"
-        if before:
-            os.environ[SAFE_PATH_KEPT] = "1"
-        try:
+        kept = {SAFE_PATH_KEPT: "1"} if os.environ.get("PYTHONSAFEPATH") else {}
+        with environment({"PYTHONSAFEPATH": "1", **kept}):
             yield
-        finally:
-            os.environ.pop(SAFE_PATH_KEPT, None)
-            if before is None:
-                del os.environ["PYTHONSAFEPATH"]
-            else:
-                os.environ["PYTHONSAFEPATH"] = before
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from multiprocessing import process, util
 from pathlib import Path
 
+from agentrig.processes.confine import environment
 from agentrig.processes.families import marked
 from agentrig.processes.locks import Lock
 
@@ -53,28 +54,20 @@ def temporary_files() -> Iterator[Path]:
     the next run does, because its lock is free. Files that outlive a run on purpose stay elsewhere: Ray's sessions in
     their usual place, torch's compiled kernels in the cache folder.
     """
-    before = {name: os.environ.get(name) for name in ("TMPDIR", VARIABLE)}
     directory = tempfile.tempdir
     common = Path(tempfile.gettempdir()) if _own is None else _own[0].parent
     folder = _folder(common)
-    kept = {"RAY_TMPDIR": before["TMPDIR"] or "/tmp"}
+    kept = {"RAY_TMPDIR": os.environ.get("TMPDIR") or "/tmp"}
     if os.access(Path.home(), os.W_OK):
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         kept["TORCHINDUCTOR_CACHE_DIR"] = str(caches / "torchinductor")  # torch's default is a temporary folder
     kept = {name: value for name, value in kept.items() if name not in os.environ}
-    os.environ.update({"TMPDIR": str(folder), VARIABLE: str(folder), **kept})
     tempfile.tempdir = str(folder)
     try:
-        yield folder
+        with environment({"TMPDIR": str(folder), VARIABLE: str(folder), **kept}):
+            yield folder
     finally:
         tempfile.tempdir = directory
-        for name in kept:
-            os.environ.pop(name, None)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def sweep(common: Path) -> list[Path]:

@@ -59,15 +59,14 @@ class Auditing:
         self._start, self._spent, self._last = time.monotonic(), 0.0, 0.0
 
     def sketch(self, step: int) -> Sketch | None:
-        """Return the sketch of a step that is to be audited; None for other steps."""
-        self._sketch = Sketch(step) if self._due(step) else None
-        return self._sketch
+        """Return the sketch of a step that is to be audited; None for other steps.
 
-    def _due(self, step: int) -> bool:
-        """Return whether the audit of a step, if it takes as long as the last one, stays within the share."""
-        if not self._on or step < self._sure:
-            return self._on
-        return self._spent + self._last <= SHARE * (time.monotonic() - self._start)
+        A later step is, if its audit, as long as the last one, stays within the share.
+        """
+        share = SHARE * (time.monotonic() - self._start)
+        due = self._on and (step < self._sure or self._spent + self._last <= share)
+        self._sketch = Sketch(step) if due else None
+        return self._sketch
 
     def end(self, step: int, line: Mapping[str, Any]) -> None:
         """Audit a step whose sketch was asked for, or one of the first; of others, look at what costs nothing.
@@ -80,7 +79,7 @@ class Auditing:
             return
         if sketch is None and step >= self._sure:
             if self._auditor is not None:
-                self._judge(self._auditor.quick(step, line))
+                self._stop_at_fault(self._auditor.quick(step, line))
             return
         from agentrig.audit.auditor import Auditor  # imports numpy: no run needs it before its first step
 
@@ -100,7 +99,7 @@ class Auditing:
         if not found.faults:  # else it is written below
             self._write(found)
         log.info("step %d audited in %.1f s: %d of %d links", step, found.seconds, len(found.looked), len(LINKS))
-        self._judge(found)
+        self._stop_at_fault(found)
 
     def finish(self, step: int, accuracy: Mapping[str, Any]) -> None:
         """Audit the accuracies that a run states at its end.
@@ -113,9 +112,9 @@ class Auditing:
             RunStopped: They are of other tasks, weights or rollouts.
         """
         if self._auditor is not None:
-            self._judge(self._auditor.last(step, accuracy))
+            self._stop_at_fault(self._auditor.last(step, accuracy))
 
-    def _judge(self, found: Audited) -> None:
+    def _stop_at_fault(self, found: Audited) -> None:
         if found.faults:
             self._write(found)
             raise RunStopped(found.words(self._run), cause="audit")

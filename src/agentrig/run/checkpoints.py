@@ -127,28 +127,32 @@ class Checkpoints:
             write: Writes the files into the folder that it gets.
             keep: Whether it stays when later ones are saved.
             record: Writes down the digest of the list of its files, before the checkpoint gets its name.
+
+        Raises:
+            RunFileError: The disk is full, or a file cannot be written.
         """
         target, part, stale = self.path(step), self._aside(step, "part"), self._aside(step, "old")
-        _remove(part)
-        part.mkdir(parents=True)
-        write(part)
-        files = sorted(f for f in part.rglob("*") if f.is_file())
-        listed = {str(f.relative_to(part)): [f.stat().st_size, digest_of(f)] for f in files}
-        if keep:
-            (part / "keep").touch()  # not in the list: a user may add or remove it
-        (part / LIST).write_text(json.dumps(listed, indent=1) + "\n", "utf-8")
-        flush_tree(part)
-        record(digest_of(part / LIST))
-        _remove(stale)
-        if os.path.lexists(target):
-            os.replace(target, stale)  # a crash must never leave half a checkpoint under a good name
-        os.replace(part, target)
-        flush(self.folder)
-        self._name_latest(step)
-        _remove(stale)
-        others = [s for s in self.steps() if not (self.path(s) / "keep").exists() and s != step]
-        for old in others[: -(KEPT_CHECKPOINTS - 1) or None]:
-            self._remove(old)
+        with writing(target):
+            _remove(part)
+            part.mkdir(parents=True)
+            write(part)
+            files = sorted(f for f in part.rglob("*") if f.is_file())
+            listed = {str(f.relative_to(part)): [f.stat().st_size, digest_of(f)] for f in files}
+            if keep:
+                (part / "keep").touch()  # not in the list: a user may add or remove it
+            (part / LIST).write_text(json.dumps(listed, indent=1) + "\n", "utf-8")
+            flush_tree(part)
+            record(digest_of(part / LIST))
+            _remove(stale)
+            if os.path.lexists(target):
+                os.replace(target, stale)  # a crash must never leave half a checkpoint under a good name
+            os.replace(part, target)
+            flush(self.folder)
+            self._name_latest(step)
+            _remove(stale)
+            others = [s for s in self.steps() if not (self.path(s) / "keep").exists() and s != step]
+            for old in others[: -(KEPT_CHECKPOINTS - 1) or None]:
+                self._remove(old)
         return target
 
     def drop_after(self, step: int) -> None:
@@ -301,7 +305,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 @contextmanager
-def reading(checkpoint: Path) -> Iterator[None]:
+def loading(checkpoint: Path) -> Iterator[None]:
     """Turn exceptions while an algorithm reads a checkpoint into errors that name the checkpoint.
 
     Raises:

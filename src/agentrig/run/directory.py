@@ -12,7 +12,7 @@ import shlex
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -244,17 +244,6 @@ class RunDirectory:
             digest = sha256_of(part)
             put(part, target)
         return digest
-
-    def save_checkpoint(
-        self, step: int, write: Callable[[Path], None], *, keep: bool, record: Callable[[str], None] = lambda _: None
-    ) -> Path:
-        """Let `write` fill a checkpoint, make it the latest, and drop old ones; see `Checkpoints.save`."""
-        with writing(self.checkpoints.path(step)):
-            return self.checkpoints.save(step, write, keep=keep, record=record)
-
-    def latest_checkpoint(self) -> tuple[Path | None, int]:
-        """Return the latest checkpoint and its step, or (None, 0)."""
-        return self.checkpoints.latest()
 
 
 def table_name(kind: str, step: int) -> str:

@@ -24,7 +24,7 @@ from agentrig.processes.ends import Interrupted, handling, name_of
 from agentrig.processes.scratch import temporary_files
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.guards import warn_of_fields, warn_of_sampling, warn_of_unseen
-from agentrig.run.loop import looped
+from agentrig.run.loop import runnable
 from agentrig.run.metrics import reason_of
 from agentrig.run.rows import slices_of
 from agentrig.run.setup import Setup
@@ -122,7 +122,7 @@ def evaluate(
         setup.check_server(hardware)
         if checkpoint is None:
             setup.check_algorithm()
-    plan.watch()
+    plan.start_observers()
     for warning in gold_warnings(plan):
         log.warning("%s", warning)
     scorer = setup.scorer()
@@ -135,7 +135,7 @@ def evaluate(
         if endpoint is not None:
             serving = nullcontext(endpoint)
         else:
-            algorithm = looped(plan.build("algorithm"))
+            algorithm = runnable(plan.build("algorithm"))
             assert hardware is not None
             asks = "server" in inspect.signature(algorithm.serve).parameters
             more: dict[str, Any] = {"server": setup.server()} if asks else {}

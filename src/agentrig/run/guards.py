@@ -262,12 +262,6 @@ def warn_of_fields(rollouts: Sequence[Rollout]) -> bool:
     return bool(ignored or limits)
 
 
-def same_reward(rollouts: Sequence[Rollout]) -> bool:
-    """Return whether all scored rollouts, two or more, got the same reward."""
-    values = [r.value for r in rollouts if r.value is not None]
-    return len(values) > 1 and len(set(values)) == 1
-
-
 def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -> None:
     """Stop when all rollouts of a training step got the same reward: every advantage would be zero.
 
@@ -276,9 +270,9 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -
         step: The training step.
         running: How many steps in a row have taught nothing, this one included.
     """
-    if not same_reward(rollouts):
-        return
     scored = [r for r in rollouts if r.value is not None]
+    if len(scored) < 2 or len({r.value for r in scored}) > 1:
+        return
     samples = list({json_text(r.outcome.answer): r for r in reversed(scored)}.values())[-3:][::-1]  # unlike ones
     lines = [f"step {step}: all {len(scored)} rollouts got the reward {scored[0].value:g}, so every advantage is zero."]
     if running > 1:

@@ -33,7 +33,7 @@ from agentrig.learners import Learner, TrainSample
 from agentrig.ledger import LEFT_OUT_BY_CREDIT, ZERO_ADVANTAGE, Call, Entry
 from agentrig.rollouts import Rollout
 from agentrig.run.ahead import END_S, RolloutsAhead
-from agentrig.run.checkpoints import Best, read_state, reading, write_state
+from agentrig.run.checkpoints import Best, loading, read_state, write_state
 from agentrig.run.guards import dead_server_first
 from agentrig.servers import MakeServer, Server
 from agentrig.tasks import Task, tasks_of_step
@@ -70,7 +70,7 @@ class Loop:
             if session.resumed:
                 self.learner = learner = self.algorithm.learner(session)  # a server may start meanwhile
                 if session.checkpoint is not None:
-                    with reading(session.checkpoint):
+                    with loading(session.checkpoint):
                         self._resume(session.checkpoint)
             else:
                 session.plan_steps(settings.steps)
@@ -357,6 +357,10 @@ class Loop:
             self.best = Best()
 
 
-def looped(built: Algorithm | LoopAlgorithm) -> Algorithm:
-    """Return what `AlgorithmSpec.build` made as an algorithm that runs: one without a loop of its own gets `Loop`."""
+def runnable(built: Algorithm | LoopAlgorithm) -> Algorithm:
+    """Return an algorithm with `run` and `serve`: `built` itself if it has them, else a `Loop` with its parts.
+
+    Args:
+        built: What `AlgorithmSpec.build` returned.
+    """
     return cast(Algorithm, built if hasattr(built, "run") else Loop(built))

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentrig.algorithms import Measurement
 from agentrig.figures import mean
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
@@ -19,6 +20,24 @@ log = logging.getLogger(__name__)
 def count_failures(rollouts: Sequence[Rollout]) -> dict[str, int]:
     """Return how many rollouts failed, by kind."""
     return dict(Counter(r.failure for r in rollouts if r.failure is not None))
+
+
+def reward_figures(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """Return what a step's line of `metrics.jsonl` says of rewards: their mean and spread, correct answers, groups."""
+    groups: dict[str, set[float]] = defaultdict(set)
+    values = [r.value for r in rollouts if r.value is not None]
+    for r in rollouts:
+        if r.value is not None:
+            groups[r.group].add(r.value)
+    return {
+        "reward": mean(values),
+        "reward_std": statistics.pstdev(values) if values else None,
+        "accuracy": Measurement.of(rollouts).accuracy,
+        "rollouts": len(rollouts),
+        "failures": count_failures(rollouts),
+        "groups": len(groups),
+        "zero_variance_groups": mean([float(len(v) == 1) for v in groups.values()]),
+    }
 
 
 def failure_lines(failures: Mapping[str, int], reasons: Mapping[str, str]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from agentrig.errors import ConfigError, PluginError
-from agentrig.plan import RESUME, Plan, read_run_file, resolve
+from agentrig.plan import RESUME, Plan, read_run_file, resolve, resume_command
 from agentrig.plugins.registry import noun_of
 from agentrig.run.damage import CURES, reading
 from agentrig.run.directory import RunDirectory
@@ -74,7 +74,7 @@ def resume_plan(
             if steps is not None
             else f"KEY=VALUE, the key that sets it for algorithm {name} (agentrig plugins show {name})"
         )
-        again = plan.resumes.replace("{run}", f"{directory} {'' if plan.resumes == RESUME else '--set '}{more}")
+        again = resume_command(plan.resumes, directory, more)
         unwritten = "" if (directory / "report.html").is_file() else f" Its report: agentrig report {directory}"
         raise ConfigError(
             f"{directory} has ended: its {done} steps are done. To continue training, set the total number "
@@ -132,7 +132,7 @@ def _plan_of(
         plan = resolve(str(file), overrides=overrides, observers=observers)
     except (ConfigError, PluginError) as error:
         if resumes != RESUME and not any(each.startswith("run.plugins=") for each in overrides):  # those of the script
-            again = resumes.replace("{run}", str(directory))
+            again = resume_command(resumes, directory)
             raise ConfigError(f"{directory} is the run of a script; it resumes with: {again}") from error
         given = f", and in {' '.join(overrides)}" if overrides else ""
         wrote = facts.get("agentrig", agentrig_version())

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from agentrig.agents import Outcome
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
@@ -17,34 +19,13 @@ from agentrig.traces import SERVER, Span, Trace, reply_of
 
 
 def _span(s: Span) -> dict[str, Any]:
-    # not attrs.asdict, which would copy every token id
-    return {
-        "id": s.id,
-        "parent": s.parent,
-        "name": s.name,
-        "start": s.start,
-        "end": s.end,
-        "error": s.error,
-        "attributes": s.attributes,
-        **({"otel": s.otel} if s.otel else {}),
-    }
+    fields = attrs.asdict(s, recurse=False)  # recursion would copy every token id
+    return fields if s.otel else {name: value for name, value in fields.items() if name != "otel"}
 
 
 def _verdict(score: Score) -> dict[str, Any]:
-    return {
-        "status": score.status,
-        "value": score.value,
-        "components": dict(score.components),
-        "details": dict(score.details),
-        "correct": score.correct,
-    }
-
-
-def _truncated(r: Rollout) -> int:
-    """Return how many answers of the model were cut at the token limit: of trained calls, or of all if none are."""
-    trained = {t.span_id for t in r.triplets}
-    calls = [c for c in r.trace.llm_calls() if (c.id in trained if trained else SERVER not in c.attributes)]
-    return sum(c.attributes.get("finish_reason") == "length" for c in calls)
+    fields = {name: value for name, value in attrs.asdict(score, recurse=False).items() if name != "calls"}
+    return {**fields, "components": dict(score.components), "details": dict(score.details)}
 
 
 def slices_of(r: Rollout) -> dict[str, str]:
@@ -59,7 +40,8 @@ def row_of(r: Rollout, second: Mapping[str, Score] | None = None) -> dict[str, A
         r: The rollout.
         second: The score of each second reward, by name.
     """
-    calls = r.trace.llm_calls()
+    calls, trained = r.trace.llm_calls(), {t.span_id for t in r.triplets}
+    counted = [c for c in calls if (c.id in trained if trained else SERVER not in c.attributes)]
     score, verdicts = r.score, {name: _verdict(other) for name, other in (second or {}).items()}
     return {
         "id": r.id,
@@ -85,7 +67,7 @@ def row_of(r: Rollout, second: Mapping[str, Score] | None = None) -> dict[str, A
         "reward_s": r.reward_s,
         "version": r.version,
         "calls": len(calls),
-        "truncated": _truncated(r),
+        "truncated": sum(c.attributes.get("finish_reason") == "length" for c in counted),
         "triplets": len(r.triplets),
         "prompt_tokens": sum(len(t.prompt_ids) for t in r.triplets),
         "response_tokens": sum(len(t.response_ids) for t in r.triplets),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ from agentrig.figures import mean
 from agentrig.hardware import Hardware
 from agentrig.ledger import Entry, Ledger, StepTotals, totals
 from agentrig.observers import RunStart, StepEnd
-from agentrig.plan import Plan
+from agentrig.plan import Plan, resume_command
 from agentrig.rewards import Score
 from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.run.ahead import RolloutsAhead
@@ -39,14 +38,13 @@ from agentrig.run.guards import (
     warn_of_sampling,
     warn_of_unseen,
 )
-from agentrig.run.metrics import component_means, count_failures, count_nodes, second_reward_figures
+from agentrig.run.metrics import component_means, count_failures, count_nodes, reward_figures, second_reward_figures
 from agentrig.run.past import Past
 from agentrig.run.setup import Setup
 from agentrig.run.trends import SOLVED, Guards
-from agentrig.runners.engine import RolloutEngine
+from agentrig.runners.engine import RolloutEngine, Versions
 from agentrig.runners.runtime import Runtime
 from agentrig.runners.scorer import Scorer
-from agentrig.runners.versions import Versions
 from agentrig.servers import Server, ServerPlan
 from agentrig.tasks import Task
 
@@ -90,7 +88,7 @@ class RunSession:
         past = past or Past()
         self.train_tasks = train_tasks
         self.directory = run.path
-        self.resumes = plan.resumes.replace("{run}", str(run.path))
+        self.resumes = resume_command(plan.resumes, run.path)
         self.hardware = hardware
         self.seed = plan.run.seed
         self.first_step = past.step + 1
@@ -169,7 +167,8 @@ class RunSession:
 
     def server(self, plan: ServerPlan) -> Server:
         """Return the model's server that `[server] use` names, not started."""
-        return Setup(self.plan).server()(plan)
+        make_server = Setup(self.plan).server()
+        return make_server(plan)
 
     def rollouts(
         self,
@@ -327,7 +326,7 @@ class RunSession:
         self._constrained = self._constrained or warn_of_constraints(rollouts, step=step)
         self._unseen = self._unseen or warn_of_unseen(rollouts, step=step)
         self._judged = list(self._step_rollouts) if learns else []
-        if learns and self._guards.judge(self._step_rollouts, step=step) and not self.solved:
+        if learns and self._guards.check_signal(self._step_rollouts, step=step) and not self.solved:
             self.solved = True
             log.info("step %d: every rollout was correct in %d steps running: the tasks are solved", step, SOLVED)
 
@@ -476,7 +475,7 @@ class RunSession:
             self._progress[SAVED] = {**kept, name: [*kept.get(name, []), digest]}  # one of before counts until then
             self._run.write_json("progress.json", self._progress)
 
-        return self._run.save_checkpoint(step, write, keep=keep, record=record)
+        return self._run.checkpoints.save(step, write, keep=keep, record=record)
 
     def note(self, text: str) -> None:
         """Implement `Session.note`."""
@@ -542,13 +541,8 @@ class RunSession:
 
     def _line(self, step: int, metrics: Mapping[str, float], time_s: Mapping[str, float]) -> dict[str, Any]:
         rollouts = self._step_rollouts
-        values = [r.value for r in rollouts if r.value is not None]
         triplets = [t for r in rollouts for t in r.triplets]
         valid = [r for r in rollouts if r.failure is None]
-        groups: dict[str, set[float]] = defaultdict(set)
-        for r in rollouts:
-            if r.value is not None:
-                groups[r.group].add(r.value)
         proven = self.delivery.line()
         parts = {**self._step_time, **time_s, **({"delivery": proven["seconds"]} if proven else {})}
         step_s = self.step_seconds()
@@ -560,13 +554,7 @@ class RunSession:
         line: dict[str, Any] = {
             "step": step,
             "time": time.time(),
-            "reward": mean(values),
-            "reward_std": statistics.pstdev(values) if values else None,
-            "accuracy": Measurement.of(rollouts).accuracy,
-            "rollouts": len(rollouts),
-            "failures": count_failures(rollouts),
-            "groups": len(groups),
-            "zero_variance_groups": mean([float(len(v) == 1) for v in groups.values()]),
+            **reward_figures(rollouts),
             "step_s": step_s,
             "time_s": parts,
             "rollouts_per_s": len(rollouts) / rollout_s,

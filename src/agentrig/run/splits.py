@@ -116,7 +116,7 @@ def read_split(tasks: Tasks, split: str, *, who: str, key: str = "") -> Sequence
     return rows
 
 
-def load_splits(plan: Plan, roles: Sequence[str] = ROLES) -> dict[str, tuple[str, Sequence[Task]]]:
+def load_splits(plan: Plan) -> dict[str, tuple[str, Sequence[Task]]]:
     """Load the tasks of each role.
 
     Returns:
@@ -130,7 +130,7 @@ def load_splits(plan: Plan, roles: Sequence[str] = ROLES) -> dict[str, tuple[str
     tasks, who = task_set(plan), plan.whose_tasks
     read: dict[str, Sequence[Task]] = {}
     loaded = {}
-    for role in roles:
+    for role in ROLES:
         split = split_of(plan.run, tasks, role)
         if split and split not in read:
             read[split] = read_split(tasks, split, who=who, key=f"run.{role}")

@@ -18,7 +18,7 @@ from agentrig.processes.scratch import temporary_files
 from agentrig.run.damage import reading
 from agentrig.run.directory import RunDirectory, dev_command, run_name
 from agentrig.run.log_file import warnings_in
-from agentrig.run.loop import looped
+from agentrig.run.loop import runnable
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
 from agentrig.run.session import RunSession
@@ -94,13 +94,13 @@ def _train(
     # Every component that the run names, before tasks are loaded or a model is started: the run fails here if one of
     # them can't be built. The agent is built in a runner, while the model's server starts and the learner loads.
     pool = ending.enter_context(setup.runners(trains=True))
-    plan.watch()
+    plan.start_observers()
     tasks = plan.build("tasks")
     scorer, second = setup.scorer(), setup.second_scorers()
     for each in (scorer, *second.values()):
         ending.callback(each.close)
     adapter = plan.build("adapter")
-    algorithm = looped(plan.build("algorithm"))
+    algorithm = runnable(plan.build("algorithm"))
     if plan.components["server"].spec.name != OWN:
         plan.build("server")
     splits = load_splits(plan)

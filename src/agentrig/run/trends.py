@@ -34,7 +34,8 @@ import attrs
 from agentrig.errors import RunStopped
 from agentrig.figures import GRAD_NORM
 from agentrig.rollouts import Rollout
-from agentrig.run.guards import check_rewards, same_reward
+from agentrig.run.guards import check_rewards
+from agentrig.run.metrics import reward_figures
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +80,8 @@ class Signal:
     accuracy: float
 
     @classmethod
-    def of_line(cls, line: Mapping[str, Any]) -> Signal:
-        """Return that of a step's line of `metrics.jsonl`."""
+    def of(cls, line: Mapping[str, Any]) -> Signal:
+        """Return that of a step's line of `metrics.jsonl`, or of `agentrig.run.metrics.reward_figures`."""
         judged = line["rollouts"] - sum(line["failures"].values())
         one_value = judged > 1 and line["reward_std"] == 0
         groups, alike = line.get("groups", 1), line.get("zero_variance_groups") or 0.0
@@ -90,22 +91,6 @@ class Signal:
             one_value=one_value,
             none=one_value or (alike == 1 and judged > groups),  # a group of one rollout says nothing
             accuracy=line.get("accuracy") or 0.0,
-        )
-
-    @classmethod
-    def of(cls, rollouts: Sequence[Rollout]) -> Signal:
-        """Return that of a step's rollouts."""
-        scored = [r for r in rollouts if r.value is not None]
-        groups: dict[str, set[float | None]] = {}
-        for r in scored:
-            groups.setdefault(r.group, set()).add(r.value)
-        one_value, alike = same_reward(rollouts), sum(len(values) == 1 for values in groups.values())
-        return cls(
-            groups=len(groups),
-            alike=alike / len(groups) if groups else 0.0,
-            one_value=one_value,
-            none=one_value or (bool(groups) and alike == len(groups) and len(scored) > len(groups)),
-            accuracy=sum(bool(r.correct) for r in rollouts) / max(len(rollouts), 1),
         )
 
 
@@ -148,7 +133,7 @@ class Guards:
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Count a step that has ended; `line` is its line of `metrics.jsonl`."""
-        figures, signal = line["algorithm"], Signal.of_line(line)
+        figures, signal = line["algorithm"], Signal.of(line)
         self.all_correct = self.all_correct + 1 if signal.one_value and line.get("accuracy") == 1 else 0
         self.not_finite = self.not_finite + 1 if _not_finite(figures) else 0
         self._count(signal)
@@ -177,7 +162,7 @@ class Guards:
         """Whether the tasks are solved: there was something to learn from them, and nothing is left."""
         return self.varied and self.all_correct >= SOLVED
 
-    def judge(self, rollouts: Sequence[Rollout], *, step: int) -> bool:
+    def check_signal(self, rollouts: Sequence[Rollout], *, step: int) -> bool:
         """Check the rewards of the current step, before they are trained on.
 
         Args:
@@ -190,7 +175,7 @@ class Guards:
         Raises:
             RunStopped: There has been no signal for longer than chance explains, or nothing was right to begin with.
         """
-        signal = Signal.of(rollouts)
+        signal = Signal.of(reward_figures(rollouts))
         if not signal.none:
             return False
         now = attrs.evolve(self)

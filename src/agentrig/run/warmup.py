@@ -235,39 +235,6 @@ def measure(plan: Plan, labels: Labels, checkpoint: Path | None) -> Evaluation:
     )
 
 
-class Until:
-    """Ends a warm-up when the model answers enough training tasks without a label; `StartPlan.enough` calls it.
-
-    Args:
-        plan: With agent, reward and algorithm.
-        labels: Its `measured` tasks.
-        directory: Where the warm-up writes the model.
-        accuracy: Share of correct answers, sampled, that is enough.
-        said: Gets every measurement.
-
-    Attributes:
-        tries: How often it was called.
-        last: The measurement that was enough; None while there is none.
-    """
-
-    def __init__(
-        self, plan: Plan, labels: Labels, directory: Path, accuracy: float, said: Callable[[Evaluation], None]
-    ) -> None:
-        self._plan, self._labels, self._directory, self._accuracy, self._said = plan, labels, directory, accuracy, said
-        self.tries = 0
-        self.last: Evaluation | None = None
-
-    def __call__(self) -> bool:
-        """Measure the model; return whether it is good enough."""
-        self.tries += 1
-        found = measure(self._plan, self._labels, self._directory)
-        self._said(found)
-        if found.accuracy is None or found.accuracy < self._accuracy:
-            return False
-        self.last = found
-        return True
-
-
 def check_unsolved(measured: Evaluation, model: str) -> None:
     """Stop when the model that the warm-up should start from already answers the training tasks.
 

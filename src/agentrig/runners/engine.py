@@ -18,9 +18,62 @@ from agentrig.pools import Job, Result
 from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.runners.runtime import Results, Runtime
 from agentrig.runners.scorer import Scorer
-from agentrig.runners.versions import Versions
 from agentrig.tasks import Task
 from agentrig.text import words_of
+from agentrig.traces import Trace
+
+STALE = "stale-weights"
+"""The failure of a rollout with a call that older weights answered than its step allows."""
+
+UNKNOWN = "unknown-weights"
+"""The failure of a rollout with a call that newer weights answered than the server was given."""
+
+
+@attrs.frozen(kw_only=True)
+class Versions:
+    """The versions of the weights that a batch of rollouts may be sampled with.
+
+    Attributes:
+        served: What the server has while they run: the step that made these weights.
+        oldest: The oldest that is allowed.
+    """
+
+    served: int
+    oldest: int
+
+    @classmethod
+    def of(cls, version: int, *, step: int, max_staleness: int) -> Versions:
+        """Return the versions that a step allows.
+
+        Args:
+            version: What the server has.
+            step: The training step that learns from the rollouts. Its update begins with the weights of `step - 1`.
+            max_staleness: How many versions the rollouts may be behind these.
+
+        Raises:
+            ValueError: The server itself has other weights than these.
+        """
+        oldest = step - 1 - max_staleness
+        if not oldest <= version <= step - 1:
+            allowed = f"{oldest} to {step - 1}" if max_staleness else f"{oldest}"
+            raise ValueError(
+                f"rollouts of step {step} would be sampled with weights of version {version}; with max_staleness = "
+                f"{max_staleness} it takes version {allowed}"
+            )
+        return cls(served=version, oldest=oldest)
+
+    def refused(self, trace: Trace) -> Outcome | None:
+        """Return the failure of a rollout whose calls other weights answered; None if all are allowed, or unknown."""
+        for span, version in trace.versions().items():
+            if self.oldest <= version <= self.served:
+                continue
+            allowed = f"{self.oldest} to {self.served}" if self.oldest < self.served else f"{self.served}"
+            return Outcome(
+                failure=STALE if version < self.oldest else UNKNOWN,
+                message=f"call {span} was answered with weights of version {version}; its step takes version {allowed}",
+            )
+        return None
+
 
 JOB_MODES: Mapping[Mode, str] = {"train": "train", "validation": "val", "report": "test", "dev": "val"}
 
@@ -103,7 +156,7 @@ class RolloutEngine:
                 if isinstance(error, Exception):
                     raise error
             results = [r for r in arrived if isinstance(r, Result)]
-            for rollout in self.judge(results, waiting, step=step, mode=mode, versions=versions):
+            for rollout in self.scored(results, waiting, step=step, mode=mode, versions=versions):
                 done[rollout.id] = rollout
             if on_groups is not None:
                 complete = [i for i in {places[r.id] for r in results} if done.keys() >= set(groups[i])]
@@ -111,7 +164,7 @@ class RolloutEngine:
                     on_groups({i: [done[rollout_id] for rollout_id in groups[i]] for i in complete})
         return [done[i] for i in ids]
 
-    def judge(
+    def scored(
         self,
         results: Sequence[Result],
         waiting: Mapping[str, tuple[Task, str]],

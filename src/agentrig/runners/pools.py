@@ -35,8 +35,8 @@ def check_machine() -> None:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if 0 <= files < FILES:
         raise AgentrigError(
-            f"this process may open {files} files at once (ulimit -n), and a run needs {FILES}. Allow more and start "
-            "again: ulimit -n 4096 (in a new shell, if this one may not)"
+            f"this process may open {files} files at once (ulimit -n), and a run needs {FILES}.\n"
+            "  Allow more and start again: ulimit -n 4096 (in a new shell, if this one may not)"
         )
     try:
         with socket.create_server(("127.0.0.1", 0)) as here:
@@ -44,7 +44,7 @@ def check_machine() -> None:
     except OSError as error:
         raise AgentrigError(
             f"this process cannot connect to 127.0.0.1 ({error.strerror or error}), and a run's processes reach each "
-            "other there. Enable the loopback interface: ip link set lo up"
+            "other there.\n  Enable the loopback interface: ip link set lo up"
         ) from error
 
 
@@ -84,8 +84,8 @@ class BasePool(abc.ABC, Generic[W]):
 
     def __init__(self, plan: AgentSource, *, n: int, threads: int, deadline_s: float, retries: int) -> None:
         check_machine()
-        self._plan, self._n, self._threads = plan, n, threads
-        self._deadline_s, self._retries = deadline_s, retries
+        self._plan, self.n, self._threads = plan, n, threads
+        self.deadline_s, self.retries = deadline_s, retries
         self._workers: list[W] = []
         self._waiting: deque[Job] = deque()
         self._lost: dict[str, int] = {}
@@ -119,21 +119,11 @@ class BasePool(abc.ABC, Generic[W]):
 
     def start(self) -> None:
         """Start the missing runners; they build the agent in the background."""
-        while len(self._workers) < self._n:
+        while len(self._workers) < self.n:
             self._workers.append(self._spawn())
 
     def build_first(self, timeout_s: float) -> bool:
-        """Start one runner and wait until it has built the agent; `start` starts the others.
-
-        Args:
-            timeout_s: Give up waiting after this many seconds; the runner goes on.
-
-        Returns:
-            Whether the agent is built.
-
-        Raises:
-            AgentrigError: The agent cannot be built.
-        """
+        """Start one runner and wait until it has built the agent; see `agentrig.pools.RunnerPool`."""
         if not self._workers:
             self._workers.append(self._spawn())
         end = time.monotonic() + timeout_s
@@ -144,24 +134,9 @@ class BasePool(abc.ABC, Generic[W]):
         return any(w.ready for w in self._workers)
 
     @property
-    def n(self) -> int:
-        """Number of runners; 0 for a pool that runs nothing."""
-        return self._n
-
-    @property
-    def deadline_s(self) -> float:
-        """Time limit of a rollout in seconds."""
-        return self._deadline_s
-
-    @property
-    def retries(self) -> int:
-        """How often a rollout is restarted when its runner died."""
-        return self._retries
-
-    @property
     def room(self) -> int:
         """How many more jobs could start now; the queue should not become much longer than this."""
-        return self._n * self._threads - self.pending
+        return self.n * self._threads - self.pending
 
     @property
     def pending(self) -> int:
@@ -177,11 +152,7 @@ class BasePool(abc.ABC, Generic[W]):
         return []
 
     def poll(self, timeout_s: float) -> list[Result]:
-        """Send jobs to runners, wait for events, and return the finished results.
-
-        Raises:
-            AgentrigError: The agent cannot be built, or there are no resources for the runners.
-        """
+        """Send jobs to runners, wait for events, and return the finished results."""
         self._dispatch()
         results = self._listen(timeout_s)
         results += self._enforce_deadlines()
@@ -248,7 +219,7 @@ class BasePool(abc.ABC, Generic[W]):
         failed = []
         for job, started in worker.jobs.values():
             lost = self._lost.pop(job.id, 0) + 1
-            if lost > self._retries:
+            if lost > self.retries:
                 failed.append(job.failed("runner-died", died(lost), started))
             else:
                 self._lost[job.id] = lost
@@ -273,7 +244,7 @@ class BasePool(abc.ABC, Generic[W]):
         now = time.monotonic()
         self._check_built(now)
         for worker in list(self._workers):
-            overdue = [j for j, (_, started) in worker.jobs.items() if now - started > self._deadline_s]
+            overdue = [j for j, (_, started) in worker.jobs.items() if now - started > self.deadline_s]
             if not overdue:
                 continue
             stopped = self._stopped(worker)
@@ -288,7 +259,7 @@ class BasePool(abc.ABC, Generic[W]):
             self.replaced += 1
             for job_id in overdue:
                 job, started = worker.jobs.pop(job_id)
-                limit = f"{self._deadline_s:g} s (runners.deadline_s)"
+                limit = f"{self.deadline_s:g} s (runners.deadline_s)"
                 reason = f"the rollout ran past its deadline of {limit} and its runner was killed"
                 failed.append(job.failed("deadline", reason, started))
                 self._lost.pop(job_id, None)

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 import uuid
@@ -29,7 +30,7 @@ from agentrig.pools import RESULT_BYTES, AgentSource, Job, Result
 from agentrig.processes.confine import BASE, confine, declared, withheld
 from agentrig.processes.ends import SIGNALS
 from agentrig.processes.families import MARK, end_families, guard
-from agentrig.processes.forks import SAFE_PATH_KEPT, start_process, start_server
+from agentrig.processes.forks import NO_MAIN_GUARD, SAFE_PATH_KEPT, start_process, start_server
 from agentrig.processes.scratch import remove_left
 from agentrig.runners.attempt import build_agent, packed, running_loop
 from agentrig.runners.pools import BasePool, Worker
@@ -280,6 +281,12 @@ class Pool(BasePool[_Worker]):
         """Remove a process that ended, and log its exit code."""
         worker.process.join()
         worker.pipe.close()
+        if worker.process.exitcode == NO_MAIN_GUARD:
+            script = getattr(sys.modules["__main__"], "__file__", "your script")
+            raise AgentrigError(
+                f"{script} starts a run whenever it is imported, and each runner imports it.\n"
+                '  Start the run in a block that only the script itself runs: if __name__ == "__main__":'
+            )
         end_families([worker.process.pid], [worker.mark])  # for the case that its guard was killed
         code = f"(exit code {worker.process.exitcode})"
         ended = ": the agent, or what it imports, ended its process. An error above says why, or it calls os._exit"

@@ -63,7 +63,7 @@ class RewardWorker:
         if many is not None:
             (score,) = many([job.input], self._budget_s)
         else:
-            score = judged(self._reward, job.input, self._budget_s)
+            score = score_one(self._reward, job.input, self._budget_s)
         fields = attrs.asdict(score, recurse=False)
         value = None if score.value is None else float(score.value)
         components = {name: float(part) for name, part in score.components.items()}
@@ -135,9 +135,13 @@ class Scorer:
     def __call__(self, rollouts: Sequence[tuple[Task, Outcome, Trace]]) -> list[Score]:
         """Score a batch; returns a score for each item, in their order. Never raises."""
         items: list[tuple[Any, ...]] = [each if self._sees_trace else each[:2] for each in rollouts]
-        judged = {i: item for i, item in enumerate(items) if self._own or _has_answer(item[1])}
+        judged = {
+            i: item  # a plain agent that answers None is judged too
+            for i, item in enumerate(items)
+            if self._own or item[1].answer is not None or item[1].own_reward is None
+        }
         scores = dict(zip(judged, self._scores(list(judged.values())), strict=True))
-        found = [scores.get(i, NO_ANSWER).judged(self.correctness) for i in range(len(items))]
+        found = [scores.get(i, NO_ANSWER).with_correct(self.correctness) for i in range(len(items))]
         return [_of_calls(score, *each[2:]) for score, each in zip(found, rollouts, strict=True)]
 
     def _scores(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
@@ -161,7 +165,7 @@ class Scorer:
                 except queue.Empty:
                     return
                 started[i] = time.monotonic(), threading.current_thread()
-                score = judged(self._reward, items[i], self._budget_s)
+                score = score_one(self._reward, items[i], self._budget_s)
                 with ending:
                     if scores[i] is not None:
                         return  # too late, and this thread may be interrupted
@@ -265,7 +269,7 @@ class Scorer:
         return thread
 
 
-def judged(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
+def score_one(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
     """Judge one outcome; whatever the reward raises or returns is a score."""
     try:
         task, outcome, *trace = _copied(item)
@@ -314,8 +318,3 @@ def _copied(item: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _raised(error: BaseException) -> Score:
     return Score.invalid(f"the reward raised {words_of(error)}{place_of(error)}")
-
-
-def _has_answer(outcome: Outcome) -> bool:
-    """Return whether there is something to judge; a plain agent that answers None is judged as ever."""
-    return outcome.answer is not None or outcome.own_reward is None

@@ -11,7 +11,7 @@ import unicodedata
 from pathlib import Path
 
 from agentrig.errors import ConfigError
-from agentrig.plugins.registry import Registry
+from agentrig.plugins.registry import Registry, a_kind
 from agentrig.scaffold.templates import DOMAIN, snake
 
 LONGEST = 40
@@ -79,7 +79,7 @@ def _owner(kind: str, name: str, registry: Registry) -> str:
     for each in ("tasks", "agent", "reward", "recipe") if kind == DOMAIN else (kind,):
         for component in registry.components(each):
             if component.spec.name == name:
-                return f"{component.distribution} {component.version} has {_a(each)} of that name"
+                return f"{component.distribution} {component.version} has {a_kind(each)} of that name"
     for plugin in registry.plugins:
         if plugin.name == name:
             return f"a plugin of {plugin.distribution} {plugin.version} has that name"
@@ -102,7 +102,3 @@ def _module_owner(module: str) -> str:
     if spec is None or spec.origin is None:  # a mere folder has no origin
         return ""
     return f"the module {module} is installed ({spec.origin})"
-
-
-def _a(kind: str) -> str:
-    return kind if kind in ("tasks", "runners") else f"{'an' if kind[0] in 'ao' else 'a'} {kind}"

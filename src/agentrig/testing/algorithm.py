@@ -14,16 +14,18 @@ from unittest import mock
 import attrs
 
 from agentrig.endpoints import Endpoint
-from agentrig.errors import AgentrigError, CheckpointDamaged, place_of
+from agentrig.errors import AgentrigError, CheckpointDamaged
 from agentrig.plan import Plan, resolve
 from agentrig.run.checkpoints import Checkpoints, verify
-from agentrig.run.loop import looped
+from agentrig.run.directory import RunDirectory
+from agentrig.run.loop import runnable
 from agentrig.testing import bandit
 from agentrig.testing.bandit import OPTIMUM, pull
 from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
 from agentrig.testing.policy import Policy
 from agentrig.testing.subject import Subject
 from agentrig.testing.tiny_model import make_tiny_model
+from agentrig.text import account_of
 
 CLOSE = 0.2
 """How far a stated weight change may be from the checkpoints' own difference, as a share."""
@@ -50,8 +52,7 @@ class Run:
     @property
     def lines(self) -> list[dict[str, Any]]:
         """The lines of its metrics."""
-        file = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.is_file() else []
+        return RunDirectory(self.path).metrics()
 
     @property
     def steps(self) -> list[int]:
@@ -84,8 +85,7 @@ class Run:
             CheckFailed: An error ended it.
         """
         if self.error is not None:
-            kind = "" if isinstance(self.error, AgentrigError) else f"{type(self.error).__name__}: "
-            raise CheckFailed(f"{what} ends with {kind}{self.error}{place_of(self.error)}") from self.error
+            raise CheckFailed(f"{what} ends with {account_of(self.error)}") from self.error
         return self
 
 
@@ -379,7 +379,7 @@ def check_serves(subject: AlgorithmSubject) -> None:
     Cure: Serve the checkpoint that is given, or the starting model, until the block ends.
     """
     plan = subject.plan("served")
-    algorithm, folder = looped(plan.build("algorithm")), subject.whole.last
+    algorithm, folder = runnable(plan.build("algorithm")), subject.whole.last
     more: Mapping[str, Any] = {}
     if getattr(plan.components["algorithm"].spec, "server", False):
         from agentrig.run.setup import Setup

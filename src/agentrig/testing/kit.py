@@ -19,11 +19,11 @@ from typing import Any, Literal
 
 import attrs
 
-from agentrig.errors import AgentrigError, ConfigError, nearest, place_of
+from agentrig.errors import ConfigError, nearest
 from agentrig.plugins.loading import told_if_slow
 from agentrig.testing.elsewhere import elsewhere
 from agentrig.testing.subject import Subject
-from agentrig.text import words_of
+from agentrig.text import account_of
 
 CHECKED = (
     *("tasks", "agent", "reward", "adapter", "algorithm"),
@@ -150,9 +150,7 @@ class Check:
             raise CheckFailed(
                 found.what, found.cure or self.cure, found.why or self.why, self.name
             ) from found.__cause__
-        own = isinstance(found, AgentrigError)  # else the component raised it
-        what = str(found) if own else f"{words_of(found)}{place_of(found)}"
-        raise CheckFailed(what, self.cure, self.why, self.name) from found
+        raise CheckFailed(account_of(found), self.cure, self.why, self.name) from found
 
     def _done(self, function: Function) -> BaseException | str:
         """Return a check's error, or its fact; it runs once for each subject, after what it needs."""

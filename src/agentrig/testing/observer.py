@@ -16,7 +16,7 @@ from agentrig.errors import place_of
 from agentrig.frozen import frozen
 from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
 from agentrig.plugins.building import hooks_of
-from agentrig.plugins.observing import watchers
+from agentrig.plugins.observing import build_observers
 from agentrig.run.directory import RunDirectory
 from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
 from agentrig.testing.run_directory import rollout_of, write_run
@@ -103,7 +103,7 @@ def check_hooks(subject: ObserverSubject) -> None:
     component = subject.component
     if component is None:
         raise CheckSkipped("it was given already built; a run takes observers from their spec")
-    watchers([(component, subject.config)])
+    build_observers([(component, subject.config)])
 
 
 @needs(check_hooks)

@@ -9,6 +9,7 @@ from collections import Counter
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import attrs
 import psutil
@@ -53,8 +54,7 @@ class RunnersSubject(Subject):
     @cached_property
     def shared(self) -> RunnerPool:
         """The pool of the checks that end no runner."""
-        os.environ[SECRET] = "secret"
-        try:
+        with mock.patch.dict(os.environ, {SECRET: "secret"}):
             pool = self.pool()
             if not pool.build_first(self.start_s):
                 raise CheckFailed(
@@ -62,8 +62,6 @@ class RunnersSubject(Subject):
                     "Let `build_first` start one runner and wait for it; a slower start: the option start_s.",
                 )
             pool.start()
-        finally:
-            del os.environ[SECRET]
         return pool
 
     def run(self, pool: RunnerPool, *jobs: Job) -> list[Result]:

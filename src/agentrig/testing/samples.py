@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from agentrig.errors import ConfigError
+from agentrig.plugins.registry import a_kind
 from agentrig.run.splits import check_set, read_split
 from agentrig.tasks import Task
 from agentrig.testing.kit import CheckFailed
@@ -71,7 +72,7 @@ class TriedSubject(Subject):
                 f"it is not known with which tasks to try it: its plugin brings {brought}",
                 cure=f'Name a task set: `agentrig validate NAME --tasks TASKS`; in a test `tasks="TASKS"`, '
                 f'`tasks="FILE.py:NAME"` or a list of agentrig.Task. Installed: {names}.',
-                why=f"The checks of {'an' if self.kind == 'agent' else 'a'} {self.kind} play it on a few tasks.",
+                why=f"The checks of {a_kind(self.kind)} play it on a few tasks.",
             )
         return own[0]
 

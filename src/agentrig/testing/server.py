@@ -12,10 +12,11 @@ import psutil
 
 from agentrig.delivery.asking import CannotAnswer, CannotScore, ask
 from agentrig.delivery.digests import digests
+from agentrig.endpoints import port_taken
 from agentrig.servers import ServerError, ServerPlan
 from agentrig.testing.elsewhere import elsewhere
 from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
-from agentrig.testing.server_subject import MARK, NAME, ServerSubject, left, listening
+from agentrig.testing.server_subject import MARK, NAME, ServerSubject, left
 
 TEXTS = 8
 """How many prompts are tried until the model samples a letter."""
@@ -441,7 +442,8 @@ def _started_there(subject: ServerSubject, plan: ServerPlan) -> tuple[list[str],
 
 
 def _closed(urls: list[str], after: str) -> None:
-    heard = left(lambda: [url for url in urls if listening(url)], CLOSE_S)
+    places = [(url, urlsplit(url)) for url in urls]
+    heard = left(lambda: [url for url, at in places if port_taken(at.port or 80, at.hostname or "127.0.0.1")], CLOSE_S)
     if heard:
         raise CheckFailed(f"after {after} something still listens at {heard[0]}")
 

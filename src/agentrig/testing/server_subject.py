@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import socket
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from unittest import mock
 
 import attrs
 import httpx
@@ -107,15 +106,8 @@ class ServerSubject(Subject):
         """Let what is started now be found by its environment, and put its temporary files into a folder."""
         own = {MARK: str(self.folder), "TMPDIR": str(self.temporary)}
         own["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder / "torchinductor")  # as in a run: no temporary files
-        before, directory = {name: os.environ.get(name) for name in own}, tempfile.tempdir
-        os.environ.update(own)
-        tempfile.tempdir = own["TMPDIR"]
-        try:
+        with mock.patch.dict(os.environ, own), mock.patch.object(tempfile, "tempdir", own["TMPDIR"]):
             yield
-        finally:
-            tempfile.tempdir = directory
-            for name, value in before.items():
-                os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
     def processes(self) -> list[Any]:
         """Return the living processes that were started while `marking`."""
@@ -249,16 +241,6 @@ class ServerSubject(Subject):
                 f"{when}token {at + 1} of {len(far)} has log-probability {reply.logprobs[at]:.4f}, and transformers "
                 f"computes {own[at]:.4f} with the same weights; {self.tolerance:g} are allowed"
             )
-
-
-def listening(url: str) -> bool:
-    """Whether something accepts connections at an address."""
-    place = urlsplit(url)
-    try:
-        with socket.create_connection((place.hostname or "", place.port or 80), timeout=2):
-            return True
-    except OSError:
-        return False
 
 
 def left(find: Any, within_s: float) -> list[Any]:

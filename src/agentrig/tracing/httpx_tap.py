@@ -20,7 +20,7 @@ from agentrig.text import parsed, words_of
 from agentrig.traces import ASKED, LLM_CALL, PARENT, SERVER
 from agentrig.tracing.connections import marked
 from agentrig.tracing.recorder import Recorder, active, server_of
-from agentrig.tracing.streams import Streamed, async_tee, joined, tee
+from agentrig.tracing.streams import Streamed, joined, tee
 from agentrig.tracing.tokens import sampled_calls, token_attributes
 
 
@@ -37,7 +37,7 @@ def install() -> None:
 
 def _tap(library: Any, *, is_async: bool) -> None:
     client = library.AsyncClient if is_async else library.Client
-    copied = async_tee(library.AsyncByteStream) if is_async else tee(library.SyncByteStream)
+    copied = tee(library.AsyncByteStream if is_async else library.SyncByteStream)
     send: Any = marked(client.send) if is_async else client.send
 
     def prepare(request: Any) -> tuple[_Call, Any] | None:

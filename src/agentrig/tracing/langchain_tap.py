@@ -75,6 +75,8 @@ def install() -> None:
         def on_chain_error(self, error: BaseException, *, run_id: Any, **more: Any) -> None:
             self._recorder.close(run_id.hex, error=words_of(error))
 
+        on_llm_error = on_tool_error = on_chain_error
+
         def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: Any, **more: Any) -> None:
             self._model("chat_model.llm", serialized, run_id, more)
 
@@ -88,9 +90,6 @@ def install() -> None:
         def on_llm_end(self, response: Any, *, run_id: Any, **more: Any) -> None:
             self._recorder.close(run_id.hex)
 
-        def on_llm_error(self, error: BaseException, *, run_id: Any, **more: Any) -> None:
-            self._recorder.close(run_id.hex, error=words_of(error))
-
         def on_tool_start(self, serialized: Any, input_str: str, *, run_id: Any, **more: Any) -> None:
             name = more.get("name") or (serialized or {}).get("name") or "tool"
             parent = more.get("parent_run_id")
@@ -99,9 +98,6 @@ def install() -> None:
 
         def on_tool_end(self, output: Any, *, run_id: Any, **more: Any) -> None:
             self._recorder.close(run_id.hex, attributes={"output": shown(output)})
-
-        def on_tool_error(self, error: BaseException, *, run_id: Any, **more: Any) -> None:
-            self._recorder.close(run_id.hex, error=words_of(error))
 
     variable: ContextVar[Any] = ContextVar("agentrig_langchain_handler", default=None)
     register_configure_hook(variable, inheritable=True)

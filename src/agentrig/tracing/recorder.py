@@ -154,15 +154,12 @@ class Recorder:
         """
         opened = self._open.pop(span.id, None)
         parent = opened[0] if opened is not None else self.root
-        if span.name == LLM_CALL and self._has_call(span.attributes.get("gen_ai.response.id")):
+        known = [s.attributes.get("gen_ai.response.id") for s in self._spans if s.name == LLM_CALL]
+        response = span.attributes.get("gen_ai.response.id")
+        if span.name == LLM_CALL and response is not None and response in known:
             self.hide(span.id, parent)
             return
         self._spans.append(attrs.evolve(span, parent=parent))
-
-    def _has_call(self, response_id: Any) -> bool:
-        return response_id is not None and any(
-            s.name == LLM_CALL and s.attributes.get("gen_ai.response.id") == response_id for s in self._spans
-        )
 
     def add(
         self,
@@ -275,6 +272,29 @@ def current() -> Recorder | None:
 
 
 @contextmanager
+def opened(name: str, attributes: dict[str, Any]) -> Iterator[str | None]:
+    """Record a span around this block; yield its id, None outside a rollout.
+
+    Args:
+        name: The operation.
+        attributes: Its attributes; the block may add some.
+    """
+    recorder = active.get()
+    if recorder is None:
+        yield None
+        return
+    span_id, error = uuid.uuid4().hex[:16], None
+    recorder.open(span_id, recorder.parent(), name, attributes)
+    try:
+        yield span_id
+    except BaseException as raised:
+        error = words_of(raised)
+        raise
+    finally:
+        recorder.close(span_id, error=error)
+
+
+@contextmanager
 def span(name: str) -> Iterator[None]:
     """Name a part of a plain-Python agent, like a node of a graph.
 
@@ -286,18 +306,8 @@ def span(name: str) -> Iterator[None]:
             reply = client.chat.completions.create(...)
         ```
     """
-    recorder = active.get()
-    if recorder is None:
+    with opened("agent", {"agent.name": name}):
         yield
-        return
-    span_id = uuid.uuid4().hex[:16]
-    recorder.open(span_id, recorder.parent(), "agent", {"agent.name": name})
-    try:
-        yield
-    except BaseException as error:
-        recorder.close(span_id, error=words_of(error))
-        raise
-    recorder.close(span_id)
 
 
 def server_of(url: Any) -> tuple[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -230,10 +231,17 @@ class _Copy:
         self.error: str | None = None
         self._done: Done | None = done
 
-    def failed(self, error: BaseException) -> None:
-        """Store an error of reading; it is no error if the reader stops early."""
-        if not isinstance(error, GeneratorExit):
+    @contextmanager
+    def reading(self) -> Iterator[list[bytes]]:
+        """Give the list for the chunks that are read; store an error. It is no error if the reader stops early."""
+        try:
+            yield self.chunks
+            self.whole = True
+        except GeneratorExit:
+            raise
+        except BaseException as error:
             self.error = f"the stream broke: {type(error).__name__}: {error}"
+            raise
 
     def close(self) -> None:
         """Pass on the data that was read."""
@@ -244,7 +252,7 @@ class _Copy:
 
 
 def tee(base: Any) -> Any:
-    """Return a subclass of a client library's stream class that keeps a copy of the data.
+    """Return a subclass of a client library's stream class, asynchronous or not, that keeps a copy of the data.
 
     It passes the copy on when it is closed, or by `kept.close()` if the agent never closes it.
     """
@@ -254,14 +262,16 @@ def tee(base: Any) -> Any:
             self._stream, self.kept = stream, _Copy(done)
 
         def __iter__(self) -> Iterator[bytes]:
-            try:
+            with self.kept.reading() as chunks:
                 for chunk in self._stream:
-                    self.kept.chunks.append(chunk)
+                    chunks.append(chunk)
                     yield chunk
-                self.kept.whole = True
-            except BaseException as error:
-                self.kept.failed(error)
-                raise
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            with self.kept.reading() as chunks:
+                async for chunk in self._stream:
+                    chunks.append(chunk)
+                    yield chunk
 
         def close(self) -> None:
             try:
@@ -269,30 +279,10 @@ def tee(base: Any) -> Any:
             finally:
                 self.kept.close()
 
-    return Tee
-
-
-def async_tee(base: Any) -> Any:
-    """Return the same as `tee`, for an asynchronous stream class."""
-
-    class AsyncTee(base):  # type: ignore[misc]
-        def __init__(self, stream: Any, done: Done) -> None:
-            self._stream, self.kept = stream, _Copy(done)
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            try:
-                async for chunk in self._stream:
-                    self.kept.chunks.append(chunk)
-                    yield chunk
-                self.kept.whole = True
-            except BaseException as error:
-                self.kept.failed(error)
-                raise
-
         async def aclose(self) -> None:
             try:
                 await self._stream.aclose()
             finally:
                 self.kept.close()
 
-    return AsyncTee
+    return Tee

@@ -194,7 +194,7 @@ class AlgorithmCall:
             task = known.get(key) or Task(id=key[:12], input=_fields(rollout.input))
             mode, step = records.place(rollout.mode, rollout.resources_id)
             waiting = {result.id: (task, f"{mode}-{step}-{task.id}")}
-            judged: Rollout = session.engine.judge([result], waiting, step=step, mode=mode)[0]
+            judged: Rollout = session.engine.scored([result], waiting, step=step, mode=mode)[0]
             records.file(judged)
             return judged.value
 

@@ -98,7 +98,7 @@ class RayPool(BasePool[Actor]):
     def room(self) -> int:
         """How many more jobs could start now, on the actors that have a place."""
         placed = sum(a.ready for a in self._workers)
-        return (placed or self._n) * self._threads - self.pending
+        return (placed or self.n) * self._threads - self.pending
 
     def wake(self) -> None:
         """Make a `poll` that waits in another thread return."""
@@ -208,7 +208,7 @@ class RayPool(BasePool[Actor]):
             raise AgentrigError(value)
         actor.place, actor.title = value, f"the runner on {value.ip}"
         self._built(actor)
-        log.info("a runner is ready on %s; %d of %d", value.ip, len(self.nodes), self._n)
+        log.info("a runner is ready on %s; %d of %d", value.ip, len(self.nodes), self.n)
         return []
 
     def _died(self, actor: Actor, error: Exception) -> list[Result]:

@@ -6,13 +6,13 @@ import hashlib
 import os
 import resource
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import attrs
 
+from agentrig.endpoints import port_taken
 from agentrig.findings import Finding, Situation
 from agentrig.hardware.versions import fits
 from agentrig_verl import modelscope
@@ -202,7 +202,7 @@ def check_place(situation: Situation, shared: Path = Path("/dev/shm")) -> Iterat
             evidence=f"{shutil.disk_usage(shared).free / 2**20:.0f} MiB free in {shared}, where Ray keeps its objects",
             cure="start the container with more (--shm-size=16g), or delete what is left over there",
         )
-    if not ray_processes() and _taken(RAY_PORT):
+    if not ray_processes() and port_taken(RAY_PORT):
         yield Finding(
             check="ray port",
             result="warning",
@@ -217,14 +217,3 @@ def check_place(situation: Situation, shared: Path = Path("/dev/shm")) -> Iterat
             evidence=f"at most {limit} open files: Ray with vLLM opens a few thousand, and fails below that",
             cure="ulimit -n 65536",
         )
-
-
-def _taken(port: int) -> bool:
-    """Whether something listens on a port of this machine."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return True
-    return False

@@ -24,8 +24,7 @@ def export_traces(run: Path, url: str | None, file: Path | None, content: bool) 
     from contextlib import ExitStack
 
     from agentrig.errors import AgentrigError, ConfigError
-    from agentrig.otlp import lines
-    from agentrig.otlp.exporting import BATCH, Exporter, ExportError, OtlpConfig, origin_of
+    from agentrig.otlp.exporting import BATCH, Exporter, ExportError, OtlpConfig, json_line, origin_of
     from agentrig.otlp.spans import spans_of
     from agentrig.run.directory import RunDirectory
     from agentrig.run.rows import stored_rollouts
@@ -51,7 +50,7 @@ def export_traces(run: Path, url: str | None, file: Path | None, content: bool) 
         for batch in stored_rollouts(run / "rollouts", size=BATCH):
             found = [span for rollout in batch for span in spans_of(rollout, origin)]
             if url is None:
-                out.write(lines.line(found) + "\n")
+                out.write(json_line(found) + "\n")
             else:
                 try:
                     exporter.send(found)

@@ -8,7 +8,6 @@ import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -210,14 +209,20 @@ def _make(
     click.echo(f"demonstrations: {found.rollouts} rollouts, {len(found.turns)} replies to learn")
     for line in found.rejected[:3]:
         click.echo(f"  left out, the reward does not count it as correct: {line}")
-    enough = None
+    tried: list[Any] = []
+
+    def enough() -> bool:
+        found = run.measure(plan, labels, wanted.directory)
+        click.echo(f"  {_measured('so far', found, labels)}")
+        tried.append(found)
+        return until is not None and found.accuracy is not None and found.accuracy >= until
+
     if until is not None:
-        enough = run.Until(plan, labels, wanted.directory, until, partial(_tried, labels))
         wanted = attrs.evolve(wanted, enough=enough)
     made = run.make_start(plan, wanted, found.turns, lambda line: click.echo(f"  {line}"))
     os.replace(wanted.directory, directory)
     made = attrs.evolve(made, directory=directory)
-    if enough is not None and not enough.tries and wanted.passes > 1:
+    if until is not None and not tried and wanted.passes > 1:
         why = f"algorithm {plan.components['algorithm'].spec.name} never asked whether the model is good enough"
         if made.wall_s >= 60 * wanted.minutes:
             why = f"the {wanted.minutes:g} minutes (--minutes) ended before half of the passes (--passes)"
@@ -235,7 +240,8 @@ def _make(
             f"{limit} cuts it: train with algorithm.max_tokens={made.longest_reply + 8}"
         )
     if measured:
-        after = (enough and enough.last) or run.measure(plan, labels, made.directory)
+        reached = tried and until is not None and (tried[-1].accuracy or 0.0) >= until
+        after = tried[-1] if reached else run.measure(plan, labels, made.directory)
         done["after"] = after.as_dict()
         click.echo(_measured("now", after, labels))
         done["ready"], message = run.verdict(after, getattr(plan.configs["algorithm"], "group_size", 8))
@@ -243,10 +249,6 @@ def _make(
             click.echo(message)
     (directory / "warmup.json").write_text(json.dumps(done, indent=2) + "\n", "utf-8")
     return done
-
-
-def _tried(labels: Any, found: Any) -> None:
-    click.echo(f"  {_measured('so far', found, labels)}")
 
 
 def _measured(when: str, found: Any, labels: Any) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrig.external.callbacks import Callback, CallbackAnswer
+from agentrig.agents import Outcome
+from agentrig.external.callbacks import Callback
 from agentrig.external.command import CommandAgent
 from agentrig.external.config import CommandConfig
 from agentrig.pools import Job
@@ -28,9 +29,9 @@ class Events(Callback):
         super().__init__(job.id, attempt=job.attempt, path=path, key=job.endpoint.api_key)
 
     @property
-    def arrived(self) -> CallbackAnswer | None:
+    def arrived(self) -> Outcome | None:
         """The last reward; None as long as there is none."""
-        return None if self._reward is None else CallbackAnswer(reward=self._reward)
+        return None if self._reward is None else Outcome(own_reward=self._reward)
 
     def take(self, value: Any) -> tuple[int, Mapping[str, Any]]:
         """Take one event, in the listener's thread; return the reply's status and JSON object."""

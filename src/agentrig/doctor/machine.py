@@ -1,4 +1,4 @@
-"""Checks of the place: disk, shared memory, write access, ports."""
+"""Checks of the machine: disk, shared memory, write access, ports."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from pathlib import Path
 import attrs
 
 from agentrig.doctor.devices import shape_of, workload
-from agentrig.endpoints import without_proxy
+from agentrig.endpoints import port_taken, without_proxy
+from agentrig.errors import AgentrigError
 from agentrig.findings import Finding, Result, Situation
 from agentrig.hardware.memory import GB
+from agentrig.runners.pools import check_machine
 
 LEAST_DISK = GB // 2
 """A run's metrics, rollouts and report; checkpoints come on top."""
@@ -83,25 +85,12 @@ def check_shared_memory(situation: Situation, place: Path = Path("/dev/shm")) ->
         yield Finding(check="shared memory", result="ok", evidence=evidence)
 
 
-def taken(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether something already listens on a port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return True
-    return False
-
-
 def check_ports(situation: Situation) -> Iterator[Finding]:
-    """Can servers listen here, and are the ports free that the configuration names?"""
+    """Can a run's processes reach each other, and are the ports free that the configuration names?"""
     try:
-        with socket.create_server(("127.0.0.1", 0)):
-            pass
-    except OSError as error:
-        cure = "allow processes to listen on 127.0.0.1: the model server needs it"
-        yield Finding(check="ports", result="problem", evidence=f"cannot listen: {error}", cure=cure)
+        check_machine()
+    except AgentrigError as error:
+        yield Finding.of_error("ports", error)
         return
     wanted: dict[str, int] = {}
     for kind, config in situation.plan.configs.items() if situation.plan else ():
@@ -110,7 +99,7 @@ def check_ports(situation: Situation) -> Iterator[Finding]:
                 wanted[f"{kind}.{key}"] = port
     if situation.environ.get("MASTER_PORT", "").isdigit():
         wanted["MASTER_PORT"] = int(situation.environ["MASTER_PORT"])
-    busy = {name: port for name, port in wanted.items() if taken(port)}
+    busy = {name: port for name, port in wanted.items() if port_taken(port)}
     for name, port in busy.items():
         yield Finding(
             check="ports",
