@@ -37,9 +37,9 @@ import attrs
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent / "random_policy"))
-import start
 from kills import Wrong, check_left, check_steps
+
+from agentrig.testing.tiny_model import make_tiny_model
 
 PLUGIN = Path(__file__).with_name("soak_plugin.py")
 TASKS, GROUP = 2, 4
@@ -332,8 +332,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     for part in ("t", "wishes"):
         (folder / part).mkdir()
-    texts = [f"word {i} answer" for i in range(200)]
-    parameters = start.make(folder / "model", family="llama", shape="tiny", context=256, texts=texts)
+    make_tiny_model(folder / "model", hidden=64)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Other)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     soak = Soak(folder, options.steps, options.seed, f"http://127.0.0.1:{server.server_port}/v1")
@@ -350,11 +349,7 @@ def main() -> None:
         server.shutdown()
     wall = time.monotonic() - begun
     timed = {"wall_s": round(wall), "s a step": round(wall / options.steps, 2)}
-    print(
-        json.dumps(
-            {"seed": options.seed, "steps": options.steps, "parameters": parameters, **figures, **timed}, indent=1
-        )
-    )
+    print(json.dumps({"seed": options.seed, "steps": options.steps, **figures, **timed}, indent=1))
     shutil.rmtree(folder)
 
 
