@@ -52,19 +52,6 @@ def own_tests(made: Environment, kinds: Sequence[str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    return installed(tmp_path_factory.mktemp("two"), ["agent", "reward"])
-
-
-def test_the_wheels_are_listed(two: Environment) -> None:
-    plugins = listed(two)
-    assert plugins["agentrig-my-reward"]["components"] == [
-        {"kind": "reward", "name": "my-reward", "summary": "1 for the right result, a little for a query that runs."}
-    ]
-    assert plugins["agentrig-my-agent"]["status"] == "ok"
-
-
-@pytest.fixture(scope="module")
 def all_kinds(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return installed(tmp_path_factory.mktemp("all"), list(TEMPLATES))
 
