@@ -188,6 +188,17 @@ def test_a_setting_as_an_option_is_shown_as_a_setting(option: list[str], said: s
     assert said in result.stderr
 
 
+def test_errors_of_plugins_are_warnings_of_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy_file: str, model: ModelServer
+) -> None:
+    from distributions import install
+
+    monkeypatch.syspath_prepend(tmp_path)
+    install(tmp_path, "toy-gone", "import no_such_library\n")
+    result = invoke("eval", "toy", "--plugin", toy_file, "--split", "tst")
+    assert "agentrig: warning: plugin toy-gone failed to load: ModuleNotFoundError" in result.stderr
+
+
 # --- commands ---
 
 
@@ -217,6 +228,42 @@ def test_the_sections_without_a_component_show_their_settings(section: str, key:
     assert (shown["kind"], shown["name"], shown["distribution"]) == ("section", section, "agentrig")
     assert shown["settings"][key]["type"] == "float"
     assert 'Did you mean "runners"?' in invoke("plugins", "show", "runnerss").stderr
+
+
+FAULTY = """
+from agentrig import HardwareSpec, hookimpl
+from agentrig.hardware import Hardware
+
+class Faulty(Hardware):
+    def probe(self):
+        raise KeyError("firmware")
+
+@hookimpl
+def register_hardware():
+    yield HardwareSpec(name="faulty", summary="", build=lambda config: Faulty(name="faulty", torch_device="npu"))
+    yield HardwareSpec(name="unmade", summary="", build=lambda config: 1 / 0)
+"""
+
+
+def test_broken_hardware_under_auto_does_not_end_a_command(
+    here: Path, model: ModelServer, toy_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from agentrig.doctor.devices import check_hardware
+
+    (here / "faulty.py").write_text(FAULTY)
+    more = ["--plugin", toy_file, "--plugin", "faulty.py"]
+    words = [*more, f"algorithm.endpoint={model.url}", "algorithm.steps=1", "--json", 'run.block=["report"]']
+    done = invoke("train", "toy", *words, "hardware.use=auto", "run.name=auto")
+    assert done.exit_code == 0, done.output
+    assert 'use = "cpu"' in (here / "runs" / "auto" / "config.toml").read_text()
+    unmade = invoke("train", "toy", *words, "--hardware", "unmade", "run.name=unmade")
+    assert (unmade.exit_code, "(faulty.py:12 in <lambda>)" in unmade.stderr) == (1, True), unmade.output
+    monkeypatch.setattr("agentrig.doctor.examination.CHECKS", (check_hardware,))
+    looked = invoke("doctor", "toy", *more, "--hardware", "cpu", "--json")
+    lines = {f["check"]: f for f in json.loads(looked.stdout)["findings"]}
+    assert lines["faulty devices"]["result"] == lines["unmade devices"]["result"] == "warning"
+    assert "KeyError" in lines["faulty devices"]["evidence"]
+    assert "ZeroDivisionError" in lines["unmade devices"]["evidence"]
 
 
 @pytest.mark.parametrize(("recipe", "name"), [("fast", "eval"), pytest.param("qwen", "dev", marks=pytest.mark.slow)])

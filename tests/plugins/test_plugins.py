@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from distributions import install, reward_source
 from model_server import ModelServer
 
-from agentrig import hookimpl
+from agentrig import RewardSpec, hookimpl
 from agentrig.cli.entry import main
 from agentrig.errors import LookupFailed, PluginError
 from agentrig.plugins.loading import load
@@ -414,6 +414,12 @@ def test_an_observer_with_a_misspelled_hook_is_refused() -> None:
     with pytest.raises(PluginError, match=r'observer mine: unknown hook "on_steps_end"\. Did you mean "on_step_end"\?'):
         registry.add_observer(Typo(), "mine")
     registry.notify("on_step_end", event=1)
+
+
+@pytest.mark.parametrize("name", ["Exact", "exact match", "exact_match", "-x", ""])
+def test_component_names_have_one_form(name: str) -> None:
+    with pytest.raises(ValueError, match="name"):
+        RewardSpec(name=name, summary="", build=lambda c: None)  # type: ignore[arg-type,return-value]
 
 
 def test_the_json_of_plugins_has_its_fixed_shape(site: Path) -> None:

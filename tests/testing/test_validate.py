@@ -84,6 +84,12 @@ def test_what_cannot_be_validated_is_named(word: str, said: str) -> None:
     assert said in result.stderr
 
 
+def test_a_check_that_does_not_exist_is_named() -> None:
+    result = validate(FILE, "--only", "agent.samplin")
+    assert result.exit_code == 1
+    assert 'there is no check "agent.samplin". Did you mean "agent.sampling"?' in result.stderr
+
+
 UNCHANGED = """
 import httpx
 from agentrig import AgentSpec, hookimpl
@@ -171,6 +177,65 @@ def test_a_file_that_ends_its_process_is_named(tmp_path: Path) -> None:
     assert "KeyboardInterrupt: enough" in raised.stderr.replace("\n", " ")
     os.mkfifo(tmp_path / "pipe.py")
     assert "pipe.py is no regular file" in validate(str(tmp_path / "pipe.py")).stderr.replace("\n", " ")
+
+
+TOOLS = """
+import json
+from agentrig import AgentSpec, RewardSpec, Score, Task, TasksSpec, hookimpl
+from agentrig.demonstrations import Reply
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+class Sums:
+    splits = ("train",)
+    roles = {"train": "train"}
+
+    def load(self, split):
+        return [Task(id=f"t{i}", input={"q": f"{i} + 7"}, private={"gold": str(i + 7), "a": i}) for i in range(4)]
+
+    def demonstrate(self, task, call):
+        return Reply(tool_calls=[{"name": "add", "arguments": {"a": task.private["a"], "b": 7}}])
+
+
+def ask(task_input, endpoint):
+    from openai import OpenAI
+
+    with OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+        reply = client.chat.completions.create(
+            model=endpoint.model, messages=[{"role": "user", "content": task_input["q"]}], tools=[TOOL],
+            extra_body=dict(endpoint.sampling), extra_headers=dict(endpoint.headers),
+        )
+    calls = [c.function for c in reply.choices[0].message.tool_calls or () if c.function.name == "add"]
+    return str(sum(json.loads(calls[0].arguments).values())) if calls else "no call"
+
+
+@hookimpl
+def register_tasks():
+    yield TasksSpec(name="sums", summary="", build=lambda config: Sums())
+
+
+@hookimpl
+def register_agents():
+    yield AgentSpec(name="sums", summary="", build=lambda config: ask)
+
+
+@hookimpl
+def register_rewards():
+    yield RewardSpec(
+        name="sums", summary="", build=lambda config: lambda t, o, b: Score.ok(float(o.answer == t.private["gold"]))
+    )
+"""
+
+
+@pytest.mark.slow
+def test_a_trial_plays_what_the_demonstrator_says_calls_of_tools_included(tmp_path: Path) -> None:
+    """The gold as text would never use the tools: such an agent's right answers earned nothing."""
+    (tmp_path / "sums.py").write_text(TOOLS)
+    result = validate(str(tmp_path / "sums.py"), "--json", "--limit", "3", "--only", "play.readable")
+    assert result.exit_code == 0, result.output
+    (trial,) = json.loads(result.stdout)["trials"]
+    assert trial["reward_mean"] == {"gold": 1.0, "nonsense": 0.0}
 
 
 PICKY = """

@@ -69,6 +69,7 @@ HOSTS: dict[str, tuple[dict[str, Any], int, str]] = {
     "a driver that is taken": ({"smi": FAILED.format("-8005"), "status": 1}, 0, "another container holds the device"),
     "a driver that is not there": ({"smi": FAILED.format("-8020"), "status": 1}, 0, "another container holds"),
     "no npu-smi": ({"smi": None}, 0, "npu-smi is not on PATH"),
+    "no device files": ({"files": ()}, 0, "start the container with --device"),
     "no control devices": ({"files": DEVICES[:3]}, 0, r"devmm_svm is missing(.|\n)*hisi_hdc is missing"),
     "ids that do not ascend": ({"ASCEND_RT_VISIBLE_DEVICES": "1,0"}, 0, "use 0,1$"),
     "one of them": ({"ASCEND_RT_VISIBLE_DEVICES": "1"}, 1, ""),
