@@ -28,25 +28,18 @@ pytestmark = [
 OWN = ("WANDB_", "SWANLAB_", "TENSORBOARD_")
 
 TRACKED = """
-import json, pathlib, signal, sys
+import json, pathlib, sys
 from verl.utils.tracking import Tracking
 from agentrig_verl.algorithm import logging_into
 
-name, directory, exit_code, interrupted, taken_back = json.loads(sys.argv[1])
-asked = []
-ask = lambda *_: asked.append("asked")
-signal.signal(signal.SIGINT, ask)
+name, directory, exit_code = json.loads(sys.argv[1])
 with logging_into(pathlib.Path(directory)):
     config = {"trainer": {"project_name": "agentrig"}, "data": {"train_batch_size": 4, "max_samples": None}}
     tracking = Tracking("agentrig", "mini", default_backend=["console", name], config=config)
-    if taken_back:
-        signal.signal(signal.SIGINT, ask)
     tracking.log(data={"actor/pg_loss": 0.5, "val-core/agentrig/acc/mean@1": float("nan")}, step=1)
-    if interrupted:
-        signal.raise_signal(signal.SIGINT)
     tracking.log(data={"actor/pg_loss": 0.25}, step=2)
 tracking.finish(exit_code=exit_code)
-print("finished", *asked)
+print("finished")
 """
 """How verl's trainer uses its loggers, and how agentrig wraps them."""
 
@@ -70,12 +63,10 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def track(clean: None, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Log two steps with verl's tracking in a separate process: the loggers keep settings and hooks until it ends."""
 
-    def run(
-        name: str, *, exit_code: int = 0, interrupted: bool = False, taken_back: bool = False, **environ: str
-    ) -> subprocess.CompletedProcess[str]:
+    def run(name: str, *, exit_code: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
         needs(name)
         (tmp_path / "run").mkdir()
-        given = json.dumps([name, str(tmp_path / "run"), exit_code, interrupted, taken_back])
+        given = json.dumps([name, str(tmp_path / "run"), exit_code])
         return subprocess.run(
             [sys.executable, "-c", TRACKED, given],
             env={**os.environ, **environ}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200,
