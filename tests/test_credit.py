@@ -57,15 +57,6 @@ def test_a_single_rollout_has_no_advantage():
     assert advantages([1.0, None, None], [1, 1, 1]) == [0.0, 0.0, 0.0]
 
 
-def test_only_the_mean_is_subtracted_if_requested():
-    assert advantages([1.0, 0.0], [1, 1], normalize=False) == [0.5, -0.5]
-
-
-def test_negative_advantages_are_scaled_and_positive_ones_kept():
-    plain = advantages([1.0, 0.0, 0.0], [1, 1, 1])
-    assert advantages([1.0, 0.0, 0.0], [1, 1, 1], negative_scale=0.5) == [plain[0], plain[1] / 2, plain[2] / 2]
-
-
 def test_lengths_must_agree():
     with pytest.raises(ValueError, match="2 values, but 1"):
         advantages([1.0, 0.0], [1])

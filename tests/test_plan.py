@@ -72,12 +72,6 @@ def test_plugins_of_the_command_line_are_relative_to_where_it_was_given(
     assert plan.run.plugins == [str(tmp_path / "mine.py")]
 
 
-def test_swapping_drops_the_recipes_own_keys(file: Callable[[str], str], toy_file: str) -> None:
-    path = file('[reward]\nuse = "toy-parity"\nright = 2.0\n')
-    assert resolve(path, files=[toy_file]).configs["reward"].right == 2.0
-    assert resolve(path, files=[toy_file], uses={"reward": "own"}).components["reward"].spec.name == "own"
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -128,21 +122,6 @@ def test_a_wrong_key_names_the_right_one(toy_plan: Callable[..., Plan], override
     with pytest.raises((ConfigError, LookupFailed)) as caught:
         toy_plan(override)
     assert said in str(caught.value)
-
-
-def test_a_key_in_the_wrong_section_names_the_section_that_has_it(tmp_path: Path) -> None:
-    """For the components that the run file uses."""
-    file = tmp_path / "mine.toml"
-    file.write_text('recipe = "mini"\n[run]\ngroup_size = 4\n')
-    with pytest.raises(
-        ConfigError, match=r"\[run\] a run has no key .* of \[algorithm\]: write algorithm.group_size\."
-    ):
-        resolve(str(file))
-    file.write_text('recipe = "mini"\n[hardware]\nuse = "auto"\nlr = 1e-4\n')
-    with pytest.raises(ConfigError, match=r'has a key "lr"\. It is a key of \[algorithm\]: write algorithm\.lr\.'):
-        resolve(str(file))
-    with pytest.raises(ConfigError, match=r"It is a key of \[algorithm\]: write algorithm\.ppo_epochs\."):
-        resolve("mini", overrides=["runners.ppo_epochs=1"])
 
 
 def test_keys_of_automatic_hardware_are_checked_before_the_probe(toy_plan: Callable[..., Plan]) -> None:
@@ -315,15 +294,6 @@ def test_a_run_file_that_is_not_utf8_is_refused_with_a_message(tmp_path: Path) -
     path.write_bytes(b'[run]\nname = "caf\xe9"\n')
     with pytest.raises(ConfigError, match="is not TOML"):
         read_run_file(path)
-
-
-@pytest.mark.parametrize("recipe", ["mini"])
-def test_the_shipped_recipe_resolves(recipe: str) -> None:
-    from agentrig.plugins.loading import load
-
-    if recipe not in {c.spec.name for c in load().components("recipe")}:
-        pytest.skip("the plugin that ships it is not installed")
-    assert resolve(recipe).components["algorithm"].spec.name == "grpo"
 
 
 def test_a_component_with_the_settings_of_the_recipes_keeps_its_keys(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from agentrig import Outcome, Score, Task
 from agentrig.plan import Plan
+from agentrig.plugins.builtin import own
 from agentrig.run.setup import Setup
 from agentrig.runners.scorer import GRACE_S, Scorer
 from agentrig.traces import LLM_CALL, Span, Trace
@@ -109,6 +110,21 @@ def test_outcomes_are_scored_concurrently() -> None:
         return Score.ok(1.0)
 
     assert [s.value for s in Scorer(reward, budget_s=6, threads=4)(ITEMS[:4])] == [1.0] * 4
+
+
+def test_rewards_and_own_rewards() -> None:
+    task = Task(id="t", input={})
+    none, both = Outcome(own_reward=0.5), Outcome(answer="2", own_reward=0.5)
+
+    def exact(task: Task, outcome: Outcome, budget_s: float) -> Score:
+        return Score.ok(float(outcome.answer == "2"))
+
+    takes = Scorer(own, budget_s=1, sees_trace=True)
+    assert [s.value for s in takes([(task, outcome, Trace(rollout_id="t")) for outcome in (none, both)])] == [0.5, 0.5]
+    scores = Scorer(exact, budget_s=1)([(task, none), (task, both), (task, Outcome(answer=None)), (task, none)])
+    assert [s.status for s in scores] == ["invalid", "ok", "ok", "invalid"]
+    assert "has no answer that another reward could judge: use --reward own" in scores[0].details["reason"]
+    assert [s.value for s in scores[1:3]] == [1.0, 0.0]
 
 
 def test_a_reward_that_raises_is_invalid_for_that_outcome_alone() -> None:

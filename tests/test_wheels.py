@@ -12,7 +12,6 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from scaffolds import Environment, build, environment, new
 
@@ -50,42 +49,6 @@ def own_tests(made: Environment, kinds: Sequence[str]) -> str:
     folders = [str(made.folder / f"agentrig-my-{kind}" / "tests") for kind in kinds]
     # In its own folder there is one package; here are several, without a file that makes them one.
     return made.run("pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:xdist", *folders)
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    return installed(tmp_path_factory.mktemp("two"), ["agent", "reward"])
-
-
-def test_the_wheels_are_listed(two: Environment) -> None:
-    plugins = listed(two)
-    assert plugins["agentrig-my-reward"]["components"] == [
-        {"kind": "reward", "name": "my-reward", "summary": "1 for the right result, a little for a query that runs."}
-    ]
-    assert plugins["agentrig-my-agent"]["status"] == "ok"
-
-
-@pytest.mark.slow
-def test_their_own_tests_pass(two: Environment) -> None:
-    assert " failed" not in own_tests(two, ["agent", "reward"])
-
-
-@pytest.mark.slow
-def test_an_agent_and_a_reward_from_wheels_train(two: Environment) -> None:
-    swapped = ("--agent", "my-agent", "--reward", "my-reward", "reward.runs=0.25")
-    summary = json.loads(two.run("agentrig", "train", "mini", *swapped, "--json", *TINY))
-    assert summary["steps"] == 2
-    run = two.folder / "runs" / "r"
-    manifest = json.loads((run / "manifest.json").read_text())
-    assert manifest["components"]["reward"]["distribution"] == "agentrig-my-reward"
-    rows = pq.read_table(run / "rollouts" / "train-00001.parquet").to_pylist()
-    assert {r["value"] for r in rows} <= {0.0, 0.25, 1.0}
-    assert 0.25 in {r["value"] for r in rows}, "the reward's own setting was used"
-    assert manifest["components"]["agent"]["distribution"] == "agentrig-my-agent"
-    assert summary["transitions_per_rollout"] == 1.0
-    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
-    assert all(line["nodes"]["trained"] == {"write_query": 24} for line in lines)
-    assert all(line["algorithm"]["weight_change"] > 0 for line in lines)
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,13 @@
-"""The gateway: CPU per call beside a direct call, rollouts a second through it, and how many one process can carry.
+"""The gateway: CPU per call beside a direct call, and rollouts a second through it.
 
-    python tests/benchmarks/gateway.py                        all three
+    python tests/benchmarks/gateway.py                        both
     python tests/benchmarks/gateway.py --calls 2000           CPU milliseconds a call, of the gateway's process
     python tests/benchmarks/gateway.py --rollouts 600         rollouts a second of the stub benchmark, tap and gateway
-    python tests/benchmarks/gateway.py --carried 2000         the calls of as many rollouts, by clients that cost little
 
 The calls are those of the reference agent: prompts of 400 letters and answers of 30 tokens, from the replay server, by
 clients in threads over connections that they keep. The gateway's seconds are its process's CPU time, read before and
 after: what a call costs beside a direct one, which has no such process between.
 Rollouts are those of `tests/benchmarks/rollouts.py`: the graph of langgraph-sql, one write and one check each.
-The clients of `--carried` do what such a rollout asks of the gateway and nothing else: each opens a rollout, sends the
-two requests that the agent has sent, and closes it, over sockets that it keeps.
 """
 
 from __future__ import annotations
@@ -18,8 +15,6 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import os
-import socket
 import statistics
 import sys
 import tempfile
@@ -30,7 +25,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import attrs
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
@@ -102,87 +96,6 @@ def cost_of_calls(address: str, calls: int) -> None:
         print(f"open and close: {1e3 * spent / 400:.3f} ms in the gateway, {1e3 * own / 400:.3f} ms in the runner")
 
 
-@attrs.define
-class Raw:
-    """A socket that is kept, and requests that are bytes: the least that a client costs."""
-
-    address: str
-    _socket: socket.socket | None = None
-
-    def post(self, path: str, key: str, body: bytes) -> bytes:
-        """Return the body of the answer; the server must state its length."""
-        parts = urlsplit(self.address)
-        if self._socket is None:
-            self._socket = socket.create_connection((parts.hostname, parts.port), timeout=60)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        head = f"POST {path} HTTP/1.1\r\nhost: {parts.netloc}\r\nauthorization: Bearer {key}\r\n"
-        self._socket.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        content = b""
-        while b"\r\n\r\n" not in content:
-            content += self._more()
-        said, _, found = content.partition(b"\r\n\r\n")
-        assert said.startswith(b"HTTP/1.1 200 "), content
-        length = int(said.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-        while len(found) < length:
-            found += self._more()
-        return found
-
-    def _more(self) -> bytes:
-        assert self._socket is not None
-        part = self._socket.recv(1 << 18)
-        assert part, "the gateway closed the connection"
-        return part
-
-
-def carried(address: str, requests: Sequence[dict[str, Any]], count: int, clients: int) -> None:
-    """Print how many rollouts a second pass through the gateway when their agents cost nothing, and the CPU of each."""
-    calls = [json.dumps(request).encode() for request in requests]
-    upstream = attrs.asdict(Endpoint(base_url=address, model="replay", sampling={"temperature": 0}, token_ids=True))
-    (server,) = (p.pid for p in psutil.Process().children() if "replay_llm" in " ".join(p.cmdline()))
-    with Gateway(GatewaySettings()) as gateway:
-        url, token = gateway.address.url, gateway.address.token
-        sent = {"attempt": 1, "upstream": {k: v for k, v in upstream.items() if k != "gateway"}}
-        whole: list[int] = []
-
-        def work(client: int, each: int) -> None:
-            connection = Raw(url)
-            for i in range(each):
-                name = f"r{client}-{i}"
-                opening = json.dumps({"rollout": name, **sent}).encode()
-                key = json.loads(connection.post("/agentrig/open", token, opening))["key"]
-                for call in calls:
-                    assert b"token_ids" not in connection.post(f"/rollouts/{name}/v1/chat/completions", key, call)
-                closing = json.dumps({"rollout": name, "key": key}).encode()
-                spans = connection.post("/agentrig/close", token, closing)
-                whole.append(spans.count(b'"response_token_ids"'))
-
-        at_once(lambda client: work(client, 4), clients)
-        whole.clear()
-        pids = {"gateway": gateway.pid, "replay server": server, "clients": os.getpid()}
-        before, each = {name: cpu_s(pid) for name, pid in pids.items()}, count // clients
-        wall = at_once(lambda client: work(client, each), clients)
-        spent = {name: cpu_s(pid) - before[name] for name, pid in pids.items()}
-    made = each * clients
-    assert whole == [len(calls)] * made, "a rollout lacks a call's ids"
-    costs = ", ".join(f"{name} {1e3 * seconds / made:.2f} ms" for name, seconds in spent.items())
-    print(f"{clients} clients that cost little: {made / wall:.0f} rollouts/s through one gateway process")
-    print(f"its share of a core: {spent['gateway'] / wall:.0%}; CPU a rollout: {costs}", flush=True)
-
-
-def requests_of(address: str, database: Path) -> list[dict[str, Any]]:
-    """Return the requests that the reference agent sends in one rollout of the stub benchmark."""
-    from agentrig_langgraph_sql.graph import build_graph
-    from langchain_openai import ChatOpenAI
-
-    from agentrig.traces import LLM_CALL
-    from agentrig.tracing.recording import recording
-
-    llm = ChatOpenAI(base_url=address, model="replay", api_key="none", temperature=0)
-    with recording("r", token_ids=False) as recorder:
-        build_graph(llm).invoke({"question": QUESTION, "database": str(database)})
-    return [dict(s.attributes["request"]) for s in recorder.trace().spans if s.name == LLM_CALL]
-
-
 def rates(address: str, database: Path, count: int, runners: Sequence[int], repeats: int) -> None:
     """Print rollouts a second through tap and gateway, and the CPU of each process."""
     (server,) = (p.pid for p in psutil.Process().children() if "replay_llm" in " ".join(p.cmdline()))
@@ -207,19 +120,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--calls", type=int, default=0)
     parser.add_argument("--rollouts", type=int, default=0)
-    parser.add_argument("--carried", type=int, default=0)
     parser.add_argument("--runners", type=int, nargs="*", default=[2, 4, 8])
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    everything = not (options.calls or options.rollouts or options.carried)
+    everything = not (options.calls or options.rollouts)
     with tempfile.TemporaryDirectory() as name, replay_server(ANSWERS, Path(name)) as address:
         database = make_database(Path(name))
         if options.calls or everything:
             cost_of_calls(address, options.calls or 2000)
         if options.rollouts or everything:
             rates(address, database, options.rollouts or 600, options.runners, options.repeats)
-        if options.carried or everything:
-            carried(address, requests_of(address, database), options.carried or 2000, 8)
 
 
 if __name__ == "__main__":

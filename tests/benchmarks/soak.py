@@ -35,11 +35,9 @@ from typing import Any
 
 import attrs
 import psutil
+import pyarrow.parquet as pq
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent / "random_policy"))
-import start
-from kills import Wrong, check_left, check_steps
+from agentrig.testing.tiny_model import make_tiny_model
 
 PLUGIN = Path(__file__).with_name("soak_plugin.py")
 TASKS, GROUP = 2, 4
@@ -60,6 +58,10 @@ SETTINGS = (
     'algorithm.final="last"', "algorithm.save_every=2", "server.threads=1", "hardware.threads=1",
     "runners.n=2", "runners.threads=4", "runners.deadline_s=3", "run.failure_limit=0.99", "run.report_tasks=2",
 )  # fmt: skip
+
+
+class Wrong(Exception):
+    """A run lost, doubled or left something."""
 
 
 @attrs.define
@@ -260,6 +262,49 @@ class Soak:
         return f"step {self.steps}: {found.count('ok')} of {len(found)} links hold"
 
 
+def check_steps(run: Path, *, rollouts: int) -> list[dict[str, Any]]:
+    """Each step once, in metrics and rollouts; return the lines of `metrics.jsonl`."""
+    metrics = run / "metrics.jsonl"
+    text = metrics.read_text() if metrics.exists() else ""
+    lines = [json.loads(line) for line in text.split("\n")[:-1]]  # the last one may be cut short
+    found = [line["step"] for line in lines]
+    if found != list(range(1, len(found) + 1)):
+        raise Wrong(f"steps {found} are in metrics.jsonl")
+    seen: Counter[str] = Counter()
+    for step in found:
+        rows = pq.read_table(run / "rollouts" / f"train-{step:05d}.parquet", columns=["id", "step"]).to_pylist()
+        if len(rows) != rollouts or {row["step"] for row in rows} != {step}:
+            raise Wrong(f"step {step} has {len(rows)} rollouts of steps { {row['step'] for row in rows} }")
+        seen.update(row["id"] for row in rows)
+    if seen and max(seen.values()) > 1:
+        raise Wrong("a rollout is there twice")
+    return lines
+
+
+def check_left(tmp: Path, *, within_s: float = 20.0) -> None:
+    """No process and no shared memory of launches with this temporary folder is left."""
+    end = time.monotonic() + within_s
+    while (left := processes_of(tmp)) and time.monotonic() < end:
+        time.sleep(0.1)
+    if left:
+        raise Wrong(f"processes are left: {[p.cmdline() for p in left]}")
+    if memory := list(Path("/dev/shm").glob("*agentrig*")):
+        raise Wrong(f"shared memory is left: {memory}")
+
+
+def processes_of(tmp: Path) -> list[psutil.Process]:
+    """Return the living processes that launches with this temporary folder have started."""
+    return [p for p in psutil.process_iter() if started_with(p, "TMPDIR").startswith(str(tmp))]
+
+
+def started_with(process: psutil.Process, name: str) -> str:
+    """Return a variable that a living process was started with; empty where nobody can say."""
+    try:
+        return str(process.environ().get(name, "")) if process.status() != psutil.STATUS_ZOMBIE else ""
+    except (psutil.Error, OSError):
+        return ""
+
+
 class _Steps:
     """Follows how many steps `metrics.jsonl` has, reading only what is new."""
 
@@ -332,8 +377,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     for part in ("t", "wishes"):
         (folder / part).mkdir()
-    texts = [f"word {i} answer" for i in range(200)]
-    parameters = start.make(folder / "model", family="llama", shape="tiny", context=256, texts=texts)
+    make_tiny_model(folder / "model", hidden=64)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Other)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     soak = Soak(folder, options.steps, options.seed, f"http://127.0.0.1:{server.server_port}/v1")
@@ -350,11 +394,7 @@ def main() -> None:
         server.shutdown()
     wall = time.monotonic() - begun
     timed = {"wall_s": round(wall), "s a step": round(wall / options.steps, 2)}
-    print(
-        json.dumps(
-            {"seed": options.seed, "steps": options.steps, "parameters": parameters, **figures, **timed}, indent=1
-        )
-    )
+    print(json.dumps({"seed": options.seed, "steps": options.steps, **figures, **timed}, indent=1))
     shutil.rmtree(folder)
 
 

@@ -257,19 +257,6 @@ def run_agentrig(work: Path, keys: dict[str, object], *, engine: str) -> list[di
     return found
 
 
-def print_delivery(work: Path) -> None:
-    """Print what the proof of delivery cost in the latest run, as JSON."""
-    import delivery_blocks
-
-    file = max(work.glob("run-*/metrics.jsonl"), key=lambda file: file.stat().st_mtime)
-    lines = [json.loads(text) for text in file.read_text("utf-8").splitlines()]
-    for line in lines:
-        told = line.get("delivery", {})
-        print(line["step"], round(line["step_s"], 3), {k: round(v, 3) for k, v in line["time_s"].items()},
-              round(told.get("seconds", 0), 4), round(told.get("background_s", 0), 4), flush=True)  # fmt: skip
-    print(json.dumps({"delivery": delivery_blocks.figures(lines, file.with_name("cpu.jsonl"))}), flush=True)
-
-
 def main() -> None:
     """Run one side and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -283,7 +270,6 @@ def main() -> None:
     parser.add_argument("--cpus", type=int, help="CPUs for Ray, when the process may not use all of the machine's")
     parser.add_argument("--poll", type=float, metavar="S", help="plain verl looks for finished rollouts this often")
     parser.add_argument("--work", type=Path, help="folder for model and prompts; made once, shared by both sides")
-    parser.add_argument("--delivery-blocks", action="store_true", help="prove every other three transfers, and compare")
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="more of verl's keys, for both sides")
     arguments = parser.parse_intermixed_args()
     work = (arguments.work or Path(tempfile.mkdtemp(prefix="verl-step-"))).resolve()
@@ -295,11 +281,6 @@ def main() -> None:
         make_model(arguments.shape, work / "model", context=prompt + 64 + response)
     keys = settings(arguments.shape, arguments)
     plain = arguments.side == "plain"
-    if arguments.delivery_blocks:
-        sys.path.insert(0, str(Path(__file__).parent))
-        import delivery_blocks
-
-        delivery_blocks.install_verl()
     lines = run_plain(work, keys, poll_s=arguments.poll) if plain else run_agentrig(work, keys, engine=arguments.engine)
     tasks, n, _, _ = parsed(arguments.rows)
     wanted = tasks * n * (prompt + response)
@@ -320,8 +301,6 @@ def main() -> None:
             {"side": arguments.side, "shape": arguments.shape, "gpus": arguments.gpus, "steps": len(lines), **medians}
         )
     )
-    if arguments.delivery_blocks:
-        print_delivery(work)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,10 @@
-"""The live page on a large run, and what it costs a run to be watched.
+"""The live page on a large run: first view, filters, memory.
 
-    python tests/benchmarks/watch.py                      a run of 20,000 rollouts: first view, filters, memory
-    python tests/benchmarks/watch.py --cost --pairs 3     steps of `mini` with a page that follows, beside steps without
+    python tests/benchmarks/watch.py [--rollouts 20000] [--tokens 1000]
 
 The large run is made from the rollouts of a real one (`agentrig train mini`, four steps): each is repeated under new
 ids, with prompts of `--tokens` tokens. "First view" is the first answer of a server that has just started, for the
-run's page and for its newest traces; a filter goes over all rollouts. The cost is wall time a step, alternating, on the
-same cores; the page that follows fetches its parts again whenever the server says that the run has changed, as a
-browser does. Steps vary by some percent, so the CPU seconds of the page's server while the run trains are given too, as
-a share of the run's own: on cores that the run fills, that is what watching costs.
+run's page and for its newest traces; a filter goes over all rollouts.
 """
 
 from __future__ import annotations
@@ -17,12 +13,10 @@ import argparse
 import json
 import random
 import re
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -102,11 +96,6 @@ class Server:
         """Return its resident memory."""
         return float(psutil.Process(self.process.pid).memory_info().rss / 1e6)
 
-    def cpu_s(self) -> float:
-        """Return the CPU seconds that it has used."""
-        times = psutil.Process(self.process.pid).cpu_times()
-        return float(times.user + times.system)
-
     def close(self) -> None:
         """End it."""
         self.process.terminate()
@@ -148,67 +137,15 @@ def views(place: Path, name: str, repeats: int) -> dict[str, Any]:
     }
 
 
-def follow(link: str, key: str, ended: threading.Event) -> None:
-    """Fetch the run's page again whenever the server says that it has changed, as the page's script does."""
-    with httpx.Client(base_url=link, timeout=60) as client:
-        while not ended.is_set():
-            try:
-                with client.stream("GET", f"events?run={key}") as events:
-                    for line in events.iter_lines():
-                        if ended.is_set():
-                            return
-                        if line == "event: changed":
-                            httpx.get(f"{link}run/{key}", headers={"agentrig-part": "1"}, timeout=60)
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.2)
-
-
-def steps_of(folder: Path, name: str, steps: int, *, watched: bool) -> tuple[float, float]:
-    """Return the mean wall seconds of a run's steps, the first two left out, and the server's share of CPU."""
-    ended = threading.Event()
-    server = Server(folder) if watched else None
-    if server is not None:
-        threading.Thread(target=follow, args=(server.link, name, ended), daemon=True).start()
-    words = ["train", "mini", "--json", f"run.directory={folder}", f"run.name={name}", f"algorithm.steps={steps}"]
-    words += ["run.report_tasks=8", "run.validation_tasks=8", 'run.block=["report"]']
-    before, idle = resource.getrusage(resource.RUSAGE_CHILDREN), server.cpu_s() if server is not None else 0.0
-    subprocess.run([sys.executable, "-m", "agentrig", *words], check=True, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ended.set()
-    own, share = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 0.0
-    if server is not None:
-        share = (server.cpu_s() - idle) / own
-        server.close()
-    lines = [json.loads(text) for text in (folder / name / "metrics.jsonl").read_text().splitlines()]
-    return statistics.fmean(line["step_s"] for line in lines[2:]), share
-
-
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=20_000)
     parser.add_argument("--tokens", type=int, default=1000, help="of each prompt in the large run")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--cost", action="store_true", help="measure what watching costs a run")
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=14)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        if given.cost:
-            ratios = []
-            for i in range(given.pairs):
-                order = (True, False) if i % 2 else (False, True)
-                took = {w: steps_of(place, f"{'watched' if w else 'alone'}-{i}", given.steps, watched=w) for w in order}
-                (watched, share), (alone, _) = took[True], took[False]
-                ratios.append(watched / alone - 1)
-                print(
-                    f"watched {watched:.3f} s a step, alone {alone:.3f} s: {ratios[-1]:+.1%}; CPU {share:.2%}",
-                    flush=True,
-                )
-            print(f"mean {statistics.fmean(ratios):+.1%}")
-            return
         command = [sys.executable, "-m", "agentrig", *SMALL, f"run.directory={place / 'small'}"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         large_run(place / "small" / "source", place / "runs" / "large", given.rollouts, given.tokens)

@@ -190,11 +190,6 @@ def test_a_setting_as_an_option_is_shown_as_a_setting(option: list[str], said: s
     assert said in result.stderr
 
 
-def test_resume_needs_a_run_directory(tmp_path: Path) -> None:
-    result = invoke("train", "--resume", str(tmp_path))
-    assert (result.exit_code, "is not a run directory" in result.stderr) == (1, True)
-
-
 def test_errors_of_plugins_are_warnings_of_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy_file: str, model: ModelServer
 ) -> None:
@@ -255,11 +250,7 @@ def register_hardware():
 def test_broken_hardware_under_auto_does_not_end_a_command(
     here: Path, model: ModelServer, toy_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Recipe `mini` leaves the hardware to `auto`, which looks at all."""
     from agentrig.doctor.devices import check_hardware
-    from agentrig.hardware import HardwareError
-    from agentrig.plan import resolve
-    from agentrig.run.setup import Setup
 
     (here / "faulty.py").write_text(FAULTY)
     more = ["--plugin", toy_file, "--plugin", "faulty.py"]
@@ -267,13 +258,8 @@ def test_broken_hardware_under_auto_does_not_end_a_command(
     done = invoke("train", "toy", *words, "hardware.use=auto", "run.name=auto")
     assert done.exit_code == 0, done.output
     assert 'use = "cpu"' in (here / "runs" / "auto" / "config.toml").read_text()
-    named = invoke("train", "toy", *words, "--hardware", "faulty", "run.name=named")
-    assert (named.exit_code, "the probe of hardware faulty raised KeyError" in named.stderr) == (1, True), named.output
     unmade = invoke("train", "toy", *words, "--hardware", "unmade", "run.name=unmade")
     assert (unmade.exit_code, "(faulty.py:12 in <lambda>)" in unmade.stderr) == (1, True), unmade.output
-    plan = resolve("toy", overrides=["hardware.use=faulty"], files=[toy_file, str(here / "faulty.py")])
-    with pytest.raises(HardwareError, match=r"faulty\.py:7 in probe"):
-        Setup(plan).hardware()
     monkeypatch.setattr("agentrig.doctor.examination.CHECKS", (check_hardware,))
     looked = invoke("doctor", "toy", *more, "--hardware", "cpu", "--json")
     lines = {f["check"]: f for f in json.loads(looked.stdout)["findings"]}
@@ -487,18 +473,6 @@ def test_a_failed_rollout_sets_the_exit_status_of_dev(here: Path, model: ModelSe
 
 def test_dev_takes_ten_tasks_at_most() -> None:
     assert invoke("dev", "toy", "--limit", "11").exit_code == 2
-
-
-def test_the_module_runs_too() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "agentrig", "train", "no-such-recipe"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "AGENTRIG_BLOCK": ""},
-    )
-    assert done.returncode == 1
-    assert done.stderr.count("agentrig: ") >= 1
-    assert "Traceback" not in done.stderr
 
 
 def test_predictions_of_a_measurement_that_did_not_begin_leave_no_file(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ NOT_RUN = (
         "it needs a model or packages; tests/external/test_examples.py runs the programs",
     ),
     (r"agent\.url=", "it needs a service; tests/docs/test_service_page.py runs that of the page"),
-    (r"^agentrig data spider", "Spider's download is not included; test_spider_convert.py converts a copy of its form"),
+    (r"^agentrig data spider", "Spider's download is not included; test_spider_tasks.py converts a copy of its form"),
     (r"agentrig_langgraph_sql|OPENAI_BASE_URL", "test_langgraph_sql_readme.py runs it against a server"),
 )
 """What is parsed and not run, by a regular expression on the command, with the reason."""

@@ -123,66 +123,41 @@ def test_rollouts_beside_it_are_answered_before_it_ends(played: Played) -> None:
     assert [s.attributes["response_token_ids"] for s in calls] == [list(b"fine")] * GOOD
 
 
-def test_one_that_never_answers(played: Played) -> None:
-    kind, message = played.failure("never-answers")
-    assert (kind, "longer than time_s = 8" in message) == ("deadline", True)
+FAILURES = {
+    "never-answers": ("deadline", "longer than time_s = 8"),
+    "answers-twice": ("answered-twice", ""),
+    "writes-for-ever": ("output-limit", "output_mb = 2"),
+    "streams-for-ever": ("deadline", ""),
+    "sends-much": ("llm-error", "body_mb"),
+    "breaks-off": ("llm-error", ""),
+    "forks": ("process-limit", "processes = 20"),
+    "fills-disk": ("disk-limit", "disk_mb = 5"),
+    "fills-memory": ("memory-limit", "memory_mb = 200"),
+    "steals": ("llm-error", "not the one of this rollout"),
+    "calls-late": ("llm-error", "has ended"),
+}
+"""What a program does to the kind of its failure, and what its message says."""
 
 
-def test_one_that_answers_twice(played: Played) -> None:
-    assert played.failure("answers-twice")[0] == "answered-twice"
+@pytest.mark.parametrize("do", FAILURES)
+def test_each_fault_is_a_typed_failure(played: Played, do: str) -> None:
+    kind, message = played.failure(do)
+    assert (kind, FAILURES[do][1] in message) == (FAILURES[do][0], True), message
 
 
-def test_one_that_writes_for_ever(played: Played) -> None:
-    kind, message = played.failure("writes-for-ever")
-    assert (kind, "output_mb = 2" in message) == ("output-limit", True)
+def test_calls_that_were_cut_short_are_never_trained(played: Played) -> None:
+    for do, error in (("streams-for-ever", ""), ("breaks-off", "broken the connection")):
+        trace = played.results[do].trace
+        (call,) = [s for s in trace.spans if s.name == LLM_CALL]
+        assert call.error is not None
+        assert error in call.error
+        assert trace.llm_calls() == []
 
 
-def test_one_that_streams_for_ever(played: Played) -> None:
-    assert played.failure("streams-for-ever")[0] == "deadline"
-    trace = played.results["streams-for-ever"].trace
-    (call,) = [s for s in trace.spans if s.name == LLM_CALL]
-    assert call.error is not None
-    assert trace.llm_calls() == []  # it is never trained
-
-
-def test_one_that_sends_50_mb(played: Played) -> None:
-    kind, message = played.failure("sends-much")
-    assert kind == "llm-error"
-    assert "body_mb" in message
-
-
-def test_one_that_breaks_the_connection_in_the_middle(played: Played) -> None:
-    assert played.failure("breaks-off")[0] == "llm-error"
-    (call,) = [s for s in played.results["breaks-off"].trace.spans if s.name == LLM_CALL]
-    assert "broken the connection" in (call.error or "")
-
-
-def test_one_that_forks(played: Played) -> None:
-    kind, message = played.failure("forks")
-    assert (kind, "processes = 20" in message) == ("process-limit", True)
-
-
-def test_one_that_fills_the_disk_or_the_memory(played: Played) -> None:
-    kind, message = played.failure("fills-disk")
-    assert (kind, "disk_mb = 5" in message) == ("disk-limit", True)
-    kind, message = played.failure("fills-memory")
-    assert (kind, "memory_mb = 200" in message) == ("memory-limit", True)
-
-
-def test_one_that_calls_with_another_rollouts_key(played: Played) -> None:
-    kind, message = played.failure("steals")
-    assert kind == "llm-error"
-    assert "not the one of this rollout" in message
-    assert "stolen" not in played.asked
+def test_calls_with_another_rollouts_key_and_after_the_end_reach_no_model(played: Played) -> None:
+    assert not {"stolen", "late"} & set(played.asked)
     assert played.results["leaves-key"].outcome.answer == "good"
     assert len(played.results["leaves-key"].trace.llm_calls()) == 1
-
-
-def test_one_that_calls_after_the_end(played: Played) -> None:
-    kind, message = played.failure("calls-late")
-    assert kind == "llm-error"
-    assert "has ended" in message
-    assert "late" not in played.asked
 
 
 def test_nothing_is_left_running_and_no_key_is_kept(played: Played) -> None:

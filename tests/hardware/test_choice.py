@@ -18,50 +18,6 @@ ABSENT = Probe(available=False, evidence=("no /dev/board0",))
 BROKEN = Probe(available=False, problems=("the driver does not answer: reload it",))
 
 
-def test_an_explicit_choice_is_used():
-    assert select("cpu", [Board(), Cpu()]).name == "cpu"
-
-
-def test_auto_takes_the_single_accelerator():
-    assert select("auto", [Cpu(), Board()]).name == "board"
-
-
-def test_auto_takes_the_cpu_only_without_accelerators():
-    assert select("auto", [Board(found=ABSENT), Cpu()]).name == "cpu"
-
-
-def test_auto_is_an_error_with_two_accelerators():
-    with pytest.raises(HardwareError, match=r"board: 1 x B1; tile: 1 x B1.*--hardware board or --hardware tile"):
-        select("auto", [Board(), Board(name="tile"), Cpu()])
-
-
-def test_auto_never_replaces_a_broken_accelerator_by_the_cpu():
-    with pytest.raises(HardwareError, match="reload it") as caught:
-        select("auto", [Board(found=BROKEN), Cpu()])
-    assert "--hardware cpu" in str(caught.value)
-
-
-def test_auto_stops_on_a_broken_accelerator_even_beside_a_good_one():
-    with pytest.raises(HardwareError, match="tile is there but broken"):
-        select("auto", [Board(), Board(name="tile", found=BROKEN), Cpu()])
-
-
-@pytest.mark.parametrize(("found", "words"), [(ABSENT, "no /dev/board0"), (BROKEN, "reload it")])
-def test_an_explicit_choice_that_cannot_be_used_is_an_error_that_explains(found, words):
-    with pytest.raises(HardwareError, match=words):
-        select("board", [Board(found=found), Cpu()])
-
-
-def test_a_misspelled_choice_names_the_nearest():
-    with pytest.raises(HardwareError, match=r'Did you mean "board"\?'):
-        select("bord", [Board(), Cpu()])
-
-
-def test_auto_without_the_cpu_among_the_candidates_is_an_error():
-    with pytest.raises(HardwareError, match="none of the hardware"):
-        select("auto", [Board(found=ABSENT)])
-
-
 @attrs.frozen(kw_only=True)
 class Faulty(Board):
     """Hardware whose probe has a bug."""
@@ -75,6 +31,44 @@ class Faulty(Board):
         return self.gives
 
 
+CHOICES = {
+    "an explicit choice": ("cpu", [Board(), Cpu()], "cpu"),
+    "the single accelerator": ("auto", [Cpu(), Board()], "board"),
+    "the CPU, without accelerators": ("auto", [Board(found=ABSENT), Cpu()], "cpu"),
+}
+"""What is asked for, the candidates, and what is chosen."""
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_choice(name):
+    asked, candidates, chosen = CHOICES[name]
+    assert select(asked, candidates).name == chosen
+
+
+PAIR = [Board(), Board(name="tile"), Cpu()]
+REFUSED = {
+    "two accelerators": ("auto", PAIR, r"board: 1 x B1; tile: 1 x B1.*--hardware board or --hardware tile"),
+    "a broken one beside the CPU": ("auto", [Board(found=BROKEN), Cpu()], "(?s)reload it.*--hardware cpu"),
+    "a broken one beside a good one": ("auto", [Board(), Board(name="tile", found=BROKEN)], "tile is there but broken"),
+    "a choice that is not there": ("board", [Board(found=ABSENT), Cpu()], "no /dev/board0"),
+    "a choice that is broken": ("board", [Board(found=BROKEN), Cpu()], "reload it"),
+    "a misspelled choice": ("bord", [Board(), Cpu()], r'Did you mean "board"\?'),
+    "nothing, without the CPU": ("auto", [Board(found=ABSENT)], "none of the hardware"),
+    "a probe that fails, alone": ("auto", [Faulty()], "raised KeyError: 'firmware'"),
+    "a chosen one whose probe fails": (
+        "faulty", [Faulty(), Cpu()], r"the probe of hardware faulty raised KeyError: 'firmware' \(test_choi",
+    ),
+}  # fmt: skip
+"""What is asked for, the candidates, and what the error says."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_chosen_is_explained(name):
+    asked, candidates, words = REFUSED[name]
+    with pytest.raises(HardwareError, match=words):
+        select(asked, candidates)
+
+
 def test_auto_skips_hardware_whose_probe_fails_with_a_warning(caplog):
     assert select("auto", [Faulty(), Board(), Cpu()]).name == "board"
     assert select("auto", [Faulty(gives="yes"), Cpu()]).name == "cpu"
@@ -82,13 +76,3 @@ def test_auto_skips_hardware_whose_probe_fails_with_a_warning(caplog):
     assert "hardware faulty is left out: the probe of hardware faulty raised KeyError: 'firmware'" in said[0]
     assert "test_choice.py" in said[0]
     assert "returned 'yes'; it must return an agentrig.hardware.Probe" in said[1]
-
-
-def test_auto_without_other_hardware_names_the_failed_probes():
-    with pytest.raises(HardwareError, match="raised KeyError: 'firmware'"):
-        select("auto", [Faulty()])
-
-
-def test_a_failed_probe_of_the_chosen_hardware_is_an_error():
-    with pytest.raises(HardwareError, match=r"the probe of hardware faulty raised KeyError: 'firmware' \(test_choi"):
-        select("faulty", [Faulty(), Cpu()])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -10,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import termios
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import current_process
@@ -136,32 +134,6 @@ def test_a_signal_to_all_of_a_run_lets_the_step_end(
     assert (run / "report.html").is_file() == report
     assert json.loads((run / "summary.json").read_text())["complete"] is False
     command.leaves_nothing()
-
-
-@pytest.mark.slow
-def test_a_closed_terminal_ends_a_run_with_the_status_of_its_signal(
-    model: ModelServer, toy_file: str, tmp_path: Path
-) -> None:
-    terminal, of_the_run = os.openpty()
-    words = toy(model, toy_file, "algorithm.wait_s=1", "algorithm.report=false", steps=50)
-    words.remove("--json")  # with the display
-
-    def controls() -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-    run = subprocess.Popen(
-        [sys.executable, "-m", "agentrig", *words], cwd=tmp_path, start_new_session=True, preexec_fn=controls,
-        stdin=of_the_run, stdout=of_the_run, stderr=of_the_run,
-    )  # fmt: skip
-    os.close(of_the_run)
-    lines = tmp_path / "runs" / "toy" / "metrics.jsonl"
-    while not (lines.is_file() and lines.read_text()):
-        assert run.poll() is None, os.read(terminal, 9999)
-        time.sleep(0.1)
-    os.close(terminal)
-    assert run.wait(timeout=60) == 128 + signal.SIGHUP
-    assert json.loads((lines.parent / "summary.json").read_text())["complete"] is False
 
 
 @pytest.mark.slow

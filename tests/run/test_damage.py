@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -102,25 +101,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-@pytest.mark.slow
-def test_a_full_disk(toy_plan: MakePlan, small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
-    plan = toy_plan("algorithm.steps=4", f"run.directory={small_disk}", "algorithm.report=false", "run.block=[]")
-    filler = small_disk / "filler"
-    filler.write_bytes(b"x" * (940 << 10))
-    with pytest.raises(
-        RunFileError, match=r"disk/toy/\S+ cannot be written: the disk is full.*Free some space and continue"
-    ):
-        train(plan)
-    assert not [r for r in caplog.records if r.exc_info]  # no traceback
-    filler.unlink()
-    run = small_disk / "toy"
-    train(resume_plan(run), resume=run)
-    assert json.loads((run / "summary.json").read_text())["steps"] == 4
-    filler.write_bytes(b"x" * (shutil.disk_usage(small_disk).free - 100))
-    shown = CliRunner().invoke(main, ["report", str(run)])
-    assert (shown.exit_code, "report.html cannot be written: the disk is full" in shown.output) == (1, True)
-
-
 def test_a_full_disk_reported_by_another_library(small_disk: Path) -> None:
     run = RunDirectory(small_disk / "run")
 
@@ -154,14 +134,6 @@ def test_a_read_only_file_system(toy_plan: MakePlan, small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(RunFileError, match=r"cannot be written: Read-only file system\. Get write permission"):
         train(toy_plan(*SHORT, f"run.directory={small_disk}"))
-
-
-def test_a_folder_without_write_permission(toy_plan: MakePlan, tmp_path: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root may write everywhere")
-    (tmp_path / "locked").mkdir(mode=0o500)
-    with pytest.raises(RunFileError, match="Permission denied"):
-        train(toy_plan(*SHORT, f"run.directory={tmp_path}/locked"))
 
 
 def test_a_missing_file_is_left_to_the_caller(tmp_path: Path) -> None:

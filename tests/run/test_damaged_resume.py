@@ -22,8 +22,6 @@ from agentrig.cli.options import find_checkpoint
 from agentrig.errors import AgentrigError, CheckpointDamaged, RunStopped
 from agentrig.plan import resolve
 from agentrig.run import checkpoints
-from agentrig.run.directory import RunDirectory
-from agentrig.run.past import read_past
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.testing.tiny_model import make_tiny_model
@@ -176,28 +174,14 @@ def a_list_for_the_progress(run: Path) -> None:
     (run / "progress.json").write_text('{"before": 3, "checkpoints": [1]}')
 
 
-def words_for_the_progress(run: Path) -> None:
-    (run / "progress.json").write_text('{"reports": 5, "before": "x"}')
-
-
 def no_number_of_tasks(run: Path) -> None:
     progress = json.loads((run / "progress.json").read_text())
     (run / "progress.json").write_text(json.dumps({**progress, "before": {"accuracy": 0.5}}))
 
 
-def words_for_numbers(run: Path) -> None:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    lines[0]["failures"], lines[1]["time_s"] = "none", 7
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
 def words_in_the_manifest(run: Path) -> None:
     facts = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps({**facts, "resumed": 3, "server": "ours"}))
-
-
-def nothing_in_the_metrics(run: Path) -> None:
-    (run / "metrics.jsonl").unlink()
 
 
 DAMAGES: Mapping[Callable[[Path], None], str] = {
@@ -231,33 +215,6 @@ def test_a_resume_that_fails_leaves_everything_as_it_was(run: Path, damage: Call
     assert whole(run) == before
     said = " ".join(done.stderr.split())
     assert re.search(DAMAGES[damage], said), said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", [words_for_numbers, nothing_in_the_metrics], ids=lambda damage: damage.__name__)
-def test_damaged_lines_are_reported_and_the_run_goes_on(run: Path, damage: Callable[[Path], None]) -> None:
-    damage(run)
-    done = CliRunner().invoke(main, ["train", "--json", "--resume", str(run), "algorithm.steps=4"])
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["steps"] == 4
-
-
-@pytest.mark.slow
-def test_the_cure_for_a_damaged_progress_works(run: Path) -> None:
-    words_for_the_progress(run)
-    words = ["train", "--json", "--resume", str(run), "algorithm.steps=4"]
-    assert "or remove it" in " ".join(CliRunner().invoke(main, words).stderr.split())
-    (run / "progress.json").unlink()
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["steps"] == 4
-
-
-def test_a_line_that_the_totals_leave_out_is_named_as_such(run: Path) -> None:
-    words_for_numbers(run)
-    warnings = " ".join(read_past(RunDirectory(run)).warnings)
-    assert "the line of step 1 and 2 lacks what the run's totals and guards need" in warnings
-    assert "no line for step" not in warnings
 
 
 @pytest.mark.slow

@@ -72,33 +72,24 @@ def healthy(accuracy: Callable[[int], float], *, steps: int, spread: float, grou
     return (sampled(rng, accuracy(step), spread, groups=groups, n=n) for step in range(steps))
 
 
-@pytest.mark.parametrize("n", [2, 4, 8, 16])
-@pytest.mark.parametrize("spread", [1.0, 4.0], ids=["unlike tasks", "like tasks"])
-@pytest.mark.parametrize("accuracy", [0.25, 0.5])
-def test_four_groups_a_step_at_25_to_50_percent(accuracy: float, spread: float, n: int) -> None:
-    runs = [healthy(lambda step: accuracy, steps=100, spread=spread, groups=4, n=n, seed=s) for s in SEEDS]
-    assert [ended(run) for run in runs] == [(0, "")] * len(SEEDS)
+HEALTHY: dict[str, tuple[Callable[[int], float], int, int, tuple[float, ...], tuple[int, ...]]] = {
+    "25%": (lambda step: 0.25, 100, 4, (1.0, 4.0), (2, 4, 8, 16)),
+    "50%": (lambda step: 0.5, 100, 4, (1.0, 4.0), (2, 4, 8, 16)),
+    "87%": (lambda step: 0.87, 300, 8, (0.5, 2.0), (4, 8)),
+    "learns fast": (lambda step: min(0.5 + step / 10, 0.985), 300, 8, (2.0,), (8,)),
+    "begins with hard tasks": (lambda step: 0.1 + 0.8 * step / 300, 300, 8, (2.0,), (8,)),
+    "nearly solved": (lambda step: 0.97 if step > 5 else 0.5, 300, 8, (2.0,), (8,)),
+}
+"""A name to the accuracy of each step, the number of steps, groups a step, spreads and sizes of groups."""
 
 
-@pytest.mark.parametrize("n", [4, 8])
-@pytest.mark.parametrize("spread", [0.5, 2.0], ids=["unlike tasks", "like tasks"])
-def test_eight_groups_a_step_at_87_percent(spread: float, n: int) -> None:
-    runs = [healthy(lambda step: 0.87, steps=300, spread=spread, groups=8, n=n, seed=s) for s in SEEDS]
-    assert [ended(run) for run in runs] == [(0, "")] * len(SEEDS)
-
-
-@pytest.mark.parametrize(
-    "accuracy",
-    [
-        lambda step: min(0.5 + step / 10, 0.985),
-        lambda step: 0.1 + 0.8 * step / 300,
-        lambda step: 0.97 if step > 5 else 0.5,
-    ],
-    ids=["learns fast", "begins with hard tasks", "nearly solved"],
-)
-def test_runs_whose_accuracy_changes_or_is_extreme(accuracy: Callable[[int], float]) -> None:
-    runs = [healthy(accuracy, steps=300, spread=2.0, groups=8, n=8, seed=s) for s in SEEDS]
-    assert [ended(run) for run in runs] == [(0, "")] * len(SEEDS)
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_run_is_not_ended(name: str) -> None:
+    accuracy, steps, groups, spreads, sizes = HEALTHY[name]
+    for spread in spreads:
+        for n in sizes:
+            runs = [healthy(accuracy, steps=steps, spread=spread, groups=groups, n=n, seed=s) for s in SEEDS]
+            assert [ended(run) for run in runs] == [(0, "")] * len(SEEDS), (spread, n)
 
 
 @pytest.mark.parametrize(("groups", "within"), [(1, 35), (4, 9), (8, 5), (32, 2)])

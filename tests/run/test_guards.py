@@ -20,7 +20,7 @@ from agentrig.run.guards import (
     warn_of_sampling,
 )
 from agentrig.run.metrics import count_failures, count_nodes, reason_of
-from agentrig.traces import LLM_CALL, SERVER
+from agentrig.traces import LLM_CALL, SERVER, Trace
 
 TRIPLET = Triplet(prompt_ids=(1,), response_ids=(2,), node="write_query")
 
@@ -77,12 +77,46 @@ def test_a_failure_without_a_message_is_named_by_its_kind() -> None:
     assert reason_of(rollout(failure="runner-died")) == "runner-died"
 
 
-def test_no_recorded_calls() -> None:
+def changed(trace: Trace, *attributes: dict[str, Any]) -> Trace:
+    """Return a trace whose calls have these attributes too, in turn."""
+    more = iter(attributes)
+    spans = [
+        attrs.evolve(s, attributes={**s.attributes, **next(more)}) if s.name == LLM_CALL else s for s in trace.spans
+    ]
+    return attrs.evolve(trace, spans=tuple(spans))
+
+
+NAMED = [{"request": {"model": "planner"}}] * 2 + [{"request": {"model": "coder"}, SERVER: "coder:8000"}]
+NOTHING_KEPT: dict[str, tuple[list[Trace], list[str]]] = {
+    "no recorded call": (
+        [trace_of()],
+        ["No call to the model was recorded", "Does the agent call endpoint.base_url?"],
+    ),
+    "no token ids": (
+        [trace_of("write", "check", ids=False)],
+        ["2 calls were recorded, but the endpoint returned no token ids", "return_token_ids"],
+    ),
+    "other servers only": (
+        [changed(trace_of("write", ids=False), {SERVER: "judge:8000"})],
+        ["All 1 calls went to other servers than the run's: judge:8000 (1)"],
+    ),
+    "names that match nothing": (
+        [trace_of("plan", "plan", "check", "")] * 2,
+        ["The adapter agent-match kept none of 8 calls", "plan (4), check (2), (no node) (2)", "adapter.match="],
+    ),
+    "models that match nothing": (
+        [changed(trace_of("plan", "plan", "code"), *NAMED)],
+        ["They named these models: planner (2), coder, not the run's (1).", "(adapter.match, adapter.model)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("why", NOTHING_KEPT)
+def test_rollouts_without_triplets_are_explained(why: str) -> None:
+    traces, said = NOTHING_KEPT[why]
     with pytest.raises(RunStopped) as caught:
-        check_triplets([rollout(trace=trace_of())], step=1, adapter="agent-match")
-    message = str(caught.value)
-    assert "No call to the model was recorded" in message
-    assert "Does the agent call endpoint.base_url?" in message
+        check_triplets([rollout(trace=trace) for trace in traces], step=1, adapter="agent-match")
+    assert [part for part in said if part not in str(caught.value)] == []
 
 
 def test_calls_that_all_failed_are_not_called_unrecorded() -> None:
@@ -97,47 +131,6 @@ def test_calls_that_all_failed_are_not_called_unrecorded() -> None:
     ended = rollout(failure="agent-error", trace=trace_of())
     assert unseen_calls([ended]) == "", "an agent that ended before it asked"
     assert "No call to the model was recorded" in unseen_calls([rollout(trace=trace_of()), ended])
-
-
-def test_calls_without_token_ids() -> None:
-    with pytest.raises(RunStopped) as caught:
-        check_triplets([rollout(trace=trace_of("write", "check", ids=False))], step=1, adapter="agent-match")
-    message = str(caught.value)
-    assert "2 calls were recorded, but the endpoint returned no token ids" in message
-    assert "return_token_ids" in message
-
-
-def test_calls_to_other_servers_only() -> None:
-    trace = trace_of("write", ids=False)
-    calls = tuple(attrs.evolve(s, attributes={**s.attributes, SERVER: "judge:8000"}) for s in trace.llm_calls())
-    spans = (*(s for s in trace.spans if s.name != LLM_CALL), *calls)
-    with pytest.raises(RunStopped, match=r"All 1 calls went to other servers than the run's: judge:8000 \(1\)"):
-        check_triplets([rollout(trace=attrs.evolve(trace, spans=spans))], step=1, adapter="agent-match")
-
-
-def test_names_that_match_nothing() -> None:
-    trace = trace_of("plan", "plan", "check", "")
-    with pytest.raises(RunStopped) as caught:
-        check_triplets([rollout(trace=trace), rollout(trace=trace)], step=1, adapter="agent-match")
-    message = str(caught.value)
-    assert "The adapter agent-match kept none of 8 calls" in message
-    assert "plan (4), check (2), (no node) (2)" in message
-    assert "adapter.match=" in message
-
-
-def test_models_names_that_match_nothing_are_listed() -> None:
-    trace = trace_of("plan", "plan", "code")
-    names = iter(("planner", "planner", "coder"))
-    spans = [
-        attrs.evolve(s, attributes={**s.attributes, "request": {"model": next(names)}}) if s.name == LLM_CALL else s
-        for s in trace.spans
-    ]
-    spans[-1] = attrs.evolve(spans[-1], attributes={**spans[-1].attributes, SERVER: "coder:8000"})
-    with pytest.raises(RunStopped) as caught:
-        check_triplets([rollout(trace=attrs.evolve(trace, spans=tuple(spans)))], step=1, adapter="agent-match")
-    message = str(caught.value)
-    assert "They named these models: planner (2), coder, not the run's (1)." in message
-    assert "(adapter.match, adapter.model)" in message
 
 
 def test_one_triplet_is_enough_and_failures_do_not_count() -> None:
@@ -184,14 +177,9 @@ def test_different_rewards_or_too_few_of_them_do_not_stop(values: list[float | N
 
 def asked(*requests: dict[str, Any], trained: int) -> Any:
     """Return a rollout whose calls had these requests, the first of them trained on."""
-    trace = trace_of(*("write",) * len(requests))
-    calls = iter(requests)
-    spans = [
-        attrs.evolve(s, attributes={**s.attributes, "request": next(calls)}) if s.name == LLM_CALL else s
-        for s in trace.spans
-    ]
+    trace = changed(trace_of(*("write",) * len(requests)), *({"request": request} for request in requests))
     triplets = [attrs.evolve(TRIPLET, span_id=f"c{i}") for i in range(trained)]
-    return rollout(trace=attrs.evolve(trace, spans=tuple(spans)), triplets=triplets)
+    return rollout(trace=trace, triplets=triplets)
 
 
 def test_calls_with_other_sampling_settings_than_the_runs(caplog: pytest.LogCaptureFixture) -> None:

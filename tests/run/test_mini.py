@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agentrig.cli.entry import main
-from agentrig.errors import RunStopped
-from agentrig.plan import resolve
-from agentrig.run.training import train
 
 TINY = (
     "algorithm.tasks_per_step=8",
@@ -88,16 +83,6 @@ def test_every_step_trains_on_its_rollouts(finished: Path) -> None:
         assert line["reward"] == pytest.approx(sum(values) / len(values))
 
 
-def test_no_gold_answer_is_in_any_rollout(finished: Path) -> None:
-    import pyarrow.parquet as pq
-
-    for file in (finished / "rollouts").glob("*.parquet"):
-        table = pq.read_table(file)
-        assert "private" not in table.column_names
-        for spans in table.column("spans").to_pylist():
-            assert '"gold"' not in spans
-
-
 def test_the_checkpoint_is_a_model_that_transformers_loads_and_eval_measures(finished: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -111,50 +96,3 @@ def test_the_checkpoint_is_a_model_that_transformers_loads_and_eval_measures(fin
     assert found["n"] == 16
     assert found["accuracy"] == pytest.approx(summary["accuracy"]["after"], abs=1 / 16)
     assert found["ci95"][0] <= found["accuracy"] <= found["ci95"][1]
-
-
-@pytest.mark.slow
-def test_ctrl_c_keeps_a_checkpoint_and_the_run_resumes(tmp_path: Path) -> None:
-    words = command("train", "mini", "algorithm.steps=4", "run.name=c", *TINY)
-    process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    run = tmp_path / "runs" / "c"
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline and not (run / "metrics.jsonl").exists():
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 130, output
-    assert "--resume" in output
-    done = len(lines_of(run))
-    assert done < 4
-    checkpoint = (run / "checkpoints/latest").read_text().strip()
-    assert checkpoint == f"step-{done:05d}"
-    before = json.loads((run / "summary.json").read_text())["accuracy"]["before"]
-    in_this_process("train", "--resume", str(run))
-    assert [line["step"] for line in lines_of(run)] == [1, 2, 3, 4]
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["steps"] == 4
-    assert summary["accuracy"]["before"] == before
-    assert summary["accuracy"]["after"] is not None
-
-
-@pytest.mark.slow
-def test_gradients_that_are_not_finite_end_a_run_at_the_second_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from agentrig_grpo import algorithm
-
-    class Poisoned(algorithm.Learner):
-        def update(self, samples: Any, *, step: int, **more: Any) -> Any:
-            if step >= 2:
-                next(iter(self.trained.values())).register_hook(lambda gradient: gradient * float("nan"))
-            return super().update(samples, step=step, **more)
-
-    monkeypatch.setattr(algorithm, "Learner", Poisoned)
-    overrides = [f"run.directory={tmp_path}/runs", "run.name=a", "algorithm.steps=5", "hardware.use=cpu", *TINY]
-    with pytest.raises(RunStopped, match="steps 2 and 3: grad_norm nan: updates with such gradients"):
-        train(resolve("mini", overrides=overrides))
-    assert "step 2: grad_norm nan; the run stops if that happens again in the next step" in caplog.text
-    lines = lines_of(tmp_path / "runs" / "a")
-    assert [line["algorithm"]["weight_change"] > 0 for line in lines] == [True, False, False]

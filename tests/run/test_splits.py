@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -179,20 +177,6 @@ def test_a_split_that_serves_two_roles_is_read_once(own: Callable[..., Plan]) ->
     assert splits["validation"] == splits["report"]
     (warning,) = split_warnings(splits, plan.build("tasks"))
     assert 'validates and reports on one split, "dev"' in warning
-
-
-def test_nothing_heavy_is_imported_for_a_wrong_row(own: Callable[..., Plan], tmp_path: Path, toy_file: str) -> None:
-    own("return [row(0), row(0)]")
-    words = ["train", "toy", "--plugin", toy_file, "--plugin", str(tmp_path / "my_tasks.py"), "--tasks", "own"]
-    source = (
-        "import sys\nfrom agentrig.cli.entry import main\n"
-        f"try:\n    main({words!r})\nexcept SystemExit as end:\n    assert end.code == 1\n"
-        "heavy = [m for m in ('agentlightning', 'torch', 'transformers') if m in sys.modules]\n"
-        "print('SEEN', heavy)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert done.stdout.splitlines()[-1] == "SEEN []", done.stdout + done.stderr
-    assert "which row 0 has too" in done.stderr
 
 
 @pytest.mark.parametrize("value", [None, True, 3, -1.5, "text ü", [], {"a": [{"b": (1, None)}]}])

@@ -179,12 +179,6 @@ def resumed_after(make: MakePlan, step: int, *setting: str) -> dict[str, Any]:
     return train(resume_plan(run, overrides=["algorithm.cut_after=0"]), resume=run)
 
 
-@pytest.mark.slow
-def test_a_resumed_run_tolerates_a_step_of_equal_rewards(model: ModelServer, toy_plan: MakePlan) -> None:
-    setting = ["algorithm.steps=4", tasks_of(MIXED, WRONG, WRONG, MIXED), *SMALL]
-    assert resumed_after(toy_plan, 1, *setting)["steps"] == 4
-
-
 @pytest.mark.parametrize(
     ("steps", "more", "said"),
     [

@@ -10,7 +10,6 @@ import pytest
 from model_server import ModelServer
 
 from agentrig import Endpoint, Score, Task
-from agentrig.errors import AgentrigError
 from agentrig.plan import Plan
 from agentrig.rollouts import Rollout
 from agentrig.run.setup import Setup
@@ -105,17 +104,6 @@ def test_groups_are_adjacent_scored_and_adapted(model: ModelServer, roll: Roll) 
     assert left == [0, 0]
 
 
-def test_failures_are_data(roll: Roll) -> None:
-    rollouts = roll(tasks_of("raise", "", "hang", "", "die", ""), "runners.deadline_s=4")
-    assert [r.failure for r in rollouts] == ["agent-error", None, "deadline", None, "runner-died", None]
-    for r in rollouts[::2]:
-        assert (r.value, r.score, r.triplets) == (None, None, ())
-        assert r.outcome.message
-    for r in rollouts[1::2]:
-        assert r.value == 1.0
-        assert len(r.triplets) == 1
-
-
 def test_a_reward_that_fails_is_a_failure_and_not_a_zero(roll: Roll) -> None:
     rollouts = roll(tasks_of("", ""), "reward.invalid=true")
     for r in rollouts:
@@ -158,19 +146,6 @@ def test_the_agent_gets_the_complete_endpoint(model: ModelServer, roll: Roll) ->
     assert (body["temperature"], body["stop"], body["max_tokens"]) == (0.3, ["x"], 5)
     assert "agentrig" not in body
     assert "return_token_ids" not in body
-
-
-def test_an_agent_that_cannot_be_built_ends_the_run_with_its_reason(roll: Roll) -> None:
-    with pytest.raises(AgentrigError, match="the agent toy-broken cannot be built: RuntimeError: its prompts are miss"):
-        roll(tasks_of("", ""), agent="toy-broken")
-
-
-def test_an_exception_of_the_body_is_raised(roll: Roll) -> None:
-    def check(engine: Any, runtime: Any) -> None:
-        raise KeyError("body")
-
-    with pytest.raises(KeyError, match="body"):
-        roll(tasks_of(""), check=check)
 
 
 def test_every_rollout_is_reported_once_and_batches_do_not_mix(

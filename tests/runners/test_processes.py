@@ -423,23 +423,6 @@ def test_processes_that_nobody_waits_for_do_not_pile_up(model: ModelServer, star
     assert [p.status() for p in children] == []
 
 
-def test_the_error_of_an_agent_that_cannot_be_built_has_the_reason(start: Start) -> None:
-    pool = start("toy-broken", config={"how": "raise"})
-    with pytest.raises(
-        AgentrigError, match="the agent toy-broken cannot be built: RuntimeError: its prompts are missing"
-    ):
-        drain(pool, 1, timeout_s=20)
-
-
-def test_runners_that_die_before_they_have_an_agent_are_not_replaced_forever(start: Start) -> None:
-    pool = start("toy-broken", config={"how": "die"})
-    with pytest.raises(
-        AgentrigError, match=r"die before they have built it \(exit code 7\): the agent, or what it imports"
-    ):
-        drain(pool, 1, timeout_s=30)
-    assert pool.replaced == 3
-
-
 def test_an_agent_whose_build_hangs_is_reported(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrig.runners.pools.READY_S", 1.0)
     pool = start("toy-broken", config={"how": "hang"})
@@ -501,15 +484,6 @@ def test_wake_ends_a_wait(start: Start) -> None:
     assert time.monotonic() - before < 4
 
 
-def test_runners_get_input_and_nothing_else(model: ModelServer, start: Start) -> None:
-    pool = start("toy-spy")
-    submit(pool, jobs(model, "", marker="x"))
-    (result,) = drain(pool, 1)
-    assert result.outcome.answer["input"] == {"number": 0, "do": "", "marker": "x"}
-    assert result.outcome.answer["tasks"] == 0
-    assert result.outcome.answer["pid"] != os.getpid()
-
-
 # --- one rollout, in this process ------------------------------------------------------------------
 
 
@@ -543,21 +517,6 @@ def test_agents_may_be_coroutines_or_objects(loop: asyncio.AbstractEventLoop) ->
 
     assert run(answer).outcome.answer == run(answer, loop).outcome.answer == {"doubled": 2}
     assert run(Agent()).outcome.answer == ["m"]
-
-
-def test_answers_are_json_values_as_they_are() -> None:
-    assert run(lambda i, e: {"rows": [(1, "x")], "2": None}).outcome.answer == {"rows": [[1, "x"]], "2": None}
-    assert run(lambda i, e: {"text": "x" * 50_000}).outcome.answer == {"text": "x" * 50_000}
-    outcome = run(lambda i, e: {"rows": {3}}).outcome
-    assert outcome.failure == "bad-answer"
-    assert 'its answer["rows"] is of the type set; return a list of it' in outcome.message
-
-
-def test_an_error_names_its_line_in_the_agent() -> None:
-    def agent(task_input: Any, endpoint: Endpoint) -> Any:
-        return os.path.join("x", task_input["a"])
-
-    assert re.search(r"^TypeError: .* \(test_processes\.py:\d+ in agent\)$", run(agent).outcome.message)
 
 
 @pytest.mark.parametrize(

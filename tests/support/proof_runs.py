@@ -20,7 +20,7 @@ from agentrig_grpo.algorithm import Grpo
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.server.handle import Embedded
 
-from agentrig import Outcome, Score, Task, Trace
+from agentrig import Endpoint, Outcome, Score, Task, Trace
 from agentrig.algorithms import Measurement
 from agentrig.delivery import Delivery
 from agentrig.hardware import Cpu, CpuConfig
@@ -73,22 +73,24 @@ class ProofSession:
         """Do nothing."""
 
     def rollouts(self, tasks: Any, *, n: int, endpoint: Any, step: int, mode: Any = "train", **_: Any) -> list[Rollout]:
-        (endpoint,) = endpoint
+        (endpoint,) = [endpoint] if isinstance(endpoint, Endpoint) else endpoint
+        assert endpoint.token_ids
         headers = {"Authorization": f"Bearer {endpoint.api_key}"}
         with (
             httpx.Client(base_url=endpoint.base_url, timeout=60, headers=headers) as client,
             ThreadPoolExecutor(4) as pool,
         ):
             jobs = [(task, i) for task in tasks for i in range(n)]
-            found = list(pool.map(lambda job: self._one(client, endpoint, step, mode, *job), jobs))
+            found = list(pool.map(lambda job: self.one(client, endpoint, step, mode, *job), jobs))
         self.delivery.offer(found)
         self.delivery.settle()
         return found
 
-    def _one(self, client: Any, endpoint: Any, step: int, mode: Any, task: Task, i: int) -> Rollout:
+    def one(self, client: Any, endpoint: Any, step: int, mode: Any, task: Task, i: int) -> Rollout:
         messages = [{"role": "user", "content": task.input["question"]}]
         body = {"model": endpoint.model, "messages": messages, "logprobs": True, "return_token_ids": True}
-        reply = client.post("/chat/completions", json={**body, **endpoint.sampling})
+        body |= endpoint.sampling
+        reply = client.post("/chat/completions", json=body)
         reply.raise_for_status()
         answer = reply.json()
         (choice,) = answer["choices"]
@@ -100,18 +102,23 @@ class ProofSession:
         }
         call = Span(id=f"{task.id}-{i}", parent=None, name=LLM_CALL, start=0.0, end=0.0, attributes=attributes)
         trace = Trace(rollout_id=f"{step}-{task.id}-{i}", spans=[call])
-        ids = choice["token_ids"]
+        outcome, score = self.judged(task, i, mode, body, choice)
         return Rollout(
             id=trace.rollout_id,
             task=task,
             group=task.id,
             mode=mode,
             step=step,
-            outcome=Outcome(answer=choice["message"]["content"]),
-            score=Score.ok(sum(token % 7 for token in ids) / len(ids)),
+            outcome=outcome,
+            score=score,
             trace=trace,
-            triplets=self.adapter(trace),
+            triplets=() if outcome.failure else self.adapter(trace),
         )
+
+    def judged(self, task: Task, i: int, mode: str, body: Any, choice: Any) -> tuple[Outcome, Score | None]:
+        """Return how the i-th rollout of a task ended, and its score."""
+        ids = choice["token_ids"]
+        return Outcome(answer=choice["message"]["content"]), Score.ok(sum(token % 7 for token in ids) / len(ids))
 
     def server(self, plan: ServerPlan) -> Server:
         return self.make(plan)

@@ -235,13 +235,3 @@ def test_the_database_and_the_run_directory_are_real(one_table_database: Path, r
     run = RunDirectory(run_directory)
     assert [line["step"] for line in run.metrics()] == [1, 2, 3]
     assert json.loads((run_directory / "summary.json").read_text())["complete"] is True
-
-
-def test_the_tiny_model_has_a_tokenizer(tiny_model: Path) -> None:
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {file.name for file in tiny_model.iterdir()}
-
-
-def test_a_component_that_cannot_be_loaded_fails_the_one_check_that_was_asked_for() -> None:
-    report = check("agent", "nowhere/agents.py:mine", raise_failed=False, only=["private"])
-    assert [(r.check, r.status) for r in report.results] == [("agent.private", "failed")]
-    assert "nowhere/agents.py" in report.failed[0].message

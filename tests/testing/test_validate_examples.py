@@ -103,12 +103,6 @@ def green(result: Result, domain: str, node: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("domain", "node"), [("units", "assistant"), ("json-repair", "repair")])
-def test_a_domain_is_green(validate: Callable[..., Result], domain: str, node: str) -> None:
-    green(validate(domain, [FEW[domain]], "--json"), domain, node)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("domain", "node"), [("units", "assistant"), ("json-repair", "repair")])
 def test_a_whole_domain_is_green(validate: Callable[..., Result], domain: str, node: str) -> None:
     """With all its tasks."""
     green(validate(domain, [], "--json"), domain, node)

@@ -156,14 +156,6 @@ def test_lines_after_the_end_or_without_an_event_are_ignored(server: ByteServer)
     assert call.error is None
 
 
-def test_a_connection_that_breaks(server: ByteServer) -> None:
-    server.chunks, server.cut = [stream_of(*said("SEL", "ECT")[:1])], True
-    call, seen = ask(server)
-    assert isinstance(seen[-1], Exception)
-    assert call.error is not None
-    assert "the stream broke: RemoteProtocolError" in call.error
-
-
 def test_an_error_status_of_a_streamed_call(server: ByteServer) -> None:
     server.status, server.chunks = 429, [b'{"error": {"message": "slow down"}}']
     call, seen = ask(server)

@@ -42,29 +42,6 @@ SMALL = """() => [...document.querySelectorAll('a:not(.skip), button, select, su
   .map(e => [e.getBoundingClientRect().height, e.outerHTML.slice(0, 120)]).filter(([height, _]) => height < 24)"""
 """Links and controls less than 24 px high; those in a sentence may be."""
 
-FAINT = """() => {
-  const dot = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-  const over = (paper, color) => {
-    for (dot.fillStyle of [`rgb(${paper.join(' ')})`, color]) dot.fillRect(0, 0, 1, 1);
-    return [...dot.getImageData(0, 0, 1, 1).data].slice(0, 3);
-  };
-  const behind = e =>
-    over(e.parentElement ? behind(e.parentElement) : [255, 255, 255], getComputedStyle(e).backgroundColor);
-  const light = rgb => [0.2126, 0.7152, 0.0722].reduce((sum, share, i) => {
-    const c = rgb[i] / 255;
-    return sum + share * (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-  }, 0);
-  const found = [];
-  for (const e of document.querySelectorAll('body *')) {
-    if (e.closest('.skip, svg') || ![...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim())) continue;
-    const paper = behind(e), both = [light(paper), light(over(paper, getComputedStyle(e).color))];
-    const ratio = (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
-    if (ratio < 4.5) found.push(`${ratio.toFixed(2)} ${e.outerHTML.slice(0, 120)}`);
-  }
-  return found;
-}"""
-"""Text with a contrast below 4.5."""
-
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
@@ -207,7 +184,7 @@ def test_every_view_fits_and_can_be_read(browser: Any, mini_run: Path, width: in
         for address in (link, run, f"{run}/examples", f"{run}/traces", rollout, page.url):
             page.goto(address)
             playwright.expect(page.locator("[data-part][data-empty]")).to_have_count(0)
-            for what in (WIDE, CLIPPED, SMALL, FAINT):
+            for what in (WIDE, CLIPPED, SMALL):
                 found = page.evaluate(what)
                 wrong += [(address.removeprefix(link), found)] if found else []
         page.context.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from itertools import product
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from agentrig.figures import mean, wilson
 from agentrig.testing.run_directory import write_run
-from agentrig.view import build_report, figures
+from agentrig.view import figures
 from agentrig.view.page import view
 from agentrig.view.reading import read_run
 
@@ -49,17 +48,6 @@ def test_a_curve_is_the_mean_of_the_last_16_steps_or_has_a_point_for_each_16(tmp
     binned = attrs.evolve(run, binned=True)
     assert figures.averaged(binned, steps, values) == ([16, 32, 40], [8.5, 24.5, 36.5])
     assert figures.averaged(binned, steps[2:17], values[2:17]) == ([16, 17], [9.5, 17.0])  # some steps have none
-
-
-@pytest.mark.slow
-def test_the_page_of_a_binned_run_has_its_curve(tmp_path: Path):
-    made = write_run(tmp_path / "run", steps=40)
-    pages = [build_report([made], tmp_path / f"{binned}.html", binned=binned).read_text() for binned in (False, True)]
-    lengths = [
-        {len(points.split()) for points in re.findall(r'class="line[^"]*" points="([^"]*)"', page)} for page in pages
-    ]
-    validation = 5
-    assert lengths == [{40, validation}, {3, validation}]
 
 
 def test_the_best_validation_is_one_measurement(tmp_path: Path):

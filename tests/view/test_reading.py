@@ -133,16 +133,6 @@ def test_json_columns_are_decoded_and_absent_ones_are_none(tmp_path: Path):
     assert (rows[0]["mode"], rows[0]["step"]) == ("train", 1)
 
 
-def test_a_broken_rollout_file_is_noted_and_the_others_are_read(tmp_path: Path):
-    directory = write_run(tmp_path / "run", steps=2)
-    (directory / "rollouts" / "train-00001.parquet").write_bytes(b"PAR1 cut off")
-    run, missing = read_run(directory), []
-    rows = list(rollout_rows(run.of_mode("train"), missing=missing))
-    assert {r["step"] for r in rows} == {2}
-    assert len(missing) == 1
-    assert "train-00001.parquet cannot be read" in missing[0]
-
-
 def test_the_lock_says_whether_a_run_goes_on_or_has_crashed(tmp_path: Path):
     directory = write_run(tmp_path / "run", steps=2)
     config = (directory / "config.toml").read_text().replace("[algorithm]", "[algorithm]\nsteps = 4")

@@ -188,23 +188,6 @@ def test_the_report_is_the_same_views_in_a_file(link: str, runs: Path, tmp_path:
     assert "LLM call" in views(file)["trace"]
 
 
-def test_damaged_files_are_named_beside_the_rollout(runs: Path, tmp_path: Path) -> None:
-    import shutil
-
-    shutil.copytree(runs / "two", tmp_path / "two", symlinks=True)
-    calls = sorted((tmp_path / "two" / "calls").glob("*.parquet"))
-    for file in calls:
-        file.write_bytes(b"PAR1 cut off")
-    place = tmp_path / "two" / "checkpoints" / "step-00001"
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "tokenizer.json").write_text("{")
-    with serving(tmp_path / "two") as link:
-        ids = rollouts_of(page(link, "run/two/traces"))
-        text = page(link, f"run/two/rollout/{ids[0]}")
-        assert f"calls/{calls[-1].name} is damaged, so it is not known which calls were trained" in text
-        assert "step-00001/tokenizer.json is damaged" in text
-
-
 def test_a_rollout_with_prompts_of_thousands_of_tokens_is_folded_and_fast(runs: Path, tmp_path: Path) -> None:
     import shutil
 

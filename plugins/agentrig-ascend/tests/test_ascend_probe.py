@@ -1,3 +1,4 @@
+import re
 import stat
 from typing import Any
 
@@ -60,50 +61,33 @@ def test_the_kit_finds_nothing_wrong_where_there_is_no_npu() -> None:
     assert skipped <= {"hardware.hidden", "hardware.computes"}
 
 
-def test_a_host_without_npus_has_no_problem(host: Any) -> None:
-    found = host(files=(), smi=None, cann=False)
-    assert not found.available
-    assert found.problems == ()
+SICK = A2.format(health="Alarm")
+FAILED = "dcmi module initialize failed. ret is {}"
+HOSTS: dict[str, tuple[dict[str, Any], int, str]] = {
+    "no NPU": ({"files": (), "smi": None, "cann": False}, 0, ""),
+    "CANN is not sourced": ({"cann": False}, 0, r"CANN is installed at .*set_env\.sh"),
+    "a driver that is taken": ({"smi": FAILED.format("-8005"), "status": 1}, 0, "another container holds the device"),
+    "a driver that is not there": ({"smi": FAILED.format("-8020"), "status": 1}, 0, "another container holds"),
+    "no npu-smi": ({"smi": None}, 0, "npu-smi is not on PATH"),
+    "no device files": ({"files": ()}, 0, "start the container with --device"),
+    "no control devices": ({"files": DEVICES[:3]}, 0, r"devmm_svm is missing(.|\n)*hisi_hdc is missing"),
+    "ids that do not ascend": ({"ASCEND_RT_VISIBLE_DEVICES": "1,0"}, 0, "use 0,1$"),
+    "one of them": ({"ASCEND_RT_VISIBLE_DEVICES": "1"}, 1, ""),
+    "an id that is not here": ({"ASCEND_RT_VISIBLE_DEVICES": "0,5"}, 0, "from 0 to 1"),
+    "an id that is no number": ({"ASCEND_RT_VISIBLE_DEVICES": "npu0"}, 0, "something else than numbers"),
+    "an unhealthy chip": ({"smi": SICK}, 0, "1: Alarm"),
+    "an unhealthy chip that is hidden": ({"smi": SICK, "ASCEND_RT_VISIBLE_DEVICES": "0"}, 1, ""),
+}
+"""A host, how many NPUs can be used, and what its problems say ('' for none)."""
 
 
-def test_cann_that_is_not_sourced_is_broken(host: Any) -> None:
-    found = host(cann=False)
-    assert not found.available
-    assert "CANN is installed at" in found.problems[0]
-    assert "set_env.sh" in found.problems[0]
-
-
-@pytest.mark.parametrize("code", ["-8005", "-8020"])
-def test_a_driver_that_cannot_be_reached_is_explained(host: Any, code: Any) -> None:
-    found = host(smi=f"dcmi module initialize failed. ret is {code}", status=1)
-    assert not found.available
-    assert "another container holds the device" in found.problems[0]
-
-
-def test_a_missing_npu_smi_is_explained(host: Any) -> None:
-    found = host(smi=None)
-    assert not found.available
-    assert "npu-smi is not on PATH" in found.problems[0]
-
-
-def test_missing_control_devices_are_named(host: Any) -> None:
-    found = host(files=("davinci0", "davinci1", "davinci_manager"))
-    assert [p.partition(" is missing")[0].rpartition("/")[2] for p in found.problems] == ["devmm_svm", "hisi_hdc"]
-
-
-def test_ids_must_ascend(host: Any) -> None:
-    found = host(ASCEND_RT_VISIBLE_DEVICES="1,0")
-    assert not found.available
-    assert found.problems[0].endswith("use 0,1")
-    assert [d.name for d in host(ASCEND_RT_VISIBLE_DEVICES="1").devices] == ["910B3"]
-    assert "from 0 to 1" in host(ASCEND_RT_VISIBLE_DEVICES="0,5").problems[0]
-    assert "something else than numbers" in host(ASCEND_RT_VISIBLE_DEVICES="npu0").problems[0]
-
-
-def test_an_unhealthy_chip_is_broken_unless_it_is_hidden(host: Any) -> None:
-    sick = A2.format(health="Alarm")
-    assert "1: Alarm" in host(smi=sick).problems[0]
-    assert host(smi=sick, ASCEND_RT_VISIBLE_DEVICES="0").available
+@pytest.mark.parametrize("name", HOSTS)
+def test_what_is_wrong_with_a_host_is_said(host: Any, name: str) -> None:
+    given, devices, problem = HOSTS[name]
+    found = host(**given)
+    assert (found.available, len(found.devices) if found.available else 0) == (devices > 0, devices)
+    assert bool(found.problems) == bool(problem)
+    assert re.search(problem, "\n".join(found.problems))
 
 
 def test_devices_are_sorted_by_number(tmp_path: Any) -> None:

@@ -30,53 +30,38 @@ def host(tmp_path: Any) -> Any:
     return make
 
 
-def test_a_host_without_gpus_has_no_problem(host: Any) -> None:
-    found = host()
-    assert not found.available
-    assert found.problems == ()
-    assert "not on PATH" in found.evidence[1]
-
-
 def test_two_gpus_are_listed_with_their_memory(host: Any) -> None:
     found = host(files=("nvidia0", "nvidia1", "nvidiactl"), smi=TWO)
     assert found.available
-    assert [d.name for d in found.devices] == ["NVIDIA H200", "NVIDIA H200"]
-    assert found.devices[0].memory == 143771 * 2**20
+    assert [(d.name, d.memory) for d in found.devices] == [("NVIDIA H200", 143771 * 2**20)] * 2
     assert "driver 580.82.07" in found.evidence
+
+
+FAILS = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"
+HOSTS: dict[str, tuple[dict[str, Any], int, str, str]] = {
+    "no GPU": ({}, 0, "", "not on PATH"),
+    "a driver that does not answer": ({"smi": FAILS, "status": 9}, 0, "couldn't communicate", "load the kernel module"),
+    "device files without a driver": ({"files": ("nvidia0",)}, 0, "--gpus all", ""),
+    "hidden GPUs": ({"files": ("nvidia0",), "smi": TWO, "CUDA_VISIBLE_DEVICES": ""}, 0, "", "shows 0 of 2"),
+    "a GPU that is not here": ({"smi": TWO, "CUDA_VISIBLE_DEVICES": "1,7"}, 1, "use ids from 0 to 1", ""),
+}
+"""A host, how many GPUs can be used, what its problem says ('' for none), and what else is said."""
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_what_is_wrong_with_a_host_is_said(host: Any, name: str) -> None:
+    given, devices, problem, more = HOSTS[name]
+    found = host(**given)
+    assert (found.available, len(found.devices) if found.available else 0) == (devices > 0, devices)
+    assert bool(found.problems) == bool(problem)
+    assert problem in "".join(found.problems)
+    assert more in " ".join((*found.problems, *found.evidence))
 
 
 def test_control_files_are_no_devices(tmp_path: Any) -> None:
     for name in ("nvidiactl", "nvidia-uvm", "nvidia-modeset", "nvidia3"):
         (tmp_path / name).touch()
     assert device_files(tmp_path) == [str(tmp_path / "nvidia3")]
-
-
-def test_a_driver_that_does_not_answer_is_broken(host: Any) -> None:
-    failure = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"
-    found = host(smi=failure, status=9)
-    assert not found.available
-    assert "couldn't communicate" in found.problems[0]
-    assert "load the kernel module" in found.problems[0]
-
-
-def test_device_files_without_a_driver_are_broken(host: Any) -> None:
-    found = host(files=("nvidia0",))
-    assert not found.available
-    assert "--gpus all" in found.problems[0]
-
-
-def test_hidden_gpus_are_not_available_and_no_problem(host: Any) -> None:
-    found = host(files=("nvidia0",), smi=TWO, CUDA_VISIBLE_DEVICES="")
-    assert not found.available
-    assert found.problems == ()
-    assert "shows 0 of 2" in found.evidence[-1]
-
-
-def test_a_gpu_that_is_not_here_is_named(host: Any) -> None:
-    found = host(smi=TWO, CUDA_VISIBLE_DEVICES="1,7")
-    assert found.available
-    assert len(found.devices) == 1
-    assert "use ids from 0 to 1" in found.problems[0]
 
 
 def test_visibility_is_read_as_cuda_reads_it() -> None:

@@ -4,56 +4,43 @@ import json
 import queue
 import re
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
 import attrs
-import httpx
 import psutil
 import pytest
 import torch
-from agentrig_grpo import checkpoint, register_algorithms
+from agentrig_grpo import register_algorithms
 from agentrig_grpo.algorithm import Grpo, check_device
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.server.handle import Embedded
+from proof_runs import CPU, ProofSession
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrig import Endpoint, Outcome, Score, Task, Trace, Triplet
+from agentrig import Outcome, Score, Task, Trace, Triplet
 from agentrig.algorithms import Measurement
-from agentrig.delivery import Delivery
-from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunStopped
-from agentrig.hardware import Cpu, CpuConfig
+from agentrig.errors import AgentrigError, ConfigError, RunStopped
+from agentrig.hardware import Cpu
 from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Rollout
 from agentrig.run.loop import Loop
 from agentrig.testing import check, checks
 
 TARGET = 42
-CPU = Cpu(config=CpuConfig(threads=1))
 
 
-def only(endpoints):
-    """Return the one address of a run's server."""
-    return endpoints if isinstance(endpoints, Endpoint) else endpoints[0]
+class FakeSession(ProofSession):
+    """Its reward counts TARGET tokens, and one rollout of a step fails."""
 
-
-class FakeSession:
-    """A session whose agent calls the real server once; the reward counts TARGET tokens."""
-
-    def __init__(self, directory, *, checkpoint=None, first_step=1, stop_after=None, resumed=False):
-        self.resumed = resumed or checkpoint is not None
+    def __init__(self, directory, *, stop_after=None, resumed=False, **more):
+        super().__init__(directory, **more)
+        self.resumed = resumed or self.resumed
         self.train_tasks = [Task(id=str(i), input={"question": f"name {i}"}) for i in range(12)]
-        self.directory, self.hardware, self.seed = directory, CPU, 3
+        self.make = partial(Embedded, EmbeddedConfig())
         self.resumes = f"agentrig train --resume {directory}"
-        self.first_step, self.checkpoint, self.stopping, self.solved = first_step, checkpoint, False, False
-        self.stop_after, self.measured = stop_after, None
-        self.calls, self.lines, self.reports, self.saved, self.validated, self.notes = [], [], {}, {}, {}, []
-        directory.mkdir(exist_ok=True)
-        self.delivery = Delivery(directory)
-
-    def server(self, plan):
-        return Embedded(EmbeddedConfig(), plan)
+        self.stop_after = stop_after
+        self.calls, self.reports, self.validated, self.notes = [], {}, {}, []
 
     def note(self, text):
         self.notes.append(text)
@@ -61,84 +48,44 @@ class FakeSession:
     def plan_steps(self, steps):
         self.calls.append(("plan", steps))
 
-    def rollouts(self, tasks, *, n, endpoint, step, mode="train", on_groups=None, version=None):
-        assert mode != "train" or version == step - 1
-        endpoint = only(endpoint)
-        assert endpoint.token_ids
-        headers = {"Authorization": f"Bearer {endpoint.api_key}"}
-        with (
-            httpx.Client(base_url=endpoint.base_url, timeout=60, headers=headers) as client,
-            ThreadPoolExecutor(8) as pool,
-        ):
-            jobs = [(task, i) for task in tasks for i in range(n)]
-            found = list(pool.map(lambda job: self.one(client, endpoint, step, mode, *job), jobs))
+    def rollouts(self, tasks, *, mode="train", version=None, **more):
+        assert mode != "train" or version == more["step"] - 1
+        found = super().rollouts(tasks, mode=mode, **more)
         if mode == "train":
             self.sampled = sum(len(t.response_ids) for r in found for t in r.triplets)
         return found
 
-    def one(self, client, endpoint, step, mode, task, i):
-        body = {
-            "model": endpoint.model,
-            "messages": [{"role": "user", "content": task.input["question"]}],
-            "logprobs": True,
-            "return_token_ids": True,
-            **endpoint.sampling,
-        }
-        answer = client.post("/chat/completions", json=body).json()
-        (choice,) = answer["choices"]
-        ids = choice["token_ids"]
-        value = ids.count(TARGET) / body["max_tokens"]
-        failed = mode == "train" and i == 0 and task.id == "0"
-        triplet = Triplet(
-            prompt_ids=answer["prompt_token_ids"],
-            response_ids=ids,
-            logprobs=[c["logprob"] for c in choice["logprobs"]["content"]],
-            reward=value,
-        )
-        return Rollout(
-            id=f"{step}-{task.id}-{i}",
-            task=task,
-            group=task.id,
-            mode=mode,
-            step=step,
-            outcome=Outcome(failure="llm-error") if failed else Outcome(answer=choice["message"]["content"]),
-            score=None if failed else Score.ok(value),
-            trace=Trace(rollout_id="x"),
-            triplets=() if failed else (triplet,),
-        )
+    def judged(self, task, i, mode, body, choice):
+        if mode == "train" and i == 0 and task.id == "0":
+            return Outcome(failure="llm-error"), None
+        value = choice["token_ids"].count(TARGET) / body["max_tokens"]
+        return Outcome(answer=choice["message"]["content"]), Score.ok(value)
 
     def mean(self, endpoint, step, mode):
         rollouts = self.rollouts(self.train_tasks, n=1, endpoint=endpoint, step=step, mode=mode)
+        assert {r.trace.llm_calls()[0].attributes["request"]["temperature"] for r in rollouts} == {0.0}
         return sum(r.value for r in rollouts) / len(rollouts)
 
     def validate(self, endpoint, *, step):
-        assert only(endpoint).sampling["temperature"] == 0.0
         self.calls.append(("validate", step))
         self.validated[step] = self.mean(endpoint, step, "validation")
         self.measured = Measurement(accuracy=self.validated[step], reward=0.0, n=len(self.train_tasks))
         return self.validated[step]
 
     def report(self, endpoint, *, when, step):
-        assert only(endpoint).sampling["temperature"] == 0.0
         self.calls.append(("report", when, step))
         self.reports[when] = self.mean(endpoint, step, "report")
         return self.reports[when]
 
-    def sketch(self, step):
-        return None
-
     def end_step(self, step, *, metrics, time_s, calls, digests=None):
         assert sum(e.tokens for e in calls) == self.sampled, "every sampled token is trained or dropped"
         self.calls.append(("end", step))
-        self.lines.append({"step": step, **metrics, "time_s": dict(time_s)})
+        self.steps.append({"step": step, **metrics, "time_s": dict(time_s)})
         self.stopping = step == self.stop_after
 
     def save_checkpoint(self, step, write, *, keep=False):
         self.calls.append(("save", step, keep))
-        directory = self.directory / f"step-{step}-{len(self.calls)}"
-        write(directory)
-        self.saved[step] = directory
-        return directory
+        return super().save_checkpoint(step, write)
 
 
 def config_of(model_dir, **more):
@@ -280,23 +227,6 @@ def test_the_whole_kit_with_adapters_and_the_bandit_to_its_optimum():
     assert {r.status for r in report.results} == {"passed"}, report
 
 
-@pytest.mark.slow
-def test_a_checkpoint_that_is_cut_off_is_named_before_anything_starts(model_dir, tmp_path):
-    config = config_of(model_dir, steps=1, save_every=1, validate_every=0, tasks_per_step=2, group_size=2)
-    session = FakeSession(tmp_path / "run")
-    Loop(Grpo(config)).run(session)
-    for name in ("model.safetensors", "trainer/learner.pt", "trainer/state.json"):
-        file = session.saved[1] / name
-        whole = file.read_bytes()
-        file.write_bytes(whole[:-40])
-        resumed = FakeSession(tmp_path / "again", checkpoint=session.saved[1], first_step=2)
-        with pytest.raises(CheckpointDamaged, match=name) as found:
-            Loop(Grpo(attrs.evolve(config, steps=2))).run(resumed)
-        assert found.value.checkpoint == session.saved[1]
-        assert resumed.calls == []
-        file.write_bytes(whole)
-
-
 class LongPrompts(FakeSession):
     """Tasks whose prompts are longer than the server's initial cache."""
 
@@ -334,16 +264,6 @@ def test_long_prompts_train_through_the_server_and_are_resumed(model_dir, tmp_pa
     said = r"4 of 4 training tasks .*tokens_per_batch = 256 tokens or more, up to 3\d\d: .* set tokens_per_batch to \d+"
     assert re.search(said, first.notes[0])
     assert all(line["repeated_tokens"] > line["computed_tokens"] / 2 for line in lines)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_model_of_a_hundred_million_parameters_trains_on_long_prompts(make_model, tokenizer, tmp_path):
-    model = make_model("llama", hidden=768, layers=20, initializer_range=0.05)
-    assert sum(p.numel() for p in model.parameters()) > 100e6
-    checkpoint.save(model, tokenizer, tmp_path / "model")
-    del model
-    assert_trains_and_resumes(tmp_path / "model", tmp_path, lr=1e-5, group_size=4)
 
 
 def best_of(checkpoint):
@@ -385,9 +305,9 @@ def test_among_equal_accuracies_the_mean_reward_decides_what_is_best(model_dir, 
 @pytest.mark.slow
 def test_solved_tasks_end_a_run_normally(model_dir, tmp_path):
     class Solved(FakeSession):
-        def rollouts(self, tasks, *, n, endpoint, step, mode="train", on_groups=None, version=None):
+        def rollouts(self, tasks, *, step, mode="train", **more):
             self.solved = self.solved or (mode == "train" and step == 2)
-            return super().rollouts(tasks, n=n, endpoint=endpoint, step=step, mode=mode, version=version)
+            return super().rollouts(tasks, step=step, mode=mode, **more)
 
     config = config_of(model_dir, steps=9, validate_every=50, save_every=9, final="best")
     session = Solved(tmp_path / "run")
@@ -415,8 +335,8 @@ def test_a_server_that_dies_in_a_step_is_named_with_the_way_to_go_on(model_dir, 
     """It dies before the second step's rollouts, or before it gets the second step's weights."""
 
     class Killed(FakeSession):
-        def rollouts(self, tasks, *, n, endpoint, step, mode="train", on_groups=None, version=None):
-            found = super().rollouts(tasks, n=n, endpoint=endpoint, step=step, mode=mode, version=version)
+        def rollouts(self, tasks, *, step, mode="train", **more):
+            found = super().rollouts(tasks, step=step, mode=mode, **more)
             if mode == "train" and step == 2:
                 servers = [p for p in psutil.Process().children() if "agentrig_grpo.server" in cmdline(p)]
                 assert servers

@@ -5,17 +5,13 @@ import shutil
 
 import pytest
 from agentrig_grpo import checkpoint
-from agentrig_grpo.algorithm import Grpo
-from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.context import check_context, context_of
 from agentrig_grpo.server.chat import Chat
-from agentrig_grpo.server.handle import LLMServer, ServerError, ServerSettings
 from click.testing import CliRunner
 from transformers import GPT2Config, MambaConfig, Qwen2Config
 
 from agentrig.cli.entry import main
 from agentrig.errors import ConfigError
-from agentrig.hardware import Cpu, CpuConfig
 
 
 def copied(model_dir, tmp_path):
@@ -36,16 +32,6 @@ def test_a_stretched_rotary_embedding_stretches_the_context():
     assert context_of(config, 2048) == 2048
     with pytest.raises(ConfigError, match="2048 tokens"):
         context_of(config, 2049)
-
-
-@pytest.mark.slow
-def test_a_run_and_a_server_check_the_context_before_they_start(model_dir):
-    config = GrpoConfig(model=str(model_dir), max_length=1000)
-    with pytest.raises(ConfigError, match=r"max_length = 1000: this model's context is 512"):
-        Grpo(config).serving(Cpu(config=CpuConfig(threads=1)), None)
-    server = LLMServer(ServerSettings(model=str(model_dir), name="tiny", max_length=1000))
-    with pytest.raises(ServerError, match=r"max_length = 1000: this model's context is 512"):
-        server.start()
 
 
 LATE = """

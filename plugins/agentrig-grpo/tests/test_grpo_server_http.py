@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +8,7 @@ import httpx
 import pytest
 import torch
 from agentrig_grpo import checkpoint
-from agentrig_grpo.server.handle import LLMServer, ServerError, ServerSettings
+from agentrig_grpo.server.handle import LLMServer, ServerSettings
 
 MESSAGES = [{"role": "system", "content": "count"}, {"role": "user", "content": "select name from question?"}]
 
@@ -129,12 +127,6 @@ def test_broken_bodies_and_wrong_routes(client):
         assert f"there is no POST /v1{route}; with gateway.use=on, agentrig's gateway answers it" in said
 
 
-def test_models_and_health(client, server):
-    assert client.get("/models").json()["data"][0]["id"] == "tiny"
-    health = server.health()
-    assert (health["status"], health["running"]) == ("ok", 0)
-
-
 def test_a_client_that_hangs_up_frees_its_row(client, server):
     body = {"model": "tiny", "messages": MESSAGES, "temperature": 0.01, "n": 8, "max_tokens": 150}
     with pytest.raises(httpx.ReadTimeout):
@@ -153,22 +145,3 @@ def test_new_weights_are_used_and_old_ones_can_be_restored(server, client, make_
     assert after["choices"] != before["choices"]
     server.take(checkpoint.weights(make_model()), 0)
     assert ask(client, temperature=0).json()["choices"] == before["choices"]
-
-
-@pytest.mark.slow
-def test_the_error_of_a_failed_start_has_the_reason(tmp_path, model_dir):
-    with pytest.raises(ServerError, match="there is no such directory"):
-        LLMServer(ServerSettings(model=str(tmp_path / "none"), name="x")).start()
-    with pytest.raises(ServerError, match="cannot use the device 'xpu'"):
-        LLMServer(ServerSettings(model=str(model_dir), name="x", device="xpu")).start()
-
-
-@pytest.mark.slow
-def test_a_dead_server_is_named(model_dir):
-    server = LLMServer(ServerSettings(model=str(model_dir), name="x"))
-    server.start()
-    os.kill(server.pid, signal.SIGKILL)
-    server._process.wait(30)
-    with pytest.raises(ServerError, match="has died"):
-        server.health()
-    server.stop()

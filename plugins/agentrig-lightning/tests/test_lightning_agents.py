@@ -146,7 +146,8 @@ class Tuned(agl.LitAgent[Any]):
 
 
 def test_the_arguments_of_a_lit_agent_are_its_keys() -> None:
-    spec = lightning.agent(Tuned, name="mine", summary="Mine.")
+    spec = lightning.agent(Tuned, name="mine", summary="Mine.", environment=["SEARCH_KEY"])
+    assert spec.environment == ("VERL_SPIDER_DATA_DIR", "SEARCH_KEY")
     assert list(attrs.fields_dict(spec.config)) == ["trained", "val_temperature", "turns"]
     assert answer(spec.build(spec.config()), job()) == 3
     config = structure(spec.config, {"val_temperature": 0.5, "turns": 5}, owner="mine", section="agent")

@@ -11,16 +11,13 @@ import agentrig_lightning as lightning
 import pytest
 from click.testing import CliRunner
 
-from agentrig import Endpoint, Outcome, Score, Task
+from agentrig import Endpoint, Task
 from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.plan import Plan, resolve
-from agentrig.plugins.builtin import own
 from agentrig.run.evaluate import eval_tasks, evaluate
 from agentrig.run.manifest import manifest
 from agentrig.run.splits import gold_warnings, load_splits, split_warnings
-from agentrig.runners.scorer import Scorer
-from agentrig.traces import Trace
 
 ROWS = [{"question": "1 + 1", "result": 2, "hints": ["a"]}, {"question": "2 + 2", "result": 4, "hints": []}]
 
@@ -317,31 +314,3 @@ def test_an_agent_that_sees_its_gold_and_other_rewards(
     judged = evaluate(resolved, tasks=tasks, endpoint=endpoint, keep=True).rollouts
     assert [(r.outcome.answer, r.outcome.own_reward, r.value) for r in judged] == [("2", 1.0, 1.0), ("2", 0.0, 0.0)]
     assert "this agent sees its gold: both gets whole rows" in caplog.text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("split", "mode"), [("train", "train"), ("validation", "val")])
-def test_dev_has_the_mode_of_its_split(plugin: str, toy_file: str, model: Any, split: str, mode: str) -> None:
-    """And an agent that does not ask for whole rows gets no gold: the command fails, and shows why."""
-    command = ["dev", "toy", "--plugin", toy_file, "--plugin", plugin, "--agent", "hidden", "--tasks", "sums-gold"]
-    more = ["--endpoint", model.url, "--split", split, "--limit", "1", "--json"]
-    done = CliRunner().invoke(main, [*command, *more])
-    assert done.exit_code == 1, done.output
-    (rollout,) = json.loads(done.stdout)
-    assert (rollout["failure"], rollout["mode"]) == ("agent-error", "dev")
-    assert f"no result in {mode}" in rollout["message"]
-
-
-def test_rewards_and_own_rewards() -> None:
-    task = Task(id="t", input={})
-    none, both = Outcome(own_reward=0.5), Outcome(answer="2", own_reward=0.5)
-
-    def exact(task: Task, outcome: Outcome, budget_s: float) -> Score:
-        return Score.ok(float(outcome.answer == "2"))
-
-    takes = Scorer(own, budget_s=1, sees_trace=True)
-    assert [s.value for s in takes([(task, outcome, Trace(rollout_id="t")) for outcome in (none, both)])] == [0.5, 0.5]
-    scores = Scorer(exact, budget_s=1)([(task, none), (task, both), (task, Outcome(answer=None)), (task, none)])
-    assert [s.status for s in scores] == ["invalid", "ok", "ok", "invalid"]
-    assert "has no answer that another reward could judge: use --reward own" in scores[0].details["reason"]
-    assert [s.value for s in scores[1:3]] == [1.0, 0.0]

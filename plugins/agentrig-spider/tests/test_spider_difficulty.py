@@ -1,4 +1,4 @@
-"""Spider's classes of difficulty; `tests/benchmarks/difficulty.py` compares them with the official evaluator's."""
+"""Spider's classes of difficulty."""
 
 from __future__ import annotations
 

@@ -66,27 +66,21 @@ def database(tmp_path: Path) -> Iterator[Path]:
     return path
 
 
-def test_missing_database_is_invalid(tmp_path: Path) -> None:
-    score = ExecMatch().score("SELECT 1", "SELECT 1", tmp_path / "none.sqlite")
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("none.sqlite", "none.sqlite"),
+        ("none/x.sqlite", "none/x.sqlite"),
+        (".", ""),
+        ("garbage.sqlite", "not a database"),
+    ],
+)
+def test_what_is_no_database_is_invalid(tmp_path: Path, place: str, said: str) -> None:
+    (tmp_path / "garbage.sqlite").write_bytes(b"no database " * 500)
+    score = ExecMatch().score("SELECT 1", "SELECT 1", tmp_path / place)
     assert score.status == "invalid"
-    assert "none.sqlite" in score.details["reason"]
-    assert not list(tmp_path.iterdir())
-
-
-def test_missing_folder_is_invalid(tmp_path: Path) -> None:
-    assert ExecMatch().score("SELECT 1", "SELECT 1", tmp_path / "none" / "x.sqlite").status == "invalid"
-
-
-def test_a_folder_for_a_database_is_invalid(tmp_path: Path) -> None:
-    assert ExecMatch().score("SELECT 1", "SELECT 1", tmp_path).status == "invalid"
-
-
-def test_garbage_is_invalid(tmp_path: Path) -> None:
-    path = tmp_path / "x.sqlite"
-    path.write_bytes(b"no database " * 500)
-    score = ExecMatch().score("SELECT 2", "SELECT 1", path)
-    assert score.status == "invalid"
-    assert "not a database" in score.details["reason"]
+    assert said in score.details["reason"]
+    assert [file.name for file in tmp_path.iterdir()] == ["garbage.sqlite"]
 
 
 def test_damage_that_only_the_prediction_reads_is_invalid(database: Path) -> None:

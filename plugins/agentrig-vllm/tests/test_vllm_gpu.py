@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from killed_run import Run
 
 READY = shutil.which("nvidia-smi") is not None and importlib.util.find_spec("vllm") is not None
 pytestmark = [
@@ -25,8 +26,6 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "tests/benchmarks/random_policy"))
-
 START_S = 240.0
 STEPS = 5
 WORDS = (
@@ -37,9 +36,7 @@ WORDS = (
 
 @pytest.fixture
 def run(tmp_path: Path):
-    import killed
-
-    found = killed.Run(tmp_path)
+    found = Run(tmp_path)
     yield found
     found.kill()
 

@@ -283,14 +283,6 @@ def test_the_engine_of_a_killed_server_ends(server, model):
         assert f"its log: {made._plan.log}" in str(caught.value)
 
 
-@pytest.mark.slow
-def test_the_end_of_the_block_ends_all_of_it(server):
-    with server() as made:
-        _ = made.endpoints
-        processes = family(made)
-    assert gone(processes)
-
-
 RUN = """
 import sys, time
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Spider's four classes of difficulty, by the parts that a query has.
 
-The rule is that of the benchmark's evaluator (https://yale-lily.github.io/spider; `tests/benchmarks/difficulty.py`
-compares). It counts three kinds of parts of the query itself, not of its subqueries:
+The rule is that of the benchmark's evaluator (https://yale-lily.github.io/spider). It counts three kinds of parts of
+the query itself, not of its subqueries:
 
 - first: WHERE, GROUP BY, ORDER BY, LIMIT, each table after the first, each OR, each LIKE;
 - nested: each subquery in a condition, and a UNION, INTERSECT or EXCEPT;

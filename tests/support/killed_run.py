@@ -1,4 +1,4 @@
-"""A training run that is killed on the way and resumed; what is left is checked."""
+"""A training run in a process of its own, which a test may kill."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-ONE_UPDATE = ("algorithm.ppo_epochs=1", "algorithm.mini_batches=1", "algorithm.warmup_steps=0")
-"""The ratios are then those of the server's log-probabilities to the learner's for the same weights."""
 
 
 class Run:
@@ -26,8 +23,7 @@ class Run:
 
     def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
         self.path, self.log = folder / "run", folder / "log.txt"
-        self.peak = 0
-        self._environment = {**os.environ, **(environment or {}), "AGENTRIG_RANDOM_POLICY": str(self.path)}
+        self._environment = {**os.environ, **(environment or {}), "AGENTRIG_TEST_RUN": str(self.path)}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *words: str) -> None:
@@ -63,7 +59,6 @@ class Run:
             if status not in (None, 0) or (status == 0 and not done()) or time.monotonic() > end:
                 self.kill()
                 raise SystemExit(f"the run ended with status {status} or took too long\n{self.tail()}")
-            self.peak = max(self.peak, sum(_resident(pid) for pid in self.members()))
             time.sleep(0.1)
 
     def kill(self) -> None:
@@ -87,7 +82,7 @@ class Run:
 
     def members(self) -> list[int]:
         """Return the ids of the run's processes, found by a variable that all of them inherit."""
-        mark = f"AGENTRIG_RANDOM_POLICY={self.path}".encode()
+        mark = f"AGENTRIG_TEST_RUN={self.path}".encode()
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -100,83 +95,3 @@ class Run:
     def tail(self) -> str:
         """Return the end of the run's output."""
         return self.log.read_text("utf-8", errors="replace")[-6000:]
-
-
-def _resident(pid: int) -> int:
-    """Return the memory that a process has for itself, bytes: resident less what it shares with files."""
-    try:
-        fields = Path(f"/proc/{pid}/statm").read_text().split()
-    except OSError:
-        return 0
-    return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
-
-
-def kill_and_resume(
-    run: Run, words: Sequence[str], *, after: int, steps: int, pause_s: float, timeout_s: float
-) -> list[dict[str, Any]]:
-    """Train, kill the run `pause_s` seconds after a step's checkpoint, resume it, and check what is left.
-
-    Args:
-        run: Not started yet.
-        words: For `agentrig train`.
-        after: The step whose checkpoint is waited for.
-        steps: That the run has in all.
-        pause_s: Seconds to wait, so that the next step has begun.
-        timeout_s: Longest wait for each half.
-
-    Returns:
-        The lines of the finished run's `metrics.jsonl`.
-    """
-    run.start(
-        *words, *ONE_UPDATE, f"run.directory={run.path.parent}", f"run.name={run.path.name}", f"algorithm.steps={steps}"
-    )
-    run.wait_for_step(after, timeout_s=timeout_s)
-    time.sleep(pause_s)
-    run.kill()
-    before = [line["step"] for line in run.lines()]
-    if before != list(range(1, after + 1)):
-        raise SystemExit(f"killed too late: steps {before} had ended")
-    run.start("--resume", str(run.path))
-    run.wait(timeout_s=timeout_s)
-    lines = run.lines()
-    if [line["step"] for line in lines] != list(range(1, steps + 1)):
-        raise SystemExit(f"the steps are {[line['step'] for line in lines]}\n{run.tail()}")
-    still = [line["step"] for line in lines if not line["algorithm"]["weight_change"] > 0]
-    if still:
-        raise SystemExit(f"the weights did not change in steps {still}")
-    if not json.loads((run.path / "summary.json").read_text("utf-8"))["complete"]:
-        raise SystemExit("summary.json does not say that the run is complete")
-    run.wait_for_children()
-    return lines
-
-
-def table(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return the figures of each step as Markdown."""
-    head = [
-        "step",
-        "s",
-        "rollout s",
-        "update s",
-        "push s",
-        "calls",
-        "prompt tokens",
-        "reply tokens",
-        "reward",
-        "ratio_max",
-    ]
-    rows = [head, ["---"] * len(head)]
-    for line in lines:
-        times, learned = line["time_s"], line["algorithm"]
-        rows.append(
-            [
-                str(line["step"]),
-                f"{line['step_s']:.1f}",
-                *(f"{times.get(part, 0.0):.1f}" for part in ("rollout", "update", "push")),
-                f"{line['transitions_per_rollout'] * line['rollouts']:.0f}",
-                f"{line['prompt_tokens']:.0f}",
-                f"{line['response_tokens']:.0f}",
-                f"{line['reward']:.3f}",
-                f"{learned['ratio_max']:.4f}",
-            ]
-        )
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
