@@ -53,13 +53,9 @@ class Learner(delivery.Learner, Protocol):
     Attributes:
         used: What the latest `update` did with each of its samples: how many response tokens the gradient came from,
             and why it was none (a reason of `agentrig.ledger`), else ''. Count the tokens where the loss is computed.
-        furthest: Of the samples of the latest `update`, the one whose recorded log-probabilities differ most from those
-            under the weights that sampled, after the mean absolute difference of its tokens; None where not all samples
-            have recorded ones, or they are stale.
     """
 
     used: Sequence[tuple[int, str]]
-    furthest: tuple[float, TrainSample] | None
 
     def update(
         self, samples: Sequence[TrainSample], *, step: int, staleness: int = 0, sketch: Sketch | None = None
@@ -74,7 +70,8 @@ class Learner(delivery.Learner, Protocol):
                 right behind it. None if the step is not audited.
 
         Returns:
-            The step's figures, see `Session.end_step`: `weight_change` is required.
+            The step's figures, see `Session.end_step`: `weight_change` is required. `sampled_difference`, the mean
+            absolute difference of the recorded log-probabilities from those before the update, lets the run check them.
 
         Raises:
             agentrig.errors.RunStopped: The device has too little memory, or samples cannot be learned from.

@@ -84,7 +84,6 @@ KINDS = {
 def test_stale_updates_and_their_figures_are_about_one_thing_each(kind, make_model) -> None:
     learner = learner_of(make_model(), **KINDS[kind])
     lines = overlapped(learner)
-    assert learner.furthest is None, "the policy has moved since stale calls were sampled"
     assert lines[0]["rollout_is_max"] == pytest.approx(1.0, abs=1e-4), "the first step's rollouts are fresh"
     assert lines[-1]["rollout_is_max"] > 1.005, "an update has moved the policy"
     assert lines[-1]["sampled_difference"] > 1e-3

@@ -30,17 +30,10 @@ COLUMNS = ("id", "task_id", "group", "failure", "status", "value", "correct", "o
 
 @attrs.frozen(kw_only=True, eq=False)
 class Call:
-    """One answered call to the run's model, as its client sent it and got it.
+    """One answered call to the run's model: the rollout's id, its span's id, and the JSON that its client sent and got.
 
-    Attributes:
-        rollout: The rollout's id.
-        span: The id of its span.
-        request: The JSON body that the client sent.
-        response: The JSON body that it got.
-        prompt: The prompt's token ids, from the server.
-        reply: The sampled token ids, from the server.
-        logprobs: Of each sampled token, from the server; None if it gave none.
-        version: Of the weights, from the server; None if it gave none.
+    Prompt and reply are token ids as the server stated them, `logprobs` those of the reply and `version` that of the
+    weights; None if it stated none.
     """
 
     rollout: str

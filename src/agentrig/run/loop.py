@@ -107,15 +107,9 @@ class Loop:
                 digests = {"dtype": plan.dtype, "weights": learner.fingerprint()}
                 if settings.server_sleep:
                     self.server.wake()
-                if learner.furthest is not None:
-                    (gap, sample), rollout = learner.furthest, rollouts[learner.furthest[1].rollout]
-                    node = next((t.node for t in rollout.triplets if t.prompt_ids is sample.prompt_ids), None)
-                    session.delivery.sampled(
-                        step=step,
-                        difference=gap,
-                        call=f"a call of {node or 'no node'} in rollout {rollout.id}",
-                        dtype=plan.dtype,
-                    )
+                gap = metrics.get("sampled_difference")
+                if gap is not None and not staleness:  # since stale calls the policy has moved
+                    session.delivery.sampled(step=step, difference=gap, dtype=plan.dtype)
                 update_s = time.perf_counter() - start
                 if ahead is not None:
                     ahead.wait()  # a server takes weights only while no request is running
