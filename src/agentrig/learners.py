@@ -57,15 +57,12 @@ class Learner(delivery.Learner, Protocol):
 
     used: Sequence[tuple[int, str]]
 
-    def update(
-        self, samples: Sequence[TrainSample], *, step: int, staleness: int = 0, sketch: Sketch | None = None
-    ) -> Mapping[str, float]:
+    def update(self, samples: Sequence[TrainSample], *, step: int, sketch: Sketch | None = None) -> Mapping[str, float]:
         """Update the weights on a step's samples.
 
         Args:
             samples: All calls of the step that the credit gives a worth, also a worth of 0.
             step: Derive every random stream from it, so that a resumed run repeats the step.
-            staleness: How many updates the weights that sampled are behind the learner's.
             sketch: What the auditor of this step gets: call `take` right before each `optimizer.step()`, and `after`
                 right behind it. None if the step is not audited.
 

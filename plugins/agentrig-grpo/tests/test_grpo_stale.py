@@ -67,7 +67,7 @@ def overlapped(learner, steps=3):
     fresh, lines = sampled_by(learner.model, 1), []
     for step in range(1, steps + 1):
         ahead = sampled_by(learner.model, step + 1)  # the server still has what the learner has
-        lines.append(learner.update(fresh, step=step, staleness=int(step > 1)))
+        lines.append(learner.update(fresh, step=step))
         fresh = ahead
     return lines
 
@@ -117,7 +117,7 @@ def test_the_gradient_of_stale_calls_is_that_of_the_formula_one_call_at_a_time(m
         total = total - (share * sample.advantage * weight * now).sum()
     total.backward()
     norm = torch.stack([p.grad.norm() for p in plain.parameters() if p.grad is not None]).norm()
-    line = learner.update(samples, step=2, staleness=1)
+    line = learner.update(samples, step=2)
     assert line["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
 
 

@@ -7,7 +7,6 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +60,8 @@ class Auditor:
             stated: The accuracies that the run states at its end: the entry `accuracy` of its summary.
             links: Which links; None for all.
         """
+        import torch
+
         start = time.perf_counter()
         if line is not None:
             self._record.lines[step] = line
@@ -78,7 +79,7 @@ class Auditor:
             budget_s=budget_s,
         )
         found: list[Verdict] = []
-        with _random_state_kept():
+        with torch.random.fork_rng(devices=()):  # the run goes on after an audit as it would have without
             for link, look in (LOOKS if links is None else links).items():
                 verdicts = [attrs.evolve(verdict, link=link) for verdict in _tried(link, look(looked_at))]
                 found += [each for each in verdicts if each.result == "fault"] or verdicts
@@ -97,18 +98,6 @@ def _tried(link: str, verdicts: Iterator[Verdict]) -> Iterator[Verdict]:
         lacks = exhausted(error)
         log.warning("the auditor can't look at the link %s: %s", link, lacks or error, exc_info=not lacks)
         yield Verdict(result=UNSEEN, detail=lacks or f"{type(error).__name__}: {error}")
-
-
-@contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Leave the random state of torch as it was: the run goes on after an audit as it would have without."""
-    import torch
-
-    kept = torch.random.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.random.set_rng_state(kept)
 
 
 def delivery(step: Step) -> Iterator[Verdict]:

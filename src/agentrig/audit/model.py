@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Mapping, Sequence
+from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,13 +34,9 @@ SLACK = 128
 
 @attrs.frozen
 class Precision:
-    """How a model is computed with.
+    """How a model is computed with: the dtype of its weights and arithmetic, and the device.
 
-    Attributes:
-        dtype: Of its weights and arithmetic.
-        rounded: What the weights are rounded to first; None for nothing.
-        cast: Whether the forward pass runs under bf16 autocast.
-        device: Where.
+    Weights may be `rounded` to another dtype first, and with `cast` the forward pass runs under bf16 autocast.
     """
 
     dtype: torch.dtype
@@ -50,12 +47,9 @@ class Precision:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Weights:
-    """What a model computes with: the starting model, and what training has made of it.
+    """What a model computes with: a directory's weights, and by name those of its tensors that training has changed.
 
-    Attributes:
-        directory: Of the starting model.
-        trained: Name to trained tensor: the model's own, or the factors of adapters; empty for the starting model.
-        scaling: Alpha over rank of the adapters.
+    These are the model's own, or the factors of adapters; `scaling` is alpha over rank.
     """
 
     directory: Path
@@ -121,11 +115,7 @@ class Weights:
 
 
 def place(directory: Path, bytes_each: int) -> str:
-    """Return the device that a model is computed with: the GPU if it has room.
-
-    Args:
-        directory: Of the model; the size of its files tells how many parameters it has.
-        bytes_each: What the computation needs of memory for each of them.
+    """Return the device that a model is computed with: the GPU if it has room for so many bytes for each parameter.
 
     Raises:
         CannotLook: A GPU has too little memory, and the model is too large for the CPU.
@@ -175,9 +165,9 @@ def batches(calls: Sequence[Call], seed: int) -> list[list[Call]]:
 
 def _shared(calls: Sequence[Call]) -> int:
     """Return how many tokens all prompts begin with; each call keeps one, whose logits are those of its first token."""
-    prompts = [tuple(call.prompt) for call in calls]
-    pairs = zip(min(prompts), max(prompts), strict=False)  # what these two share, all those between them share
-    return next((at for at, (a, b) in enumerate(pairs) if a != b or at == min(map(len, prompts)) - 1))
+    prompts = [list(call.prompt) for call in calls]
+    common = len(commonprefix(prompts))  # noqa: RUF071  (lists of tokens, no paths)
+    return min(common, *(len(prompt) - 1 for prompt in prompts))
 
 
 def logits(model: Any, calls: Sequence[Call], temperature: float) -> list[torch.Tensor]:

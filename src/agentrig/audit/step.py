@@ -20,13 +20,9 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Step:
-    """A step of a run.
+    """A step of a run, with what the audited steps before have left.
 
     Attributes:
-        record: The run.
-        number: The step's, from 1.
-        sources: Task set and reward, built afresh.
-        sketch: What the learner left of its updates; None if nothing.
         kept: Trained tensors that audited steps began with, by version.
         evidence: The logarithms of the likelihood ratios of `distribution`, over the audited steps; is added to.
         stated: The entry `accuracy` of the run's summary; None before its end.
@@ -84,11 +80,7 @@ class Step:
 
     @property
     def updates(self) -> Sketch:
-        """The sketch, of an algorithm whose formulas are known.
-
-        Raises:
-            CannotLook: They are not, or there is none.
-        """
+        """The sketch, of an algorithm whose formulas are known (else, and without one, CannotLook is raised)."""
         if self.made >= 0 and self.sketch is not None:
             return self.sketch
         raise CannotLook("the learner left no sketch of this step")

@@ -264,15 +264,12 @@ class Delivery:
         """Ask servers and learner; return the figures, the learner's answer, and a message if they disagree."""
         start, figures, wrong = time.perf_counter(), Figures(), ""
         known = held() or [{}] * len(servers)
-        scored: dict[tuple[float, tuple[int, ...]], Sequence[float]] = {}
 
         def right(server: Endpoint, tokens: tuple[int, ...]) -> Sequence[float]:
             """Return the learner's log-probabilities of tokens after the probe, else the server's without its cache."""
-            temperature, whole = _temperature(server), [*ids, *tokens]
-            if (temperature, tokens) not in scored:
-                found = self._use(lambda: learner.logprobs(whole, temperature=temperature))
-                scored[temperature, tokens] = (found or ask(server, whole).logprobs)[len(ids) - 1 :]
-            return scored[temperature, tokens]
+            whole, temperature = [*ids, *tokens], _temperature(server)
+            found = self._use(lambda: learner.logprobs(whole, temperature=temperature))
+            return (found or ask(server, whole).logprobs)[len(ids) - 1 :]
 
         try:
             asked = _at_once(partial(self._answers, ids), servers)

@@ -96,9 +96,7 @@ class Learner:
         self._kept: dict[str, torch.Tensor] = {}
         self._sketch: Sketch | None = None
 
-    def update(
-        self, samples: Sequence[TrainSample], *, step: int, staleness: int = 0, sketch: Sketch | None = None
-    ) -> dict[str, float]:
+    def update(self, samples: Sequence[TrainSample], *, step: int, sketch: Sketch | None = None) -> dict[str, float]:
         """Update the weights on a step's samples; see `agentrig.learners.Learner`.
 
         An update with a gradient that is not finite is skipped; `grad_norm` is then NaN or infinite.
