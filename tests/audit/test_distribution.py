@@ -26,7 +26,7 @@ def evidence_of(sampler: Sampler, seed: int, groups: int) -> dict[str, float]:
             reply = sampler(log_p, earlier, rng)
             ids = torch.tensor(reply)[:, None]
             own = log_p.gather(-1, ids)[:, 0]
-            _weigh(found, log_p, own, ids)
+            _weigh(found, log_p, own)
             _weigh_copies(found, own.tolist(), reply, earlier)
             earlier.append(reply)
     return found

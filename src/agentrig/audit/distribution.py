@@ -98,7 +98,7 @@ def distribution(step: Step) -> Iterator[Verdict]:
                 outside = f"{part[0].name} and its like: {cut} sampled tokens are not among them"
             own = log_p.gather(-1, ids)[:, 0]
         if temperature > 0:
-            _weigh(evidence, log_p, own, ids)
+            _weigh(evidence, log_p, own)
             for call, mine in zip(part, torch.split(own, [len(call.reply) for call in part]), strict=True):
                 _weigh_copies(evidence, mine.tolist(), call.reply, earlier[call])
     bounds = [(gap, most + 8 * spread, name) for gap, most, name in off]
@@ -145,14 +145,10 @@ def _chosen(step: Step, version: int) -> dict[Call, list[Sequence[int]]]:
     return found
 
 
-def _weigh(evidence: MutableMapping[str, float], log_p: torch.Tensor, own: torch.Tensor, ids: torch.Tensor) -> None:
-    """Add the log likelihood ratios of tokens.
+def _weigh(evidence: MutableMapping[str, float], log_p: torch.Tensor, own: torch.Tensor) -> None:
+    """Add the log likelihood ratios of the sampled tokens to the evidence.
 
-    Args:
-        evidence: Is added to.
-        log_p: The stated distribution of each token, [tokens, vocabulary].
-        own: Of the sampled tokens, [tokens].
-        ids: The sampled tokens, [tokens, 1].
+    `log_p` is the stated distribution of each, [tokens, vocabulary], and `own` what it gives the sampled, [tokens].
     """
     import torch
 

@@ -111,12 +111,8 @@ class Models:
         The loss of a token is PPO's clipped surrogate (arXiv:1707.06347, equation 7) with DAPO's upper bound
         (arXiv:2503.14476, equation 8). With stale rollouts it is that of decoupled PPO (arXiv:2110.00641): the ratio is
         to the policy before the step, times that policy's ratio to the one that sampled, truncated. The KL term is
-        Schulman's k3 (arXiv:2402.03300, equation 4).
-
-        Args:
-            batch: Some of the calls.
-            found: What `logprobs` returns.
-            apart: What two precisions differ by in a log-probability.
+        Schulman's k3 (arXiv:2402.03300, equation 4). `found` is what `logprobs` returns, and `apart` what two
+        precisions differ by in a log-probability.
         """
         import torch
 
@@ -167,13 +163,9 @@ class Gradient(NamedTuple):
 
 
 def repeat(update: Update, precisions: Sequence[Precision], *, seed: int, end: float = math.inf) -> Gradient:
-    """Compute an update's gradient again, batch by batch.
+    """Compute an update's gradient again, batch by batch: all in the first precision, some also in the second.
 
-    Args:
-        update: The update.
-        precisions: That in which all is computed, and that in which some batches are computed too.
-        seed: Chooses these batches.
-        end: When it must have ended, by `time.monotonic`.
+    The seed chooses these. `end` is when it must have ended, by `time.monotonic`.
 
     Raises:
         CannotLook: By what its first batches took, it would end later.
