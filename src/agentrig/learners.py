@@ -53,28 +53,22 @@ class Learner(delivery.Learner, Protocol):
     Attributes:
         used: What the latest `update` did with each of its samples: how many response tokens the gradient came from,
             and why it was none (a reason of `agentrig.ledger`), else ''. Count the tokens where the loss is computed.
-        furthest: Of the samples of the latest `update`, the one whose recorded log-probabilities differ most from those
-            under the weights that sampled, after the mean absolute difference of its tokens; None where not all samples
-            have recorded ones, or they are stale.
     """
 
     used: Sequence[tuple[int, str]]
-    furthest: tuple[float, TrainSample] | None
 
-    def update(
-        self, samples: Sequence[TrainSample], *, step: int, staleness: int = 0, sketch: Sketch | None = None
-    ) -> Mapping[str, float]:
+    def update(self, samples: Sequence[TrainSample], *, step: int, sketch: Sketch | None = None) -> Mapping[str, float]:
         """Update the weights on a step's samples.
 
         Args:
             samples: All calls of the step that the credit gives a worth, also a worth of 0.
             step: Derive every random stream from it, so that a resumed run repeats the step.
-            staleness: How many updates the weights that sampled are behind the learner's.
             sketch: What the auditor of this step gets: call `take` right before each `optimizer.step()`, and `after`
                 right behind it. None if the step is not audited.
 
         Returns:
-            The step's figures, see `Session.end_step`: `weight_change` is required.
+            The step's figures, see `Session.end_step`: `weight_change` is required. `sampled_difference`, the mean
+            absolute difference of the recorded log-probabilities from those before the update, lets the run check them.
 
         Raises:
             agentrig.errors.RunStopped: The device has too little memory, or samples cannot be learned from.

@@ -58,6 +58,9 @@ REASONS: Mapping[str, str] = {
 BY_REWARDS = (ZERO_ADVANTAGE, ZERO_VARIANCE, ALONE, NEGATIVE_SCALE)
 """Of these reasons, the ledger finds the one that the rewards of the group show, and stops the run if there is none."""
 
+SHOWN = 3
+"""How many calls a message names for each kind of fault."""
+
 
 class Call(NamedTuple):
     """Which LLM call: a rollout's id, and the id of the call's span in its trace."""
@@ -90,22 +93,11 @@ class Entry:
     advantage: float | None = None
 
 
-SHOWN = 3
-"""How many calls a message names for each kind of fault."""
-
-
 @attrs.define(kw_only=True)
 class Recorded:
-    """A call in a trace.
+    """A call in a trace: its task's id, its innermost graph node, the response tokens, its rollout's group and reward.
 
-    Attributes:
-        call: Which call.
-        task: The task's id.
-        node: The innermost graph node that made it.
-        tokens: Number of response tokens.
-        group: The batch and the group of its rollout.
-        value: Its rollout's reward.
-        reason: Why it did not go to the algorithm; empty if it did.
+    `reason` is why it did not go to the algorithm; empty if it did.
     """
 
     call: Call
@@ -117,8 +109,7 @@ class Recorded:
     reason: str = ""
 
     def __str__(self) -> str:
-        node = self.node or "(no node)"
-        return f"rollout {self.call.rollout}, task {self.task}, node {node}, call {self.call.span}"
+        return f"rollout {self.call.rollout}, task {self.task}, node {self.node or '(no node)'}, call {self.call.span}"
 
     def row(self, place: str, tokens: int, reason: str = "", advantage: float | None = None) -> dict[str, Any]:
         """Return where some of its tokens went, for `StepTotals.rows`."""
@@ -181,8 +172,8 @@ class Ledger:
         """
         ids = Counter(r.id for r in rollouts)
         again = [i for i, n in ids.items() if n > 1 or i in self._rollouts]
-        if again or (expected is not None and len(rollouts) != expected):
-            asked = len(rollouts) if expected is None else expected
+        asked = len(rollouts) if expected is None else expected
+        if again or len(rollouts) != asked:
             twice = f"; returned more than once: {', '.join(again[:SHOWN])}" if again else ""
             raise RunStopped(
                 f"step {step}: {asked} rollouts were asked for, {len(rollouts)} came back{twice}. The runners or the "
@@ -222,11 +213,10 @@ class Ledger:
                     entry.reason = entry.reason or self._reason(rollout, call, calls)
                     if not entry.reason:
                         faults["a call that it did not report as left out has no triplet"].append(str(entry))
-            for span, triplets in kept.items():
-                which = f"rollout {rollout.id}, task {rollout.task.id}, span {span or '(none)'}"
-                for triplet in triplets:
-                    tokens = f"{which} ({len(triplet.response_ids)} tokens)"
-                    faults["a triplet belongs to no recorded call of its rollout"].append(tokens)
+            for triplet in (triplet for triplets in kept.values() for triplet in triplets):
+                which = f"rollout {rollout.id}, task {rollout.task.id}, span {triplet.span_id or '(none)'}"
+                what = f"{which} ({len(triplet.response_ids)} tokens)"
+                faults["a triplet belongs to no recorded call of its rollout"].append(what)
         if faults:
             start = f"the ledger of calls does not close: the adapter {self._adapter} does not train what was sampled."
             end = (
@@ -239,7 +229,10 @@ class Ledger:
         """Return why the adapter left a usable call out; empty if it reports that it kept the call."""
         if self._left_out is not None:
             return self._left_out(rollout.trace, call) or ""
-        return DUPLICATE if any(_same(call, other) for other in calls) else LEFT_OUT_BY_ADAPTER
+        same = "gen_ai.response.id", "response_token_ids", "prompt_token_ids"
+        own = [call.attributes.get(key) for key in same]
+        others = [[other.attributes.get(key) for key in same] for other in calls if other is not call]
+        return DUPLICATE if own[0] and own in others else LEFT_OUT_BY_ADAPTER
 
     def _explain(self, value: float | None, group: Sequence[tuple[float, bool]]) -> tuple[str, str]:
         """Return why a call has the advantage 0, and how the rewards of its group contradict that; '' if they don't."""
@@ -270,10 +263,10 @@ class Ledger:
         faults: dict[str, list[str]] = defaultdict(list)
         told: dict[Call, list[Entry]] = defaultdict(list)
         for entry in entries or ():
+            found = recorded.get(entry.call)
             if entry.call in handed:
                 told[entry.call].append(entry)
-            elif entry.place == "trained" and entry.call in recorded:
-                found = recorded[entry.call]
+            elif entry.place == "trained" and found is not None:
                 faults["a call was trained that the adapter did not keep"].append(f"{found} ({found.reason})")
             elif entry.place == "trained":
                 which = f"rollout {entry.call.rollout}, call {entry.call.span or '(none)'} ({entry.tokens} tokens)"
@@ -302,19 +295,22 @@ class Ledger:
                     faults["a call was trained or counted more than once"].append(more)
                 else:
                     faults["a part of a call's response got lost"].append(f"{r} ({tokens} of {r.tokens} tokens)")
-        counted = sum(r.tokens for r in recorded.values())
-        result = StepTotals(rows, _book(rows, len(recorded), calls=True), _book(rows, counted, calls=False))
-        if not faults:
-            return result
+        given = f"{len(handed)} calls ({sum(r.tokens for r in handed.values())} response tokens)"
         start = (
             f"step {step}: the ledger of calls does not close: what the algorithm {self._algorithm} did with its "
-            f"{len(handed)} calls ({sum(r.tokens for r in handed.values())} response tokens) is not what it was given."
+            f"{given} is not what it was given."
         )
         end = (
             "The adapter's side is right: look for the fault in the algorithm, between its samples and its loss "
             "(docs/proofs.md). The weights of this step are not saved."
         )
-        return attrs.evolve(result, wrong=_message(start, faults, end))
+        counted = sum(r.tokens for r in recorded.values())
+        return StepTotals(
+            rows=rows,
+            calls=_book(rows, len(recorded), calls=True),
+            tokens=_book(rows, counted, calls=False),
+            wrong=_message(start, faults, end) if faults else "",
+        )
 
 
 def _message(start: str, faults: Mapping[str, Sequence[str]], end: str) -> str:
@@ -360,22 +356,14 @@ def _difference(call: Span, triplet: Triplet) -> str:
     for part, theirs, ours in (
         ("response", recorded.get("response_token_ids") or (), triplet.response_ids),
         ("prompt", recorded.get("prompt_token_ids") or (), triplet.prompt_ids),
-        ("log-probabilities", logprobs or (), triplet.logprobs if logprobs else ()),
+        ("log-probabilities", logprobs or (), (triplet.logprobs or ()) if logprobs else ()),
     ):
-        if len(theirs) != len(ours or ()):
-            return f"{len(ours or ())} {part} tokens, {len(theirs)} were recorded"
-        place = next((i for i, (a, b) in enumerate(zip(theirs, ours or (), strict=True)) if a != b), None)
+        if len(theirs) != len(ours):
+            return f"{len(ours)} {part} tokens, {len(theirs)} were recorded"
+        place = next((i for i, (a, b) in enumerate(zip(theirs, ours, strict=True)) if a != b), None)
         if place is not None:
             return f"its {part} differ{'' if part.endswith('s') else 's'} from token {place} on"
     return ""
-
-
-def _same(call: Span, other: Span) -> bool:
-    """Whether two spans record one call: the same response id and tokens."""
-    own, others = call.attributes, other.attributes
-    if other is call or not own.get("gen_ai.response.id"):
-        return False
-    return all(own.get(k) == others.get(k) for k in ("gen_ai.response.id", "response_token_ids", "prompt_token_ids"))
 
 
 def totals(lines: Iterable[Mapping[str, Any]], key: str) -> dict[str, Any]:

@@ -36,12 +36,9 @@ def test_the_first_two_steps_are_audited_and_then_as_many_as_two_percent_of_the_
     monkeypatch.setattr(auditing.time, "monotonic", lambda: clock[0])
 
     class Looker:
-        def audit(self, step: int, *given: object) -> auditor.Audited:
-            clock[0] += 4.0
+        def audit(self, step: int, links: object = None, **given: object) -> auditor.Audited:
+            clock[0] += 0.0 if links else 4.0
             return auditor.Audited(step=step, verdicts=[], seconds=4.0)
-
-        def quick(self, step: int, line: object) -> auditor.Audited:
-            return auditor.Audited(step=step, verdicts=[], seconds=0.0)
 
     monkeypatch.setattr(auditor, "Auditor", lambda *given: Looker())
     monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer: None)
@@ -68,11 +65,8 @@ def test_a_fault_at_the_end_of_a_run_keeps_what_its_last_audit_said(
     late = Verdict(link="held-out", result="fault", detail="another accuracy", causes="the summary")
 
     class Looker:
-        def audit(self, step: int, *given: object) -> auditor.Audited:
-            return auditor.Audited(step=step, verdicts=list(said.values()), seconds=4.0)
-
-        def last(self, step: int, accuracy: object) -> auditor.Audited:
-            return auditor.Audited(step=step, verdicts=[late], seconds=0.0)
+        def audit(self, step: int, links: object = None, **given: object) -> auditor.Audited:
+            return auditor.Audited(step=step, verdicts=[late] if links else list(said.values()), seconds=4.0)
 
     monkeypatch.setattr(auditor, "Auditor", lambda *given: Looker())
     monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer: None)
@@ -87,7 +81,7 @@ def test_a_fault_at_the_end_of_a_run_keeps_what_its_last_audit_said(
 
 def test_a_reward_that_does_not_end_holds_up_no_audit(toy_plan: Callable[..., Plan]) -> None:
     plan = toy_plan("reward.spin=true", "run.reward_budget_s=0.5")
-    rest = dict.fromkeys(("failure", "status", "value", "correct", "own_reward", "version"))
+    rest = dict.fromkeys(("failure", "status", "value", "correct", "own_reward"))
     row = Row(id="r", task_id="t", group="g", input={}, answer="spin", spans=(), calls=(), **rest)
     task = Task(id="t", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
     watched = Auditing(Path("unused"), plan)

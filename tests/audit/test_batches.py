@@ -54,7 +54,7 @@ def update_of(weights: Weights, calls: list[Call]) -> Update:
 def test_calls_side_by_side_have_the_numbers_of_each_alone(common: int, weights: Weights) -> None:
     calls, model = step(common), weights.load(EXACT)
     seen = 0
-    for part in batches(calls):
+    for part in batches(calls, 0):
         together = torch.split(logprobs(model, part, 0.7), [len(call.reply) for call in part])
         for call, own in zip(part, together, strict=True):
             ids = torch.tensor([[*call.prompt, *call.reply]])
@@ -68,7 +68,7 @@ def test_what_the_prompts_of_a_step_begin_with_is_not_computed_for_each_call(wei
     calls, model, computed = step(180), weights.load(PLAIN), []
     real = model.forward
     model.forward = lambda **given: (computed.append(given["input_ids"].numel()), real(**given))[1]
-    for part in batches(calls):
+    for part in batches(calls, 0):
         logprobs(model, part, 1.0)
     assert sum(computed) < tokens(calls) / 4, (computed, tokens(calls))
 

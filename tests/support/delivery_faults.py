@@ -66,7 +66,7 @@ checkpoint.weights = weights
 LORA = {"lora_rank": 4, "lora_alpha": 16}
 STILL = r"tensors differ.*\n  these are still the weights of version \d"
 NAMED = r"did not arrive at http://.*\n  1 of \d+ tensors differ from the learner's: {}"
-CALLS = r"step 1: what is trained is not what was sampled. .* a call of no node in rollout 1-\d-\d differ"
+CALLS = r"step 1: what is trained is not what was sampled. The log-probabilities recorded with its calls differ"
 
 FAULTS: Mapping[str, Fault] = {
     # --- transfer ---

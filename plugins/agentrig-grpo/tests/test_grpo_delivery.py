@@ -68,7 +68,7 @@ def test_recorded_calls_are_not_compared_with_an_infinite_bound(expected: Expect
     delivery = Delivery(tmp_path)
     delivery._expected = attrs.evolve(expected, bound=math.inf)
     with pytest.raises(RunStopped, match="what is trained is not what was sampled"):
-        delivery.sampled(step=2, difference=5.0, call="a call", dtype="float32")
+        delivery.sampled(step=2, difference=5.0, dtype="float32")
 
 
 def test_an_export_is_not_compared_with_an_infinite_bound(expected: Expected, make_model, tmp_path: Path) -> None:

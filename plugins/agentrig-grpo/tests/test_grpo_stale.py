@@ -67,7 +67,7 @@ def overlapped(learner, steps=3):
     fresh, lines = sampled_by(learner.model, 1), []
     for step in range(1, steps + 1):
         ahead = sampled_by(learner.model, step + 1)  # the server still has what the learner has
-        lines.append(learner.update(fresh, step=step, staleness=int(step > 1)))
+        lines.append(learner.update(fresh, step=step))
         fresh = ahead
     return lines
 
@@ -84,7 +84,6 @@ KINDS = {
 def test_stale_updates_and_their_figures_are_about_one_thing_each(kind, make_model) -> None:
     learner = learner_of(make_model(), **KINDS[kind])
     lines = overlapped(learner)
-    assert learner.furthest is None, "the policy has moved since stale calls were sampled"
     assert lines[0]["rollout_is_max"] == pytest.approx(1.0, abs=1e-4), "the first step's rollouts are fresh"
     assert lines[-1]["rollout_is_max"] > 1.005, "an update has moved the policy"
     assert lines[-1]["sampled_difference"] > 1e-3
@@ -118,7 +117,7 @@ def test_the_gradient_of_stale_calls_is_that_of_the_formula_one_call_at_a_time(m
         total = total - (share * sample.advantage * weight * now).sum()
     total.backward()
     norm = torch.stack([p.grad.norm() for p in plain.parameters() if p.grad is not None]).norm()
-    line = learner.update(samples, step=2, staleness=1)
+    line = learner.update(samples, step=2)
     assert line["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,27 +17,21 @@ EPSILON = 1e-8
 Numbers = NDArray[np.float64]
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Step:
-    """What an update should do to some elements.
-
-    Attributes:
-        change: Of each weight.
-        bound: Most that a kernel in fp32 may differ from that.
-        mean: The new mean gradient.
-        square: The new mean squared gradient.
-        mean_bound: Most that the new mean gradient may differ.
-    """
+class Change(NamedTuple):
+    """What an update should do to some elements: to weights and mean gradients, and what a kernel may differ by."""
 
     change: Numbers
     bound: Numbers
     mean: Numbers
-    square: Numbers
     mean_bound: Numbers
 
 
 def learning_rate(settings: Mapping[str, Any], *, step: int, update: int) -> float:
-    """Return the learning rate of an update, as docs/learner.md says; `step` and `update` of the run, from 1."""
+    """Return the learning rate of an update; `step` and `update` of the run, from 1.
+
+    As agentrig-grpo's README says of its keys, it rises to `lr` over `warmup_steps` updates, and a `linear` scheduler
+    lowers it with each step, almost to 0 in the last.
+    """
     rate: float = settings["lr"] * min(1.0, update / max(settings["warmup_steps"], 1))
     if settings["lr_scheduler_type"] == "linear":
         rate *= min(1.0, max(1, settings["steps"] - step + 1) / settings["steps"])
@@ -54,7 +47,7 @@ def adamw(
     made: float | Numbers,
     rate: float,
     settings: Mapping[str, Any],
-) -> Step:
+) -> Change:
     """Return AdamW's step (arXiv:1711.05101, algorithm 2) in 64 bits, and the bound of one in 32.
 
     With u = 2^-24, b1 and b2 the two betas, m and v the moments, and g the gradient, a fused kernel rounds
@@ -91,4 +84,4 @@ def adamw(
         relative += 1e-2
     stored = 4 * U * (np.abs(weight) + np.abs(change))
     bound = scale * mean_bound + relative * np.abs(scale * new_mean) + stored + rate * 1e-29
-    return Step(change=change, bound=bound, mean=new_mean, square=new_square, mean_bound=mean_bound)
+    return Change(change, bound, new_mean, mean_bound)

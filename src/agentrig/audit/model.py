@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,13 +34,9 @@ SLACK = 128
 
 @attrs.frozen
 class Precision:
-    """How a model is computed with.
+    """How a model is computed with: the dtype of its weights and arithmetic, and the device.
 
-    Attributes:
-        dtype: Of its weights and arithmetic.
-        rounded: What the weights are rounded to first; None for nothing.
-        cast: Whether the forward pass runs under bf16 autocast.
-        device: Where.
+    Weights may be `rounded` to another dtype first, and with `cast` the forward pass runs under bf16 autocast.
     """
 
     dtype: torch.dtype
@@ -50,12 +47,9 @@ class Precision:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Weights:
-    """What a model computes with: the starting model, and what training has made of it.
+    """What a model computes with: a directory's weights, and by name those of its tensors that training has changed.
 
-    Attributes:
-        directory: Of the starting model.
-        trained: Name to trained tensor: the model's own, or the factors of adapters; empty for the starting model.
-        scaling: Alpha over rank of the adapters.
+    These are the model's own, or the factors of adapters; `scaling` is alpha over rank.
     """
 
     directory: Path
@@ -63,21 +57,33 @@ class Weights:
     scaling: float = 1.0
 
     def load(self, precision: Precision) -> Any:
-        """Return the plain model, adapters merged by hand: W + scaling * B @ A (LoRA, arXiv:2106.09685).
+        """Return the plain model; with adapters its weights are W + scaling * B @ A (LoRA, arXiv:2106.09685).
 
         Raises:
             CannotLook: A trained tensor is not the model's.
         """
         import torch
+        from torch.nn.utils import parametrize
         from transformers import AutoModelForCausalLM
         from transformers.utils.logging import disable_progress_bar
+
+        scaling = self.scaling
+
+        class Merged(torch.nn.Module):
+            def __init__(self, first: torch.Tensor, second: torch.Tensor) -> None:
+                super().__init__()
+                self.A, self.B = torch.nn.Parameter(first), torch.nn.Parameter(second)
+
+            def forward(self, weight: torch.Tensor) -> torch.Tensor:
+                with torch.autocast(weight.device.type, enabled=False):
+                    change = scaling * self.B @ self.A
+                    return weight + (change if weight.shape == change.shape else change.T)  # GPT-2's are transposed
 
         disable_progress_bar()  # type: ignore[no-untyped-call]
         model: Any = AutoModelForCausalLM.from_pretrained(
             str(self.directory), dtype=torch.float32, local_files_only=True, attn_implementation="eager"
         )
-        dtype, rounded = precision.dtype, precision.rounded
-        model = model.to(precision.device, dtype).eval()
+        model = model.to(precision.device, precision.dtype).eval()
         own = dict(model.named_parameters())
         with torch.no_grad():
             for name, tensor in self.trained.items():
@@ -87,65 +93,38 @@ class Weights:
                 if factor is None:
                     own[name].copy_(tensor)
                 elif factor["side"] == "B":
-                    weight = own[f"{factor['layer']}.weight"]
-                    first = self.trained[name.replace(".lora_B.", ".lora_A.")].to(weight)
-                    change = self.scaling * tensor.to(weight) @ first
-                    weight += change if weight.shape == change.shape else change.T  # GPT-2's layers are transposed
-            if rounded is not None:
+                    layer = model.get_submodule(factor["layer"])
+                    first = self.trained[name.replace(".lora_B.", ".lora_A.")]
+                    merged = Merged(*(one.to(layer.weight, copy=True) for one in (first, tensor)))
+                    parametrize.register_parametrization(layer, "weight", merged)
+                    if precision.rounded is not None:
+                        parametrize.remove_parametrizations(layer, "weight")
+            if precision.rounded is not None:
                 for parameter in model.parameters():
-                    parameter.copy_(parameter.to(rounded))
+                    parameter.copy_(parameter.to(precision.rounded))
         return model
 
-    def gradients(self, model: Any, plain: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the gradient of each trained tensor from those of the plain model's weights, by the chain rule."""
-        import torch
-
-        own = dict(model.named_parameters())
-        found = {}
-        for name, tensor in self.trained.items():
+    def parameters(self, model: Any) -> list[torch.Tensor]:
+        """Return the parameter of a loaded model that each trained tensor is."""
+        found = []
+        for name in self.trained:
             factor = FACTOR.fullmatch(name)
-            weight = name if factor is None else f"{factor['layer']}.weight"
-            grad = plain.get(weight)
-            if grad is None:
-                found[name] = torch.zeros(tensor.shape, dtype=_wide(own[weight]), device=own[weight].device)
-                continue
-            grad = grad.to(_wide(grad), copy=True)  # a sum of many batches would round away in bf16
-            if factor is None:
-                found[name] = grad
-                continue
-            side, other = ("B", "A") if factor["side"] == "B" else ("A", "B")
-            partner = self.trained[name.replace(f".lora_{side}.", f".lora_{other}.")].to(grad)
-            rows = tensor.shape[0] if side == "B" else partner.shape[0]  # of B @ A; GPT-2's layers are transposed
-            grad = grad if grad.shape[0] == rows else grad.T
-            found[name] = self.scaling * (grad @ partner.T if side == "B" else partner.T @ grad)
+            place = factor and f"{factor['layer']}.parametrizations.weight.0.{factor['side']}"
+            found.append(model.get_parameter(place or name))
         return found
 
 
-def _wide(tensor: torch.Tensor) -> torch.dtype:
-    import torch
-
-    return torch.float32 if tensor.dtype.itemsize < 4 else tensor.dtype
-
-
-def size(directory: Path) -> int:
-    """Return about how many parameters a model has, by the size of its files."""
-    config = json.loads((directory / "config.json").read_text("utf-8"))
-    width = 2 if "16" in str(config.get("dtype") or config.get("torch_dtype")) else 4
-    return max(1, sum(file.stat().st_size for file in directory.glob("*.safetensors")) // width)
-
-
-def place(parameters: int, bytes_each: int) -> str:
-    """Return the device that a model of so many parameters is computed with: the GPU if it has room.
-
-    Args:
-        parameters: Of the model.
-        bytes_each: What the computation needs of memory for each of them.
+def place(directory: Path, bytes_each: int) -> str:
+    """Return the device that a model is computed with: the GPU if it has room for so many bytes for each parameter.
 
     Raises:
         CannotLook: A GPU has too little memory, and the model is too large for the CPU.
     """
     import torch
 
+    config = json.loads((directory / "config.json").read_text("utf-8"))
+    width = 2 if "16" in str(config.get("dtype") or config.get("torch_dtype")) else 4
+    parameters = max(1, sum(file.stat().st_size for file in directory.glob("*.safetensors")) // width)
     free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
     if 1.5 * parameters * bytes_each < free:
         return "cuda"
@@ -160,15 +139,15 @@ def tokens(calls: Sequence[Call]) -> int:
     return sum(len(call.prompt) + len(call.reply) for call in calls)
 
 
-def batches(calls: Sequence[Call]) -> list[list[Call]]:
-    """Return calls in batches whose prompts begin alike; `logits` computes what they share once.
+def batches(calls: Sequence[Call], seed: int) -> list[list[Call]]:
+    """Return calls in batches whose prompts begin alike, in an order by chance; `logits` computes what they share once.
 
     A call joins the batch before it if that costs no more tokens than a batch of its own, or hardly more.
     """
     found: list[list[Call]] = []
     shared = longest = 0  # of the last batch: tokens that all its prompts begin with, and of its longest call
     for call in sorted(calls, key=lambda call: tuple(call.prompt)):
-        length = len(call.prompt) + len(call.reply) - 1
+        length = tokens([call]) - 1
         if found:
             last, rows = found[-1], len(found[-1]) + 1
             common, widest = min(shared, _shared([last[-1], call])), max(longest, length)
@@ -180,14 +159,15 @@ def batches(calls: Sequence[Call]) -> list[list[Call]]:
                 continue
         found.append([call])
         shared, longest = len(call.prompt) - 1, length
+    random.Random(seed).shuffle(found)
     return found
 
 
 def _shared(calls: Sequence[Call]) -> int:
     """Return how many tokens all prompts begin with; each call keeps one, whose logits are those of its first token."""
-    prompts = [tuple(call.prompt) for call in calls]
-    pairs = zip(min(prompts), max(prompts), strict=False)  # what these two share, all those between them share
-    return next((at for at, (a, b) in enumerate(pairs) if a != b or at == min(map(len, prompts)) - 1))
+    prompts = [list(call.prompt) for call in calls]
+    common = len(commonprefix(prompts))  # noqa: RUF071  (lists of tokens, no paths)
+    return min(common, *(len(prompt) - 1 for prompt in prompts))
 
 
 def logits(model: Any, calls: Sequence[Call], temperature: float) -> list[torch.Tensor]:
@@ -208,7 +188,7 @@ def logits(model: Any, calls: Sequence[Call], temperature: float) -> list[torch.
     rows = pad_sequence(rest, batch_first=True)
     asked = min(len(call.prompt) for call in calls) - shared - 1  # logits before this place are no reply's
     scores = model(input_ids=rows, past_key_values=cache, logits_to_keep=rows.shape[1] - asked).logits
-    found = (scores.float() if scores.dtype.itemsize < 4 else scores) / (temperature or 1.0)
+    found = at_least_fp32(scores) / (temperature or 1.0)
     begins = [len(call.prompt) - shared - 1 - asked for call in calls]
     return [row[at : at + len(call.reply)] for row, at, call in zip(found, begins, calls, strict=True)]
 
@@ -222,13 +202,6 @@ def logprobs(model: Any, calls: Sequence[Call], temperature: float) -> torch.Ten
     return found.gather(-1, replies[:, None])[:, 0]
 
 
-@contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Leave the random state of torch as it was: the run goes on after an audit as it would have without."""
-    import torch
-
-    kept = torch.random.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.random.set_rng_state(kept)
+def at_least_fp32(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in its own precision, one of 16 bits in fp32: a sum of many would round away."""
+    return tensor.float() if tensor.dtype.itemsize < 4 else tensor

@@ -15,7 +15,7 @@ import attrs
 
 from agentrig.audit.verdicts import CannotLook
 from agentrig.errors import ConfigError, RunFileError
-from agentrig.traces import LLM_CALL, SERVER
+from agentrig.traces import LLM_CALL, SERVER, weights_version
 
 OTHERWISE = (
     "seed", "top_k", "min_p", "logit_bias", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens",
@@ -24,24 +24,16 @@ OTHERWISE = (
 )  # fmt: skip
 """Fields of a request with which tokens are not samples of the stated distribution."""
 
-
-NUMBERS = ("value", "advantage")
-"""Columns with numbers; those that are read beside them hold text."""
+COLUMNS = ("id", "task_id", "group", "failure", "status", "value", "correct", "own_reward", "input", "answer", "spans")
+"""Columns of a file of rollouts; the last three hold JSON."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Call:
-    """One answered call to the run's model, as its client sent it and got it.
+    """One answered call to the run's model: the rollout's id, its span's id, and the JSON that its client sent and got.
 
-    Attributes:
-        rollout: The rollout's id.
-        span: The id of its span.
-        request: The JSON body that the client sent.
-        response: The JSON body that it got.
-        prompt: The prompt's token ids, from the server.
-        reply: The sampled token ids, from the server.
-        logprobs: Of each sampled token, from the server; None if it gave none.
-        version: Of the weights, from the server; None if it gave none.
+    Prompt and reply are token ids as the server stated them, `logprobs` those of the reply and `version` that of the
+    weights; None if it stated none.
     """
 
     rollout: str
@@ -82,10 +74,9 @@ class Row:
     status: str | None
     value: float | None
     correct: bool | None
+    own_reward: float | None
     input: Any
     answer: Any
-    own_reward: float | None
-    version: int | None
     spans: Sequence[Mapping[str, Any]]
     calls: Sequence[Call]
 
@@ -105,43 +96,33 @@ class Sources:
     seconds: float = 5.0
 
 
-def read_lines(path: Path) -> dict[int, Mapping[str, Any]]:
-    """Return the lines of a run's `metrics.jsonl` by step; one that a crash has cut short is left out."""
-    file = path / "metrics.jsonl"
-    found: dict[int, Mapping[str, Any]] = {}
-    for text in file.read_text("utf-8", "replace").splitlines() if file.is_file() else ():
-        with suppress(ValueError, RecursionError):
-            line = json.loads(text)
-            if isinstance(line, dict) and isinstance(line.get("step"), int):
-                found[line["step"]] = line
-    return found
-
-
 class Record:
     """A run directory.
 
     Args:
         path: The directory.
-        lines: Its lines of metrics by step; None for those of its file.
+
+    Attributes:
+        lines: Its lines of metrics by step; one that a crash has cut short is left out.
 
     Raises:
         ConfigError: It has no `config.toml`.
     """
 
-    def __init__(self, path: Path, lines: Mapping[int, Mapping[str, Any]] | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._rows: dict[tuple[str, int], list[Row]] = {}
         try:
             self.config = tomllib.loads((path / "config.toml").read_text("utf-8"))
         except FileNotFoundError:
             raise ConfigError(f"{path} is not a run directory: it has no config.toml") from None
-        self.lines = read_lines(path) if lines is None else lines
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Section `[algorithm]`."""
-        found: Mapping[str, Any] = self.config["algorithm"]
-        return found
+        self.settings: Mapping[str, Any] = self.config["algorithm"]
+        self.lines: dict[int, Mapping[str, Any]] = {}
+        file = path / "metrics.jsonl"
+        for text in file.read_text("utf-8", "replace").splitlines() if file.is_file() else ():
+            with suppress(ValueError, RecursionError):
+                line = json.loads(text)
+                if isinstance(line, dict) and isinstance(line.get("step"), int):
+                    self.lines[line["step"]] = line
 
     @cached_property
     def knows_update(self) -> bool:
@@ -149,18 +130,6 @@ class Record:
         file = self.path / "manifest.json"
         told = json.loads(file.read_text("utf-8")) if file.is_file() else {}
         return "grpo" in (self.settings["use"], told.get("formulas"))
-
-    def made(self, step: int) -> int:
-        """Return how many updates the run had made before a step.
-
-        Raises:
-            CannotLook: It is not known, or what an update is.
-        """
-        if not self.knows_update:
-            raise CannotLook(f"the formulas of {self.settings['use']} are not known here")
-        if any(earlier not in self.lines for earlier in range(1, step)):
-            raise CannotLook("the metrics of an earlier step are missing, so the number of updates is not known")
-        return int(sum(line["algorithm"].get("updates", 0) for at, line in self.lines.items() if at < step))
 
     @cached_property
     def model(self) -> Path:
@@ -170,50 +139,46 @@ class Record:
             CannotLook: It is not on this machine.
         """
         name = str(self.settings.get("model", ""))
-        given = Path(name).expanduser()
-        if name and (given / "config.json").is_file():
-            return given
         plugin = importlib.util.find_spec("agentrig_grpo")  # for the models that it ships; nothing of it is imported
-        for folder in (plugin and plugin.submodule_search_locations) or ():
-            if name and (Path(folder) / "models" / name / "config.json").is_file():
-                return Path(folder) / "models" / name
+        shipped = [Path(folder) / "models" / name for folder in (plugin and plugin.submodule_search_locations) or ()]
+        for folder in (Path(name).expanduser(), *shipped):
+            if name and (folder / "config.json").is_file():
+                return folder
         raise CannotLook(f"the starting model {name!r} is not on this machine")
 
-    def checkpoint(self, step: int) -> Path | None:
-        """Return the directory of the checkpoint of a step; None if it was not kept."""
-        found = self.path / "checkpoints" / f"step-{step:05d}"
-        return found if (found / "config.json").is_file() else None
-
-    def dtype(self, step: int) -> str:
-        """Return what the learner computes in; the coarser one if it does not say."""
-        return str(self.lines[step].get("digests", {}).get("dtype", "bfloat16"))
-
-    def files(self, mode: str) -> list[int]:
+    def steps(self, mode: str) -> list[int]:
         """Return the steps that have a file of rollouts of a mode."""
         return sorted(int(f.stem.rpartition("-")[2]) for f in (self.path / "rollouts").glob(f"{mode}-*.parquet"))
 
     def rows(self, mode: str, step: int) -> list[Row]:
         """Return the rollouts of a mode and step; none without a file."""
-        if (mode, step) not in self._rows:
-            file = self.path / "rollouts" / f"{mode}-{step:05d}.parquet"
-            with readable(file):
-                self._rows[mode, step] = [_row(row) for row in _table(file)]
-        return self._rows[mode, step]
+        table = self.table("rollouts", mode, step, *COLUMNS)
+        with readable(self.path / "rollouts" / f"{mode}-{step:05d}.parquet"):
+            return [_row(row) for row in table]
 
-    def calls(self, step: int) -> dict[tuple[str, str], Call]:
-        """Return the calls of a step's rollouts, by rollout and span."""
-        return {(call.rollout, call.span): call for row in self.rows("train", step) for call in row.calls}
+    def table(self, folder: str, mode: str, step: int, *columns: str) -> list[dict[str, Any]]:
+        """Return columns of a step's file in `rollouts` or `calls` (where each call went); no rows without a file.
 
-    def columns(self, folder: str, step: int, *names: str) -> list[dict[str, Any]]:
-        """Return columns of a step's file in `rollouts` or `calls` (where each call went, as the ledger says)."""
-        file = self.path / folder / f"train-{step:05d}.parquet"
+        Raises:
+            RunFileError: The file is damaged, it lacks one of the columns, or one has another type.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        types = {"value": pa.float64(), "advantage": pa.float64(), "own_reward": pa.float64(), "correct": pa.bool_()}
+        file = self.path / folder / f"{mode}-{step:05d}.parquet"
+        if not file.exists():
+            return []
         with readable(file):
-            return _table(file, list(names))
-
-    def trained(self, step: int) -> dict[tuple[str, str], float]:
-        """Return the advantage of each call that the algorithm took, by rollout and span."""
-        rows = self.columns("calls", step, "rollout", "span", "advantage")
-        return {(row["rollout"], row["span"]): row["advantage"] for row in rows if row["advantage"] is not None}
+            if not file.is_file():  # to read a pipe would wait for ever
+                raise OSError("it is no regular file")
+            there = pq.read_schema(file).names
+            if lacking := [name for name in columns if name not in there]:
+                raise ValueError(f"it has no column {lacking[0]}")
+            schema = pa.schema([(name, types.get(name, pa.string())) for name in columns])
+            read = pq.read_table(file, columns=list(columns)).select(columns).cast(schema)
+            found: list[dict[str, Any]] = read.to_pylist()
+            return found
 
 
 @contextmanager
@@ -230,53 +195,23 @@ def readable(file: Path) -> Iterator[None]:
         raise RunFileError(f"{file} cannot be read: {why}") from error
 
 
-def _table(file: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Return the rows of a Parquet file; none without a file.
-
-    Raises:
-        OSError: It is no regular file.
-        ValueError: It is damaged, it lacks one of the columns, or one has another type.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if not file.exists():
-        return []
-    if not file.is_file():  # to read a pipe would wait for ever
-        raise OSError("it is no regular file")
-    there = pq.read_schema(file).names
-    lacking = [name for name in columns or () if name not in there]
-    if lacking:
-        raise ValueError(f"it has no column {lacking[0]}")
-    table = pq.read_table(file, columns=columns)
-    if columns is not None:
-        types = [(name, pa.float64() if name in NUMBERS else pa.string()) for name in columns]
-        table = table.select(columns).cast(pa.schema(types))
-    found: list[dict[str, Any]] = table.to_pylist()
-    return found
-
-
 def _row(row: Mapping[str, Any]) -> Row:
-    spans = json.loads(row["spans"])
+    read = {**row, **{name: json.loads(row[name]) for name in ("input", "answer", "spans")}}
     calls = []
-    for span in spans if isinstance(spans, list) else ():
+    for span in read["spans"] if isinstance(read["spans"], list) else ():
         said = span["attributes"]
         answered = span["name"] == LLM_CALL and span["error"] is None and SERVER not in said
         if answered and said.get("prompt_token_ids") and said.get("response_token_ids"):
             response = said.get("response") or {}
-            version = str(response.get("system_fingerprint", ""))
-            calls.append(
-                Call(
-                    rollout=row["id"],
-                    span=span["id"],
-                    request=said.get("request") or {},
-                    response=response,
-                    prompt=said["prompt_token_ids"],
-                    reply=said["response_token_ids"],
-                    logprobs=said.get("response_logprobs"),
-                    version=int(version[1:]) if version[:1] == "v" and version[1:].isdecimal() else None,
-                )
+            call = Call(
+                rollout=row["id"],
+                span=span["id"],
+                request=said.get("request") or {},
+                response=response,
+                prompt=said["prompt_token_ids"],
+                reply=said["response_token_ids"],
+                logprobs=said.get("response_logprobs"),
+                version=weights_version(response),
             )
-    plain = ("id", "task_id", "group", "failure", "status", "value", "correct", "own_reward", "version")
-    read = {name: row[name] for name in plain}
-    return Row(**read, input=json.loads(row["input"]), answer=json.loads(row["answer"]), spans=spans, calls=calls)
+            calls.append(call)
+    return Row(**read, calls=calls)

@@ -87,9 +87,8 @@ class Sketch:
             norm: Of the whole gradient before clipping.
         """
         if sum(p.numel() for p in trained.values()) <= LARGEST:
-            (self.later if self.updates else self.before).update(
-                {name: p.detach().to("cpu", copy=True) for name, p in trained.items()}
-            )
+            kept = self.later if self.updates else self.before
+            kept.update({name: p.detach().to("cpu", copy=True) for name, p in trained.items()})
         tensors = {}
         for name, p in trained.items():
             at, state = spots(p.numel(), name), optimizer.state.get(p) or {}
@@ -146,8 +145,6 @@ def _moment(state: Mapping[str, Any], number: int, at: Sequence[int]) -> list[fl
     if not kept.dtype.is_floating_point:
         scales, table = state[f"absmax{number}"].reshape(-1), state[f"qmap{number}"]
         block = -(-kept.numel() // len(scales))
-        return [
-            v * s
-            for v, s in zip(_at(table[kept.reshape(-1).long()], at), _at(scales, [i // block for i in at]), strict=True)
-        ]
+        values, of_blocks = _at(table[kept.reshape(-1).long()], at), _at(scales, [i // block for i in at])
+        return [value * scale for value, scale in zip(values, of_blocks, strict=True)]
     return _at(kept, at)

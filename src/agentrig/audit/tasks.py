@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrig.audit.record import Call, Record, Row, Sources, readable
+from agentrig.audit.record import Call, Row, readable
+from agentrig.audit.step import Step
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
 
 TEXT = 16
@@ -17,144 +18,134 @@ TEXT = 16
 CAUSES = "the algorithm's sampling of tasks, the task set's `load` (is its order stable?), a task that changed since"
 
 
-def tasks(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
+def tasks(step: Step) -> Iterator[Verdict]:
     """Check which tasks a step trained on.
 
-    - `grpo` states its order (docs/learner.md): each epoch shuffles the split with `random.Random(f"tasks {seed}
-      {epoch}")`, and steps take consecutive slices. So each task comes once before any comes twice: in all groups up to
-      this step no two tasks' counts differ by more than one. Other algorithms may draw as they like.
+    - `grpo` states its order (docs/learner.md); see `_drawn`. Other algorithms may draw as they like.
     - The agent got the task's input as the task set, loaded again, has it; each group has `group_size` rollouts of one
       task; and inputs of different tasks differ: if two tasks out of the split, taken at random, are more likely to
       have the same input than not, the tasks are one task.
     """
-    split, settings = sources.splits["train"], record.settings
-    rows = record.rows("train", step)
+    split, rows = step.sources.splits["train"], step.rows
     if not rows:
-        raise CannotLook(f"the rollouts of step {step} are not in {record.path}/rollouts")
+        raise CannotLook(f"the rollouts of step {step.number} are not in {step.record.path}/rollouts")
     known = {task.id: _text(task.input) for task in split}
     strange = sorted({row.task_id for row in rows if row.task_id not in known})
-    if strange and record.knows_update:
-        yield fault("tasks", f"{some(strange)}: not in the training split of the task set, loaded again", causes=CAUSES)
+    if strange and step.record.knows_update:
+        yield fault(f"{some(strange)}: not in the training split of the task set, loaded again", CAUSES)
     changed = sorted({r.task_id for r in rows if known.get(r.task_id, _text(r.input)) != _text(r.input)})
     if changed:
-        yield fault("tasks", f"the agent got another input than the task's in {some(changed)}", causes=CAUSES)
-    groups: dict[str, list[Row]] = {}
+        yield fault(f"the agent got another input than the task's in {some(changed)}", CAUSES)
+    groups: dict[str, list[str]] = defaultdict(list)
     for row in rows:
-        groups.setdefault(row.group, []).append(row)
-    mixed = [name for name, members in groups.items() if len({row.task_id for row in members}) > 1]
+        groups[row.group].append(row.task_id)
+    mixed = [f"group {name} has rollouts of {len(set(ids))} tasks" for name, ids in groups.items() if len(set(ids)) > 1]
     if mixed:
-        detail = f"group {mixed[0]} has rollouts of {len({row.task_id for row in groups[mixed[0]]})} tasks"
-        yield fault("tasks", detail, causes="the labels of groups")
+        yield fault(mixed[0], "the labels of groups")
     yield from _own_texts(rows, {task.id: task.input for task in split})
-    drawn = [members[0].task_id for members in groups.values()]
-    if record.knows_update:
-        n, size = settings["tasks_per_step"], settings["group_size"]
-        wanted = _documented([task.id for task in split], n=n, step=step, seed=record.config["run"]["seed"])
-        if Counter(drawn) != Counter(wanted):
-            off = sorted(((Counter(wanted) - Counter(drawn)) + (Counter(drawn) - Counter(wanted))).elements())
-            detail = f"step {step} trained on {some(drawn)}; its sampling should have drawn {some(wanted)}: {len(off)} "
-            yield fault("tasks", f"{detail}differ", causes=CAUSES)
-        wrong = [
-            f"group {name} has {len(g)} rollouts instead of {size}" for name, g in groups.items() if len(g) != size
-        ]
+    if step.record.knows_update:
+        size = step.settings["group_size"]
+        wrong = [f"group {name} has {len(ids)} rollouts" for name, ids in groups.items() if len(ids) != size]
         if wrong:
-            yield fault("tasks", some(wrong), causes="the engine, or rollouts that got lost")
-        earlier: list[str] = []
-        for one in (at for at in record.files("train") if at <= step):
-            groups_of = {row["group"]: row["task_id"] for row in record.columns("rollouts", one, "group", "task_id")}
-            earlier += groups_of.values()
-        times = Counter({task.id: 0 for task in split})
-        times.update(task for task in earlier if task in times)
-        most, least = max(times.items(), key=lambda t: t[1]), min(times.items(), key=lambda t: t[1])
-        whole = record.files("train")[:step] == list(range(1, step + 1))
-        if whole and most[1] > least[1] + 1:
-            detail = f"up to step {step}, task {most[0]} was drawn {most[1]} times and {least[0]} {least[1]} times"
-            yield fault("tasks", f"{detail}; each should come once before any comes twice", causes=CAUSES)
+            yield fault(f"instead of {size}: {some(wrong)}", "the engine, or rollouts that got lost")
+        yield from _drawn(step, [members[0] for members in groups.values()])
     kinds = Counter(known.values())
-    alike = sum(n * (n - 1) for n in kinds.values()) / max(len(known) * (len(known) - 1), 1)
-    if alike > 0.5:
-        detail = (
-            f"{len(known)} training tasks have {len(kinds)} different inputs, {kinds.most_common(1)[0][0]:.80} most"
-        )
-        yield fault("tasks", detail, causes="the task set fills the wrong field of `input`")
-    yield ok("tasks", f"{len(groups)} groups of {len(rows)} rollouts, {len(known)} training tasks")
+    if sum(n * (n - 1) for n in kinds.values()) > 0.5 * len(known) * (len(known) - 1):
+        most = kinds.most_common(1)[0][0]
+        detail = f"{len(known)} training tasks have {len(kinds)} different inputs, {most:.80} most"
+        yield fault(detail, "the task set fills the wrong field of `input`")
+    yield ok(f"{len(groups)} groups of {len(rows)} rollouts, {len(known)} training tasks")
 
 
-def held_out(record: Record, step: int, sources: Sources, summed: Mapping[str, Any] | None = None) -> Iterator[Verdict]:
+def _drawn(step: Step, drawn: list[str]) -> Iterator[Verdict]:
+    """Compare the tasks of a step's groups with those that grpo's sampling draws.
+
+    Each epoch shuffles the split with `random.Random(f"tasks {seed} {epoch}")`, and steps take consecutive slices. So
+    each task comes once before any comes twice: in all groups up to this step no two tasks' counts differ by more than
+    one.
+    """
+    ids = [task.id for task in step.sources.splits["train"]]
+    n, seed = step.settings["tasks_per_step"], step.record.config["run"]["seed"]
+    before, stream = (step.number - 1) * n, list[str]()
+    for epoch in range(before // len(ids), (before + n) // len(ids) + 1):
+        order = list(range(len(ids)))
+        random.Random(f"tasks {seed} {epoch}").shuffle(order)
+        stream += [ids[i] for i in order]
+    wanted = stream[before % len(ids) :][:n]
+    off = (Counter(wanted) - Counter(drawn)) + (Counter(drawn) - Counter(wanted))
+    if off:
+        detail = f"step {step.number} trained on {some(drawn)}; its sampling should have drawn {some(wanted)}: "
+        yield fault(f"{detail}{off.total()} differ", CAUSES)
+    recorded = [one for one in step.record.steps("train") if one <= step.number]
+    times = dict.fromkeys(ids, 0)
+    for one in recorded:
+        rows = step.record.table("rollouts", "train", one, "group", "task_id")
+        for task in {row["group"]: row["task_id"] for row in rows}.values():
+            if task in times:
+                times[task] += 1
+    most, least = max(times, key=lambda task: times[task]), min(times, key=lambda task: times[task])
+    if len(recorded) == step.number and times[most] > times[least] + 1:
+        detail = f"up to step {step.number}, task {most} was drawn {times[most]} times and {least} {times[least]} times"
+        yield fault(f"{detail}; each should come once before any comes twice", CAUSES)
+
+
+def held_out(step: Step) -> Iterator[Verdict]:
     """Check the tasks, the temperature and the weights that the accuracies stated at the start and at a step are of.
 
     Every task of the split once; each call sampled at `val_temperature`, by the weights of the step that the file is
     of; and the accuracy in `progress.json` is that of the rollouts of the file: `correct` over those without failure.
-    At the end of a run the summary states the same (`summed`, its entry `accuracy`).
+    At the end of a run the summary states the same.
     """
-    looked, notes = 0, []
+    record, splits, looked, notes = step.record, step.sources.splits, 0, []
     file = record.path / "progress.json"
     with readable(file):
-        stated = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    trained = {_text(t.input) for t in sources.splits["train"]}
+        progress = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    trained = {_text(task.input) for task in splits["train"]}
+    temperature = record.settings.get("val_temperature", 0.0)
     for mode in ("report", "validation"):
-        split = sources.splits[mode]
+        split, measured = splits[mode], record.steps(mode)
         shared = sum(_text(task.input) in trained for task in split)
         if shared:
             notes.append(f"{shared} of {len(split)} {mode} tasks are training tasks too, by their input")
-        for at in (one for one in record.files(mode) if one in (0, step)):
-            rows = record.rows(mode, at)
+        for at in (one for one in measured if one in (0, step.number)):
+            rows, of = record.rows(mode, at), f"the {mode} of step {at}"
+            looked += len(rows)
             if record.knows_update and Counter(row.task_id for row in rows) != Counter(task.id for task in split):
                 foreign = {row.task_id for row in rows} - {task.id for task in split}
-                detail = f"the {mode} of step {at} has {len(rows)} rollouts of {len(split)} tasks, each once; "
-                detail += f"{len(foreign)} of its tasks are not in the split"
-                yield fault("held-out", detail, causes="the session's measurement; a task set that changed since")
+                detail = f"{of} has {len(rows)} rollouts of {len(split)} tasks, each once; {len(foreign)} of its tasks "
+                yield fault(f"{detail}are not in the split", "the measurement, or a task set that changed since")
             calls = [call for row in rows for call in row.calls]
-            if rows and not calls and record.calls(step):
-                detail = f"no rollout of the {mode} of step {at} called the model; those of training did"
-                yield fault("held-out", detail, causes="an agent or a client that keeps its replies")
-            temperature = record.settings.get("val_temperature", 0.0)
-            told = [call for call in calls if call.request.get("temperature") is not None]
+            if rows and not calls and step.calls:
+                detail = f"no rollout of {of} called the model; those of training did"
+                yield fault(detail, "an agent or a client that keeps its replies")
+            told = [heat for call in calls if (heat := call.request.get("temperature")) is not None]
             if len(told) < len(calls):
-                notes.append(f"{len(calls) - len(told)} calls of the {mode} of step {at} state no temperature")
-            warm = [call for call in told if call.request["temperature"] != temperature]
+                notes.append(f"{len(calls) - len(told)} calls of {of} state no temperature")
+            warm = [heat for heat in told if heat != temperature]
             if warm and record.knows_update:
-                detail = f"{len(warm)} of {len(calls)} calls of the {mode} of step {at} were sampled with temperature "
-                detail += f"{warm[0].request['temperature']} instead of {temperature}"
-                yield fault(
-                    "held-out", detail, causes="the agent sets its own temperature; the sampling of the endpoint"
-                )
+                detail = f"{len(warm)} of {len(calls)} calls of {of} were sampled with temperature {warm[0]} instead of"
+                causes = "the agent sets its own temperature; the sampling of the endpoint"
+                yield fault(f"{detail} {temperature}", causes)
             others = sorted({call.version for call in calls if call.version is not None} - {at})
             if others and record.settings.get("final", "last") == "last":
-                detail = f"the {mode} of step {at} was answered with the weights of version {others[0]}"
-                yield fault("held-out", detail, causes="a transfer of weights that was not waited for")
+                detail = f"{of} was answered with the weights of version {others[0]}"
+                yield fault(detail, "a transfer of weights that was not waited for")
             when = "before" if at == 0 else "after"
-            if mode == "report" and (at == 0 or at == max(record.files("report"))) and when in stated:
-                yield from _accuracy(rows, stated[when].get("accuracy"), at)
-                if summed is not None:
-                    yield from _accuracy(rows, summed.get(when), at)
-            looked += len(rows)
-    if looked:
-        yield ok("held-out", "; ".join([f"{looked} rollouts", *notes[:3]]))
-    else:
-        raise CannotLook(f"nothing was measured at the start and at step {step}")
+            if mode == "report" and at in (0, max(measured)) and when in progress:
+                yield from _accuracy(rows, progress[when].get("accuracy"), at)
+                yield from _accuracy(rows, (step.stated or {}).get(when), at)
+    if not looked:
+        raise CannotLook(f"nothing was measured at the start and at step {step.number}")
+    yield ok("; ".join([f"{looked} rollouts", *notes[:3]]))
 
 
 def _accuracy(rows: Sequence[Row], stated: float | None, at: int) -> Iterator[Verdict]:
-    valid = [row for row in rows if row.correct is not None]
-    found = sum(bool(row.correct) for row in valid) / len(rows) if rows else None
-    without = sum(bool(row.correct) for row in valid) / len(valid) if valid else None
+    valid = [row.correct for row in rows if row.correct is not None]
+    found = sum(valid) / len(rows) if rows else None
+    without = sum(valid) / len(valid) if valid else None
     if stated is not None and all(one is None or not abs(one - stated) <= 1e-9 for one in (found, without)):
         detail = f"the report of step {at} states the accuracy {stated:.4f}; {len(rows)} rollouts give {found:.4f}"
-        yield fault("held-out", detail, causes="the measurement counts other rollouts than those of the file")
-
-
-def _documented(ids: Sequence[str], *, n: int, step: int, seed: int) -> list[str]:
-    """Return the tasks of a step of `grpo`, as docs/learner.md says."""
-    stream: list[str] = []
-    epoch = (step - 1) * n // len(ids)
-    skipped = (step - 1) * n - epoch * len(ids)
-    while len(stream) < skipped + n:
-        order = list(range(len(ids)))
-        random.Random(f"tasks {seed} {epoch}").shuffle(order)
-        stream += [ids[i] for i in order]
-        epoch += 1
-    return stream[skipped : skipped + n]
+        yield fault(detail, "the measurement counts other rollouts than those of the file")
 
 
 def _own_texts(rows: Sequence[Row], inputs: Mapping[str, Any]) -> Iterator[Verdict]:
@@ -168,19 +159,17 @@ def _own_texts(rows: Sequence[Row], inputs: Mapping[str, Any]) -> Iterator[Verdi
         texts = {task: one[key] for task, one in here.items() if isinstance(one.get(key), str)}
         texts = {task: text for task, text in texts.items() if len(text) >= TEXT}
         own, wrong = 0, []
-        for row in rows:
-            mine = texts.get(row.task_id, "")
-            for call in row.calls if mine else ():
+        for row in (row for row in rows if row.task_id in texts):
+            mine = texts[row.task_id]
+            for call in row.calls:
                 said = _said(call)
-                if mine in said:
-                    own += 1
-                    continue
+                own += mine in said
                 other = next((task for task, text in texts.items() if text in said and text not in mine), None)
-                if other is not None:
+                if mine not in said and other is not None:
                     wrong.append(f"{call.name}, task {row.task_id}, has {key} of task {other}")
         if own and wrong:
             causes = "calls that were recorded with another rollout, an agent whose rollouts share what they should not"
-            yield fault("tasks", f"{len(wrong)} calls are about another task: {some(wrong)}", causes=causes)
+            yield fault(f"{len(wrong)} calls are about another task: {some(wrong)}", causes)
 
 
 def _said(call: Call) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrig.audit.record import Call, Record
+from agentrig.audit.record import Call
+from agentrig.audit.step import Step
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
 
 CAUSES = (
@@ -16,31 +17,29 @@ CAUSES = (
 )
 
 
-def text(record: Record, step: int) -> Iterator[Verdict]:
+def text(step: Step) -> Iterator[Verdict]:
     """Compare tokens and text of each call of a step. All is equal or not: there is no bound."""
+    record, calls = step.record, list(step.calls.values())
     tokenizer, ends = load_tokenizer(record.model)
     config = json.loads((record.model / "config.json").read_text("utf-8"))
     limits = record.settings.get("max_length"), config.get("max_position_embeddings")
     context = min(filter(None, limits), default=0)
-    calls = [call for row in record.rows("train", step) for call in row.calls]
     own = record.config["server"]["use"] == "embedded"  # another may take thoughts or spaces out of the text
     dated = "strftime_now" in str(tokenizer.chat_template)  # what it renders depends on the day
+    chats = [call for call in calls if isinstance(call.request.get("messages"), list)]
     wrong: list[str] = []
-    foreign = 0
-    for call in calls:
-        if not isinstance(call.request.get("messages"), list):
-            foreign += 1
-            continue
+    for call in chats:
         said = ("" if dated else _prompt(call, tokenizer), _reply(call, tokenizer, own), _end(call, ends, context, own))
         wrong += [f"{call.name}: {what}" for what in said if what]
     if wrong:
-        yield fault("text", f"{len(wrong)} differences in {len(calls)} calls: {some(wrong)}", causes=CAUSES)
-    elif len(calls) == foreign:
+        yield fault(f"{len(wrong)} differences in {len(calls)} calls: {some(wrong)}", CAUSES)
+    elif not chats:
         raise CannotLook("no call has token ids and the messages of a chat")
     else:
+        foreign = len(calls) - len(chats)
         left = f"; {foreign} without messages not looked at" if foreign else ""
         what = "reply and end; not the prompt, whose template has the date" if dated else "prompt, reply and end"
-        yield ok("text", f"{len(calls) - foreign} calls: {what}{left}")
+        yield ok(f"{len(chats)} calls: {what}{left}")
 
 
 def _prompt(call: Call, tokenizer: Any) -> str:

@@ -7,19 +7,21 @@ bound that is measured where it is used. Each formula is written from its paper.
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 import numpy as np
 
-from agentrig.audit.adamw import adamw, learning_rate
-from agentrig.audit.model import MEASURED, Precision, Weights, batches, logprobs, tokens
-from agentrig.audit.record import Call, Record
+from agentrig.audit import scores
+from agentrig.audit.adamw import Change, adamw, learning_rate
+from agentrig.audit.model import MEASURED, Precision, Weights, at_least_fp32, batches, logprobs, place, tokens
+from agentrig.audit.record import Call
 from agentrig.audit.sketch import Sketch, projections
+from agentrig.audit.step import Step
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, finite, ok, some
 
 if TYPE_CHECKING:
@@ -50,15 +52,9 @@ SIGMAS = 6.0
 
 @attrs.frozen(kw_only=True, eq=False)
 class Update:
-    """What an update is made of.
+    """What an update is made of: settings `[algorithm]`, all its calls, and the advantages by rollout.
 
-    Attributes:
-        settings: The run's section `[algorithm]`.
-        calls: All its calls.
-        advantages: By rollout.
-        weights: What it begins with.
-        begin: What the step begins with.
-        reference: The starting model of a KL loss; None without one.
+    It begins with `weights`, and its step with `begin`; a KL loss has the starting model as `reference`.
     """
 
     settings: Mapping[str, Any]
@@ -68,8 +64,9 @@ class Update:
     begin: Weights
     reference: Weights | None = None
 
+    @cached_property
     def shares(self) -> dict[str, float]:
-        """Return the weight of each rollout's tokens; calls with advantage 0 count too.
+        """The weight of each rollout's tokens; calls with advantage 0 count too.
 
         1 / tokens of the update (DAPO), or 1 / (rollouts * tokens of its rollout) (GRPO, equation 3).
         """
@@ -79,43 +76,57 @@ class Update:
         by_rollout = self.settings["loss_agg_mode"] == "seq-mean-token-mean"
         return {r: 1 / (len(lengths) * n) if by_rollout else 1 / lengths.total() for r, n in lengths.items()}
 
+
+class Models:
+    """The models of an update in one precision."""
+
+    def __init__(self, update: Update, precision: Precision) -> None:
+        self._update, self._cast = update, precision.cast
+        self._now = update.weights.load(precision)
+        self._begun = self._now if update.begin is update.weights else update.begin.load(precision)
+        self._reference = update.reference and update.reference.load(precision)
+        self._trained = update.weights.parameters(self._now)
+
+    def logprobs(self, batch: Sequence[Call]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return the log-probabilities of a batch's tokens: now, at the begin of the step, under the reference."""
+        import torch
+
+        settings = self._update.settings
+
+        def of(model: Any) -> torch.Tensor:
+            with torch.autocast(model.device.type, torch.bfloat16, enabled=self._cast):
+                return logprobs(model, batch, settings["temperature"])
+
+        now = of(self._now)
+        used = settings["max_staleness"] or any(call.logprobs is None for call in batch)
+        with torch.no_grad():
+            begun = of(self._begun) if used and self._begun is not self._now else now.detach()
+            return now, begun, None if self._reference is None else of(self._reference)
+
     def loss(
-        self,
-        batch: Sequence[Call],
-        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
-        shares: Mapping[str, float],
-        apart: float = 0.0,
+        self, batch: Sequence[Call], found: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], apart: float = 0.0
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Return a batch's part of the loss; of its tokens at a clip limit (`AT_THE_CLIP`); and the KL of each token.
+        """Return a batch's part of the loss; that of its tokens at a clip limit (`AT_THE_CLIP`); the KL of each token.
 
         The loss of a token is PPO's clipped surrogate (arXiv:1707.06347, equation 7) with DAPO's upper bound
         (arXiv:2503.14476, equation 8). With stale rollouts it is that of decoupled PPO (arXiv:2110.00641): the ratio is
         to the policy before the step, times that policy's ratio to the one that sampled, truncated. The KL term is
-        Schulman's k3 (arXiv:2402.03300, equation 4).
-
-        Args:
-            batch: Some of the calls.
-            found: The log-probabilities of their tokens: see `Models.logprobs`.
-            shares: See there.
-            apart: What two precisions differ by in a log-probability.
+        Schulman's k3 (arXiv:2402.03300, equation 4). `found` is what `logprobs` returns, and `apart` what two
+        precisions differ by in a log-probability.
         """
         import torch
 
-        settings, (now, begun, reference) = self.settings, found
+        update, settings, (now, begun, reference) = self._update, self._update.settings, found
         low, high, stale = 1 - settings["clip_low"], 1 + settings["clip_high"], settings["max_staleness"]
         lengths = [len(call.reply) for call in batch]
 
-        def spread(values: Iterator[float]) -> torch.Tensor:
-            return torch.tensor(list(values)).to(now).repeat_interleave(torch.tensor(lengths, device=now.device))
+        def spread(by_rollout: Mapping[str, float]) -> torch.Tensor:
+            values = torch.tensor([by_rollout[call.rollout] for call in batch]).to(now)
+            return values.repeat_interleave(torch.tensor(lengths, device=now.device))
 
-        advantage = spread(self.advantages[call.rollout] for call in batch)
-        share = spread(shares[call.rollout] for call in batch)
-        sampled = torch.cat(
-            [
-                own if call.logprobs is None else torch.tensor(call.logprobs).to(now)
-                for call, own in zip(batch, torch.split(begun, lengths), strict=True)
-            ]
-        )
+        advantage, share = spread(update.advantages), spread(update.shares)
+        own = zip(batch, torch.split(begun, lengths), strict=True)
+        sampled = torch.cat([b if call.logprobs is None else torch.tensor(call.logprobs).to(now) for call, b in own])
         begun = begun if stale else sampled
         ratio = torch.exp(now - begun)
         correction = torch.exp(begun - sampled).clamp(max=settings["rollout_is_threshold"]) if stale else 1.0
@@ -129,50 +140,20 @@ class Update:
         at_the_clip = (signs * ratio * advantage * correction * share)[open_].sum() if open_.any() else None
         return (loss * share).sum(), at_the_clip, None if k3 is None else k3.detach()
 
-
-class Models:
-    """The models of an update in one precision."""
-
-    def __init__(self, update: Update, precision: Precision) -> None:
-        self._precision, self._update = precision, update
-        self._now = update.weights.load(precision)
-        self._begun = self._now if update.begin is update.weights else update.begin.load(precision)
-        self._reference = update.reference and update.reference.load(precision)
-
-    def logprobs(self, batch: Sequence[Call]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return the log-probabilities of a batch's tokens: now, at the begin of the step, under the reference."""
-        import torch
-
-        settings = self._update.settings
-
-        def of(model: Any) -> torch.Tensor:
-            with torch.autocast(model.device.type, torch.bfloat16, enabled=self._precision.cast):
-                return logprobs(model, batch, settings["temperature"])
-
-        now = of(self._now)
-        used = settings["max_staleness"] or any(call.logprobs is None for call in batch)
-        with torch.no_grad():
-            begun = of(self._begun) if used and self._begun is not self._now else now.detach()
-            return now, begun, None if self._reference is None else of(self._reference)
-
     def gradients(self, loss: torch.Tensor, *, again: bool = False) -> dict[str, torch.Tensor]:
         """Return a loss's gradient by trained tensor; with `again` another one of the same graph follows."""
-        self._now.zero_grad(set_to_none=True)
-        loss.backward(retain_graph=again)  # type: ignore[no-untyped-call]
-        plain = {name: p.grad for name, p in self._now.named_parameters() if p.grad is not None}
-        return self._update.weights.gradients(self._now, plain)
+        import torch
+
+        found = torch.autograd.grad(loss, self._trained, retain_graph=again, allow_unused=True)
+        pairs = zip(self._update.weights.trained, self._trained, found, strict=True)
+        return {name: at_least_fp32(torch.zeros_like(p) if g is None else g) for name, p, g in pairs}
 
 
-@attrs.frozen(eq=False)
-class Gradient:
-    """The gradient of an update.
+class Gradient(NamedTuple):
+    """The gradient of an update by trained tensor, and with a KL loss the mean KL divergence to the starting model.
 
-    Attributes:
-        total: By trained tensor.
-        bounds: What rounding may change of each: the measured share of each batch, independently, and the tokens at a
-            clip limit.
-        kl: The mean KL divergence to the starting model; None without one.
-        kl_bound: What rounding may change of it.
+    A bound is what rounding may change: the measured share of each batch, independently, and the tokens at a clip
+    limit.
     """
 
     total: Mapping[str, torch.Tensor]
@@ -182,50 +163,42 @@ class Gradient:
 
 
 def repeat(update: Update, precisions: Sequence[Precision], *, seed: int, end: float = math.inf) -> Gradient:
-    """Compute an update's gradient again, batch by batch.
+    """Compute an update's gradient again, batch by batch: all in the first precision, some also in the second.
 
-    Args:
-        update: The update.
-        precisions: That in which all is computed, and that in which some batches are computed too.
-        seed: Chooses these batches.
-        end: When it must have ended, by `time.monotonic`.
+    The seed chooses these. `end` is when it must have ended, by `time.monotonic`.
 
     Raises:
         CannotLook: By what its first batches took, it would end later.
     """
     import torch
 
-    shares = update.shares()
-    parts = batches([call for call in update.calls if update.advantages[call.rollout] or update.reference is not None])
-    random.Random(seed).shuffle(parts)
+    active = [call for call in update.calls if update.advantages[call.rollout] or update.reference is not None]
     main, other = (Models(update, precision) for precision in precisions)
     total: dict[str, torch.Tensor] = {}
     clips: dict[str, torch.Tensor] = {}
     squares, errors = defaultdict[str, float](float), defaultdict[str, float](float)
-    kls, kls_apart = list[torch.Tensor](), list[torch.Tensor]()
-    begin, whole, computed, seconds = time.monotonic(), sum(map(tokens, parts)), 0, 0.0
-    apart = 0.0
-    for part in parts:
-        spent = time.monotonic() - begin
-        if computed and spent > (end - begin) / 4:
-            longer = spent + seconds * (whole - computed) / computed
+    kls, kls_apart, apart = list[torch.Tensor](), list[torch.Tensor](), 0.0
+    begin, computed, seconds = time.monotonic(), 0, 0.0  # seconds: without those of the second precision
+    for part in batches(active, seed):
+        started = time.monotonic()
+        if computed and started - begin > (end - begin) / 4:
+            longer = started - begin + seconds * (tokens(active) - computed) / computed
             if begin + longer > end:
                 why = f"computing the update again would take {longer:.0f} s, longer than a step of this run"
                 raise CannotLook(why)
-        second, now = dict[str, torch.Tensor](), main.logprobs(part)
-        seconds += time.monotonic() - begin - spent
+        second, second_kl, now = dict[str, torch.Tensor](), None, main.logprobs(part)
         if computed < MEASURED:
-            beside = other.logprobs(part)
-            loss, _, kl = update.loss(part, beside, shares)
+            measuring, beside = time.monotonic(), other.logprobs(part)
+            loss, _, second_kl = other.loss(part, beside)
             second = other.gradients(loss)
             differ = float((now[0] - beside[0]).detach().abs().max())
             apart = max(apart, finite(differ, "what two precisions of the model differ by"))
-        started = time.monotonic()
-        loss, at_the_clip, own_kl = update.loss(part, now, shares, apart)
-        if own_kl is not None:
-            kls.append(own_kl)
-            if second and kl is not None:
-                kls_apart.append(own_kl - kl)
+            started += time.monotonic() - measuring
+        loss, at_the_clip, kl = main.loss(part, now, apart)
+        if kl is not None:
+            kls.append(kl)
+        if kl is not None and second_kl is not None:
+            kls_apart.append(kl - second_kl)
         for name, gradient in main.gradients(loss, again=at_the_clip is not None).items():
             size = float(gradient.norm())
             if second and size:
@@ -242,65 +215,45 @@ def repeat(update: Update, precisions: Sequence[Precision], *, seed: int, end: f
         bounds[name] += AT_THE_CLIP * float(gradient.norm())
     if not kls:
         return Gradient(total, bounds, None, 0.0)
-    kl_mean = float(torch.cat(kls).mean())
+    mean = float(torch.cat(kls).mean())
     # An estimate of a KL near 0 is a difference of numbers near 1, which round by 1.2e-7 each.
-    kl_bound = MARGIN * float(torch.cat(kls_apart).abs().mean()) + 1e-4 * abs(kl_mean) + 2.4e-7
-    return Gradient(total, bounds, kl_mean, kl_bound)
+    return Gradient(total, bounds, mean, MARGIN * float(torch.cat(kls_apart).abs().mean()) + 1e-4 * abs(mean) + 2.4e-7)
 
 
-def gradient(
-    record: Record,
-    step: int,
-    sketch: Sketch,
-    begin: Weights,
-    reference: Weights | None,
-    precisions: Sequence[Precision],
-    advantages: Mapping[str, float],
-    *,
-    budget_s: float,
-) -> Iterator[Verdict]:
+def gradient(step: Step) -> Iterator[Verdict]:
     """Compare the gradient that the optimizer got with that of the whole update's loss.
 
     Of several updates of a step it is the first in odd steps and the last in even ones, whose weights before are kept.
-
-    Args:
-        record: The run.
-        step: The step.
-        sketch: What the learner left.
-        begin: The weights that the step begins with.
-        reference: The starting model of a KL loss; None without one.
-        precisions: See `repeat`.
-        advantages: By rollout.
-        budget_s: What it may take.
-
-    Raises:
-        CannotLook: It would take longer.
     """
-    settings, figures = record.settings, record.lines.get(step, {}).get("algorithm", {})
+    settings, figures, sketch = step.settings, step.line.get("algorithm", {}), step.updates
+    if not sketch.updates:
+        yield ok("the step made no update")
+        return
     if not math.isfinite(figures.get("grad_norm", 0.0)):
         raise CannotLook("an update was skipped, because its gradient was not finite")
-    calls, epochs = record.calls(step), settings["ppo_epochs"]
+    advantages, epochs, kl = scores.expected(step), settings["ppo_epochs"], settings["kl_loss_coef"]
     times: Counter[tuple[str, str]] = Counter(tuple(call) for update in sketch.updates for call in update["calls"])
-    strange = [key for key in times if key not in calls or key[0] not in advantages]
+    strange = [key for key in times if key not in step.calls or key[0] not in advantages]
     if strange:
-        yield fault("gradient", f"{len(strange)} calls were trained that the step does not have", causes="the learner")
+        yield fault(f"{len(strange)} calls were trained that the step does not have", "the learner")
         return
-    needed = {key for key in record.trained(step).keys() | set(times) if advantages.get(key[0]) or reference}
-    odd = [f"call {span} of rollout {rollout}: {times[rollout, span]}" for rollout, span in sorted(needed)
-           if times[rollout, span] != epochs]  # fmt: skip
+    needed = {key for key in step.trained.keys() | set(times) if advantages.get(key[0]) or kl}
+    odd = sorted(key for key in needed if times[key] != epochs)
     if odd:
-        yield fault("gradient", f"{len(odd)} calls are not in {epochs} updates: {some(odd)}", causes="mini-batches")
-    number = len(sketch.updates) - 1 if sketch.later and step % 2 == 0 else 0
-    told = sketch.updates[number]
+        named = some([f"call {span} of rollout {rollout}: {times[rollout, span]}" for rollout, span in odd])
+        yield fault(f"{len(odd)} calls are not in {epochs} updates: {named}", "mini-batches")
+    number = len(sketch.updates) - 1 if sketch.later and step.number % 2 == 0 else 0
+    told, begin = sketch.updates[number], _begun(step, set(sketch.updates[0]["tensors"]))
+    precisions = step.precisions(place(begin.directory, 48 if kl else 36), merged=False)
     update = Update(
         settings=settings,
-        calls=[calls[tuple(key)] for key in told["calls"]],
+        calls=[step.calls[tuple(key)] for key in told["calls"]],
         advantages=advantages,
         weights=attrs.evolve(begin, trained=sketch.later) if number else begin,
         begin=begin,
-        reference=reference,
+        reference=Weights(directory=step.record.model, trained={}) if kl else None,
     )
-    found = repeat(update, precisions, seed=step, end=time.monotonic() + budget_s)
+    found = repeat(update, precisions, seed=step.number, end=time.monotonic() + step.budget_s)
     half = HALF if precisions[1].cast or precisions[1].dtype.itemsize < 4 else 0.0
     wrong, silent, worst = list[str](), list[str](), 0.0
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in found.total.values()))
@@ -319,108 +272,97 @@ def gradient(
             silent.append(name)
         elif not share <= 1:
             times_off = got[0] / wanted[0] if wanted[0] else math.inf
-            sign = sum(a * b for a, b in zip(got[1:], wanted[1:], strict=True))
-            wrong.append(
-                f"{name}: norm {got[0]:.6g} instead of {wanted[0]:.6g}, {times_off:.3g} times"
-                f"{' and of the other sign' if sign < 0 else ''}, the bound is {bound:.2g}"
-            )
+            other = " and of the other sign" if np.dot(got[1:], wanted[1:]) < 0 else ""
+            what = f"norm {got[0]:.6g} instead of {wanted[0]:.6g}, {times_off:.3g} times{other}"
+            wrong.append(f"{name}: {what}, the bound is {bound:.2g}")
     if silent:  # first: where something is detached, gradients before it are other ones too
         wrong.insert(0, f"no gradient reaches {len(silent)} tensors: {', '.join(silent[:3])}")
     if wrong:
         detail = f"gradients are not those of the step's loss: update {number + 1}: {some(wrong)}. The bound is "
-        detail += f"{MARGIN:g} times what two precisions differ by in this step"
         causes = "token weights, the loss, a pass that is lost or counted twice, a layer that is detached or changed"
-        yield fault("gradient", detail, causes=causes, ratio=worst)
+        yield fault(f"{detail}{MARGIN:g} times what two precisions differ by in this step", causes, worst)
     stated = figures.get("kl_reference")
     single = len(sketch.updates) == 1 and found.kl is not None and stated is not None
     if single and not abs(stated - found.kl) <= found.kl_bound:
         detail = f"the step states the KL divergence {stated} to its reference, and to the starting model it is "
-        causes = "a reference that is not the starting model"
-        yield fault("gradient", f"{detail}{found.kl:.6g}, bound {found.kl_bound:.2g}", causes=causes)
+        yield fault(f"{detail}{found.kl:.6g}, bound {found.kl_bound:.2g}", "a reference that is not the starting model")
     of = f"update {number + 1} of {len(sketch.updates)}"
-    yield ok("gradient", f"{of}, {len(update.calls)} calls, {len(told['tensors'])} tensors", ratio=worst)
+    yield ok(f"{of}, {len(update.calls)} calls, {len(told['tensors'])} tensors", worst)
 
 
-def schedule(record: Record, step: int, *, made: int) -> Iterator[Verdict]:
-    """Compare the stated learning rate of a step's last update with that of the settings.
-
-    Args:
-        record: The run.
-        step: The step.
-        made: How many updates the run had made before.
-    """
-    figures = record.lines[step]["algorithm"]
-    if not figures.get("updates") or figures.get("lr") is None:
-        return
-    wanted = learning_rate(record.settings, step=step, update=made + int(figures["updates"]))
-    if not abs(figures["lr"] - wanted) <= 1e-6 * wanted:
-        detail = f"the last update of step {step} had the learning rate {figures['lr']:.6g} instead of {wanted:.6g}"
-        yield fault("weights", detail, causes="the schedule of the learning rate")
-
-
-def weights(record: Record, step: int, sketch: Sketch, before: Sketch | None, *, made: int) -> Iterator[Verdict]:
-    """Compare what the optimizer did to some elements of every tensor with AdamW's step; see `adamw` for the bound.
-
-    Args:
-        record: The run.
-        step: The step.
-        sketch: What the learner left.
-        before: That of the step before, if it was audited.
-        made: How many updates the run had made before.
-    """
+def _begun(step: Step, names: set[str]) -> Weights:
+    """Return the weights that a step begins with, as the tensors of these names."""
     import torch
 
-    yield from schedule(record, step, made=made)
-    settings, wrong, worst, elements = record.settings, [], 0.0, 0
-    eight = settings["optimizer"] == "adamw8bit"
-    state: dict[str, Any] = {}  # by tensor: weights and moments that the next update must begin with
+    found = step.weights(step.number - 1)
+    if not found.trained and not step.settings["lora_rank"]:
+        own = found.load(Precision(torch.float32)).named_parameters()
+        found = attrs.evolve(found, trained={name: p.detach() for name, p in own if name in names})
+    if set(found.trained) != names:
+        raise CannotLook(f"the weights before step {step.number} were not kept")
+    return found
+
+
+def schedule(step: Step) -> Iterator[Verdict]:
+    """Compare the stated learning rate of a step's last update with that of the settings."""
+    made, figures = step.made, step.line["algorithm"]
+    if not figures.get("updates") or figures.get("lr") is None:
+        return
+    wanted = learning_rate(step.settings, step=step.number, update=made + int(figures["updates"]))
+    if not abs(figures["lr"] - wanted) <= 1e-6 * wanted:
+        detail = f"the last update of step {step.number} had the learning rate {figures['lr']:.6g} instead of "
+        yield fault(f"{detail}{wanted:.6g}", "the schedule of the learning rate")
+
+
+def weights(step: Step) -> Iterator[Verdict]:
+    """Compare what the optimizer did to some elements of every tensor with AdamW's step; see `adamw` for the bound."""
+    import torch
+
+    sketch, made, settings = step.updates, step.made, step.settings
+    yield from schedule(step)
+    before, wrong, worst, elements = Sketch.read(step.record.path, step.number - 1), list[str](), 0.0, 0
+    state: dict[str, tuple[Any, Change]] = {}  # by tensor: weights and moments that the next update must begin with
     if before is not None and before.updates:
-        rates = learning_rate(settings, step=step - 1, update=made)
+        rate = learning_rate(settings, step=step.number - 1, update=made)
         for name, seen in before.updates[-1]["tensors"].items():
-            state[name] = seen["after"], _step(seen, rates, settings)
-    for number, update in enumerate(sketch.updates):
-        rate = learning_rate(settings, step=step, update=made + number + 1)
+            state[name] = seen["after"], _change(seen, rate, settings)
+    for number, update in enumerate(sketch.updates, made + 1):
+        rate = learning_rate(settings, step=step.number, update=number)
         most = max((seen["made"] for seen in update["tensors"].values()), default=0)
-        if most != made + number:
-            wrong.append(f"update {made + number + 1} of the run: the optimizer has made {most:.0f}")
+        if most != number - 1:
+            wrong.append(f"update {number} of the run: the optimizer has made {most:.0f} updates before")
         for name, seen in update["tensors"].items():
-            place, should = f"update {made + number + 1}, {name}", _step(seen, rate, settings)
-            change = np.array(seen["after"]) - np.array(seen["weights"])
+            of, should = f"update {number}, {name}", _change(seen, rate, settings)
+            change, wanted, bound = np.array(seen["after"]) - np.array(seen["weights"]), should.change, should.bound
             elements += len(change)
             if seen["gradients"] is None:
-                wanted, bound = np.zeros_like(change), np.full_like(change, 1e-37)
-            else:
-                wanted, bound = should.change, should.bound
-                if seen["made"] > made + number:
-                    wrong.append(
-                        f"{place}: the optimizer has made {seen['made']:.0f} updates instead of {made + number}"
-                    )
+                wanted, bound = np.zeros_like(change), np.zeros_like(change)
             off = np.abs(change - wanted) / (bound + 1e-37)  # 0 at the learning rate 0
             at = int(np.argmax(off))  # of NaN, if there is one
             worst = max(worst, float(off[at]))
             if not off[at] <= 1:
-                wrong.append(f"{place} changed by {change[at]:.4g} instead of {wanted[at]:.4g}, bound {bound[at]:.2g}")
+                wrong.append(f"{of} changed by {change[at]:.4g} instead of {wanted[at]:.4g}, bound {bound[at]:.2g}")
             if name in state:
                 last, was = state[name]
                 if last != seen["weights"]:
-                    wrong.append(f"{place} begins with other weights than the update before ended with")
+                    wrong.append(f"{of} begins with other weights than the update before ended with")
                 mean = np.array(seen["means"] or [0.0] * len(change))
-                if not eight and not (np.abs(mean - was.mean) <= was.mean_bound).all():
-                    wrong.append(f"{place} begins with another mean gradient than the update before made")
+                if settings["optimizer"] != "adamw8bit" and not (np.abs(mean - was.mean) <= was.mean_bound).all():
+                    wrong.append(f"{of} begins with another mean gradient than the update before made")
             if seen["copies"] and torch.tensor(seen["after"]).to(torch.bfloat16).tolist() != seen["copies"]:
-                wrong.append(f"{place}: the model does not compute with the new weights in bf16")
+                wrong.append(f"{of}: the model does not compute with the new weights in bf16")
             state[name] = seen["after"], should
     if wrong:
         detail = f"{some(wrong)}. The bound is that of fp32's rounding in AdamW's step, at learning rate {rate:.4g}"
         causes = "the schedule, the optimizer or its state, a tensor that is not in it, weights that were replaced"
-        yield fault("weights", detail, causes=causes, ratio=worst)
+        yield fault(detail, causes, worst)
     elif not sketch.updates:
-        yield ok("weights", "the step made no update")
+        yield ok("the step made no update")
     else:
-        yield ok("weights", f"{len(sketch.updates)} updates, {elements} elements", ratio=worst)
+        yield ok(f"{len(sketch.updates)} updates, {elements} elements", worst)
 
 
-def _step(seen: Mapping[str, Any], rate: float, settings: Mapping[str, Any]) -> Any:
+def _change(seen: Mapping[str, Any], rate: float, settings: Mapping[str, Any]) -> Change:
     none = [0.0] * len(seen["at"])
     given = (np.array(seen[name] or none) for name in ("weights", "gradients", "means", "squares"))
     return adamw(*given, made=seen["made"], rate=rate, settings=settings)

@@ -18,32 +18,32 @@ class Verdict:
     """What was seen of one link.
 
     Attributes:
-        link: One of `LINKS`.
         result: `ok`; `fault`: what is recorded is not what the settings and the papers say; `not looked at`.
         detail: What was compared; for a fault both numbers, the bound and where it comes from; else why not.
         ratio: The largest difference, as a share of its bound; 0 where things are equal or not.
         causes: Of a fault: what it may come from.
+        link: One of `LINKS`; the auditor fills it in.
     """
 
-    link: str
     result: Literal["ok", "fault", "not looked at"]
     detail: str
     ratio: float = 0.0
     causes: str = ""
+    link: str = ""
 
 
 class CannotLook(Exception):
     """A link can't be looked at; the text says why."""
 
 
-def ok(link: str, detail: str, ratio: float = 0.0) -> Verdict:
+def ok(detail: str, ratio: float = 0.0) -> Verdict:
     """Return the verdict on a link that holds."""
-    return Verdict(link=link, result="ok", detail=detail, ratio=ratio)
+    return Verdict(result="ok", detail=detail, ratio=ratio)
 
 
-def fault(link: str, detail: str, *, causes: str, ratio: float = 0.0) -> Verdict:
+def fault(detail: str, causes: str, ratio: float = 0.0) -> Verdict:
     """Return the verdict on a link that does not hold."""
-    return Verdict(link=link, result="fault", detail=detail, causes=causes, ratio=ratio)
+    return Verdict(result="fault", detail=detail, causes=causes, ratio=ratio)
 
 
 def finite(value: float, of: str) -> float:
@@ -57,6 +57,6 @@ def finite(value: float, of: str) -> float:
     return value
 
 
-def some(items: list[str], most: int = 3) -> str:
-    """Return the first items as text, and how many more there are."""
-    return "; ".join(items[:most]) + (f"; and {len(items) - most} more" if len(items) > most else "")
+def some(items: list[str]) -> str:
+    """Return the first three items as text, and how many more there are."""
+    return "; ".join(items[:3]) + (f"; and {len(items) - 3} more" if len(items) > 3 else "")

@@ -43,7 +43,7 @@ ASKED = 4
 """Requests to each address in a proof: there may be several servers behind one address."""
 
 CALLS: Mapping[str, float] = {"float32": 0.02, "bfloat16": 0.8, "float16": 0.8}
-"""Largest mean difference of a recorded call's log-probabilities in a dtype, in nats, where nothing was measured."""
+"""Largest mean difference of the recorded log-probabilities in a dtype, in nats, where nothing was measured."""
 
 CURE = (
     "What is sampled from now on would not be the policy that is trained. Look at the server's log, and resume from "
@@ -62,8 +62,8 @@ class Figures:
         difference: Largest difference of a log-probability, in nats; None before the first.
         bound: The bound of that proof.
         tensors: How many tensors were compared bit for bit in the last proof; 0 if the server reports no digests.
-        calls_difference: The largest mean difference of a recorded call, in nats; None before the first.
-        calls_bound: The bound of that call.
+        calls_difference: The largest mean difference of a step's calls, in nats; None before the first.
+        calls_bound: The bound of these calls.
         seconds: How long the run waited for proofs.
         background_s: Seconds that they took in the background.
     """
@@ -83,9 +83,9 @@ class Figures:
         """Add the figures of later proofs."""
         for name in ("proofs", "arrived", "seconds", "background_s"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        if (other.difference or 0.0) >= (self.difference or 0.0) and other.difference is not None:
+        if other.difference is not None and other.difference >= (self.difference or 0.0):
             self.difference, self.bound = other.difference, other.bound
-        if (other.calls_difference or 0.0) >= (self.calls_difference or 0.0) and other.calls_difference is not None:
+        if other.calls_difference is not None and other.calls_difference >= (self.calls_difference or 0.0):
             self.calls_difference, self.calls_bound = other.calls_difference, other.calls_bound
         self.tensors = other.tensors or self.tensors
         self.version = self.version if other.version is None else other.version
@@ -108,8 +108,7 @@ class Delivery:
 
     def __init__(self, directory: Path, *, on: bool = True, lines: Sequence[Mapping[str, Any]] = ()) -> None:
         self.on = on
-        self.step = Figures()
-        self._run = Figures()
+        self.step, self._run = Figures(), Figures()
         self._notes: list[str] = []
         for line in lines:
             told = dict(line.get("delivery") or {})
@@ -122,7 +121,7 @@ class Delivery:
         self._spread: tuple[Sequence[int], float] = (), 0.0
         self._pending: tuple[int, Future[tuple[Figures, Expected, str]], bool] | None = None
         self._using, self._ended = threading.Lock(), False
-        self._weaker, self._unproven = "", False
+        self._weaker, self._unproven = False, False
 
     # --- the probe --------------------------------------------------------------------------------
 
@@ -134,11 +133,10 @@ class Delivery:
         if not self.on or self._recorded:
             return
         calls = []
-        for rollout in rollouts:
-            for call in rollout.trace.llm_calls():
-                prompt, response = (call.attributes.get(f"{part}_token_ids") for part in ("prompt", "response"))
-                if prompt and response and SERVER not in call.attributes:
-                    calls.append((len(prompt) + len(response), call.id, [*prompt, *response]))
+        for call in (call for rollout in rollouts for call in rollout.trace.llm_calls()):
+            prompt, response = (call.attributes.get(f"{part}_token_ids") for part in ("prompt", "response"))
+            if prompt and response and SERVER not in call.attributes:
+                calls.append((len(prompt) + len(response), call.id, [*prompt, *response]))
         if calls:
             self._recorded = max((each for each in calls if each[0] <= LIMIT), default=min(calls))[2]
             part = self._file.with_name(f".{self._file.name}.part")
@@ -183,18 +181,17 @@ class Delivery:
         servers: Sequence[Endpoint],
         context: int,
         prompt: Callable[[], Sequence[int]],
-        held: Callable[[], Sequence[Mapping[str, str]] | None] | None = None,
+        held: Callable[[], Sequence[Mapping[str, str]] | None] = lambda: None,
         loaded: bool = False,
     ) -> None:
         """Begin to prove that each server answers with the learner's weights; call it after every transfer.
 
-        The servers are queried in the background, and there the learner answers too. `settle` gives the verdict. Call
-        it before the learner's model is used or changed, and before the servers end. `Session.rollouts`, `prepare`,
-        `begin` and `sign` call it.
+        Learner and servers answer in the background until `settle` gives the verdict. Call that before the learner's
+        model is used or changed, and before the servers end. `Session.rollouts`, `prepare`, `begin` and `sign` do.
 
         Args:
             version: The version of the weights: the step that made them.
-            learner: The model that is trained; used in another thread until `settle` returns.
+            learner: The model that is trained.
             dtype: What the servers compute in: `float32`, `bfloat16` …
             servers: The addresses that got the weights, with the sampling settings of training.
             context: The servers' context in tokens.
@@ -222,8 +219,7 @@ class Delivery:
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        start = time.perf_counter()
-        version, found, loaded = pending
+        start, (version, found, loaded) = time.perf_counter(), pending
         if not loaded:
             self.step.add(Figures(version=version, proofs=1))
         figures, self._expected, wrong = found.result()
@@ -231,7 +227,7 @@ class Delivery:
         if wrong:
             raise RunStopped(wrong, cause="weights-not-arriving")
         if not loaded:
-            self._unproven = bool(self._weaker)
+            self._unproven = self._weaker
             self.step.arrived += not self._weaker
         self.step.seconds += time.perf_counter() - start
 
@@ -263,50 +259,37 @@ class Delivery:
         dtype: str,
         ids: Sequence[int],
         servers: Sequence[Endpoint],
-        held: Callable[[], Sequence[Mapping[str, str]] | None] | None,
+        held: Callable[[], Sequence[Mapping[str, str]] | None],
     ) -> tuple[Figures, Expected, str]:
         """Ask servers and learner; return the figures, the learner's answer, and a message if they disagree."""
         start, figures, wrong = time.perf_counter(), Figures(), ""
-        known = (held() if held is not None else None) or [{}] * len(servers)
-        scored: dict[tuple[float, tuple[int, ...]], Sequence[float]] = {}  # temperature and sampled tokens
-        more = len(ids) - 1
+        known = held() or [{}] * len(servers)
 
         def right(server: Endpoint, tokens: tuple[int, ...]) -> Sequence[float]:
             """Return the learner's log-probabilities of tokens after the probe, else the server's without its cache."""
-            at = _temperature(server)
-            for (temperature, longer), logprobs in scored.items():
-                if temperature == at and longer[: len(tokens)] == tokens:
-                    return logprobs[: len(tokens)]
-            found = self._use(lambda: learner.logprobs([*ids, *tokens], temperature=at))
-            scored[at, tokens] = (found or ask(server, [*ids, *tokens]).logprobs)[more:]
-            return scored[at, tokens]
+            whole, temperature = [*ids, *tokens], _temperature(server)
+            found = self._use(lambda: learner.logprobs(whole, temperature=temperature))
+            return (found or ask(server, whole).logprobs)[len(ids) - 1 :]
 
         try:
             asked = _at_once(partial(self._answers, ids), servers)
-            # In one pass with the probe, where the temperature is that of the probe.
-            pairs = zip(servers, asked, strict=True)
-            tokens = next((found[0].tokens for server, found in pairs if found and _temperature(server) == 1.0), ())
-            whole = self._use(lambda: learner.logprobs([*ids, *tokens]) or learner.logprobs(ids))
-            if len(whole) > more:
-                scored[1.0, tokens] = whole[more:]
+            logprobs = self._use(lambda: learner.logprobs(ids))
             expected = Expected(
                 version=version,
                 ids=ids,
-                logprobs=whole[:more],
+                logprobs=logprobs,
                 digests=self._use(lambda: learner.digests(dtype)),
                 dtype=dtype,
-                bound=self._bound(learner, dtype, ids, whole[:more]),
+                bound=self._bound(learner, dtype, ids, logprobs),
             )
             for server, answers, digests in zip(servers, asked, known, strict=True):
                 own = digests or (answers[0].digests if answers else {})
                 at, those = _temperature(server), partial(right, server)
-                for _ in range(2):
+                lines, gap = compare(expected, self._expected, answers, own, temperature=at, right=those)
+                if gap is not None and gap > expected.bound:  # the weights have changed since the bound was measured
+                    self._spread = (), 0.0
+                    expected = attrs.evolve(expected, bound=self._bound(learner, dtype, ids, logprobs))
                     lines, gap = compare(expected, self._expected, answers, own, temperature=at, right=those)
-                    if gap is None or gap <= expected.bound:
-                        break
-                    # The weights have changed since the bound was measured.
-                    bound = self._bound(learner, dtype, ids, expected.logprobs, again=True)
-                    expected = attrs.evolve(expected, bound=bound)
                 figures.add(Figures(difference=gap, bound=expected.bound, tensors=len(own)))
                 if lines:
                     what = f"step {version}: the weights of version {version} did not arrive at {server.base_url}:"
@@ -326,18 +309,16 @@ class Delivery:
             first = ask(server, ids, n=SAMPLED, temperature=temperature)
             return [first, *(ask(server, ids, score=False, n=1, temperature=temperature) for _ in range(ASKED - 1))]
         except CannotScore as error:
-            self._weaker = (
+            self._weaker = True
+            self.note(
                 f"the server {server.base_url} cannot score given tokens ({error}); the weaker proof is used: the "
                 "log-probabilities of sampled calls must be the learner's"
             )
-            self.note(self._weaker)
             return []
 
-    def _bound(
-        self, learner: Learner, dtype: str, ids: Sequence[int], logprobs: Sequence[float], *, again: bool = False
-    ) -> float:
+    def _bound(self, learner: Learner, dtype: str, ids: Sequence[int], logprobs: Sequence[float]) -> float:
         """Return the largest difference of a log-probability that is no fault; measured once for each probe."""
-        if again or list(self._spread[0]) != list(ids):
+        if list(self._spread[0]) != list(ids):
             spread, note = self._use(lambda: measured(learner, ids, dtype))
             self._spread = ids, spread
             if note:
@@ -353,7 +334,7 @@ class Delivery:
 
     # --- sampled calls, figures -------------------------------------------------------------------
 
-    def sampled(self, *, step: int, difference: float, call: str, dtype: str) -> None:
+    def sampled(self, *, step: int, difference: float, dtype: str) -> None:
         """Make sure that the log-probabilities recorded with a step's calls are the learner's, before its update.
 
         Their bound is four times the probe's, as the tokens differ. Without a proof of delivery
@@ -361,8 +342,7 @@ class Delivery:
 
         Args:
             step: The training step.
-            difference: The mean absolute difference over the tokens of the call that differs most.
-            call: Which call that is, as text.
+            difference: The mean absolute difference over the tokens of the step's calls.
             dtype: The dtype in which learner and server compute.
 
         Raises:
@@ -375,11 +355,11 @@ class Delivery:
             self._unproven = False
             return
         raise RunStopped(
-            f"step {step}: what is trained is not what was sampled. The log-probabilities recorded with {call} differ "
-            f"from the learner's by {difference:.2g} on average over its tokens (bound {bound:.1g}).\n  The "
+            f"step {step}: what is trained is not what was sampled. The log-probabilities recorded with its calls "
+            f"differ from the learner's by {difference:.2g} on average over their tokens (bound {bound:.1g}).\n  The "
             f"learner has the weights of version {step - 1}, with which the rollouts were made. Either the server "
             "sampled with other weights, another prefix or another temperature, or the adapter changed the "
-            "tokens of the call.\n  " + CURE,
+            "tokens of a call.\n  " + CURE,
             cause="sampled-differently",
         )
 

@@ -146,17 +146,18 @@ def compare(
             f"with version {others[0]}: several servers are behind it, and one has old weights"
         )
         return wrong, gap
-    sampled = max(difference(right(answer.tokens), answer.sampled) for answer in answers)
+    sampled, known = 0.0, right(first.tokens)
+    for answer in answers:
+        n = len(answer.tokens)  # the others have fewer
+        ours = known[:n] if answer.tokens == first.tokens[:n] else right(answer.tokens)
+        sampled = max(sampled, difference(ours, answer.sampled))
     if not sampled <= expected.bound < math.inf:
         cause = (
             "its weights and its scores of the probe are right: either its prefix cache still has keys and values of "
             f"older weights, or its log-probabilities are not those of temperature {temperature:g}"
         )
-        wrong += [
-            "the tokens that it samples after the probe have log-probabilities that differ from the learner's by up to "
-            f"{sampled:.2g} (bound {expected.bound:.1g})",
-            *([] if wrong else [cause]),
-        ]
+        what = "the tokens that it samples after the probe have log-probabilities that differ from the learner's by "
+        wrong += [f"{what}up to {sampled:.2g} (bound {expected.bound:.1g})", *([] if wrong else [cause])]
     return wrong, max(gap, sampled)
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from agentrig.agents import Outcome
 from agentrig.audit.record import Row, Sources
 from agentrig.audit.sketch import FILE, Sketch
@@ -77,19 +79,21 @@ class Auditing:
         sketch, self._sketch = self._sketch, None
         if not self._on:
             return
+        from agentrig.audit import auditor  # imports numpy: no run needs it before its first step
+
         if sketch is None and step >= self._sure:
             if self._auditor is not None:
-                self._stop_at_fault(self._auditor.quick(step, line))
+                self._stop_at_fault(self._auditor.audit(step, line=line, links=auditor.QUICK))
             return
-        from agentrig.audit.auditor import Auditor  # imports numpy: no run needs it before its first step
 
         if sketch is not None:
             with writing(self._run / FILE.format(step)):
                 sketch.write(self._run)
         try:
             if self._auditor is None:
-                self._auditor = Auditor(self._run, self.sources())
-            found = self._auditor.audit(step, sketch, line, max(LEAST_S, line["step_s"]))
+                self._auditor = auditor.Auditor(self._run, self.sources())
+            budget_s = max(LEAST_S, line["step_s"])
+            found = self._auditor.audit(step, sketch=sketch, line=line, budget_s=budget_s)
         except AgentrigError as error:
             log.warning("step %d is not audited: %s", step, error)
             return
@@ -112,7 +116,9 @@ class Auditing:
             RunStopped: They are of other tasks, weights or rollouts.
         """
         if self._auditor is not None:
-            self._stop_at_fault(self._auditor.last(step, accuracy))
+            from agentrig.audit import auditor
+
+            self._stop_at_fault(self._auditor.audit(step, stated=accuracy, links=auditor.LAST))
 
     def _stop_at_fault(self, found: Audited) -> None:
         if found.faults:
@@ -131,7 +137,7 @@ class Auditing:
 
     def _write(self, found: Audited) -> None:
         file = self._run / "audit" / VERDICTS.format(found.step)
-        told = found.as_dict()
+        told = attrs.asdict(found)
         if file.is_file():  # the audit of the run's end may find a fault of an audited step
             before, links = json.loads(file.read_text("utf-8")), {verdict.link for verdict in found.verdicts}
             told["seconds"] += before["seconds"]

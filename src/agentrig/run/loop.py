@@ -88,7 +88,7 @@ class Loop:
             step, ahead = session.first_step - 1, None
             while step < settings.steps and not (session.stopping or session.solved):
                 step += 1
-                staleness = 0 if ahead is None else settings.max_staleness
+                fresh = ahead is None
                 if ahead is not None:
                     rollouts = ahead.rollouts()
                 else:
@@ -103,19 +103,13 @@ class Loop:
                 samples, left_out = self._samples(rollouts)
                 if settings.server_sleep:
                     self.server.sleep()
-                metrics = learner.update(samples, step=step, staleness=staleness, sketch=session.sketch(step))
+                metrics = learner.update(samples, step=step, sketch=session.sketch(step))
                 digests = {"dtype": plan.dtype, "weights": learner.fingerprint()}
                 if settings.server_sleep:
                     self.server.wake()
-                if learner.furthest is not None:
-                    (gap, sample), rollout = learner.furthest, rollouts[learner.furthest[1].rollout]
-                    node = next((t.node for t in rollout.triplets if t.prompt_ids is sample.prompt_ids), None)
-                    session.delivery.sampled(
-                        step=step,
-                        difference=gap,
-                        call=f"a call of {node or 'no node'} in rollout {rollout.id}",
-                        dtype=plan.dtype,
-                    )
+                gap = metrics.get("sampled_difference")
+                if gap is not None and fresh:  # since stale calls the policy has moved
+                    session.delivery.sampled(step=step, difference=gap, dtype=plan.dtype)
                 update_s = time.perf_counter() - start
                 if ahead is not None:
                     ahead.wait()  # a server takes weights only while no request is running

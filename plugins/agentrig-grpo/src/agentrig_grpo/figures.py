@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import attrs
-import numpy as np
 import torch  # noqa: TID253  (imported with the learner only)
 
-from agentrig.learners import TrainSample
 from agentrig_grpo.loss import TokenLoss
 
 
@@ -30,10 +28,8 @@ class Figures:
     sums: Counter[str] = attrs.field(factory=Counter)
     recorded: bool = True
     """Whether all samples came with log-probabilities."""
-    sampled_difference: float = 0.0
+    sampled_difference: float | None = None
     """Before the first update: the mean difference of the recorded log-probabilities and the learner's."""
-    furthest: tuple[float, TrainSample] | None = None
-    """The sample whose recorded log-probabilities differ most, after its mean difference."""
     norms: list[float] = attrs.field(factory=list)
     """Of the gradient before clipping, one for each update that was tried."""
     updates: int = 0
@@ -49,21 +45,8 @@ class Figures:
             self.ratio_max = max(self.ratio_max, found.pop("ratio_max"))
             self.rollout_is_max = max(self.rollout_is_max, found.pop("rollout_is_max", 0.0))
             self.sums.update(found)
-
-    def compare(self, gaps: torch.Tensor, samples: Sequence[TrainSample]) -> None:
-        """Note how far the recorded log-probabilities are from the learner's.
-
-        Args:
-            gaps: Of each response token, the samples' one after the other.
-            samples: Those of the first update.
-        """
-        if not self.recorded:
-            return
-        lengths = np.array([len(s.response_ids) for s in samples])
-        self.sampled_difference = float(gaps.mean())
-        means = np.add.reduceat(gaps.cpu().numpy(), lengths.cumsum() - lengths) / lengths
-        means[np.isnan(means)] = np.inf
-        self.furthest = float(means.max()), samples[int(means.argmax())]
+        if self.recorded and not self.norms:
+            self.sampled_difference = self.sums["gap"] / self.tokens
 
     def metrics(self) -> dict[str, float]:
         """Return the means and sums.
@@ -72,9 +55,9 @@ class Figures:
         the response tokens that the gradient came from, `computed_tokens` those through the model, `traced_tokens`
         what they would be if no two calls shared any, `repeated_tokens` those computed again because a group did not
         fit into one pass, `sampled_difference` the mean difference of the recorded log-probabilities and those of the
-        first update, in nats. With `max_staleness = 1` the ratio and the clip are those against the weights that the
-        step began with (`token_losses`); `rollout_is_max` is before importance weights are truncated, and
-        `rollout_is_ratio_fraction_high` the share of tokens whose weight was.
+        first update, in nats, if all calls have recorded ones. With `max_staleness = 1` the ratio and the clip are
+        those against the weights that the step began with (`token_losses`); `rollout_is_max` is before importance
+        weights are truncated, and `rollout_is_ratio_fraction_high` the share of tokens whose weight was.
         """
         n, sums, tried = max(self.tokens, 1), self.sums, max(len(self.norms), 1)
         found = {
@@ -91,8 +74,9 @@ class Figures:
             "computed_tokens": float(self.computed),
             "traced_tokens": float(self.traced),
             "repeated_tokens": float(self.repeated),
-            "sampled_difference": self.sampled_difference,
         }
+        if self.sampled_difference is not None:
+            found["sampled_difference"] = self.sampled_difference
         if "kl_reference" in sums:
             found["kl_reference"] = sums["kl_reference"] / n
         if "rollout_is" in sums:
@@ -122,6 +106,7 @@ def of_pass(loss: torch.Tensor, out: TokenLoss, entropy: torch.Tensor, threshold
         "entropy": entropy.sum(),
         "kl": (whole - 1 - log_ratio).sum(),
         "kl_k1": -log_ratio.sum(),
+        "gap": log_ratio.abs().sum(),
     }
     if out.kl_reference is not None:
         found["kl_reference"] = out.kl_reference.sum()

@@ -91,15 +91,12 @@ class Learner:
         self.layers: int = getattr(model.config, "num_hidden_layers", 1)
         self.updates = 0
         self.used: Sequence[tuple[int, str]] = ()
-        self.furthest: tuple[float, TrainSample] | None = None
         self._in_loss: list[list[int]] = []  # for each epoch, the tokens of each sample that the gradient came from
         self._reasons: dict[int, str] = {}  # why a sample was not trained in some epoch
         self._kept: dict[str, torch.Tensor] = {}
         self._sketch: Sketch | None = None
 
-    def update(
-        self, samples: Sequence[TrainSample], *, step: int, staleness: int = 0, sketch: Sketch | None = None
-    ) -> dict[str, float]:
+    def update(self, samples: Sequence[TrainSample], *, step: int, sketch: Sketch | None = None) -> dict[str, float]:
         """Update the weights on a step's samples; see `agentrig.learners.Learner`.
 
         An update with a gradient that is not finite is skipped; `grad_norm` is then NaN or infinite.
@@ -110,7 +107,7 @@ class Learner:
             `sharing` (1 if shared tokens are computed once, 0 if each call is computed in full).
         """
         self._sketch = sketch
-        self._in_loss, self._reasons, self.used, self.furthest = [], {}, (), None
+        self._in_loss, self._reasons, self.used = [], {}, ()
         if not samples:
             return {"weight_change": 0.0, "updates": 0.0, "trained_tokens": 0.0}
         start = time.perf_counter()
@@ -124,7 +121,6 @@ class Learner:
                 for mini_batch in self._mini_batches(samples, step=step, epoch=epoch):
                     self._one_update([samples[i] for i in mini_batch], figures, mini_batch, step)
         self.used = [self._used(place, len(sample.response_ids)) for place, sample in enumerate(samples)]
-        self.furthest = None if staleness else figures.furthest  # the policy has moved since stale calls
         wall = time.perf_counter() - start
         return {
             **figures.metrics(),
@@ -156,7 +152,6 @@ class Learner:
         batches = self._batches(chosen, figures)
         inputs = LossInputs.of(chosen, shares, self._device)
         in_loss = torch.zeros(len(active), dtype=torch.int64, device=self._device)
-        gaps = torch.zeros(sum(lengths[i] for i in active), device=self._device)
         parts: list[dict[str, torch.Tensor]] = []
         for batch in batches:
             behaviour, advantage, weight = inputs.look_up(batch)
@@ -164,7 +159,6 @@ class Learner:
             logprobs, entropy = self._score(self.model, batch)
             if behaviour is None:
                 behaviour = logprobs.detach()
-            gaps[inputs.places(batch)] = (logprobs.detach() - behaviour).abs()
             stale: dict[str, Any] = {}
             if config.max_staleness:
                 begun = inputs.proximal
@@ -190,8 +184,6 @@ class Learner:
             figures.tokens += len(batch.targets)
             parts.append(of_pass(loss, out, entropy, config.rollout_is_threshold))
         figures.add(parts)  # it waits for a device: what the host alone does comes before it
-        if not figures.norms:
-            figures.compare(gaps, chosen)
         norm = float(torch.nn.utils.clip_grad_norm_(self.trained.values(), config.max_grad_norm))
         figures.norms.append(norm)
         if not math.isfinite(norm):  # skipped: it would make all weights NaN; the run's guard sees the metric

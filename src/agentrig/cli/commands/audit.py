@@ -7,6 +7,7 @@ import math
 from contextlib import closing
 from pathlib import Path
 
+import attrs
 import click
 
 from agentrig.cli.options import stdout_to_stderr
@@ -68,7 +69,7 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
         click.echo(f"agentrig: {storable(str(error))}", err=True)
         context.exit(CANNOT)
     if as_json:
-        click.echo(json.dumps([each.as_dict() for each in found], indent=2))
+        click.echo(json.dumps([attrs.asdict(each) for each in found], indent=2))
     if any(each.faults for each in found):
         context.exit(1)
     context.exit(0 if any(each.looked for each in found) else CANNOT)

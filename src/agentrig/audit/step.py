@@ -1,0 +1,124 @@
+"""A step that is audited: what each link reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentrig.audit.model import Precision, Weights
+from agentrig.audit.record import Call, Record, Row, Sources, readable
+from agentrig.audit.sketch import Sketch
+from agentrig.audit.verdicts import CannotLook
+
+if TYPE_CHECKING:
+    import torch
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Step:
+    """A step of a run, with what the audited steps before have left.
+
+    Attributes:
+        kept: Trained tensors that audited steps began with, by version.
+        evidence: The logarithms of the likelihood ratios of `distribution`, over the audited steps; is added to.
+        stated: The entry `accuracy` of the run's summary; None before its end.
+        budget_s: What the gradient may take; log-probabilities take a quarter of it.
+    """
+
+    record: Record
+    number: int
+    sources: Sources
+    sketch: Sketch | None = None
+    kept: Mapping[int, Mapping[str, torch.Tensor]] = {}
+    evidence: dict[str, float] = attrs.field(factory=dict)
+    stated: Mapping[str, Any] | None = None
+    budget_s: float = math.inf
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Section `[algorithm]` of the run."""
+        return self.record.settings
+
+    @property
+    def line(self) -> Mapping[str, Any]:
+        """The step's line of metrics."""
+        return self.record.lines.get(self.number, {})
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The rollouts that the step trained on."""
+        return self.record.rows("train", self.number)
+
+    @cached_property
+    def calls(self) -> dict[tuple[str, str], Call]:
+        """Their calls, by rollout and span."""
+        return {(call.rollout, call.span): call for row in self.rows for call in row.calls}
+
+    @cached_property
+    def trained(self) -> dict[tuple[str, str], float]:
+        """The advantage of each call that the algorithm took, by rollout and span."""
+        rows = self.record.table("calls", "train", self.number, "rollout", "span", "advantage")
+        return {(row["rollout"], row["span"]): row["advantage"] for row in rows if row["advantage"] is not None}
+
+    @cached_property
+    def made(self) -> int:
+        """How many updates the run had made before.
+
+        Raises:
+            CannotLook: It is not known, or what an update is.
+        """
+        if not self.record.knows_update:
+            raise CannotLook(f"the formulas of {self.settings['use']} are not known here")
+        lines = self.record.lines
+        if any(earlier not in lines for earlier in range(1, self.number)):
+            raise CannotLook("the metrics of an earlier step are missing, so the number of updates is not known")
+        return int(sum(line["algorithm"].get("updates", 0) for at, line in lines.items() if at < self.number))
+
+    @property
+    def updates(self) -> Sketch:
+        """The sketch, of an algorithm whose formulas are known (else, and without one, CannotLook is raised)."""
+        if self.made >= 0 and self.sketch is not None:
+            return self.sketch
+        raise CannotLook("the learner left no sketch of this step")
+
+    def weights(self, version: int) -> Weights:
+        """Return the weights of a version: kept from an audited step, of a checkpoint, or the starting model.
+
+        Raises:
+            CannotLook: They were not kept.
+        """
+        start, checkpoint = self.record.model, self.record.path / "checkpoints" / f"step-{version:05d}"
+        scaling = self.settings.get("lora_alpha", 1) / max(self.settings.get("lora_rank", 0), 1)
+        trained, state = self.kept.get(version), checkpoint / "trainer" / "learner.pt"
+        if trained is None and state.is_file():
+            import torch
+
+            with readable(state):
+                trained = torch.load(state, weights_only=True, map_location="cpu")["trained"]
+        if trained is not None:
+            return Weights(directory=start, trained=trained, scaling=scaling)
+        if (checkpoint / "config.json").is_file():
+            return Weights(directory=checkpoint, trained={})
+        if version != 0:
+            raise CannotLook(f"the weights of version {version} were not kept")
+        return Weights(directory=start, trained={})
+
+    def precisions(self, device: str, *, merged: bool) -> tuple[Precision, Precision]:
+        """Return how the step is computed with, and how a part of it is once more, to measure what rounding does.
+
+        Learner and server compute in fp32, in bf16 (weights rounded to it), or, a learner of adapters that are not
+        merged into the model, in fp32 under bf16 autocast. The first is fp32 in any case, the second is fp64, or what
+        they do: bf16, the coarser one, if the run does not say.
+        """
+        import torch
+
+        first = Precision(torch.float32, device=device)
+        if self.line.get("digests", {}).get("dtype", "bfloat16") != "bfloat16":
+            return first, attrs.evolve(first, dtype=torch.float64)
+        if self.settings.get("lora_rank") and not merged:
+            return first, attrs.evolve(first, cast=True)
+        return attrs.evolve(first, rounded=torch.bfloat16), attrs.evolve(first, dtype=torch.bfloat16)
