@@ -46,7 +46,7 @@ def step(common: int, *, tasks: int = 3, group: int = 4) -> list[Call]:
 
 
 def update_of(weights: Weights, calls: list[Call]) -> Update:
-    advantages = {call.rollout: 1.0 for call in calls}
+    advantages = {(call.rollout, call.span): 1.0 for call in calls}
     return Update(settings=UPDATE, calls=calls, advantages=advantages, weights=weights, begin=weights)
 
 

@@ -59,6 +59,22 @@ def test_the_table_of_faults_in_the_docs_counts_those_of_each_link() -> None:
     assert [link for link, n in counts.items() if f"| `{link}` ({n}) |" not in page] == []
 
 
+def test_of_a_credit_of_ones_own_only_the_advantages_are_not_looked_at(model: Path, tmp_path: Path) -> None:
+    found = verdicts(trained(tmp_path, model, "algorithm.use=bar"))
+    results = {link: each["result"] for link, each in found[2].items()}
+    assert results == {**dict.fromkeys(LINKS, "ok"), "advantages": "not looked at"}
+    assert "bar has a formula of its own" in found[2]["advantages"]["detail"]
+
+
+@pytest.mark.slow
+def test_a_fault_is_named_with_a_credit_of_ones_own_too(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(FAULTS["token weights times 10"], tmp_path, monkeypatch)
+    with pytest.raises(RunStopped, match="\n  gradient: "):
+        trained(tmp_path, model, "algorithm.use=bar")
+
+
 @pytest.mark.slow
 def test_an_optimizer_whose_state_was_not_restored_is_named(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

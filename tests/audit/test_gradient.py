@@ -40,7 +40,7 @@ def calls_at_the_limit(weights: Weights, seed: int) -> tuple[list[Call], dict[st
         beyond = [0.3 if rng.random() < 0.9 else rng.gauss(0, 0.003) for _ in reply]
         logprobs = [float(p) - limit - b * advantage for p, b in zip(now, beyond, strict=True)]
         found.append(Call(prompt=prompt, reply=reply, logprobs=logprobs, **more))
-    return found, advantages
+    return found, {(rollout, "s"): advantage for rollout, advantage in advantages.items()}
 
 
 def largest(weights: Weights, seed: int) -> float:

@@ -28,6 +28,7 @@ import os
 import agentrig
 import httpx
 from agentrig import AgentSpec, RewardSpec, Score, Task, TasksSpec, hookimpl
+from agentrig_grpo import from_credit
 
 
 class Words:
@@ -64,6 +65,16 @@ def register_tasks():
 @hookimpl
 def register_agents():
     yield AgentSpec(name="speaker", summary="One call.", build=lambda config: agent)
+
+
+def bar(groups, config):
+    for group in groups:
+        yield [None if r.value is None else [r.value - 0.4] * len(r.triplets) for r in group]
+
+
+@hookimpl
+def register_algorithms():
+    yield from_credit(bar, name="bar", summary="How far a reward is above 0.4.")
 
 
 @hookimpl

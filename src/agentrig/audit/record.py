@@ -125,11 +125,17 @@ class Record:
                     self.lines[line["step"]] = line
 
     @cached_property
-    def knows_update(self) -> bool:
-        """Whether the formulas of advantages, loss and update are known: those of `grpo`."""
+    def formulas(self) -> frozenset[str]:
+        """Which formulas of `grpo` the algorithm has: `update`, `advantages`."""
         file = self.path / "manifest.json"
         told = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-        return "grpo" in (self.settings["use"], told.get("formulas"))
+        own = ("update", "advantages") if self.settings["use"] == "grpo" else ()
+        return frozenset(told.get("formulas") or own)
+
+    @property
+    def knows_update(self) -> bool:
+        """Whether sampling of tasks, loss and update are those of `grpo`."""
+        return "update" in self.formulas
 
     @cached_property
     def model(self) -> Path:

@@ -7,7 +7,7 @@ import random
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrig.audit.step import Step
@@ -76,17 +76,25 @@ def expected(step: Step) -> dict[str, float]:
     return found
 
 
+def by_call(step: Step) -> Mapping[tuple[str, str], float]:
+    """Return the advantage of each call by rollout and span: by the formula, or as recorded where none is known."""
+    if "advantages" not in step.record.formulas:
+        return step.trained
+    wanted = expected(step)
+    return {key: wanted[key[0]] for key in step.calls if key[0] in wanted}
+
+
 def advantages(step: Step) -> Iterator[Verdict]:
     """Compare the advantage that each call was trained with to that of its rollout's task.
 
     The bound is 1e-12 of the step's largest reward: a mean of n rewards in 64 bits rounds by at most n * 1.1e-16 of it,
     and no group has more than 1,024. A division by the deviation enlarges that to at most a millionfold.
     """
-    if not step.record.knows_update:
-        raise CannotLook(f"the formula of {step.settings['use']} is not known here")
     if not step.trained:
         raise CannotLook(f"step {step.number} has no record of the calls that were trained")
     yield from _nodes(step)
+    if "advantages" not in step.record.formulas:
+        raise CannotLook(f"the credit of {step.settings['use']} has a formula of its own, which is not known here")
     wanted = expected(step)
     rewards = [row["value"] for row in step.record.table("rollouts", "train", step.number, "value")]
     size = max((abs(reward) for reward in rewards if reward is not None), default=0.0)

@@ -52,14 +52,14 @@ SIGMAS = 6.0
 
 @attrs.frozen(kw_only=True, eq=False)
 class Update:
-    """What an update is made of: settings `[algorithm]`, all its calls, and the advantages by rollout.
+    """What an update is made of: settings `[algorithm]`, all its calls, and their advantages by rollout and span.
 
     It begins with `weights`, and its step with `begin`; a KL loss has the starting model as `reference`.
     """
 
     settings: Mapping[str, Any]
     calls: Sequence[Call]
-    advantages: Mapping[str, float]
+    advantages: Mapping[tuple[str, str], float]
     weights: Weights
     begin: Weights
     reference: Weights | None = None
@@ -120,11 +120,11 @@ class Models:
         low, high, stale = 1 - settings["clip_low"], 1 + settings["clip_high"], settings["max_staleness"]
         lengths = [len(call.reply) for call in batch]
 
-        def spread(by_rollout: Mapping[str, float]) -> torch.Tensor:
-            values = torch.tensor([by_rollout[call.rollout] for call in batch]).to(now)
-            return values.repeat_interleave(torch.tensor(lengths, device=now.device))
+        def spread(values: Iterator[float]) -> torch.Tensor:
+            return torch.tensor(list(values)).to(now).repeat_interleave(torch.tensor(lengths, device=now.device))
 
-        advantage, share = spread(update.advantages), spread(update.shares)
+        advantage = spread(update.advantages[call.rollout, call.span] for call in batch)
+        share = spread(update.shares[call.rollout] for call in batch)
         own = zip(batch, torch.split(begun, lengths), strict=True)
         sampled = torch.cat([b if call.logprobs is None else torch.tensor(call.logprobs).to(now) for call, b in own])
         begun = begun if stale else sampled
@@ -172,7 +172,8 @@ def repeat(update: Update, precisions: Sequence[Precision], *, seed: int, end: f
     """
     import torch
 
-    active = [call for call in update.calls if update.advantages[call.rollout] or update.reference is not None]
+    learned = {key for key, advantage in update.advantages.items() if advantage or update.reference is not None}
+    active = [call for call in update.calls if (call.rollout, call.span) in learned]
     main, other = (Models(update, precision) for precision in precisions)
     total: dict[str, torch.Tensor] = {}
     clips: dict[str, torch.Tensor] = {}
@@ -231,13 +232,13 @@ def gradient(step: Step) -> Iterator[Verdict]:
         return
     if not math.isfinite(figures.get("grad_norm", 0.0)):
         raise CannotLook("an update was skipped, because its gradient was not finite")
-    advantages, epochs, kl = scores.expected(step), settings["ppo_epochs"], settings["kl_loss_coef"]
+    advantages, epochs, kl = scores.by_call(step), settings["ppo_epochs"], settings["kl_loss_coef"]
     times: Counter[tuple[str, str]] = Counter(tuple(call) for update in sketch.updates for call in update["calls"])
-    strange = [key for key in times if key not in step.calls or key[0] not in advantages]
+    strange = [key for key in times if key not in step.calls or key not in advantages]
     if strange:
         yield fault(f"{len(strange)} calls were trained that the step does not have", "the learner")
         return
-    needed = {key for key in step.trained.keys() | set(times) if advantages.get(key[0]) or kl}
+    needed = {key for key in step.trained.keys() | set(times) if advantages.get(key) or kl}
     odd = sorted(key for key in needed if times[key] != epochs)
     if odd:
         named = some([f"call {span} of rollout {rollout}: {times[rollout, span]}" for rollout, span in odd])

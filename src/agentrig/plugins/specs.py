@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import attrs
 
@@ -181,8 +181,8 @@ class AlgorithmSpec(Spec):
             that `[runners] use` names, or None if the run leaves the choice to the algorithm.
         make_start: `make_start(config, plan, turns, log)` makes a starting model for `agentrig warmup`
             (`agentrig.demonstrations.MakeStart`); None for an algorithm that can't.
-        formulas: Whose settings, sampling of tasks, advantages, loss and update it has, if the auditor can compute them
-            again: `grpo`. Of another algorithm the auditor looks at the other links.
+        formulas: Which formulas of `grpo` it has, so that the auditor can compute them again: `update` (settings,
+            sampling of tasks, loss, optimizer) and `advantages`. What else an algorithm does is not looked at.
     """
 
     kind: ClassVar[str] = "algorithm"
@@ -195,7 +195,7 @@ class AlgorithmSpec(Spec):
     server: bool = False
     runners: bool = False
     make_start: MakeStart | None = None
-    formulas: str = ""
+    formulas: Sequence[Literal["update", "advantages"]] = ()
 
 
 @attrs.frozen(kw_only=True)

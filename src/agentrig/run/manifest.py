@@ -51,7 +51,7 @@ def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Seq
             kind: {"name": c.spec.name, "distribution": c.distribution, "version": c.version}
             for kind, c in plan.components.items()
         },
-        "formulas": getattr(plan.components["algorithm"].spec, "formulas", ""),
+        "formulas": list(getattr(plan.components["algorithm"].spec, "formulas", ())),
         "files": {file: sha256_of(Path(file)) for file in plan.run.plugins},
         "observers": [
             {"name": c.spec.name, "distribution": c.distribution, "version": c.version} for c, _ in plan.observers

@@ -47,7 +47,7 @@ def from_credit(
         ready=ready,
         server=True,
         make_start=make_start,
-        formulas="" if credit else "grpo",
+        formulas=("update",) if credit else ("update", "advantages"),
     )
 
 
