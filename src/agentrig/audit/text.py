@@ -31,14 +31,19 @@ def text(record: Record, step: int) -> Iterator[Verdict]:
         if not isinstance(call.request.get("messages"), list):
             foreign += 1
             continue
-        said = ("" if dated else _prompt(call, tokenizer), _reply(call, tokenizer, own), _end(call, ends, context, own))
+        try:
+            prompt = "" if dated else _prompt(call, tokenizer)
+            said = (prompt, _reply(call, tokenizer, own), _end(call, ends, context, own))
+        except (TypeError, AttributeError, LookupError, ValueError):  # a field that is not what a chat has there
+            foreign += 1
+            continue
         wrong += [f"{call.name}: {what}" for what in said if what]
     if wrong:
         yield fault("text", f"{len(wrong)} differences in {len(calls)} calls: {some(wrong)}", causes=CAUSES)
     elif len(calls) == foreign:
         raise CannotLook("no call has token ids and the messages of a chat")
     else:
-        left = f"; {foreign} without messages not looked at" if foreign else ""
+        left = f"; {foreign} not looked at, which are not calls of a chat" if foreign else ""
         what = "reply and end; not the prompt, whose template has the date" if dated else "prompt, reply and end"
         yield ok("text", f"{len(calls) - foreign} calls: {what}{left}")
 
