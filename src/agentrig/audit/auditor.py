@@ -227,13 +227,13 @@ class Audited:
         """Return it as JSON values."""
         return attrs.asdict(self)
 
-    def words(self, run: Path) -> str:
-        """Return the message of the faults: link, what was found, what may cause it, the command that repeats it."""
+    def words(self, again: str) -> str:
+        """Return the message of the faults: link, what was found, what may cause it, and the command `again`."""
         parts = [f"  {v.link}: {v.detail}.\n    Likely causes: {v.causes}" for v in self.faults]
         return "\n".join(
             [
                 f"step {self.step}: the audit found what is not as the settings and the papers say:",
                 *parts,
-                f"  See it again: agentrig audit {run} --step {self.step}",
+                *([f"  See it again: {again}"] if again else []),
             ]
         )

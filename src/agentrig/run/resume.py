@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from agentrig.errors import ConfigError, PluginError
-from agentrig.plan import RESUME, Plan, read_run_file, resolve
+from agentrig.plan import RESUME, Plan, read_run_file, resolve, script_of
 from agentrig.plugins.registry import noun_of
 from agentrig.run.damage import CURES, reading
 from agentrig.run.directory import RunDirectory
@@ -88,9 +88,14 @@ def recorded_plan(directory: Path) -> Plan:
 
     Raises:
         ConfigError: It is not a run directory, or its format is later than this version, or this version does not
-            have its settings.
+            have its settings; or it is the run of a script.
     """
     _, facts, _ = _read(directory)
+    if script_of(directory):
+        raise ConfigError(
+            f"{directory} is the run of a script and can't be audited after it: only the script has its tasks, its "
+            f"reward and its algorithm. A script's run is audited while it runs; the verdicts are in {directory}/audit"
+        )
     return _plan_of(directory, facts)
 
 
@@ -132,8 +137,7 @@ def _plan_of(
         plan = resolve(str(file), overrides=overrides, observers=observers)
     except (ConfigError, PluginError) as error:
         if resumes != RESUME and not any(each.startswith("run.plugins=") for each in overrides):  # those of the script
-            again = resumes.replace("{run}", str(directory))
-            raise ConfigError(f"{directory} is the run of a script; it resumes with: {again}") from error
+            raise ConfigError(f"{directory} is the run of a script; it resumes with: {script_of(directory)}") from error
         given = f", and in {' '.join(overrides)}" if overrides else ""
         wrote = facts.get("agentrig", agentrig_version())
         where = "The settings are in" if wrote == agentrig_version() else f"agentrig {wrote} wrote"
