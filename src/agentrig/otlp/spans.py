@@ -16,7 +16,7 @@ import attrs
 from agentrig.errors import extra
 from agentrig.otlp import names
 from agentrig.rollouts import Rollout
-from agentrig.text import cut, json_text
+from agentrig.text import cut, json_text, storable
 from agentrig.traces import LLM_CALL, SERVER, Span, items, mapping
 
 if TYPE_CHECKING:
@@ -182,7 +182,8 @@ def _chat(span: Span, origin: Origin) -> tuple[str, dict[str, Any]]:
             [{**mapping(c.get("message")), "finish": c.get("finish_reason")} for c in choices]
         )
         found[names.TOOLS] = json_text(request["tools"]) if request.get("tools") else None
-    return f"chat {request['model']}" if request.get("model") else "chat", found
+    model = request.get("model")
+    return f"chat {cut(storable(str(model)), 200)}" if model else "chat", found
 
 
 def _messages(messages: Any) -> str | None:
@@ -219,11 +220,11 @@ def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in attributes.items():
         if isinstance(value, str):
-            found[key] = cut(value, LIMIT)
-        elif isinstance(value, bool | int | float):
+            found[key] = cut(storable(value), LIMIT)
+        elif isinstance(value, bool | float) or (isinstance(value, int) and -(1 << 63) <= value < 1 << 63):
             found[key] = value
         elif key == names.FINISH_REASONS and value:
-            found[key] = tuple(value)
+            found[key] = tuple(map(storable, value))
         elif value is not None:
             found[key] = cut(json_text(value), LIMIT)
     return found
