@@ -192,6 +192,15 @@ def test_the_end_of_a_run_names_the_commands_that_work_with_it(tmp_path: Path):
     ]
 
 
+@pytest.mark.parametrize("lift", [0.0, 0.6])
+def test_the_end_of_a_run_says_of_which_split_its_tasks_are(tmp_path: Path, lift: float) -> None:
+    run = write_run(tmp_path / "run", steps=20, lift=lift)
+    assert "held-out tasks measured at both ends" in ending(run)
+    for file in (run / "rollouts").glob("report-*.parquet"):
+        file.unlink()
+    assert "validation tasks measured at both ends" in ending(run)
+
+
 def script_run(directory: Path) -> Path:
     """A run as a script leaves it: its plugin file is gone."""
     run = write_run(directory, steps=2)
