@@ -293,12 +293,12 @@ def resolve(
     # `use` first: a new component drops keys that only the old one has, and a new algorithm those of the server too.
     parsed.sort(key=lambda override: (override[1] != "use", override[0] != "algorithm"))
     wanted = {**own.get("run", {}), **{key: value for section, key, value in parsed if section == "run"}}
-    files = [*_strings(wanted, "plugins"), *files]
+    needed = [*_strings(wanted, "plugins"), *files]
     try:
-        registry = load(block=_strings(wanted, "block"), files=files, strict=strict_plugins)
+        registry = load(block=_strings(wanted, "block"), files=needed, strict=strict_plugins)
     except PluginError as error:
         directory = Path(name).parent
-        if name.endswith(".toml") and not all(Path(file).is_file() for file in files) and script_of(directory):
+        if name.endswith(".toml") and not all(Path(file).is_file() for file in needed) and script_of(directory):
             raise ConfigError(
                 f"{name} is of the run of a script: only the script has its agent and its tasks. To measure or to try "
                 f"the model, export it (agentrig export {directory} my-model) and give it to the script"
