@@ -48,12 +48,22 @@ class BodyTooLong(Exception):
     """A request's body is longer than the limit."""
 
 
-async def read_body(receive: Receive, limit: int) -> bytes | None:
+async def read_body(receive: Receive, limit: int, headers: Mapping[str, str]) -> bytes | None:
     """Return the body of a request; None if the client has gone before its end.
 
+    Args:
+        receive: ASGI's.
+        limit: Most bytes.
+        headers: The request's, names in lower case.
+
     Raises:
-        BodyTooLong: It has more bytes than the limit; up to `DRAINED` of them are read.
+        BodyTooLong: It has more bytes than the limit; up to `DRAINED` of them are read, none if the client waits for
+            `100 Continue` or says itself that there are more.
     """
+    length = headers.get("content-length", "")
+    stated = int(length[:20]) if length.isdecimal() else 0
+    if stated > limit and (stated > max(DRAINED, limit) or headers.get("expect", "").lower() == "100-continue"):
+        raise BodyTooLong
     parts: list[bytes] = []
     size, more = 0, True
     while more and size <= max(DRAINED, limit):
@@ -67,6 +77,10 @@ async def read_body(receive: Receive, limit: int) -> bytes | None:
     if size > limit:
         raise BodyTooLong
     return b"".join(parts)
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
@@ -178,13 +192,13 @@ class Access:
                 scope["agentrig.connection"].prove()
         except Refused as refused:
             with contextlib.suppress(BodyTooLong):  # it is read, so that the client can read the refusal
-                await read_body(receive, 0)
+                await read_body(receive, 0, _headers(scope))
             await self._refuse(refused, scope, send)
             return
         try:
             limit = self._limit(scope) if callable(self._limit) else self._limit
             if limit is not None:
-                body = await read_body(receive, limit)
+                body = await read_body(receive, limit, _headers(scope))
                 if body is None:
                     return  # the client has gone
                 receive = replayed(body, receive)
@@ -208,7 +222,8 @@ class Access:
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1 or not self._own(hosts[0]):
             own = ", ".join(sorted(self._names)) + (" or an IP address of this machine" if self._any else "")
-            text = f"the Host header must name this server ({own}); it is {hosts[0] if hosts else 'none'!r:.200}"
+            there = f"it is {hosts[0]!r:.200}" if len(hosts) == 1 else f"the request has {len(hosts) or 'none'}"
+            text = f"the Host header must name this server ({own}); {there}"
             raise Refused(text, status=403, code="foreign_host")
         for origin in (value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"):
             try:

@@ -23,7 +23,7 @@ from agentrig.gateway.dialects import Chat, Dialect, StreamWriter
 from agentrig.gateway.mapping import ELSEWHERE
 from agentrig.gateway.responses import Responses
 from agentrig.http_server import BodyTooLong, Receive, Refused, Send, read_body, reply
-from agentrig.text import cut, parsed, words_of
+from agentrig.text import cut, json_fault, parsed, words_of
 from agentrig.traces import ASKED, IGNORED, LLM_CALL, PARENT, SERVER
 from agentrig.tracing.recorder import server_of
 from agentrig.tracing.streams import Events, Joining
@@ -39,6 +39,9 @@ COUNT = "messages/count_tokens"
 
 TOKENIZE = "/tokenize"
 """The route of a model's server that gives a prompt's tokens; as vLLM's, it is not below `/v1`."""
+
+UNSUPPORTED = ("unknown_parameter", "unsupported_parameter", "unsupported_value")
+"""Codes of errors about what the run's model cannot be asked, and another model may."""
 
 SHOWN = 2000
 """Most bytes of a fixed model's answer that a span has, where it is passed on as it is."""
@@ -145,7 +148,7 @@ class Exchange:
 
     async def _read(self) -> dict[str, Any]:
         try:
-            content = await read_body(self.receive, self.limit)
+            content = await read_body(self.receive, self.limit, self.headers)
         except BodyTooLong:
             text = f"the body is longer than the {self.limit >> 20} MiB that the gateway takes (gateway.body_mb)"
             raise Refused(text, status=413, code="request_too_large") from None
@@ -155,7 +158,7 @@ class Exchange:
         try:
             body = json.loads(content or b"")
         except (ValueError, RecursionError) as error:
-            raise Refused(f"the body is not JSON: {error}", status=400, code="invalid_json") from None
+            raise Refused(f"the body {json_fault(error)}", status=400, code="invalid_json") from None
         if not isinstance(body, dict):
             raise Refused("the body must be a JSON object", status=400, code="invalid_json")
         return body
@@ -316,7 +319,7 @@ class Exchange:
             code, param = str(body["error"].get("code") or "upstream_error"), str(body["error"].get("param") or "")
         except (ValueError, LookupError, AttributeError, TypeError):
             message, code, param = cut(text, 2000), "upstream_error", ""
-        if response.status == 400 and param and not self._fixed:
+        if response.status == 400 and code in UNSUPPORTED and not self._fixed:
             message = f"{message} (the run's model; {ELSEWHERE})"
         shown = self.dialect.error(Refused(message, status=response.status, code=code, param=param))
         await self._respond(response.status, json.dumps(shown).encode(), kept)
