@@ -41,7 +41,7 @@ ALTERNATIVES = {
 }
 """Distributions that a fault would sample from: a power of p (a float), or p cut to its likeliest tokens (an int)."""
 
-COPIES = "the same random numbers as another rollout of its group"
+COPIES = "random numbers used twice, so that a reply repeats another one of its group"
 """An alternative too: the token that an earlier rollout of the group, equal up to there, went on with."""
 
 
@@ -138,13 +138,16 @@ def distribution(
         yield fault("distribution", f"top_p = {top_p}: {outside}", causes="the server's nucleus sampling")
     what, most = max(evidence.log_ratios.items(), key=lambda each: each[1], default=("", 0.0))
     if most > evidence.bound:
-        detail = f"{sampled} tokens are exp({most:.4g}) times likelier if the server sampled from {what} than from the "
+        detail = f"{sampled} tokens are exp({most:.4g}) times likelier with {what}, than from the "
         detail += f"distribution at temperature {temperature} and top_p {top_p} that is stated; chance reaches "
         detail += f"exp({evidence.bound:.3g}) once in {1 / CHANCE:.0e} runs (Ville's inequality)"
         causes = "the server's sampling or its random numbers"
         yield fault("distribution", detail, causes=causes, ratio=most / evidence.bound)
-    share = f"{looked} of {total} calls, {sampled} tokens; largest log likelihood ratio {most:.3g}"
-    yield ok("distribution", f"{share} ({what or 'none'})", ratio=max(gap / bound, most / evidence.bound))
+    share = f"{looked} of {total} calls, {sampled} tokens"
+    if what and most <= evidence.bound:
+        share += f"; no fault of sampling shows. The nearest to one: {what}, log likelihood ratio {most:.3g}, where "
+        share += f"{evidence.bound:.3g} would be one"
+    yield ok("distribution", share, ratio=max(gap / bound, most / evidence.bound))
 
 
 def _chosen(record: Record, step: int, version: int) -> tuple[dict[Call, list[Sequence[int]]], int]:
