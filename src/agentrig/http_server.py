@@ -59,17 +59,25 @@ class Refused(Exception):
         self.status, self.code, self.param = status, code, param
 
 
-async def read_body(receive: Receive, limit: int, *, setting: str = "") -> bytes | None:
+async def read_body(receive: Receive, limit: int, headers: Mapping[str, str], *, setting: str = "") -> bytes | None:
     """Return the body of a request; None if the client has gone before its end.
 
     Args:
         receive: ASGI's.
         limit: Most bytes.
+        headers: The request's, names in lower case.
         setting: The key of a run that sets the limit, for the message.
 
     Raises:
-        Refused: It has more bytes than the limit; up to `DRAINED` of them are read.
+        Refused: It has more bytes than the limit; up to `DRAINED` of them are read, none if the client waits for
+            `100 Continue` or says itself that there are more.
     """
+    why = f"the body is longer than the {limit >> 20} MiB that this server takes{f' ({setting})' if setting else ''}"
+    too_long = Refused(why, status=413, code="request_too_large")
+    length = headers.get("content-length", "")
+    stated = int(length[:20]) if length.isdecimal() else 0
+    if stated > limit and (stated > max(DRAINED, limit) or headers.get("expect", "").lower() == "100-continue"):
+        raise too_long
     parts: list[bytes] = []
     size, more = 0, True
     while more and size <= max(DRAINED, limit):
@@ -81,11 +89,12 @@ async def read_body(receive: Receive, limit: int, *, setting: str = "") -> bytes
         if size > limit:
             parts.clear()
     if size > limit:
-        why = (
-            f"the body is longer than the {limit >> 20} MiB that this server takes{f' ({setting})' if setting else ''}"
-        )
-        raise Refused(why, status=413, code="request_too_large")
+        raise too_long
     return b"".join(parts)
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
@@ -182,13 +191,13 @@ class Access:
                 scope["agentrig.connection"].prove()
         except Refused as refused:
             with contextlib.suppress(Refused):  # it is read, so that the client can read the refusal
-                await read_body(receive, 0)
+                await read_body(receive, 0, _headers(scope))
             await self._refuse(refused, scope, send)
             return
         try:
             limit = self._limit(scope) if callable(self._limit) else self._limit
             if limit is not None:
-                body = await read_body(receive, limit)
+                body = await read_body(receive, limit, _headers(scope))
                 if body is None:
                     return  # the client has gone
                 receive = replayed(body, receive)
@@ -209,7 +218,8 @@ class Access:
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1 or not self._own(hosts[0]):
             own = ", ".join(sorted(self._names)) + (" or an IP address of this machine" if self._any else "")
-            text = f"the Host header must name this server ({own}); it is {hosts[0] if hosts else 'none'!r:.200}"
+            there = f"it is {hosts[0]!r:.200}" if len(hosts) == 1 else f"the request has {len(hosts) or 'none'}"
+            text = f"the Host header must name this server ({own}); {there}"
             raise Refused(text, status=403, code="foreign_host")
         for origin in (value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"):
             try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrig.errors import ConfigError, LookupFailed, nearest
+from agentrig.errors import ConfigError, LookupFailed, PluginError, nearest
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.plugins import auto, composing, observing
 from agentrig.plugins.building import built
@@ -76,6 +78,17 @@ def resume_command(resumes: str, directory: Path, setting: str = "") -> str:
     """
     more = f" {'' if resumes == RESUME else '--set '}{setting}" if setting else ""
     return resumes.replace("{run}", f"{directory}{more}")
+
+
+def script_of(directory: Path) -> str:
+    """Return the command that resumes the run of a script, '' for another run.
+
+    Only the process of the script has the run's agent, tasks, adapter and algorithm.
+    """
+    resumes: Any = RESUME
+    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
+        resumes = json.loads((directory / "manifest.json").read_text("utf-8")).get("resumes", RESUME)
+    return "" if resumes == RESUME else resume_command(str(resumes), directory)
 
 
 @attrs.frozen(kw_only=True)
@@ -288,9 +301,17 @@ def resolve(
     # `use` first: a new component drops keys that only the old one has, and a new algorithm those of the server too.
     parsed.sort(key=lambda override: (override[1] != "use", override[0] != "algorithm"))
     wanted = {**own.get("run", {}), **{key: value for section, key, value in parsed if section == "run"}}
-    registry = load(
-        block=_strings(wanted, "block"), files=[*_strings(wanted, "plugins"), *files], strict=strict_plugins
-    )
+    needed = [*_strings(wanted, "plugins"), *files]
+    try:
+        registry = load(block=_strings(wanted, "block"), files=needed, strict=strict_plugins)
+    except PluginError as error:
+        directory = Path(name).parent
+        if name.endswith(".toml") and not all(Path(file).is_file() for file in needed) and script_of(directory):
+            raise ConfigError(
+                f"{name} is of the run of a script: only the script has its agent and its tasks. To measure or to try "
+                f"the model, export it (agentrig export {directory} my-model) and give it to the script"
+            ) from error
+        raise
 
     # Merge: each source over the one before.
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -75,6 +76,15 @@ def parsed(content: bytes) -> tuple[Any, bool]:
         return orjson.loads(content), True
     except orjson.JSONDecodeError:
         return json.loads(content), False
+
+
+def json_fault(error: Exception) -> str:
+    """Return what a text has or is for which `json.loads` raised: `is not JSON: …`."""
+    if isinstance(error, RecursionError):
+        return "is nested too deep"
+    if isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError | UnicodeError):
+        return f"has a whole number of more than {sys.get_int_max_str_digits()} digits"
+    return f"is not JSON: {error}"
 
 
 def json_text(value: Any) -> str:

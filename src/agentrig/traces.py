@@ -72,13 +72,30 @@ ATTRIBUTES: Mapping[str, str] = {
 Lightning emits, or that its tracer records, have other attributes."""
 
 
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return the value if it is a mapping, else an empty one.
+
+    Read what a trace has of requests and responses with this and `items`: a program may send, and a server may
+    answer, a field of any type.
+    """
+    return value if isinstance(value, Mapping) else {}
+
+
+def items(value: Any) -> Sequence[Any]:
+    """Return the value if it is a list or a tuple, else an empty one."""
+    return value if isinstance(value, list | tuple) else ()
+
+
 def tool_calls_of(message: Any) -> list[str]:
-    """Return the tool calls of a message of the assistant as text: `add({"a": 2})`; none for any other message."""
-    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+    """Return the tool calls of a message of the assistant as text: `add({"a": 2})`; none for any other message.
+
+    Those that do not have OpenAI's form are JSON.
+    """
+    calls = mapping(message).get("tool_calls")
     found = []
-    for call in calls if isinstance(calls, Sequence) and not isinstance(calls, str) else ():
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+    for call in items(calls) or filter(None, [calls]):
+        function = mapping(mapping(call).get("function"))
+        if isinstance(function.get("name"), str):
             arguments = function.get("arguments")
             found.append(f"{function['name']}({arguments if isinstance(arguments, str) else json_text(arguments)})")
         else:
@@ -88,11 +105,8 @@ def tool_calls_of(message: Any) -> list[str]:
 
 def message_of(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the message with which the model replied in a call; empty if the response has none."""
-    response = attributes.get("response")
-    choices = response.get("choices") if isinstance(response, Mapping) else None
-    first = choices[0] if isinstance(choices, Sequence) and choices else None
-    message = first.get("message") if isinstance(first, Mapping) else None
-    return message if isinstance(message, Mapping) else {}
+    choices = items(mapping(attributes.get("response")).get("choices"))
+    return mapping(mapping(choices[0]).get("message")) if choices else {}
 
 
 def reply_of(attributes: Mapping[str, Any]) -> str:
@@ -163,7 +177,7 @@ class Trace:
 
     def versions(self) -> dict[str, int]:
         """Return, by span id, the versions of the weights that the run's server stated in its answers."""
-        answers = {s.id: s.attributes.get("response") or {} for s in self.llm_calls() if SERVER not in s.attributes}
+        answers = {s.id: mapping(s.attributes.get("response")) for s in self.llm_calls() if SERVER not in s.attributes}
         stated = {span: weights_version(answer) for span, answer in answers.items()}
         return {span: version for span, version in stated.items() if version is not None}
 

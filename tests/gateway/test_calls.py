@@ -189,3 +189,65 @@ def test_an_answer_comes_in_one_piece(gateway: Gateway, model: ScriptedServer) -
             assert said.startswith(b"HTTP/1.1 200")
             assert json.loads(content)["choices"][0]["message"]["content"] == "ok"
     assert len(visit.close().spans) == 20
+
+
+def said(gateway: Gateway, *lines: str) -> str:
+    """The beginning of the answer to a request's head, with an empty line after it."""
+    address = urlsplit(gateway.address.url)
+    with socket.create_connection((str(address.hostname), int(address.port or 0)), timeout=30) as line:
+        line.sendall("\r\n".join([*lines, "", ""]).encode())
+        parts = [line.recv(65536)]
+        while part := line.recv(65536):
+            parts.append(part)
+        return b"".join(parts).decode()
+
+
+@pytest.mark.parametrize("expect", [True, False])
+def test_a_body_that_is_stated_to_be_too_long_is_not_asked_for(
+    gateway: Gateway, model: ScriptedServer, expect: bool
+) -> None:
+    visit, endpoint = opened(gateway, model)
+    head = [f"POST {urlsplit(endpoint.base_url).path}/chat/completions HTTP/1.1", "Host: localhost"]
+    head += [f"Content-Length: {10 << 30}", *["Expect: 100-continue"] * expect]
+    answer = said(gateway, *head, f"Authorization: Bearer {endpoint.api_key}")
+    assert answer.startswith("HTTP/1.1 413 ")
+    assert "gateway.body_mb" in answer
+    assert said(gateway, *head).startswith("HTTP/1.1 401 "), "without the key nothing is asked for either"
+    assert [str(s.error)[:8] for s in visit.close().spans] == ["HTTP 413"]
+
+
+def test_a_body_within_the_limit_is_asked_for(gateway: Gateway, model: ScriptedServer) -> None:
+    visit, endpoint = opened(gateway, model)
+    address = urlsplit(endpoint.base_url)
+    body = json.dumps({"model": "scripted", "messages": MESSAGES})
+    head = f"POST {address.path}/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    head += f"Expect: 100-continue\r\nAuthorization: Bearer {endpoint.api_key}\r\n\r\n"
+    with socket.create_connection((str(address.hostname), int(address.port or 0)), timeout=30) as line:
+        line.sendall(head.encode())
+        assert line.recv(65536).startswith(b"HTTP/1.1 100 ")
+        line.sendall(body.encode())
+        assert line.recv(65536).startswith(b"HTTP/1.1 200 ")
+    visit.close()
+
+
+def test_several_hosts_are_counted(gateway: Gateway) -> None:
+    answer = said(gateway, "GET /rollouts/r/v1/models HTTP/1.1", "Host: localhost", "Host: localhost")
+    assert answer.startswith("HTTP/1.1 403 ")
+    assert "; the request has 2" in answer
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"9" * 5000, "the body has a whole number of more than 4300 digits"),
+        (b"[" * 100_000, "the body is nested too deep"),
+    ],
+)
+def test_what_json_cannot_hold_is_said_in_plain_words(
+    gateway: Gateway, model: ScriptedServer, content: bytes, words: str
+) -> None:
+    visit, endpoint = opened(gateway, model)
+    headers = {"authorization": f"Bearer {endpoint.api_key}"}
+    answer = httpx.post(f"{endpoint.base_url}/chat/completions", content=content, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, words)
+    visit.close()

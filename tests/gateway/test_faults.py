@@ -28,6 +28,7 @@ STRANGE = (
     b'{"id": "c", "prompt_token_ids": [2], "choices": [{"index": 0, "token_ids": [7, 8], "finish_reason": "stop", '
 )
 STRANGE += b'"message": %b, "logprobs": %b}]}' % (MESSAGE, LOGPROBS)
+TEXT_IDS = b'{"id": "c", "choices": [{"token_ids": ["7"], "finish_reason": "stop", "message": {"content": "x"}}]}'
 
 
 class Upstream:
@@ -70,6 +71,8 @@ class Upstream:
                     connection.sendall(JSON + b'{"id":')
                 elif does == "nonsense":
                     connection.sendall(JSON + b"[1]".ljust(100))
+                elif does == "text-ids":
+                    connection.sendall(JSON + TEXT_IDS.ljust(100))
                 elif does == "strange":
                     connection.sendall(JSON.replace(b"100", b"%d" % len(STRANGE)) + STRANGE)
             except OSError:
@@ -148,13 +151,14 @@ def test_a_slow_reader_slows_the_upstream_and_its_rollout_s_end_cuts_it(gateway:
 def test_errors_of_the_upstream_are_passed_on_as_such(gateway: Gateway, upstream: Upstream) -> None:
     visit = GatewayAttempt(gateway.address, "r")
     told = []
-    for does in ("half", "nonsense", "nothing"):
+    for does in ("half", "nonsense", "nothing", "text-ids"):
         answer = ask(visit.open(1, upstream.endpoint(does)))
         told.append((answer.status_code, answer.json()["error"]["message"], str(visit.close().spans[0].error)))
-    assert [status for status, _, _ in told] == [502] * 3
+    assert [status for status, _, _ in told] == [502] * 4
     assert "ClientPayloadError: Response payload is not completed" in told[0][1]
     assert "no chat completion" in told[1][1]
     assert "Server disconnected" in told[2][1]
+    assert "no chat completion: TypeError: token_ids is no list of token ids" in told[3][1]
     assert [message for _, message, _ in told] == [error for _, _, error in told]
 
     endpoint = visit.open(1, upstream.endpoint("three"))

@@ -22,7 +22,7 @@ from otlp_receiver import receiving, spans_in
 from agentrig.agents import Outcome
 from agentrig.cli.entry import main
 from agentrig.observers import RunEnd, RunStart
-from agentrig.otlp import names
+from agentrig.otlp import lines, names
 from agentrig.otlp.exporting import Otlp, OtlpConfig
 from agentrig.otlp.spans import Origin, span_id, spans_of, trace_id
 from agentrig.rewards import Score
@@ -193,6 +193,22 @@ def test_spans_have_the_names_of_the_conventions() -> None:
 
 def vars_of(origin: Origin) -> dict[str, Any]:
     return {name: getattr(origin, name) for name in ("run", "agent", "reward", "version")}
+
+
+def test_values_that_a_span_cannot_hold_are_text(caplog: pytest.LogCaptureFixture) -> None:
+    request = {"model": "m\ud800", "seed": 10**30, "n": -(10**30), "top_k": 2**63 - 1}
+    attributes = {"request": request, "response": {"choices": [{"finish_reason": "\ud800"}]}}
+    whole = rollout()
+    spans = [attrs.evolve(s, attributes=attributes) if s.name == LLM_CALL else s for s in whole.trace.spans]
+    found = lines.line(spans_of(attrs.evolve(whole, trace=Trace(rollout_id=whole.id, spans=spans)), ORIGIN))
+    assert not caplog.records
+    sent = ParseDict(base64_ids(json.loads(found)), ExportTraceServiceRequest())
+    seen = next(span for span in spans_in(sent) if span["name"].startswith("chat"))
+    told = seen["attributes"]
+    assert told["gen_ai.request.seed"] == str(10**30)
+    assert told["gen_ai.request.choice.count"] == str(-(10**30))
+    assert told["gen_ai.request.top_k"] == 2**63 - 1
+    assert (seen["name"], told["gen_ai.request.model"]) == ("chat m\ufffd", "m\ufffd")
 
 
 @pytest.mark.parametrize("kind", ["silent", "refusing", "absent"])

@@ -8,10 +8,13 @@ from typing import Any
 
 import attrs
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from agentrig import Outcome, Score, Span, Task, Trace
+from agentrig.cli.entry import main
 from agentrig.rollouts import Rollout
+from agentrig.run.directory import dev_command
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.traces import LLM_CALL
 from agentrig.view.diagnosis import diagnose, words
@@ -187,6 +190,48 @@ def test_the_end_of_a_run_names_the_commands_that_work_with_it(tmp_path: Path):
         f"eval    agentrig eval '{run / 'config.toml'}' --checkpoint {quoted}",
         f"export  agentrig export {quoted} my-model",
     ]
+
+
+@pytest.mark.parametrize("lift", [0.0, 0.6])
+def test_the_end_of_a_run_says_of_which_split_its_tasks_are(tmp_path: Path, lift: float) -> None:
+    run = write_run(tmp_path / "run", steps=20, lift=lift)
+    assert "held-out tasks measured at both ends" in ending(run)
+    for file in (run / "rollouts").glob("report-*.parquet"):
+        file.unlink()
+    assert "validation tasks measured at both ends" in ending(run)
+
+
+def script_run(directory: Path) -> Path:
+    """A run as a script leaves it: its plugin file is gone."""
+    run = write_run(directory, steps=2)
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(config.replace("[run]\n", '[run]\nplugins = ["/gone/script.py"]\n'))
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({**manifest, "resumes": "agentrig run --resume {run} script.py"}))
+    (run / "checkpoints" / "latest").write_text("step-00002")
+    return run
+
+
+def test_no_command_that_needs_the_script_is_named_at_the_end_of_its_run(tmp_path: Path) -> None:
+    run = script_run(tmp_path / "run")
+    text = ending(run)
+    assert "agentrig eval" not in text
+    assert f"export  agentrig export {run} my-model" in text
+    assert "eval    by the script, with the exported model: only the script has the agent and the tasks" in text
+    assert dev_command(run) == f"agentrig watch {run}"
+
+
+@pytest.mark.parametrize("words", [["dev"], ["eval", "--endpoint", "http://127.0.0.1:9/v1"], ["audit"]])
+def test_commands_say_why_they_cannot_go_on_with_the_run_of_a_script(tmp_path: Path, words: list[str]) -> None:
+    run = script_run(tmp_path / "run")
+    done = CliRunner().invoke(main, [words[0], str(run if words == ["audit"] else run / "config.toml"), *words[1:]])
+    assert done.exit_code
+    said = f"{done.output}{done.exception or ''}"
+    assert "of the run of a script" in said or "is the run of a script" in said, said
+    assert "only the script has its" in said
+    assert "failed to load" not in said
+    assert "resumes with" not in said
+    assert (f"the verdicts are in {run}/audit" if words == ["audit"] else f"agentrig export {run} my-model") in said
 
 
 def test_the_end_of_a_run_without_held_out_tasks(tmp_path: Path):

@@ -282,6 +282,14 @@ def test_a_filter_keeps_its_values_and_wrong_ones_are_told(link: str) -> None:
     assert "No rollout is like that" in page(link, "run/two/traces", text="zzz-nobody-said-this")
 
 
+@pytest.mark.parametrize("key", ["step", "shortest", "longest"])
+@pytest.mark.parametrize("value", ["NaN", "-1", "1.5", "9" * 40])
+def test_a_filter_that_is_no_number_is_told_and_nothing_is_shown(link: str, key: str, value: str) -> None:
+    text = page(link, "run/two/traces", **{key: value})
+    assert f"{key} is &#39;{value}&#39;, which is no whole number" in text
+    assert not rollouts_of(text)
+
+
 def test_a_change_of_the_run_is_told(runs: Path) -> None:
     opened, heard = threading.Event(), threading.Event()
     with serving(runs / "two") as link:

@@ -202,6 +202,19 @@ def test_a_refusal_names_the_field_and_what_to_do(endpoint, visit, fields, param
     assert param in visit.close().spans[0].error
 
 
+@pytest.mark.parametrize(
+    "fields", [{"n": 1.5}, {"messages": []}, {"max_tokens": "x"}, {"tool_choice": "auto", "tools": 5}]
+)
+def test_a_field_that_no_model_takes_is_no_reason_for_another_model(endpoint, visit, fields):
+    body = {"model": "tiny", "messages": ASKED, **fields}
+    headers = {"authorization": f"Bearer {endpoint.api_key}"}
+    answer = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, headers=headers, timeout=30)
+    assert answer.status_code == 400
+    assert "must be" in (said := answer.json()["error"]["message"]) or "is empty" in said
+    assert "[gateway.models]" not in said
+    visit.close()
+
+
 def test_fields_that_ask_for_nothing_are_taken(client, visit):
     extra = {"min_tokens": 0, "ignore_eos": False, "skip_special_tokens": True, "chat_template_kwargs": {}}
     client.chat.completions.create(model="tiny", messages=ASKED, reasoning_effort="low", extra_body=extra)

@@ -56,7 +56,7 @@ BAD = {
     "1e999 alone": (b"1e999", None, "the body is inf; it must be finite"),
     "max_tokens 1e300": (field("max_tokens", "1e300"), "messages", "context is 128 tokens"),
     "max_tokens of 4,000 digits": (field("max_tokens", "9" * 4000), "messages", "context is 128 tokens"),
-    "max_tokens of 10,000 digits": (field("max_tokens", "9" * 10_000), None, "not JSON"),
+    "max_tokens of 10,000 digits": (field("max_tokens", "9" * 10_000), None, "a whole number of more than 4300 digits"),
     "temperature -1e999": (field("temperature", "-1e999"), "temperature", "must be finite"),
     "seed": (field("seed", "9" * 400), "seed", "characters); it must be between"),
     "n": (field("n", "1e30"), "n", "between 1 and 128"),

@@ -266,3 +266,10 @@ def test_the_run_of_a_script_resumes_with_the_command_that_it_prints(tmp_path: P
     subprocess.run([*agentrig, *shlex.split(again)[1:]], cwd=tmp_path, check=True, timeout=200)
     assert [json.loads(line)["step"] for line in lines.read_text().splitlines()] == [1, 2, 3]
     assert json.loads((tmp_path / "runs" / "odd" / "summary.json").read_text())["complete"] is True
+    for words, told in (("dev runs/odd/config.toml", "export it (agentrig export runs/odd my-model)"),
+                        ("audit runs/odd", "the verdicts are in runs/odd/audit")):  # fmt: skip
+        refused = subprocess.run([*agentrig, *words.split()], cwd=tmp_path, capture_output=True, text=True)
+        assert refused.returncode
+        assert "the run of a script" in refused.stderr
+        assert told in refused.stderr
+    subprocess.run([*agentrig, "export", "runs/odd", "my-model"], cwd=tmp_path, check=True, timeout=200)

@@ -157,8 +157,8 @@ class Audited:
         """The links that could be looked at."""
         return {verdict.link for verdict in self.verdicts if verdict.result != UNSEEN}
 
-    def words(self, run: Path) -> str:
-        """Return the message of the faults: link, what was found, what may cause it, the command that repeats it."""
+    def words(self, again: str) -> str:
+        """Return the message of the faults: link, what was found, what may cause it, and the command `again`."""
         lines = [f"step {self.step}: the audit found what is not as the settings and the papers say:"]
         lines += [f"  {v.link}: {v.detail}.\n    Likely causes: {v.causes}" for v in self.faults]
-        return "\n".join([*lines, f"  See it again: agentrig audit {run} --step {self.step}"])
+        return "\n".join([*lines, *([f"  See it again: {again}"] if again else [])])

@@ -42,7 +42,7 @@ ALTERNATIVES = {
 }
 """Distributions that a fault would sample from: a power of p (a float), or p cut to its likeliest tokens (an int)."""
 
-COPIES = "the same random numbers as another rollout of its group"
+COPIES = "random numbers used twice, so that a reply repeats another one of its group"
 """An alternative too: the token that an earlier rollout of the group, equal up to there, went on with."""
 
 MOST = math.log((len(ALTERNATIVES) + 1) / CHANCE)
@@ -109,13 +109,16 @@ def distribution(step: Step) -> Iterator[Verdict]:
         yield fault(f"{detail}, from rounding and measured", causes, gap / bound)
     if outside:
         yield fault(f"top_p = {top_p}: {outside}", "the server's nucleus sampling")
-    what, most = max(evidence.items(), key=lambda each: each[1], default=("none", 0.0))
+    what, most = max(evidence.items(), key=lambda each: each[1], default=("", 0.0))
     if most > MOST:
-        detail = f"{sampled} tokens are exp({most:.4g}) times likelier if the server sampled from {what} than from the "
+        detail = f"{sampled} tokens are exp({most:.4g}) times likelier with {what}, than from the "
         detail += f"distribution at temperature {temperature} and top_p {top_p} that is stated; chance reaches "
         detail += f"exp({MOST:.3g}) once in {1 / CHANCE:.0e} runs (Ville's inequality)"
         yield fault(detail, "the server's sampling or its random numbers", most / MOST)
-    share = f"{looked} of {len(step.calls)} calls, {sampled} tokens; largest log likelihood ratio {most:.3g} ({what})"
+    share = f"{looked} of {len(step.calls)} calls, {sampled} tokens"
+    if what and most <= MOST:
+        share += f"; no fault of sampling shows. The nearest to one: {what}, log likelihood ratio {most:.3g}, where "
+        share += f"{MOST:.3g} would be one"
     yield ok(share, max(gap / bound, most / MOST))
 
 

@@ -15,7 +15,7 @@ import attrs
 
 from agentrig.audit.verdicts import CannotLook
 from agentrig.errors import ConfigError, RunFileError
-from agentrig.traces import LLM_CALL, SERVER, weights_version
+from agentrig.traces import LLM_CALL, SERVER, items, mapping, weights_version
 
 OTHERWISE = (
     "seed", "top_k", "min_p", "logit_bias", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens",
@@ -53,14 +53,14 @@ class Call:
     @property
     def choice(self) -> Mapping[str, Any]:
         """The first choice of the response."""
-        choices = self.response.get("choices")
-        return choices[0] if isinstance(choices, list) and choices else {}
+        choices = items(self.response.get("choices"))
+        return mapping(choices[0]) if choices else {}
 
     @property
     def plain(self) -> bool:
         """Whether it was sampled from the whole distribution, with random numbers of its own."""
-        form = self.request.get("response_format") or {}
-        return form.get("type", "text") == "text" and not any(self.request.get(key) for key in OTHERWISE)
+        form = self.request.get("response_format") or {"type": "text"}
+        return mapping(form).get("type") == "text" and not any(self.request.get(key) for key in OTHERWISE)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -208,11 +208,11 @@ def _row(row: Mapping[str, Any]) -> Row:
         said = span["attributes"]
         answered = span["name"] == LLM_CALL and span["error"] is None and SERVER not in said
         if answered and said.get("prompt_token_ids") and said.get("response_token_ids"):
-            response = said.get("response") or {}
+            response = mapping(said.get("response"))
             call = Call(
                 rollout=row["id"],
                 span=span["id"],
-                request=said.get("request") or {},
+                request=mapping(said.get("request")),
                 response=response,
                 prompt=said["prompt_token_ids"],
                 reply=said["response_token_ids"],

@@ -11,6 +11,7 @@ from typing import Any
 from agentrig.audit.record import Call, Row, readable
 from agentrig.audit.step import Step
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
+from agentrig.traces import items, mapping
 
 TEXT = 16
 """Characters of the shortest text that stands for a task."""
@@ -173,8 +174,7 @@ def _own_texts(rows: Sequence[Row], inputs: Mapping[str, Any]) -> Iterator[Verdi
 
 
 def _said(call: Call) -> str:
-    messages = call.request.get("messages")
-    parts = [message.get("content") for message in messages] if isinstance(messages, list) else []
+    parts = [mapping(message).get("content") for message in items(call.request.get("messages"))]
     return "\n".join(part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in parts)
 
 

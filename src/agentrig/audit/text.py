@@ -27,19 +27,24 @@ def text(step: Step) -> Iterator[Verdict]:
     own = record.config["server"]["use"] == "embedded"  # another may take thoughts or spaces out of the text
     dated = "strftime_now" in str(tokenizer.chat_template)  # what it renders depends on the day
     chats = [call for call in calls if isinstance(call.request.get("messages"), list)]
-    wrong: list[str] = []
+    wrong, looked = list[str](), 0
     for call in chats:
-        said = ("" if dated else _prompt(call, tokenizer), _reply(call, tokenizer, own), _end(call, ends, context, own))
+        try:
+            prompt = "" if dated else _prompt(call, tokenizer)
+            said = (prompt, _reply(call, tokenizer, own), _end(call, ends, context, own))
+        except (TypeError, AttributeError, LookupError, ValueError):  # a field that is not what a chat has there
+            continue
+        looked += 1
         wrong += [f"{call.name}: {what}" for what in said if what]
     if wrong:
         yield fault(f"{len(wrong)} differences in {len(calls)} calls: {some(wrong)}", CAUSES)
-    elif not chats:
+    elif not looked:
         raise CannotLook("no call has token ids and the messages of a chat")
     else:
-        foreign = len(calls) - len(chats)
-        left = f"; {foreign} without messages not looked at" if foreign else ""
+        foreign = len(calls) - looked
+        left = f"; {foreign} not looked at, which are not calls of a chat" if foreign else ""
         what = "reply and end; not the prompt, whose template has the date" if dated else "prompt, reply and end"
-        yield ok(f"{len(chats)} calls: {what}{left}")
+        yield ok(f"{looked} calls: {what}{left}")
 
 
 def _prompt(call: Call, tokenizer: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from agentrig.errors import AgentFailure
 from agentrig.external.config import CommandConfig
 from agentrig.external.running import MIB, TOLD, Ending, signal_name
-from agentrig.text import DEPTH_LIMIT, cut, storable
+from agentrig.text import DEPTH_LIMIT, cut, json_fault, storable
 
 KINDS: Mapping[str, str] = {
     "time": "deadline",
@@ -116,7 +116,7 @@ def from_file(folder: Path, name: str) -> Any:
     except RecursionError:
         raise AgentFailure(f"the answer {name} is {TOO_DEEP}", kind="bad-answer") from None
     except ValueError as error:
-        raise AgentFailure(f"the answer {name} is not JSON: {error}", kind="bad-answer") from None
+        raise AgentFailure(f"the answer {name} {json_fault(error)}", kind="bad-answer") from None
 
 
 def _text(data: bytes, where: str) -> str:

@@ -22,7 +22,7 @@ from agentrig.gateway.connections import FAILED, Connections
 from agentrig.gateway.dialects import ELSEWHERE, Chat, StreamWriter
 from agentrig.gateway.responses import Responses
 from agentrig.http_server import Receive, Refused, Send, read_body, reply
-from agentrig.text import cut, parsed, words_of
+from agentrig.text import cut, json_fault, parsed, words_of
 from agentrig.traces import ASKED, IGNORED, LLM_CALL, PARENT, SERVER
 from agentrig.tracing.recorder import server_of
 from agentrig.tracing.streams import Events, Joining
@@ -38,6 +38,9 @@ COUNT = "messages/count_tokens"
 
 TOKENIZE = "/tokenize"
 """The route of a model's server that gives a prompt's tokens; as vLLM's, it is not below `/v1`."""
+
+UNSUPPORTED = ("unknown_parameter", "unsupported_parameter", "unsupported_value")
+"""Codes of errors about what the run's model cannot be asked, and another model may."""
 
 SHOWN = 2000
 """Most bytes of a fixed model's answer that a span has, where it is passed on as it is."""
@@ -154,14 +157,14 @@ class Exchange:
     # --- the request ------------------------------------------------------------------------------
 
     async def _read(self) -> dict[str, Any]:
-        content = await read_body(self.receive, self.rules.limit, setting="gateway.body_mb")
+        content = await read_body(self.receive, self.rules.limit, self.headers, setting="gateway.body_mb")
         if content is None:
             self.call.end("gone")
             await asyncio.sleep(0)  # the cancellation comes here
         try:
             body = json.loads(content or b"")
         except (ValueError, RecursionError) as error:
-            raise Refused(f"the body is not JSON: {error}", status=400, code="invalid_json") from None
+            raise Refused(f"the body {json_fault(error)}", status=400, code="invalid_json") from None
         if not isinstance(body, dict):
             raise Refused("the body must be a JSON object", status=400, code="invalid_json")
         return body
@@ -322,7 +325,7 @@ class Exchange:
             code, param = str(body["error"].get("code") or "upstream_error"), str(body["error"].get("param") or "")
         except (ValueError, LookupError, AttributeError, TypeError):
             message, code, param = cut(text, 2000), "upstream_error", ""
-        if response.status == 400 and param and not self._fixed:
+        if response.status == 400 and code in UNSUPPORTED and not self._fixed:
             message = f"{message} (the run's model; {ELSEWHERE})"
         shown = self.dialect.error(Refused(message, status=response.status, code=code, param=param))
         await self._respond(response.status, json.dumps(shown).encode(), kept)

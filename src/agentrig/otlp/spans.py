@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -16,8 +16,8 @@ import attrs
 from agentrig.errors import extra
 from agentrig.otlp import names
 from agentrig.rollouts import Rollout
-from agentrig.text import cut, json_text
-from agentrig.traces import LLM_CALL, SERVER, Span
+from agentrig.text import cut, json_text, storable
+from agentrig.traces import LLM_CALL, SERVER, Span, items, mapping
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -161,10 +161,10 @@ def _named(span: Span, origin: Origin) -> tuple[str, dict[str, Any]]:
 
 
 def _chat(span: Span, origin: Origin) -> tuple[str, dict[str, Any]]:
-    request, response = (_mapping(span.attributes.get(key)) for key in ("request", "response"))
-    usage = _mapping(response.get("usage"))
+    request, response = (mapping(span.attributes.get(key)) for key in ("request", "response"))
+    usage = mapping(response.get("usage"))
     prompt, sampled = (span.attributes.get(f"{part}_token_ids") for part in ("prompt", "response"))
-    choices = [_mapping(choice) for choice in response.get("choices") or ()]
+    choices = [mapping(choice) for choice in items(response.get("choices"))]
     found: dict[str, Any] = {
         names.OPERATION: "chat",
         names.PROVIDER: "openai",  # the protocol that it speaks, whatever the server
@@ -172,35 +172,38 @@ def _chat(span: Span, origin: Origin) -> tuple[str, dict[str, Any]]:
         names.RESPONSE_ID: response.get("id"),
         names.RESPONSE_MODEL: response.get("model"),
         names.FINISH_REASONS: [str(c["finish_reason"]) for c in choices if c.get("finish_reason")] or None,
-        names.INPUT_TOKENS: usage.get("prompt_tokens", len(prompt) if prompt else None),
-        names.OUTPUT_TOKENS: usage.get("completion_tokens", len(sampled) if sampled else None),
+        names.INPUT_TOKENS: usage.get("prompt_tokens", len(items(prompt)) or None),
+        names.OUTPUT_TOKENS: usage.get("completion_tokens", len(items(sampled)) or None),
         names.SERVER: span.attributes.get(SERVER),
     }
     if origin.content:
         found[names.INPUT] = _messages(request.get("messages"))
         found[names.OUTPUT] = _messages(
-            [{**_mapping(c.get("message")), "finish": c.get("finish_reason")} for c in choices]
+            [{**mapping(c.get("message")), "finish": c.get("finish_reason")} for c in choices]
         )
         found[names.TOOLS] = json_text(request["tools"]) if request.get("tools") else None
-    return f"chat {request['model']}" if request.get("model") else "chat", found
+    model = request.get("model")
+    return f"chat {cut(storable(str(model)), 200)}" if model else "chat", found
 
 
 def _messages(messages: Any) -> str | None:
-    """Return messages as JSON in the form of the conventions: a role, and parts."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        return None
+    """Return messages as JSON in the form of the conventions: a role, and parts. What is no message is JSON in one."""
     found = []
-    for message in (_mapping(m) for m in messages):
-        content, parts = message.get("content"), []
+    for given in items(messages) or filter(None, [messages]):
+        message = given if isinstance(given, Mapping) else {"content": json_text(given)}
+        content: Any = message.get("content")
+        parts: list[dict[str, Any]] = []
         answers = message.get("tool_call_id")
         if content is not None and answers is not None:
             parts.append({"type": "tool_call_response", "id": answers, "response": content})
         elif isinstance(content, str):
             parts.append({"type": "text", "content": content})
+        elif isinstance(content, list):
+            parts += [{**mapping(p), "content": mapping(p).get("text", json_text(p))} for p in content]
         elif content is not None:
-            parts += [{**_mapping(p), "content": _mapping(p).get("text")} for p in content]
-        for call in (_mapping(c) for c in message.get("tool_calls") or ()):
-            function = _mapping(call.get("function"))
+            parts.append({"type": "text", "content": json_text(content)})
+        for call in map(mapping, items(message.get("tool_calls"))):
+            function = mapping(call.get("function"))
             parts.append(
                 {"type": "tool_call", "id": call.get("id"), "name": function.get("name"),
                  "arguments": function.get("arguments")}
@@ -209,11 +212,7 @@ def _messages(messages: Any) -> str | None:
         if message.get("finish"):
             one["finish_reason"] = message["finish"]
         found.append(one)
-    return json_text(found)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    return json_text(found) if found else None
 
 
 def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,11 +220,11 @@ def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in attributes.items():
         if isinstance(value, str):
-            found[key] = cut(value, LIMIT)
-        elif isinstance(value, bool | int | float):
+            found[key] = cut(storable(value), LIMIT)
+        elif isinstance(value, bool | float) or (isinstance(value, int) and -(1 << 63) <= value < 1 << 63):
             found[key] = value
         elif key == names.FINISH_REASONS and value:
-            found[key] = tuple(value)
+            found[key] = tuple(map(storable, value))
         elif value is not None:
             found[key] = cut(json_text(value), LIMIT)
     return found

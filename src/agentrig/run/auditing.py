@@ -16,7 +16,7 @@ from agentrig.audit.record import Row, Sources
 from agentrig.audit.sketch import FILE, Sketch
 from agentrig.audit.verdicts import LINKS, UNSEEN
 from agentrig.errors import AgentrigError, RunStopped
-from agentrig.plan import Plan
+from agentrig.plan import RESUME, Plan
 from agentrig.rewards import Score
 from agentrig.run.damage import writing
 from agentrig.run.files import write_whole
@@ -123,7 +123,8 @@ class Auditing:
     def _stop_at_fault(self, found: Audited) -> None:
         if found.faults:
             self._write(found)
-            raise RunStopped(found.words(self._run), cause="audit")
+            again = f"agentrig audit {self._run} --step {found.step}" if self._plan.resumes == RESUME else ""
+            raise RunStopped(found.words(again), cause="audit")
 
     def sources(self) -> Sources:
         """Build task set and reward for the auditor; see `sources_of`."""

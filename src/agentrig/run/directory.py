@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import ConfigError, RunFileError, RunInUse
-from agentrig.plan import Plan, RunSettings, to_toml
+from agentrig.plan import Plan, RunSettings, script_of, to_toml
 from agentrig.processes.locks import Lock
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
@@ -49,7 +49,9 @@ LONGEST_NAME = 200
 
 
 def dev_command(directory: Path) -> str:
-    """Return the command that shows single rollouts with the configuration of a run."""
+    """Return the command that plays single rollouts with a run's configuration; for a script's, that shows its own."""
+    if script_of(directory):
+        return f"agentrig watch {shlex.quote(str(directory))}"
     return f"agentrig dev {shlex.quote(str(directory / 'config.toml'))}"
 
 

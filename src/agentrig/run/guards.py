@@ -12,12 +12,13 @@ from typing import Any
 from agentrig.algorithms import Session
 from agentrig.endpoints import LIMIT, SAMPLING_FIELDS
 from agentrig.errors import RunStopped
+from agentrig.figures import number
 from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.metrics import count_failures, failure_lines, reason_of
 from agentrig.servers import Server
 from agentrig.text import cut, json_text
-from agentrig.traces import ASKED, IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace
+from agentrig.traces import ASKED, IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace, mapping
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ def _models(calls: Sequence[tuple[Trace, Span]]) -> str:
     """Return the names of models that calls sent, with their number; which of them are not the run's is said."""
     sent: Counter[str] = Counter()
     for _, call in calls:
-        name = str((call.attributes.get("request") or {}).get("model") or "(no name)")
+        name = str(mapping(call.attributes.get("request")).get("model") or "(no name)")
         sent[f"{name}, not the run's" if SERVER in call.attributes else name] += 1
     return ", ".join(f"{name} ({count})" for name, count in sent.most_common())
 
@@ -166,7 +167,7 @@ def _requests(rollouts: Sequence[Rollout], *, trained_only: bool) -> Iterator[Ma
         trained = {t.span_id for t in rollout.triplets}
         for call in rollout.trace.llm_calls():
             if call.id in trained or not (trained_only or SERVER in call.attributes):
-                yield call.attributes.get("request") or {}
+                yield mapping(call.attributes.get("request"))
 
 
 def _sampling_mismatches(requests: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> str:
@@ -201,7 +202,7 @@ def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, 
         step: The training step.
     """
     requests = list(_requests(rollouts, trained_only=True))
-    several = sum((request.get("n") or 1) > 1 for request in requests)
+    several = sum((number(request.get("n")) or 1) > 1 for request in requests)
     if several:
         raise RunStopped(
             f"step {step}: {several} of {len(requests)} calls that are trained on asked for more than one choice (n): "

@@ -88,9 +88,14 @@ def recorded_plan(directory: Path) -> Plan:
 
     Raises:
         ConfigError: It is not a run directory, or its format is later than this version, or this version does not
-            have its settings.
+            have its settings; or it is the run of a script.
     """
     _, facts, _ = _read(directory)
+    if script_of(directory):
+        raise ConfigError(
+            f"{directory} is the run of a script and can't be audited after it: only the script has its tasks, its "
+            f"reward and its algorithm. A script's run is audited while it runs; the verdicts are in {directory}/audit"
+        )
     return _plan_of(directory, facts)
 
 

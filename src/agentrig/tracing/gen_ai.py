@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from agentrig.traces import items, mapping
+
 REQUEST_FIELDS = ("model", "max_tokens", "temperature", "top_p", "frequency_penalty", "presence_penalty")
 """Fields of a request that have an attribute `gen_ai.request.*` with their own name."""
 
@@ -31,19 +33,19 @@ def flat(request: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, A
     found["gen_ai.request.streaming"] = bool(request.get("stream"))
     found.update({f"gen_ai.request.{key}": request.get(key) for key in REQUEST_FIELDS})
     found["gen_ai.user"] = request.get("user")
-    for i, message in enumerate(request.get("messages") or ()):
-        found.update({f"gen_ai.prompt.{i}.{key}": value for key, value in _message(message).items()})
-    for i, tool in enumerate(request.get("tools") or ()):
-        function = tool.get("function") or {}
+    for i, message in enumerate(items(request.get("messages"))):
+        found.update({f"gen_ai.prompt.{i}.{key}": value for key, value in _message(mapping(message)).items()})
+    for i, tool in enumerate(items(request.get("tools"))):
+        function = mapping(mapping(tool).get("function"))
         prefix = f"gen_ai.request.functions.{i}"
         found[f"{prefix}.name"] = function.get("name")
         found[f"{prefix}.description"] = function.get("description")
         found[f"{prefix}.parameters"] = json.dumps(function.get("parameters"))
     found["gen_ai.response.id"], found["gen_ai.response.model"] = response.get("id"), response.get("model")
     found["gen_ai.openai.system_fingerprint"] = response.get("system_fingerprint")
-    found.update({f"gen_ai.usage.{key}": (response.get("usage") or {}).get(key) for key in USAGE_FIELDS})
-    for choice in response.get("choices") or ():
-        prefix, message = f"gen_ai.completion.{choice.get('index') or 0}", choice.get("message") or {}
+    found.update({f"gen_ai.usage.{key}": mapping(response.get("usage")).get(key) for key in USAGE_FIELDS})
+    for choice in map(mapping, items(response.get("choices"))):
+        prefix, message = f"gen_ai.completion.{choice.get('index') or 0}", mapping(choice.get("message"))
         found[f"{prefix}.finish_reason"] = choice.get("finish_reason")
         found[f"{prefix}.role"] = message.get("role")
         found[f"{prefix}.content"] = _text(message.get("content"))
@@ -53,10 +55,10 @@ def flat(request: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, A
 
 def tool_calls(response: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the span of each tool call in a response: its name and its attributes."""
-    for choice in response.get("choices") or ():
-        for call in (choice.get("message") or {}).get("tool_calls") or ():
-            function = call.get("function") or {}
-            name = function.get("name") or ""
+    for choice in items(response.get("choices")):
+        for call in map(mapping, items(mapping(mapping(choice).get("message")).get("tool_calls"))):
+            function = mapping(call.get("function"))
+            name = str(function.get("name") or "")
             yield (
                 TOOL_CALL + name,
                 {
@@ -127,8 +129,8 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
         "content": _text(message.get("content")),
         "tool_call_id": message.get("tool_call_id"),
     }
-    for i, call in enumerate(message.get("tool_calls") or ()):
-        function = call.get("function") or {}
+    for i, call in enumerate(map(mapping, items(message.get("tool_calls")))):
+        function = mapping(call.get("function"))
         found[f"tool_calls.{i}.id"] = call.get("id")
         found[f"tool_calls.{i}.name"], found[f"tool_calls.{i}.arguments"] = (
             function.get("name"),

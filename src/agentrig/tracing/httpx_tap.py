@@ -60,6 +60,8 @@ def _tap(library: Any, *, is_async: bool) -> None:
             body = json.loads(request.content)
         except (ValueError, RecursionError):
             return None
+        if not isinstance(body, dict):  # the server refuses it
+            return None
         foreign = f"{server[0]}:{server[1]}" if recorder.server not in (None, server) else None
         own = "logprobs" in body or "return_token_ids" in body
         asked: dict[str, Any] = {}

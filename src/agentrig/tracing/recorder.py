@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from agentrig.text import cut, json_text, words_of
-from agentrig.traces import CUT, LLM_CALL, MISSED, SERVER, Span, Trace
+from agentrig.traces import CUT, LLM_CALL, MISSED, SERVER, Span, Trace, mapping
 
 active: ContextVar[Recorder | None] = ContextVar("agentrig_recorder", default=None)
 parent_span: ContextVar[str | None] = ContextVar("agentrig_parent_span", default=None)
@@ -185,7 +185,7 @@ class Recorder:
 
     def hear(self, attributes: dict[str, Any]) -> None:
         """Remember a call that another tracer records: with the exact bodies, which it does not have."""
-        response_id = (attributes.get("response") or {}).get("id")
+        response_id = mapping(attributes.get("response")).get("id")
         if response_id:
             self._heard[str(response_id)] = attributes
 

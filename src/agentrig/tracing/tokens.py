@@ -7,21 +7,31 @@ from typing import Any
 
 
 def token_attributes(response: dict[str, Any]) -> dict[str, Any]:
-    """Move token ids and log-probabilities from a chat completion in vLLM's format to span attributes."""
+    """Move token ids and log-probabilities from a chat completion in vLLM's format to span attributes.
+
+    Raises:
+        TypeError, LookupError, AttributeError: It is no chat completion.
+    """
     found: dict[str, Any] = {"gen_ai.response.id": response.get("id")}
     choices = response.get("choices") or [{}]
     choice = choices[0]
     prompt = response.pop("prompt_token_ids", None) or choice.pop("prompt_token_ids", None)
     if prompt:
-        found["prompt_token_ids"] = prompt
+        found["prompt_token_ids"] = _ids(prompt, "prompt_token_ids")
     if ids := choice.pop("token_ids", None):
-        found["response_token_ids"] = ids
+        found["response_token_ids"] = _ids(ids, "token_ids")
     content = (choice.pop("logprobs", None) or {}).get("content")
     if content:
         found["response_logprobs"] = [token["logprob"] for token in content]
     if choice.get("finish_reason"):
         found["finish_reason"] = choice["finish_reason"]
     return found
+
+
+def _ids(value: Any, name: str) -> list[int]:
+    if not isinstance(value, list) or set(map(type, value)) != {int}:
+        raise TypeError(f"{name} is no list of token ids")
+    return value
 
 
 def sampled_calls(

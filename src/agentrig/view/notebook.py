@@ -16,7 +16,7 @@ from agentrig.errors import AgentrigError, nearest
 from agentrig.figures import number, percent
 from agentrig.run.damage import writing
 from agentrig.text import flat
-from agentrig.traces import LLM_CALL, Trace, reply_of
+from agentrig.traces import LLM_CALL, Trace, items, reply_of
 from agentrig.view import figures
 from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
 from agentrig.view.png import FILES, draw
@@ -238,8 +238,8 @@ def _span_row(row: Mapping[str, Any], span: Mapping[str, Any], node: str | None)
         "node": node,
         "seconds": None if start is None or end is None else end - start,
         "finish_reason": attributes.get("finish_reason"),
-        "prompt_tokens": len(attributes.get("prompt_token_ids") or ()) if call else None,
-        "response_tokens": len(attributes.get("response_token_ids") or ()) if call else None,
+        "prompt_tokens": len(items(attributes.get("prompt_token_ids"))) if call else None,
+        "response_tokens": len(items(attributes.get("response_token_ids"))) if call else None,
         "reply": reply_of(attributes) if call else None,
         "attributes": dict(attributes),
     }

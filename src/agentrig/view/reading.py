@@ -22,6 +22,7 @@ from agentrig.run.directory import ENDED, read_metrics
 from agentrig.run.past import changed_files, losses
 from agentrig.run.rows import rollout_schema
 from agentrig.traces import Span
+from agentrig.traces import mapping as mapping
 
 SECOND = "second_rewards"
 """Of a step: the figures of each reward in `run.second_reward`, by name. Of a rollout: the score of each."""
@@ -130,11 +131,6 @@ class RunData:
     def of_mode(self, mode: str) -> list[RolloutFile]:
         """Return the rollout files of a mode, by step."""
         return sorted((f for f in self.files if f.mode == mode), key=lambda f: f.step)
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """Return the value when it is a mapping, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
 
 
 def dig(value: Any, *keys: str) -> Any:

@@ -17,7 +17,7 @@ from agentrig.ledger import REASONS
 from agentrig.rollouts import Rollout
 from agentrig.run.rows import row_of
 from agentrig.text import cut
-from agentrig.traces import LLM_CALL, MODEL, NODE, SERVER, Span, Trace, reply_of, tool_calls_of
+from agentrig.traces import LLM_CALL, MODEL, NODE, SERVER, Span, Trace, items, message_of, reply_of, tool_calls_of
 from agentrig.view.reading import SECOND, decoded, dig, mapping, spans_of, verdict
 from agentrig.view.text import count
 from agentrig.view.tokens import MOST_TOKENS, Token, tokens_of
@@ -308,14 +308,18 @@ def _call(
 ) -> tuple[Call, list[Any]]:
     attributes = span.attributes
     request = mapping(attributes.get("request"))
-    given = request.get("messages")
-    messages = given if isinstance(given, list) else []
+    given = request.get("messages") or []
+    messages = given if isinstance(given, list) else [given]
     repeated = len(before) if before and messages[: len(before)] == before else 0
     sampled = attributes.get("response_token_ids")
     facts = [(key, text_of(request[key])) for key in ("model", "temperature", "max_tokens") if key in request]
-    tools = [mapping(tool) for tool in (request.get("tools") or ()) if isinstance(tool, Mapping)]
-    if tools:
-        facts.append(("tools", ", ".join(str(mapping(t.get("function")).get("name") or text_of(t)) for t in tools)))
+    if tools := request.get("tools"):
+        names = [str(mapping(mapping(t).get("function")).get("name") or text_of(t)) for t in items(tools) or [tools]]
+        facts.append(("tools", ", ".join(names)))
+    if attributes.get("request") and not request:
+        facts.append(("request", text_of(attributes["request"])))
+    if attributes.get("response") and not span.error and not message_of(attributes):
+        facts.append(("response", text_of(attributes["response"])))
     if SERVER in attributes:
         facts.append(("server", f"{attributes[SERVER]}: another one than the run's, never trained"))
     advantages = [number(e.get("advantage")) for e in entries]
@@ -366,7 +370,7 @@ def _fate(entry: Mapping[str, Any]) -> str:
 
 def _message(given: Any, longest: int) -> Message:
     message = mapping(given)
-    content = message.get("content")
+    content = message.get("content") if isinstance(given, Mapping) else given
     return Message(
         role=str(message.get("role") or "?"),
         text="" if content is None else text_of(content, longest),
@@ -385,7 +389,8 @@ def _step(span: Span, longest: int) -> Step | None:
             if isinstance(item, bool):
                 facts.append((str(name), "yes" if item else "no"))
             elif isinstance(item, int | float):
-                facts.append((str(name), f"{item:g}"))
+                value = number(item)  # None for what no float holds
+                facts.append((str(name), str(item) if value is None else f"{value:g}"))
             elif item not in (None, "", [], {}):
                 texts.append((str(name), text_of(item, longest)))
     if not (texts or facts or (span.error and kind != "span")):

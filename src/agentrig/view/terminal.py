@@ -15,6 +15,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from agentrig.figures import NOTHING, counted, percent
+from agentrig.plan import script_of
 from agentrig.rollouts import Rollout
 from agentrig.text import cut, storable
 from agentrig.view import figures
@@ -195,7 +196,10 @@ def _next(directory: Path) -> dict[str, str]:
     }
     if (directory / "checkpoints" / "latest").is_file():
         config = shlex.quote(str(directory / "config.toml"))
-        found |= {"eval": f"agentrig eval {config} --checkpoint {run}", "export": f"agentrig export {run} my-model"}
+        measure = f"agentrig eval {config} --checkpoint {run}"
+        if script_of(directory):
+            measure = "by the script, with the exported model: only the script has the agent and the tasks"
+        found |= {"eval": measure, "export": f"agentrig export {run} my-model"}
     return found
 
 

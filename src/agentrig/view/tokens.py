@@ -79,7 +79,7 @@ def _read(file: Path) -> Tokenizer | str:
 def tokens_of(attributes: Mapping[str, Any], tokenizer: Tokenizer | None, most: int = MOST_TOKENS) -> list[Token]:
     """Return the sampled tokens of a call, the first `most` of them."""
     ids = attributes.get("response_token_ids")
-    ids = [i for i in ids if isinstance(i, int)] if isinstance(ids, list) else []
+    ids = [i for i in ids if isinstance(i, int) and 0 <= i < 1 << 32] if isinstance(ids, list) else []
     given = attributes.get("response_logprobs")
     logprobs: Sequence[Any] = given if isinstance(given, list) and len(given) == len(ids) else [None] * len(ids)
     ids = ids[:most]

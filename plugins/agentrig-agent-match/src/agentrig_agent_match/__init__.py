@@ -11,6 +11,7 @@ import attrs
 from agentrig import AdapterSpec, Span, Trace, Triplet, hookimpl, setting
 from agentrig.adapters import triplet_of
 from agentrig.ledger import UNMATCHED_MODEL, UNMATCHED_NODE
+from agentrig.traces import mapping
 
 
 def _compiles(_config: Any, field: Any, value: str) -> None:
@@ -60,7 +61,7 @@ class AgentMatch:
 
     def _named(self, call: Span) -> bool:
         """Whether the name of the model that the agent sent matches."""
-        name = (call.attributes.get("request") or {}).get("model")
+        name = mapping(call.attributes.get("request")).get("model")
         return not self.config.model or bool(re.search(self.config.model, str(name or "")))
 
     def _node(self, trace: Trace, call: Span) -> str | None:

@@ -12,7 +12,7 @@ from agentlightning import Span as LightningSpan
 from agentlightning.emitter import find_final_reward
 from agentlightning.types import OtelResource, TraceStatus
 
-from agentrig.traces import LLM_CALL, SERVER, Span, Trace
+from agentrig.traces import LLM_CALL, SERVER, Span, Trace, mapping
 from agentrig.tracing.gen_ai import TOOL_CALL, flat, logprobs_of, request_of, response_of, tool_calls
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def _restored(span: Span, rollout_id: str, attempt_id: str, number: int) -> Ligh
 def _tool_spans(call: Span) -> Iterator[Span]:
     if call.name != LLM_CALL or call.error is not None:
         return
-    for i, (name, attributes) in enumerate(tool_calls(call.attributes.get("response") or {})):
+    for i, (name, attributes) in enumerate(tool_calls(mapping(call.attributes.get("response")))):
         known = hashlib.blake2b(f"{call.id}/{i}".encode(), digest_size=8).hexdigest()
         yield Span(id=known, parent=call.id, name=name, start=call.end, end=call.end, attributes=attributes)
 
@@ -96,7 +96,7 @@ def _tool_spans(call: Span) -> Iterator[Span]:
 def _lightning_attributes(span: Span) -> dict[str, Any]:
     if span.name != LLM_CALL:
         return {k: v if _is_simple(v) else json.dumps(v) for k, v in span.attributes.items() if v is not None}
-    found = flat(span.attributes.get("request") or {}, span.attributes.get("response") or {})
+    found = flat(mapping(span.attributes.get("request")), mapping(span.attributes.get("response")))
     for key in ("prompt_token_ids", "response_token_ids", "gen_ai.response.id"):
         if span.attributes.get(key):
             found[key] = span.attributes[key]

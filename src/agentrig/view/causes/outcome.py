@@ -149,11 +149,12 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
     doubt: Literal["fact", "warn"] = "fact" if evidence.run.running else "warn"
     if 0 < len(evidence.run.steps) < FEW and not evidence.run.running:
         few = f"; {len(evidence.run.steps)} steps are few, so this is not surprising"
+    tasks = f"{count(judged)} {evidence.where.partition(' split')[0]} tasks measured at both ends"
     if not better + worse:
-        yield Finding(doubt, f"none of {count(judged)} tasks measured at both ends changed its outcome{few}")
+        yield Finding(doubt, f"none of {tasks} changed its outcome{few}")
         return
     text = (
-        f"of {count(judged)} tasks measured at both ends, {count(better)} went from wrong to right and {count(worse)} "
+        f"of {tasks}, {count(better)} went from wrong to right and {count(worse)} "
         f"from right to wrong ({figures.chance(better, worse)})"
     )
     if figures.sign_test(better, worse) > 0.05:

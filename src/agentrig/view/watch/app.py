@@ -196,18 +196,21 @@ class Pages:
 
     def traces(self, request: Request) -> Response:
         """Show a step's groups, or the rollouts that a filter lets through."""
-        run, wanted = self._run(request), _filter(request.query_params)
+        run = self._run(request)
+        wanted, error = _filter(request.query_params)
         page = max(1, _whole(request.query_params.get("page")) or 1)
         batches = [(file.mode, file.step) for file in run.rollouts.files()]
-        if not wanted.narrow and not wanted.mode and wanted.step is None and batches:
+        if not error and not wanted.narrow and not wanted.mode and wanted.step is None and batches:
             mode, step = ([batch for batch in batches if batch[0] == "train"] or batches)[-1]
             wanted = Filter(mode=mode, step=step)
         whole = not wanted.narrow and wanted.mode and wanted.step is not None
         groups: list[dict[str, Any]] = []
         rows: list[dict[str, Any]] = []
-        found, error = 0, ""
+        found = 0
         try:
-            if whole:
+            if error:
+                pass
+            elif whole:
                 groups = views.groups(run, wanted)
             else:
                 rows, found = views.found_rollouts(run, wanted, page)
@@ -314,12 +317,16 @@ class Pages:
         return HTMLResponse(template.render(values))
 
 
-def _filter(given: Mapping[str, str]) -> Filter:
-    numbers: dict[str, Any] = {key: _whole(given.get(key)) for key in ("step", "shortest", "longest")}
+def _filter(given: Mapping[str, str]) -> tuple[Filter, str]:
+    """Return what a query asks for, and what of it cannot be read; '' if all can."""
+    stated = {key: given.get(key, "").strip() for key in ("step", "shortest", "longest")}
+    numbers: dict[str, Any] = {key: _whole(text) for key, text in stated.items()}
+    wrong = [f"{key} is {text!r:.60}, which is no whole number" for key, text in stated.items()
+             if text and numbers[key] is None]  # fmt: skip
     texts: dict[str, Any] = {
         key: given.get(key, "").strip() for key in ("mode", "score", "failure", "node", "text", "task")
     }
-    return Filter(**texts, **numbers)
+    return Filter(**texts, **numbers), "; ".join(wrong)
 
 
 def _whole(text: str | None) -> int | None:

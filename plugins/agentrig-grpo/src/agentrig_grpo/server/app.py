@@ -134,7 +134,8 @@ class Api:
         """Return the prompt's token ids; a thread beside the event loop makes them, once for all who ask the same."""
         called = any("tool_calls" in message for message in request.messages)
         if (request.tools or called) and isinstance(self.chat.tool_form, str):
-            raise Refused(self.chat.tool_form, param="tools" if request.tools else "messages")
+            named = "tools" if request.tools else "messages"
+            raise Refused(self.chat.tool_form, param=named, code="unsupported_value")
         options = {} if request.add_generation_prompt else {"add_generation_prompt": False}
         if request.continue_final_message:
             options["continue_final_message"] = True

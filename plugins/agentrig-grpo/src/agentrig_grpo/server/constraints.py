@@ -93,10 +93,14 @@ class Constraints:
                 ) from error
         options: Any = dict(FORMAT)
         matcher = LLMatcher(self._own, LLMatcher.grammar_from_json_schema(dict(schema), defaults=options), log_level=0)
-        if not matcher.is_error():
-            matcher.compute_logit_bias()  # some schemas compile, and allow no first token: {"$ref": "#"}
         if matcher.is_error():
             raise ConstraintError(f"this schema can't be enforced: {_said(matcher.get_error())}")
+        matcher.compute_logit_bias()
+        if matcher.is_error():  # some schemas compile, and allow no first token: {"$ref": "#"}
+            raise ConstraintError(
+                "this schema can't be enforced: no text fits it. Does it refer to itself with nothing in between, as "
+                '{"$ref": "#"} does?'
+            )
         return matcher
 
 

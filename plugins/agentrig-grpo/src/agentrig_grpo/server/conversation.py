@@ -110,7 +110,8 @@ def _text(content: Any, _: Any) -> str:
         for i, part in enumerate(content):
             if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
                 kind = part.get("type") if isinstance(part, dict) else part
-                raise BadField(f"must be a string or a list of text parts; the model reads no {short(kind)} (part {i})")
+                words = f"must be a string or a list of text parts; the model reads no {short(kind)} (part {i})"
+                raise BadField(words, code="unsupported_value")
         return "".join(part["text"] for part in content)
     raise BadField("must be a string or a list of text parts")
 
@@ -134,7 +135,8 @@ def _arguments(arguments: Any, _: Any) -> Any:
 
 def _tool_choice(choice: Any, _: Any) -> str:
     if choice not in ("auto", "none"):
-        raise BadField(f'must be "auto" or "none", not {short(choice)}: this server forces no call')
+        words = f'must be "auto" or "none", not {short(choice)}: this server forces no call'
+        raise BadField(words, code="unsupported_value")
     return str(choice)
 
 

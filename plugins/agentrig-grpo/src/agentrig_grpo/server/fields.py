@@ -22,11 +22,12 @@ class BadField(Exception):
     Args:
         words: What is wrong, to be read after the field's name.
         where: The field, as `messages[0].role`. The rule of a type leaves it out: cattrs knows it.
+        code: `unsupported_value` for one that other servers take; else ''.
     """
 
-    def __init__(self, words: str, where: str = "") -> None:
+    def __init__(self, words: str, where: str = "", code: str = "") -> None:
         super().__init__(f"{where} {words}")
-        self.words, self.where = words, where
+        self.words, self.where, self.code = words, where, code
 
 
 @attrs.frozen
@@ -75,7 +76,7 @@ def _first(error: Exception) -> BadField:
     if isinstance(error, KeyError):
         return BadField("is missing", where)
     if isinstance(error, BadField):
-        return BadField(error.words, error.where or where)
+        return BadField(error.words, error.where or where, error.code)
     raise error
 
 

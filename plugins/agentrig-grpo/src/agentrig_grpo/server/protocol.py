@@ -157,7 +157,7 @@ def checked(body: bytes, cls: type[AnyRequest], rules: cattrs.Converter, *, mode
             )
         request = structure(cls, data, rules)
     except (values.BadValue, BadField) as error:
-        raise Refused(str(error), param=error.where) from None
+        raise Refused(str(error), param=error.where, code=getattr(error, "code", "")) from None
     _refuse_others(data, attrs.fields_dict(cls))
     return request
 
@@ -189,7 +189,8 @@ def _refuse_others(data: Mapping[str, Any], own: Collection[str]) -> None:
             near = nearest(name[:100], [*own, *NEUTRAL])
             raise Refused(f"unknown field {short(name)}.{near}", param=name[:100], code="unknown_parameter")
         if value not in NEUTRAL[name]:
-            raise Refused(f"{name} = {short(value)} is not implemented by this server", param=name)
+            words = f"{name} = {short(value)} is not implemented by this server"
+            raise Refused(words, param=name, code="unsupported_parameter")
 
 
 def too_long(tokens: str, chat: ChatRequest, max_length: int) -> Refused:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any
 
 from agentrig.errors import AgentrigError
@@ -27,7 +28,7 @@ def read(body: bytes) -> Any:
 
     Raises:
         BadValue: The body is not UTF-8 or not JSON, is nested too deeply, has too many values, a number that is
-            infinite or NaN, or a string with a lone surrogate, which is no text and cannot be tokenized.
+            infinite, NaN or too long, or a string with a lone surrogate, which is no text and cannot be tokenized.
     """
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_constant)
@@ -35,8 +36,10 @@ def read(body: bytes) -> Any:
         raise BadValue(f"the body is not UTF-8: {error}") from None
     except RecursionError:
         raise BadValue(f"the body is nested too deeply: at most {DEPTH} lists and objects in one another") from None
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise BadValue(f"the body is not JSON: {error}") from None
+    except ValueError:
+        raise BadValue(f"the body has a whole number of more than {sys.get_int_max_str_digits()} digits") from None
     _check(value)
     return value
 
@@ -48,7 +51,7 @@ def short(value: Any) -> str:
 
 
 def _constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
+    raise BadValue(f"the body is not JSON: {name} is no JSON number")
 
 
 def _check(value: Any) -> None:
