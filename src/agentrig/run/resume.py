@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from agentrig.errors import ConfigError, PluginError
-from agentrig.plan import RESUME, Plan, read_run_file, resolve, resume_command
+from agentrig.plan import RESUME, Plan, read_run_file, resolve, resume_command, script_of
 from agentrig.plugins.registry import noun_of
 from agentrig.run.damage import CURES, reading
 from agentrig.run.directory import RunDirectory
