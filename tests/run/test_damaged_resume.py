@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -14,12 +15,13 @@ from typing import Any
 import agentrig_grpo.checkpoint
 import pytest
 import torch
+from agentrig_grpo.learner import Learner
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from agentrig.cli.entry import main
 from agentrig.cli.options import find_checkpoint
-from agentrig.errors import AgentrigError, CheckpointDamaged, RunStopped
+from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError, RunStopped
 from agentrig.plan import resolve
 from agentrig.run import checkpoints
 from agentrig.run.directory import RunDirectory
@@ -27,6 +29,8 @@ from agentrig.run.past import read_past
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.testing.tiny_model import make_tiny_model
+from agentrig.view.figures import status
+from agentrig.view.reading import read_run
 
 PLUGIN = Path(__file__).resolve().parents[1] / "support" / "letters_plugin.py"
 
@@ -272,6 +276,42 @@ def test_a_link_with_a_later_steps_name_is_removed_as_a_link(run: Path) -> None:
     names = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert names == ["latest", "step-00001", "step-00002", "step-00003", "step-00004"]
     assert whole(run)["checkpoints/step-00002/model.safetensors"] == before["checkpoints/step-00002/model.safetensors"]
+
+
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_finished_result_stays_until_the_next_checkpoint(
+    run: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    real = Learner.save
+
+    def full(learner: Learner, folder: Path) -> None:
+        real(learner, folder)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Learner, "save", full)
+    before = whole(run)
+    ended = [f"rollouts/report-0000{step}.parquet" for step in (0, 3)] + ["summary.json"]
+    after = json.loads((run / "progress.json").read_text())["after"]
+    with pytest.raises(RunFileError, match=r"step-00004 cannot be written: the disk is full.*is intact"):
+        train(resume_plan(run, overrides=["algorithm.steps=4"]), resume=run)
+    now = whole(run)
+    assert [now[name] for name in ended] == [before[name] for name in ended]
+    assert {n: d for n, d in now.items() if "step-00003" in n} == {n: d for n, d in before.items() if "step-00003" in n}
+    progress = json.loads((run / "progress.json").read_text())
+    assert (progress["after"], "step-00004" in progress["checkpoints"]) == (after, False)
+    assert [f for f in now if f.endswith(".part") or "step-00004" in f] == ["audit/step-00004.json"]
+    if killed:  # then it could not write this
+        (run / "error.json").unlink()
+    shown = read_run(run)
+    assert (status(shown), shown.summary["steps"]) == ("finished" if killed else "stopped: RunFileError", 3)
+    assert any("the run went on after step 3 and did not reach the next checkpoint" in m for m in shown.missing)
+    assert not any("no step wrote" in m or "is not there" in m for m in shown.missing), shown.missing
+    monkeypatch.setattr(Learner, "save", real)
+    assert train(resume_plan(run), resume=run)["steps"] == 4
+    assert not (run / ended[1]).exists()
+    assert not read_run(run).missing
+    with pytest.raises(ConfigError, match="has ended: its 4 steps are done"):
+        resume_plan(run)
 
 
 def sealed(run: Path) -> None:

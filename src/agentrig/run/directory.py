@@ -23,7 +23,7 @@ from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
 from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.damage import read_object, reading, writing
-from agentrig.run.files import append_line, put, sha256_of, write_whole
+from agentrig.run.files import append_line, replacing, sha256_of, write_whole
 from agentrig.run.rows import call_schema, rollout_schema, row_of
 from agentrig.text import storable
 
@@ -170,19 +170,36 @@ class RunDirectory:
                     f"{file} is a directory, and the run has a file of that name. Nothing was changed; move it away"
                 )
 
-    def rewind(self, step: int) -> list[dict[str, Any]]:
+    def rewind(self, step: int, *, keep_end: bool = False) -> list[dict[str, Any]]:
         """Delete everything after a step's checkpoint, for a resumed run; return the remaining metrics.
 
         What the end of the run wrote is deleted too: its error, its summary and its measurement after training.
+
+        Args:
+            step: The checkpoint's step.
+            keep_end: Keep summary and measurement, until `remove_end`.
         """
         kept = [line for line in self.metrics() if line["step"] <= step]
         self._make_folders()
+        end = self._end() if keep_end else ()
         for file in (*(self.path / name for name in ENDED), *self._after(step)):
-            file.unlink(missing_ok=True)
+            if file not in end:
+                file.unlink(missing_ok=True)
         self.checkpoints.remove_incomplete()
         self.checkpoints.drop_after(step)
         self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
         return kept
+
+    def remove_end(self) -> None:
+        """Delete the summary and the measurement after training: a later checkpoint has replaced that end."""
+        for file in self._end():
+            with writing(file):
+                file.unlink(missing_ok=True)
+
+    def _end(self) -> list[Path]:
+        """Return the summary, and the rollouts of a measurement after training."""
+        measured = [f for f in (self.path / "rollouts").glob("report-*.parquet") if ROLLOUTS.fullmatch(f.name)]
+        return [self.path / "summary.json", *(f for f in measured if is_end(f))]
 
     def _after(self, step: int) -> list[Path]:
         """Return the files that a run resumed from this step makes again, and those that a crash left half written."""
@@ -238,19 +255,25 @@ class RunDirectory:
         import pyarrow.parquet as pq
 
         target = self.path / name
-        part = target.with_suffix(".part")
-        with writing(target):
+        with writing(target), replacing(target, target.with_suffix(".part")) as part:
             pq.write_table(table, part, compression="zstd")
-            digest = sha256_of(part)
-            put(part, target)
-        return digest
+            return sha256_of(part)
 
     def save_checkpoint(
         self, step: int, write: Callable[[Path], None], *, keep: bool, record: Callable[[str], None] = lambda _: None
     ) -> Path:
-        """Let `write` fill a checkpoint, make it the latest, and drop old ones; see `Checkpoints.save`."""
-        with writing(self.checkpoints.path(step)):
-            return self.checkpoints.save(step, write, keep=keep, record=record)
+        """Let `write` fill a checkpoint, make it the latest, and drop old ones; see `Checkpoints.save`.
+
+        If that fails, what it wrote is removed: on a full disk the run could not write how it ended.
+        """
+        try:
+            with writing(self.checkpoints.path(step)):  # it looks whether the disk is full, so before the removal
+                return self.checkpoints.save(step, write, keep=keep, record=record)
+        except BaseException:
+            with contextlib.suppress(OSError, RunFileError):
+                self.checkpoints.recover()
+                self.checkpoints.remove_incomplete()
+            raise
 
     def latest_checkpoint(self) -> tuple[Path | None, int]:
         """Return the latest checkpoint and its step, or (None, 0)."""
@@ -300,8 +323,13 @@ def _own_folder(parent: Path, name: str) -> Path:
 
 def stays(file: Path, step: int) -> bool:
     """Whether a rollout file was written before a step's checkpoint; the final measurement comes after it."""
+    return not is_end(file) and int(file.stem.rpartition("-")[2]) <= step
+
+
+def is_end(file: Path) -> bool:
+    """Whether a rollout file is of a measurement after training."""
     mode, _, of = file.stem.rpartition("-")
-    return int(of) < step if mode == "report" and step else int(of) <= step
+    return mode == "report" and int(of) > 0
 
 
 def read_metrics(text: str) -> tuple[list[dict[str, Any]], list[int]]:

@@ -16,7 +16,7 @@ from agentrig.errors import CheckpointDamaged, ConfigError
 from agentrig.figures import number
 from agentrig.run.checkpoints import SAVED, saved_digests, verify
 from agentrig.run.damage import reading
-from agentrig.run.directory import FILES, RunDirectory, stays, table_name
+from agentrig.run.directory import FILES, RunDirectory, is_end, stays, table_name
 from agentrig.run.files import sha256_of
 from agentrig.run.manifest import FORMAT
 from agentrig.run.trends import Guards
@@ -43,7 +43,8 @@ class Past:
         progress: The held-out measurements up to that step.
         measured: Number of rollouts that were only measured, by failure; `""` for those without a failure.
         warnings: What is lost or damaged.
-        ended: The run had ended at this step and is extended: its guards restart their counts.
+        ended: The run had ended at this step and is extended: its guards restart their counts, and its summary and its
+            measurement after training stay until the next checkpoint.
     """
 
     checkpoint: Path | None = None
@@ -84,8 +85,10 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
     run.check_rewind(step)
     ours = [line for line in every if line["step"] <= step]
     lines = [line for line in ours if _usable(line)]
+    ended = bool(summary.get("complete")) and step >= summary.get("steps", 0)
     progress = known if step else {}
-    progress.pop("after", None)  # from an earlier end of this run, before it was extended
+    if not ended:
+        progress.pop("after", None)  # of an end after this step
     with reading(run.path / "progress.json"):
         before = {"accuracy": None, "n": 0} if "before" not in known else {**known["before"]}
         if number(before["n"]) is None or (before["accuracy"] is not None and number(before["accuracy"]) is None):
@@ -93,7 +96,11 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
     saved = {run.checkpoints.path(s).name for s in run.checkpoints.steps() if s <= step}
     if progress:
         progress[SAVED] = {name: kept for name, kept in saved_digests(run.path, known).items() if name in saved}
-        progress[FILES] = {name: kept for name, kept in _measured_files(known) if stays(Path(name), step)}
+        progress[FILES] = {
+            name: kept
+            for name, kept in _measured_files(known)
+            if stays(Path(name), step) or (ended and is_end(Path(name)))
+        }
     warnings = []
     if every and not step:
         warnings.append(
@@ -116,7 +123,7 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
         progress=progress,
         measured=run.measured(step) if step else {},
         warnings=warnings,
-        ended=bool(summary.get("complete")) and step >= summary.get("steps", 0),
+        ended=ended,
     )
 
 
@@ -136,7 +143,7 @@ def begin(run: RunDirectory, config: str, facts: Mapping[str, Any], past: Past) 
     The checkpoint is read, algorithm and agent are built, the model is served, and the first transfer of weights is
     proven. After a crash in the middle of this function, the run can still be resumed.
     """
-    run.rewind(past.step)
+    run.rewind(past.step, keep_end=past.ended)
     if past.progress:
         run.write_json("progress.json", past.progress)
     run.write("config.toml", config)  # overrides may have changed it

@@ -67,7 +67,9 @@ def resume_plan(
     ended = from_step is None and bool(summary.get("complete"))
     with reading(directory / "summary.json"):
         done = int(summary.get("steps", 0))
-    if ended and (not overrides or (steps is not None and steps <= done)):
+    # Without a word, config.toml has more steps if the run was killed before its first checkpoint after that end.
+    goes_on = overrides if steps is None else steps > done and (overrides or not summary.get("solved"))
+    if ended and not goes_on:
         name = plan.components["algorithm"].spec.name
         more = (
             "algorithm.steps=N"

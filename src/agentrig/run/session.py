@@ -7,6 +7,7 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from agentrig.algorithms import Measurement
 from agentrig.audit.sketch import Sketch
 from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
-from agentrig.errors import AgentrigError, ConfigError, RunStopped
+from agentrig.errors import AgentrigError, ConfigError, RunFileError, RunStopped
 from agentrig.figures import mean
 from agentrig.hardware import Hardware
 from agentrig.ledger import Entry, Ledger, StepTotals, totals
@@ -27,7 +28,7 @@ from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.run.ahead import RolloutsAhead
 from agentrig.run.auditing import Auditing
 from agentrig.run.checkpoints import SAVED
-from agentrig.run.directory import FILES, RunDirectory, table_name
+from agentrig.run.directory import FILES, RunDirectory, is_end, table_name
 from agentrig.run.guards import (
     EARLY,
     check_failures,
@@ -119,6 +120,7 @@ class RunSession:
             algorithm_name=plan.components["algorithm"].spec.name,
             negative_scale=getattr(plan.configs["algorithm"], "negative_scale", 1.0),
         )
+        self.keeps_end = past.ended  # the directory has the summary of an earlier end
         self._guards = Guards.after(past.lines, ended=past.ended)
         self.solved = self._guards.solved
         self._failures: Counter[str] = Counter()
@@ -407,6 +409,7 @@ class RunSession:
         self.measured = found = Measurement.of(rollouts)
         self._progress[when] = {**attrs.asdict(found), "failures": count_failures(rollouts)}
         self._run.write_json("progress.json", self._progress)
+        self.keeps_end = self.keeps_end and when == "before"
         self._step_start = time.perf_counter()
         return found.accuracy
 
@@ -467,7 +470,7 @@ class RunSession:
         return line
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
-        """Save a checkpoint, atomically."""
+        """Save a checkpoint, atomically; the first one after an earlier end of the run replaces that end."""
         there = self._run.checkpoints
 
         def record(digest: str) -> None:
@@ -476,7 +479,21 @@ class RunSession:
             self._progress[SAVED] = {**kept, name: [*kept.get(name, []), digest]}  # one of before counts until then
             self._run.write_json("progress.json", self._progress)
 
-        return self._run.save_checkpoint(step, write, keep=keep, record=record)
+        try:
+            saved = self._run.save_checkpoint(step, write, keep=keep, record=record)
+        except BaseException:
+            if not there.path(step).exists() and self._progress.get(SAVED, {}).pop(there.path(step).name, None):
+                with suppress(RunFileError):
+                    self._run.write_json("progress.json", self._progress)
+            raise
+        if self.keeps_end:
+            self.keeps_end = False
+            self._progress.pop("after", None)
+            files = self._progress.get(FILES, {})
+            self._progress[FILES] = {name: digest for name, digest in files.items() if not is_end(Path(name))}
+            self._run.write_json("progress.json", self._progress)
+            self._run.remove_end()
+        return saved
 
     def note(self, text: str) -> None:
         """Implement `Session.note`."""

@@ -220,7 +220,7 @@ def _write_end(
         with noted():
             cause = getattr(error, "cause", "")
             run.write_json("error.json", {"error": kind, "message": str(error), "cause": cause})
-    if session.lines:
+    if session.lines and not session.keeps_end:
         run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": complete})
 
 

@@ -18,7 +18,7 @@ from agentrig.errors import AgentrigError, RunFileError
 from agentrig.figures import number
 from agentrig.processes.locks import Lock
 from agentrig.run.damage import read_object, reading
-from agentrig.run.directory import ENDED, read_metrics
+from agentrig.run.directory import ENDED, is_end, read_metrics
 from agentrig.run.past import changed_files, losses
 from agentrig.run.rows import rollout_schema
 from agentrig.traces import Span
@@ -91,6 +91,8 @@ class RunData:
         files: The rollout files, by mode and step.
         unread: What is missing or cannot be read, one sentence each, without what `missing` adds.
         running: Whether a process holds the run's lock, and has not written how the run ended.
+        continued: Whether the run was killed, or failed, after it went on from an earlier end and before the next
+            checkpoint replaced that: the other attributes are of the earlier end.
         binned: Whether its curves have one point for each 16 steps, as published ones, and no moving mean.
     """
 
@@ -105,12 +107,13 @@ class RunData:
     files: Sequence[RolloutFile]
     unread: Sequence[str]
     running: bool = False
+    continued: bool = False
     binned: bool = False
 
     @cached_property
     def missing(self) -> Sequence[str]:
         """What is missing, cannot be read, or is not what the run wrote, one sentence each; it reads every file."""
-        ended = bool(self.summary.get("complete"))
+        ended = bool(self.summary.get("complete")) and not self.continued
         return [*self.unread, *changed_files(self.directory, self.steps, self.progress, ended=ended)]
 
     @property
@@ -181,8 +184,9 @@ def read_run(directory: Path) -> RunData:
         AgentrigError: There is no such directory, or nothing in it that a run writes.
     """
     directory = Path(directory)
-    locked = Lock(directory / "run.lock").held()  # before the files: a run that ends now has written them
-    running = locked and not any(os.path.lexists(directory / name) for name in ENDED)
+    lock = Lock(directory / "run.lock")
+    locked = lock.held()  # before the files: a run that ends now has written them
+    running = locked and not any(lock.taken_before(directory / name) for name in ENDED)
     if not directory.is_dir():
         raise AgentrigError(f"there is no run directory {directory}; `agentrig train` makes them below runs/")
     missing: list[str] = []
@@ -196,16 +200,26 @@ def read_run(directory: Path) -> RunData:
         raise AgentrigError(
             f"{directory} is not a run directory: it has no config.toml, manifest.json, metrics.jsonl or rollouts/"
         )
-    summary = _read(directory / "summary.json", read_object, missing, needed=False)
-    error = _read(directory / "error.json", read_object, missing, needed=False)
+    summary = {} if running else _read(directory / "summary.json", read_object, missing, needed=False)
+    error = {} if running else _read(directory / "error.json", read_object, missing, needed=False)
     if not running and not any(os.path.lexists(directory / name) for name in ENDED):
         missing.append(
             "summary.json is not there, and no process holds run.lock: the run was killed, or this is a copy of a "
             f"running one. `agentrig train --resume {directory}` goes on after the last step that was saved"
         )
-    ended = max([int(number(summary.get("steps")) or 0), *(line["step"] for line in told)])
-    missing += losses(told, damaged, ended)
+    done = int(number(summary.get("steps")) or 0)
+    continued = bool(summary.get("complete")) and done < max([0, *(f.step for f in files)])
+    if continued:
+        missing.append(
+            f"the run went on after step {done} and did not reach the next checkpoint: this is its end after it. "
+            f"`agentrig train --resume {directory}` goes on"
+        )
+        told, files = [line for line in told if line["step"] <= done], [f for f in files if f.step <= done]
+    missing += losses(told, damaged, max([done, *(line["step"] for line in told)]))
     progress = _read(directory / "progress.json", read_object, missing, needed=False)
+    if running and "after" in progress:  # of an earlier end, until the next checkpoint
+        del progress["after"]
+        files = [f for f in files if not is_end(f.path)]
     for name, held, keys in (
         ("progress.json", progress, ("before", "after")),
         ("summary.json", summary, ("accuracy", "reward")),
@@ -230,6 +244,7 @@ def read_run(directory: Path) -> RunData:
         files=files,
         unread=missing,
         running=running,
+        continued=continued,
     )
 
 
