@@ -323,7 +323,8 @@ def _own_folder(parent: Path, name: str) -> Path:
 
 def stays(file: Path, step: int) -> bool:
     """Whether a rollout file was written before a step's checkpoint; the final measurement comes after it."""
-    return not is_end(file) and int(file.stem.rpartition("-")[2]) <= step
+    mode, _, of = file.stem.rpartition("-")
+    return int(of) < step if mode == "report" and step else int(of) <= step
 
 
 def is_end(file: Path) -> bool:

@@ -427,6 +427,7 @@ class RunSession:
         calls: Iterable[Entry] | None = None,
     ) -> None:
         """Close a step: write its line, notify the observers, check the ledger and that the weights changed."""
+        self.runtime.check()
         if "weight_change" not in metrics:
             raise AgentrigError("end_step needs metrics['weight_change'], the L2 norm of the step's change of weights")
         books = self._ledger.close(calls, step=step)
@@ -471,6 +472,7 @@ class RunSession:
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
         """Save a checkpoint, atomically; the first one after an earlier end of the run replaces that end."""
+        self.runtime.check()
         there = self._run.checkpoints
 
         def record(digest: str) -> None:

@@ -156,7 +156,13 @@ def _train(
     logged = ending.enter_context(warnings_in(run.path / "log.jsonl", lambda: len(session.lines) + 1))
     if not resume:
         logged.begin()
-    signals = RunSignals(session, runtime.abort)
+
+    def abort(error: Interrupted) -> None:
+        if error.at_once and session.begun:
+            _write_error(run, error)  # there may be no time for it later
+        runtime.abort(error)
+
+    signals = RunSignals(session, abort)
     ending.enter_context(handling(signals))
 
     # Run rollouts and updates until the algorithm is done.
@@ -216,12 +222,15 @@ def _write_end(
 ) -> None:
     """Write the error that ended a run, and its summary."""
     if error is not None:
-        kind = "KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-        with noted():
-            cause = getattr(error, "cause", "")
-            run.write_json("error.json", {"error": kind, "message": str(error), "cause": cause})
+        _write_error(run, error)
     if session.lines and not session.keeps_end:
         run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": complete})
+
+
+def _write_error(run: RunDirectory, error: BaseException) -> None:
+    kind = "KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+    with noted():
+        run.write_json("error.json", {"error": kind, "message": str(error), "cause": getattr(error, "cause", "")})
 
 
 def settle(registry: Registry, run: RunDirectory) -> dict[str, Any]:

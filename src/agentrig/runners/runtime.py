@@ -24,6 +24,9 @@ POLL_S = 0.2
 UNWIND_S = 5.0
 """Seconds that the body of an aborted run may take to shut down its server and other resources."""
 
+AT_ONCE_S = 0.5
+"""As `UNWIND_S`, after the second signal."""
+
 STOP_S = 5.0
 """Seconds that a pool may take to return from `poll` at the run's end; then it is closed all the same."""
 
@@ -91,7 +94,7 @@ class Runtime:
             self.pool.close()
         if self._aborted is not None:
             if algorithm.is_alive():
-                algorithm.join(UNWIND_S)
+                algorithm.join(AT_ONCE_S if getattr(self._aborted, "at_once", False) else UNWIND_S)
             self._aborted.abandoned = algorithm.is_alive()
             raise self._aborted
         if self.broken is not None and not raised:
@@ -109,6 +112,11 @@ class Runtime:
             raise error
         self._over.put(None)
 
+    def check(self) -> None:
+        """Raise if the run was aborted, or its pool broke: the algorithm has nothing more to do."""
+        if self._no_more is not None:
+            raise self._no_more
+
     def end_results(self, error: Exception) -> None:
         """Give that error to everybody who waits for results, now or later."""
         self._no_more = error
@@ -122,8 +130,7 @@ class Runtime:
             AgentrigError: It cannot be built, or the run was interrupted.
         """
         while self.pool.n and not self.pool.built.wait(0.05):
-            if self._no_more is not None:
-                raise self._no_more
+            self.check()
 
     def submit(self, jobs: Sequence[Job], results: Results) -> None:
         """Queue jobs; each one's result is put into `results`, in the order in which they finish."""

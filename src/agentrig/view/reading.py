@@ -208,7 +208,8 @@ def read_run(directory: Path) -> RunData:
             f"running one. `agentrig train --resume {directory}` goes on after the last step that was saved"
         )
     done = int(number(summary.get("steps")) or 0)
-    continued = bool(summary.get("complete")) and done < max([0, *(f.step for f in files)])
+    more = (number(dig(config, "algorithm", "steps")) or 0) > done and not summary.get("solved")
+    continued = bool(summary.get("complete")) and more and done < max([0, *(f.step for f in files)])
     if continued:
         missing.append(
             f"the run went on after step {done} and did not reach the next checkpoint: this is its end after it. "
