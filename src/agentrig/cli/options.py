@@ -150,8 +150,8 @@ def find_checkpoint(path: Path | None) -> Path | None:
     found: Path | None = path
     if not (path / "config.json").is_file():
         of = RunDirectory(path) if (path / "checkpoints").is_dir() else None
-        found, step = of.latest_checkpoint() if of else (None, 0)
-        for warning in lost_checkpoints(of, step) if of and found else ():
+        found = of.latest_checkpoint()[0] if of else None
+        for warning in lost_checkpoints(of.checkpoints, of.read_json("progress.json")) if of and found else ():
             click.echo(f"agentrig: warning: {warning}", err=True)
     if found is None:
         raise ConfigError(

@@ -100,11 +100,14 @@ class Checkpoints:
 
         If the checkpoint named by `latest` is gone, this is the newest one; every named checkpoint is complete.
         """
-        steps, latest = self.steps(), self.folder / "latest"
-        if latest.is_file():
-            named = latest.read_text("utf-8", errors="replace").strip()
-            steps += [s for s in steps if self.path(s).name == named]
+        steps, named = self.steps(), self.named()
+        steps += [s for s in steps if self.path(s).name == named]
         return (self.path(steps[-1]), steps[-1]) if steps else (None, 0)
+
+    def named(self) -> str:
+        """Return what the file `latest` names; '' without it."""
+        latest = self.folder / "latest"
+        return latest.read_text("utf-8", errors="replace").strip() if latest.is_file() else ""
 
     def at(self, step: int) -> tuple[Path, int]:
         """Return the checkpoint of a step.

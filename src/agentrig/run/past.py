@@ -14,7 +14,7 @@ import attrs
 
 from agentrig.errors import CheckpointDamaged, ConfigError
 from agentrig.figures import number
-from agentrig.run.checkpoints import SAVED, saved_digests, verify
+from agentrig.run.checkpoints import SAVED, Checkpoints, saved_digests, verify
 from agentrig.run.damage import reading
 from agentrig.run.directory import FILES, RunDirectory, is_end, stays, table_name
 from agentrig.run.files import sha256_of
@@ -82,6 +82,7 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
             f"{run.path} has no checkpoint to resume from: its {len(every)} steps would be removed, and training would "
             f"start over.\n  Nothing was changed. Restore {run.checkpoints.folder}, or start a new run"
         )
+    gone = lost_checkpoints(run.checkpoints, known)
     run.check_rewind(step)
     ours = [line for line in every if line["step"] <= step]
     lines = [line for line in ours if _usable(line)]
@@ -107,7 +108,7 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
             f"no checkpoint had been saved yet: the run starts over, and its {len(every)} steps are removed"
         )
     if step and from_step is None:
-        warnings += lost_checkpoints(run, step)
+        warnings += gone
     warnings += losses(ours, damaged, step)
     if unusable := [line["step"] for line in ours if line not in lines]:
         warnings.append(
@@ -214,19 +215,27 @@ def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int
     return found
 
 
-def lost_checkpoints(run: RunDirectory, step: int) -> list[str]:
-    """Say that a later checkpoint than that of a step, the newest there is, was named and is gone."""
-    file = run.checkpoints.folder / "latest"
-    named = file.read_text("utf-8", errors="replace").strip() if file.is_file() else ""
-    newest = run.checkpoints.path(step).name
-    if named and not re.fullmatch(r"step-\d+", named):
-        return [f"{file} is damaged: it names {named!r}, which is no checkpoint of this run; {newest} is used"]
-    unfinished = {f.name[1:11] for f in run.checkpoints.folder.glob(".step-*")}  # a crash while it was saved
-    saved = {name for name in saved_digests(run.path, run.read_json("progress.json")) if name > newest}
-    gone = sorted({*(saved - unfinished), *([named] if named and named != newest else [])})
-    if not gone:
-        return []
-    return [f"{run.checkpoints.folder / gone[-1]} is not there, though the run saved it: {newest} is used"]
+def lost_checkpoints(there: Checkpoints, progress: Mapping[str, Any]) -> list[str]:
+    """Say that a checkpoint later than the newest there is was saved and is gone, or that `latest` names another.
+
+    Args:
+        there: The checkpoints of a run that nobody works in.
+        progress: The run's `progress.json`.
+
+    Raises:
+        RunFileError: The folder, or what `progress.json` says of it, is damaged.
+    """
+    checkpoint, _ = there.latest()
+    newest = checkpoint.name if checkpoint else ""
+    used = f"{newest} is used" if newest else "none is left"
+    unfinished = {f.name[1:11] for f in there.folder.glob(".step-*")}  # a crash while it was saved
+    saved = {name for name in saved_digests(there.folder.parent, progress) if name > newest} - unfinished
+    if saved:
+        return [f"{there.folder / max(saved)} is not there, though the run saved it: {used}"]
+    named = there.named()
+    if newest and named and named != newest:
+        return [f"{there.folder / 'latest'} is damaged: it names {named!r}, and there is no such checkpoint; {used}"]
+    return []
 
 
 def changed_files(

@@ -17,9 +17,10 @@ import attrs
 from agentrig.errors import AgentrigError, RunFileError
 from agentrig.figures import number
 from agentrig.processes.locks import Lock
+from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.damage import read_object, reading
 from agentrig.run.directory import ENDED, is_end, read_metrics
-from agentrig.run.past import changed_files, losses
+from agentrig.run.past import changed_files, losses, lost_checkpoints
 from agentrig.run.rows import rollout_schema
 from agentrig.traces import Span
 
@@ -218,6 +219,11 @@ def read_run(directory: Path) -> RunData:
         told, files = [line for line in told if line["step"] <= done], [f for f in files if f.step <= done]
     missing += losses(told, damaged, max([done, *(line["step"] for line in told)]))
     progress = _read(directory / "progress.json", read_object, missing, needed=False)
+    if not running:
+        try:
+            missing += lost_checkpoints(Checkpoints(directory / "checkpoints"), progress)
+        except RunFileError as damaged_record:
+            missing.append(first_line(damaged_record))
     if running and "after" in progress:  # of an earlier end, until the next checkpoint
         del progress["after"]
         files = [f for f in files if not is_end(f.path)]
