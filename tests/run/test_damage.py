@@ -21,6 +21,8 @@ from agentrig.run.damage import reading, writing
 from agentrig.run.directory import RunDirectory
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
+from agentrig.view.diagnosis import diagnose
+from agentrig.view.reading import read_run
 
 MakePlan = Callable[..., Plan]
 SHORT = ("algorithm.steps=1", "algorithm.report=true")
@@ -84,6 +86,18 @@ def test_the_advice_of_the_messages_works(run: Path) -> None:
     assert json.loads((run / "summary.json").read_text())["complete"] is True
     assert "metrics.jsonl: the line of step 1 lacks" in (run / "manifest.json").read_text()
     assert (run / "rollouts" / "notes.parquet").exists()
+
+
+def test_a_lost_record_is_told_for_ever(run: Path) -> None:
+    for name in ("progress.json", "manifest.json"):
+        (run / name).unlink()
+        assert f"{name} is not there" in read_run(run).missing
+    for steps in (2, 3):
+        train(resume_plan(run, overrides=[f"algorithm.steps={steps}"]), resume=run)
+        told = str(diagnose(run))
+        assert "progress.json was gone when the run resumed after step 1: the accuracy before" in told
+        assert "manifest.json was gone when the run resumed after step 1: the recipe" in told
+    assert json.loads((run / "manifest.json").read_text())["recipe"] == ""
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ class Past:
         progress: The held-out measurements up to that step.
         measured: Number of rollouts that were only measured, by failure; `""` for those without a failure.
         warnings: What is lost or damaged.
+        lost: What is lost for good: the run's manifest says so from now on.
         ended: The run had ended at this step and is extended: its guards restart their counts, and its summary and its
             measurement after training stay until the next checkpoint.
     """
@@ -53,6 +54,7 @@ class Past:
     progress: Mapping[str, Any] = attrs.field(factory=dict)
     measured: Mapping[str, int] = attrs.field(factory=dict)
     warnings: Sequence[str] = ()
+    lost: Sequence[str] = ()
     ended: bool = False
 
 
@@ -87,6 +89,17 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
     ours = [line for line in every if line["step"] <= step]
     lines = [line for line in ours if _usable(line)]
     ended = bool(summary.get("complete")) and step >= summary.get("steps", 0)
+    lost = []
+    if step and not (run.path / "progress.json").exists():
+        lost.append(
+            f"progress.json was gone when the run resumed after step {step}: the accuracy before training, and "
+            "whether the checkpoint is the one that the run saved, are unknown"
+        )
+    if not (run.path / "manifest.json").exists():
+        lost.append(
+            f"manifest.json was gone when the run resumed after step {step}: the recipe, versions and data that "
+            "it began with are unknown"
+        )
     progress = known if step else {}
     if not ended:
         progress.pop("after", None)  # of an end after this step
@@ -124,6 +137,7 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
         progress=progress,
         measured=run.measured(step) if step else {},
         warnings=warnings,
+        lost=lost,
         ended=ended,
     )
 

@@ -140,4 +140,4 @@ def _plan_of(
         wrote = facts.get("agentrig", agentrig_version())
         where = "The settings are in" if wrote == agentrig_version() else f"agentrig {wrote} wrote"
         raise ConfigError(f"{error}\n  {where} {file}{given}") from None
-    return attrs.evolve(plan, recipe=facts.get("recipe", directory.name), resumes=resumes)
+    return attrs.evolve(plan, recipe=facts.get("recipe", ""), resumes=resumes)

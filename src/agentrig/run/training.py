@@ -111,7 +111,8 @@ def _train(
     if run is not None:  # with what its directory knows of the run before
         before = run.read_json("manifest.json")
         with reading(run.path / "manifest.json"):
-            facts["warnings"] += [*manifest_changes(before, facts), *past.warnings]
+            facts["lost"] = [*before.get("lost", []), *past.lost]
+            facts["warnings"] += [*manifest_changes(before, facts), *past.warnings, *facts["lost"]]
             facts["resumed"] = [*before.get("resumed", []), facts["created"]]
             facts["created"] = before.get("created", facts["created"])
             if before.get("server", {}).get("name") == facts["server"]["name"]:

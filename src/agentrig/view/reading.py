@@ -218,7 +218,8 @@ def read_run(directory: Path) -> RunData:
         )
         told, files = [line for line in told if line["step"] <= done], [f for f in files if f.step <= done]
     missing += losses(told, damaged, max([done, *(line["step"] for line in told)]))
-    progress = _read(directory / "progress.json", read_object, missing, needed=False)
+    saved = not running and any((directory / "checkpoints").glob("step-*"))
+    progress = _read(directory / "progress.json", read_object, missing, needed=saved)
     if not running:
         try:
             missing += lost_checkpoints(Checkpoints(directory / "checkpoints"), progress)
