@@ -100,6 +100,34 @@ def test_a_lost_record_is_told_for_ever(run: Path) -> None:
     assert json.loads((run / "manifest.json").read_text())["recipe"] == ""
 
 
+def test_a_measurement_that_is_no_number_is_named(run: Path) -> None:
+    progress = json.loads((run / "progress.json").read_text())
+    progress["before"]["accuracy"] = float("nan")
+    (run / "progress.json").write_text(json.dumps(progress))
+    said = "progress.json is damaged: before.accuracy is nan, not a finite number"
+    assert said in read_run(run).missing
+    assert said in str(diagnose(run))
+    with pytest.raises(RunFileError, match=said.removeprefix("progress.json ")):
+        resume(run)
+
+
+def test_a_run_of_a_later_version_is_refused_by_all_readers(run: Path, tmp_path: Path) -> None:
+    facts = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({**facts, "format": 2, "agentrig": "9.0"}))
+    step = run / "checkpoints" / "step-00001"
+    for words in (
+        ["why", run], ["report", run], ["audit", run], ["train", "--resume", run, "algorithm.steps=2"],
+        ["export", run, tmp_path / "model"], ["export", step, tmp_path / "model"],
+        ["eval", run / "config.toml", "--checkpoint", run], ["dev", run / "config.toml", "--checkpoint", run],
+        ["export-traces", run, "--file", tmp_path / "traces"],
+    ):  # fmt: skip
+        done = CliRunner().invoke(main, [str(word) for word in words])
+        said = " ".join(done.output.split())
+        assert done.exit_code, words
+        assert "was written by agentrig 9.0 in format 2; this version reads formats up to 1" in said, (words, said)
+    assert not (tmp_path / "model").exists()
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 1 MB."""

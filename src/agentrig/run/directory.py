@@ -24,6 +24,7 @@ from agentrig.rollouts import Rollout
 from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.damage import read_object, reading, writing
 from agentrig.run.files import append_line, replacing, sha256_of, write_whole
+from agentrig.run.manifest import FORMAT
 from agentrig.run.rows import call_schema, rollout_schema, row_of
 from agentrig.text import storable
 
@@ -134,6 +135,17 @@ class RunDirectory:
             RunFileError: It is damaged; the message says what to do.
         """
         return read_object(self.path / name)
+
+    def manifest(self) -> dict[str, Any]:
+        """Return what `manifest.json` holds; an empty object when it is not there.
+
+        Raises:
+            RunFileError: It is damaged.
+            ConfigError: The directory has the format of a later version.
+        """
+        facts = read_object(self.path / "manifest.json")
+        check_format(self.path, facts)
+        return facts
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Add a step's line to `metrics.jsonl`."""
@@ -278,6 +290,20 @@ class RunDirectory:
     def latest_checkpoint(self) -> tuple[Path | None, int]:
         """Return the latest checkpoint and its step, or (None, 0)."""
         return self.checkpoints.latest()
+
+
+def check_format(run: Path, facts: Mapping[str, Any]) -> None:
+    """Reject a run directory of a later version.
+
+    Raises:
+        ConfigError: It has a later format; the message names the version that wrote it.
+    """
+    found = facts.get("format", FORMAT)
+    if not isinstance(found, int) or found > FORMAT:
+        raise ConfigError(
+            f"{run} was written by agentrig {facts.get('agentrig', '(no version)')} in format {found}; this version "
+            f"reads formats up to {FORMAT}. Use the version that wrote it"
+        )
 
 
 def table_name(kind: str, step: int) -> str:

@@ -18,7 +18,6 @@ from agentrig.run.checkpoints import SAVED, Checkpoints, saved_digests, verify
 from agentrig.run.damage import reading
 from agentrig.run.directory import FILES, RunDirectory, is_end, stays, table_name
 from agentrig.run.files import sha256_of
-from agentrig.run.manifest import FORMAT
 from agentrig.run.trends import Guards
 
 NEEDED = ("failures", "algorithm", "time_s", "step_s", "rollouts", "transitions_per_rollout")
@@ -104,8 +103,9 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
     if not ended:
         progress.pop("after", None)  # of an end after this step
     with reading(run.path / "progress.json"):
-        before = {"accuracy": None, "n": 0} if "before" not in known else {**known["before"]}
-        if number(before["n"]) is None or (before["accuracy"] is not None and number(before["accuracy"]) is None):
+        for fault in measurement_faults(known, ("before", "after")):
+            raise ValueError(fault)
+        if "before" in known and not known["before"].keys() >= {"accuracy", "n"}:
             raise ValueError("before has no accuracy or no number of tasks")
     saved = {run.checkpoints.path(s).name for s in run.checkpoints.steps() if s <= step}
     if progress:
@@ -165,20 +165,6 @@ def begin(run: RunDirectory, config: str, facts: Mapping[str, Any], past: Past) 
     run.write_json("manifest.json", facts)
 
 
-def check_format(run: Path, facts: Mapping[str, Any]) -> None:
-    """Reject a run directory of a later version.
-
-    Raises:
-        ConfigError: It has a later format; the message names the version that wrote it.
-    """
-    found = facts.get("format", FORMAT)
-    if not isinstance(found, int) or found > FORMAT:
-        raise ConfigError(
-            f"{run} was written by agentrig {facts.get('agentrig', '(no version)')} in format {found}; this version "
-            f"reads formats up to {FORMAT}. Use the version that wrote it"
-        )
-
-
 USE_IT = "give its path: `eval` and `dev` take it with --checkpoint, `export` in place of the run"
 
 
@@ -194,6 +180,18 @@ def with_cure(error: CheckpointDamaged, run: RunDirectory, *, trains: bool = Tru
     )
     error.args = (f"{error}\n  Nothing in {run.path} was changed. {cure}",)
     return error
+
+
+def measurement_faults(held: Mapping[str, Any], keys: Sequence[str]) -> Iterator[str]:
+    """Yield what is wrong with the measurements that `progress.json` or `summary.json` holds under these keys."""
+    for key in keys:
+        found = held.get(key, {})
+        if not isinstance(found, dict):
+            yield f"{key} is no object"
+            continue
+        for name in ("accuracy", "reward", "n", "before", "after"):
+            if found.get(name) is not None and number(found[name]) is None:
+                yield f"{key}.{name} is {found[name]!r}, not a finite number"
 
 
 def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int) -> list[str]:

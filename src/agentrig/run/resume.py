@@ -15,7 +15,6 @@ from agentrig.plugins.registry import noun_of
 from agentrig.run.damage import CURES, reading
 from agentrig.run.directory import RunDirectory
 from agentrig.run.manifest import agentrig_version
-from agentrig.run.past import check_format
 
 log = logging.getLogger(__name__)
 
@@ -108,8 +107,7 @@ def _read(directory: Path) -> tuple[Mapping[str, Any], Mapping[str, Any], Mappin
         if (directory / "manifest.json").is_file():
             raise ConfigError(f"{file} is missing. {CURES[file.name]}")
         raise ConfigError(f"{directory} is not a run directory: it has no config.toml")
-    facts = RunDirectory(directory).read_json("manifest.json")
-    check_format(directory, facts)
+    facts = RunDirectory(directory).manifest()
     with reading(file):
         settings = read_run_file(file)
         named = {kind: str(settings[kind]["use"]).rpartition(":")[2] for kind in MEASURE}

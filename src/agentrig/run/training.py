@@ -109,7 +109,7 @@ def _train(
     facts = manifest(plan, hardware, splits)
     facts["warnings"] = [*gold_warnings(plan), *split_warnings(splits, tasks)]
     if run is not None:  # with what its directory knows of the run before
-        before = run.read_json("manifest.json")
+        before = run.manifest()
         with reading(run.path / "manifest.json"):
             facts["lost"] = [*before.get("lost", []), *past.lost]
             facts["warnings"] += [*manifest_changes(before, facts), *past.warnings, *facts["lost"]]

@@ -19,8 +19,8 @@ from agentrig.figures import number
 from agentrig.processes.locks import Lock
 from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.damage import read_object, reading
-from agentrig.run.directory import ENDED, is_end, read_metrics
-from agentrig.run.past import changed_files, losses, lost_checkpoints
+from agentrig.run.directory import ENDED, check_format, is_end, read_metrics
+from agentrig.run.past import changed_files, losses, lost_checkpoints, measurement_faults
 from agentrig.run.rows import rollout_schema
 from agentrig.traces import Span
 
@@ -182,7 +182,8 @@ def read_run(directory: Path) -> RunData:
     """Read a run directory without its rollouts.
 
     Raises:
-        AgentrigError: There is no such directory, or nothing in it that a run writes.
+        AgentrigError: There is no such directory, or nothing in it that a run writes, or its format is of a later
+            version.
     """
     directory = Path(directory)
     lock = Lock(directory / "run.lock")
@@ -194,6 +195,7 @@ def read_run(directory: Path) -> RunData:
     text = str(_read(directory / "config.toml", _text, missing) or "")
     config = _read(directory / "config.toml", _toml, missing) if text else {}
     manifest = _read(directory / "manifest.json", read_object, missing, needed=not running)
+    check_format(directory, manifest)
     lines = str(_read(directory / "metrics.jsonl", _text, missing, needed=not running) or "")
     told, damaged = read_metrics(lines)
     files = list(rollout_files(directory / "rollouts"))
@@ -232,9 +234,7 @@ def read_run(directory: Path) -> RunData:
         ("progress.json", progress, ("before", "after")),
         ("summary.json", summary, ("accuracy", "reward")),
     ):
-        missing += [
-            f"{name} is damaged: {key} is no object" for key in keys if not isinstance(held.get(key, {}), Mapping)
-        ]
+        missing += [f"{name} is damaged: {fault}" for fault in measurement_faults(held, keys)]
     by_step = {line["step"]: {**line, "algorithm": mapping(line.get("algorithm"))} for line in told}
     if not told and not running:
         missing.append("no training step has ended")
