@@ -8,6 +8,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -312,6 +314,88 @@ def test_a_finished_result_stays_until_the_next_checkpoint(
     assert not read_run(run).missing
     with pytest.raises(ConfigError, match="has ended: its 4 steps are done"):
         resume_plan(run)
+
+
+def of_another_run(run: Path) -> None:
+    progress = json.loads((run / "progress.json").read_text())
+    progress["checkpoints"] = {name: ["0" * 32] for name in progress["checkpoints"]}
+    (run / "progress.json").write_text(json.dumps(progress))
+
+
+def two_damaged(run: Path) -> None:
+    flipped_in_the_model(run)
+    flipped(run / "checkpoints" / "step-00002" / "model.safetensors")
+
+
+def all_damaged(run: Path) -> None:
+    for model in run.glob("checkpoints/step-*/model.safetensors"):
+        flipped(model)
+
+
+def half_a_config(run: Path) -> None:
+    (run / "config.toml").write_text((run / "config.toml").read_text()[:-30] + "[")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (of_another_run, r"progress\.json is damaged: it records none of the checkpoints.*or remove it"),
+        (two_damaged, r"step-00003 is damaged.*The last whole checkpoint before is \S+step-00001"),
+        (all_damaged, r"step-00003 is damaged.*No earlier checkpoint is whole; restore the file"),
+        (half_a_config, r"config\.toml is not TOML.*from the section config of manifest\.json"),
+    ],
+)
+def test_a_cure_is_one_that_helps(run: Path, tmp_path: Path, damage: Callable[[Path], None], said: str) -> None:
+    (run / "checkpoints" / "step-00001").mkdir(exist_ok=True)
+    damage(run)
+    before = whole(run)
+    commands = [["train", "--resume", str(run), "algorithm.steps=4"]]
+    if damage is not half_a_config:
+        commands.append(["export", str(run), str(tmp_path / "model")])
+    for words in commands:
+        done = CliRunner().invoke(main, words)
+        assert (done.exit_code, type(done.exception)) == (1, SystemExit), done.output
+        assert re.search(said, " ".join(done.stderr.split())), done.stderr
+    assert whole(run) == before
+
+
+def without_permission(*words: str | Path) -> str:
+    """Run a command as somebody who may not read everything; return what it printed, which is no traceback."""
+    drop = ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search"] if not os.geteuid() else []
+    if drop and not shutil.which("setpriv"):
+        pytest.skip("root may read everything, and there is no setpriv")
+    agentrig = str(Path(sys.executable).with_name("agentrig"))
+    done = subprocess.run([*drop, agentrig, *map(str, words)], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["checkpoints", "rollouts", "checkpoints/step-00003/model.safetensors", "config.toml", "rollouts/train-00003.parquet"],
+)  # fmt: skip
+def test_what_may_not_be_read_is_not_called_damaged(run: Path, tmp_path: Path, name: str) -> None:
+    before, mode = whole(run), (run / name).stat().st_mode
+    (run / name).chmod(0)
+    try:
+        told = [without_permission(word, run) for word in ("why", "report")]
+        if name.startswith("checkpoints") or name == "progress.json":
+            told[:0] = [without_permission("export", run, tmp_path / "model")]
+        if name != "rollouts/train-00003.parquet":  # no resume reads it
+            told[:0] = [without_permission("train", "--resume", run, "algorithm.steps=4")]
+    finally:
+        (run / name).chmod(mode)
+    assert not (tmp_path / "model").exists()
+    (run / "report.html").unlink(missing_ok=True)
+    assert {n: d for n, d in whole(run).items() if not n.startswith("plots/")} == {
+        n: d for n, d in before.items() if not n.startswith("plots/")
+    }
+    for said in told[:-2]:
+        assert re.search(r"Permission denied.*(get permission to read it|Get write permission there)", said), said
+        assert not re.search(r"Remove it|(?<!Nothing) is damaged", said), said
+    if not name.startswith("checkpoints/"):
+        assert "ermission" in told[-2], told[-2]
 
 
 def sealed(run: Path) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import attrs
 
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError
-from agentrig.run.damage import CURES, read_object, writing
+from agentrig.run.damage import CURES, entries, read_object, writing
+from agentrig.run.damage import reading as reading_file
 from agentrig.run.files import flush, flush_tree, write_whole
 
 KEPT_CHECKPOINTS = 2
@@ -89,7 +90,9 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Return the steps that have a checkpoint, in order."""
-        return sorted(int(c.name[5:]) for c in self.folder.glob("step-*") if c.name[5:].isdecimal() and c.is_dir())
+        with reading_file(self.folder):
+            found = [c for c in entries(self.folder) if c.name.startswith("step-") and c.is_dir()]
+        return sorted(int(c.name[5:]) for c in found if c.name[5:].isdecimal())
 
     def path(self, step: int) -> Path:
         """Return the directory of a step's checkpoint."""
@@ -222,9 +225,14 @@ def verify(checkpoint: Path, *, trains: bool = True) -> None:
 
     Raises:
         CheckpointDamaged: A file is missing, was added, or has changed since the checkpoint was saved.
-        RunFileError: The run's `progress.json` is damaged.
+        RunFileError: The run's `progress.json` is damaged, or something may not be read.
     """
     checkpoint = checkpoint.absolute()
+    with reading_file(checkpoint):
+        _verify(checkpoint, trains)
+
+
+def _verify(checkpoint: Path, trains: bool) -> None:
     run, file = checkpoint.parent.parent, checkpoint / LIST
     ours = checkpoint.parent.name == "checkpoints" and (run / "config.toml").is_file()
     progress = read_object(run / "progress.json") if ours else {}
@@ -232,6 +240,8 @@ def verify(checkpoint: Path, *, trains: bool = True) -> None:
         try:
             listed: dict[str, Sequence[Any]] = json.loads(file.read_text("utf-8"))
             wanted = {str(name): (int(size), str(digest)) for name, (size, digest) in listed.items()}
+        except PermissionError:
+            raise
         except (ValueError, TypeError, AttributeError, OSError):
             raise CheckpointDamaged(checkpoint, f"its list of files, {LIST}, cannot be read") from None
         _compare(checkpoint, {n: w for n, w in wanted.items() if trains or not n.startswith("trainer/")}, trains)
@@ -244,6 +254,7 @@ def verify(checkpoint: Path, *, trains: bool = True) -> None:
         raise CheckpointDamaged(
             checkpoint,
             f"{LIST} is not the one that the run wrote for it (progress.json): it was changed or copied there",
+            recorded=False,
         )
 
 
@@ -265,6 +276,8 @@ def _compare(checkpoint: Path, wanted: dict[str, tuple[int, str]], trains: bool)
     for name, (_, digest) in wanted.items():
         try:
             found = digest_of(checkpoint / name)
+        except PermissionError:
+            raise
         except OSError as error:
             raise CheckpointDamaged(checkpoint, f"{name} cannot be read: {error.strerror}") from None
         if found != digest:

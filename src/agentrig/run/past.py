@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,10 +13,10 @@ from typing import Any
 
 import attrs
 
-from agentrig.errors import CheckpointDamaged, ConfigError
+from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError
 from agentrig.figures import number
 from agentrig.run.checkpoints import SAVED, Checkpoints, saved_digests, verify
-from agentrig.run.damage import reading
+from agentrig.run.damage import CURES, NOT_ALLOWED, entries, reading
 from agentrig.run.directory import FILES, RunDirectory, is_end, stays, table_name
 from agentrig.run.files import sha256_of
 from agentrig.run.trends import Guards
@@ -168,17 +169,33 @@ def begin(run: RunDirectory, config: str, facts: Mapping[str, Any], past: Past) 
 USE_IT = "give its path: `eval` and `dev` take it with --checkpoint, `export` in place of the run"
 
 
-def with_cure(error: CheckpointDamaged, run: RunDirectory, *, trains: bool = True) -> CheckpointDamaged:
-    """Return the error with advice: resume from the previous checkpoint or name it, or start a new run."""
-    of = error.checkpoint.name.removeprefix("step-")
-    before = [s for s in run.checkpoints.steps() if of.isdecimal() and s < int(of)]
-    cure = (
-        f"The previous checkpoint is {run.checkpoints.path(before[-1])}; "
-        + (f"to resume from it: agentrig train --resume {run.path} --from-step {before[-1]}" if trains else USE_IT)
-        if before
-        else "There is no earlier checkpoint; restore the file, or start a new run"
-    )
-    error.args = (f"{error}\n  Nothing in {run.path} was changed. {cure}",)
+def with_cure(error: CheckpointDamaged, run: RunDirectory, *, trains: bool = True) -> AgentrigError:
+    """Return the error with advice: resume from the last whole checkpoint before, or name it, or start a new run.
+
+    If `progress.json` records none of them, the error is that file's.
+    """
+    step, whole, damaged = error.checkpoint.name.removeprefix("step-"), None, [error]
+    before = [s for s in run.checkpoints.steps() if step.isdecimal() and s < int(step)]
+    for s in reversed(before):
+        try:
+            verify(run.checkpoints.path(s), trains=trains)
+            whole = s
+            break
+        except CheckpointDamaged as too:
+            damaged.append(too)
+    nothing = f"Nothing in {run.path} was changed."
+    if before and not any(each.recorded for each in damaged) and whole is None:
+        file = run.path / "progress.json"
+        return RunFileError(
+            f"{file} is damaged: it records none of the checkpoints, so it is probably of another run.\n"
+            f"  {nothing} {CURES[file.name]}"
+        )
+    cure = f"{'No earlier checkpoint is whole' if before else 'There is no earlier checkpoint'}; restore the file, or "
+    cure += "start a new run"
+    if whole is not None:
+        cure = f"The last whole checkpoint before is {run.checkpoints.path(whole)}; "
+        cure += f"to resume from it: agentrig train --resume {run.path} --from-step {whole}" if trains else USE_IT
+    error.args = (f"{error}\n  {nothing} {cure}",)
     return error
 
 
@@ -278,12 +295,13 @@ def changed_files(
     known = {at for at, files in by_step.items() if files}
     there = {
         f"{f.parent.name}/{f.name}": (match[1], int(match[2]))
-        for f in sorted([*(run / "rollouts").glob("*"), *(run / "calls").glob("*")])
+        for f in [*entries(run / "rollouts"), *entries(run / "calls")]
         if (match := TABLE.fullmatch(f.name))
     }
     expected = dict.fromkeys([*stated, *(table_name("train", at) for at in needed)])
     gone = [name for name in expected if name not in there]
-    changed = [name for name in there if name in stated and _digest(run / name) != stated[name]]
+    closed = [name for name in there if not os.access(run / name, os.R_OK)]
+    changed = [n for n in there if n in stated and n not in closed and _digest(run / n) != stated[n]]
     strange = [
         name
         for name, (mode, at) in there.items()
@@ -291,6 +309,7 @@ def changed_files(
         and (at in known or (ended and known and at > max(by_step)) if mode != "report" else at and measured)
     ]
     found = {"gone, and the run wrote {}": gone, "changed since the run wrote {}": changed, "no step wrote {}": strange}
+    found |= {f"no permission to read {{}}. {NOT_ALLOWED}": closed}
     kept = {what: [n for n in names if step is None or stays(Path(n), step)] for what, names in found.items()}
     return [
         f"{_listed(names)}: {what.format('it' if len(names) == 1 else 'them')}" for what, names in kept.items() if names

@@ -12,7 +12,7 @@ import attrs
 from agentrig.errors import ConfigError, PluginError
 from agentrig.plan import RESUME, Plan, read_run_file, resolve
 from agentrig.plugins.registry import noun_of
-from agentrig.run.damage import CURES, reading
+from agentrig.run.damage import CURES, NOT_ALLOWED, reading
 from agentrig.run.directory import RunDirectory
 from agentrig.run.manifest import agentrig_version
 
@@ -109,7 +109,12 @@ def _read(directory: Path) -> tuple[Mapping[str, Any], Mapping[str, Any], Mappin
         raise ConfigError(f"{directory} is not a run directory: it has no config.toml")
     facts = RunDirectory(directory).manifest()
     with reading(file):
-        settings = read_run_file(file)
+        try:
+            settings = read_run_file(file)
+        except ConfigError as error:
+            cause = error.__context__
+            cure = NOT_ALLOWED if isinstance(cause, PermissionError) else CURES[file.name]
+            raise ConfigError(f"{error}. {cure}") from None
         named = {kind: str(settings[kind]["use"]).rpartition(":")[2] for kind in MEASURE}
     with reading(directory / "manifest.json"):
         components = facts.get("components", {})

@@ -18,7 +18,7 @@ from agentrig.errors import AgentrigError, RunFileError
 from agentrig.figures import number
 from agentrig.processes.locks import Lock
 from agentrig.run.checkpoints import Checkpoints
-from agentrig.run.damage import read_object, reading
+from agentrig.run.damage import entries, read_object, reading
 from agentrig.run.directory import ENDED, check_format, is_end, read_metrics
 from agentrig.run.past import changed_files, losses, lost_checkpoints, measurement_faults
 from agentrig.run.rows import rollout_schema
@@ -115,7 +115,10 @@ class RunData:
     def missing(self) -> Sequence[str]:
         """What is missing, cannot be read, or is not what the run wrote, one sentence each; it reads every file."""
         ended = bool(self.summary.get("complete")) and not self.continued
-        return [*self.unread, *changed_files(self.directory, self.steps, self.progress, ended=ended)]
+        try:
+            return [*self.unread, *changed_files(self.directory, self.steps, self.progress, ended=ended)]
+        except RunFileError as error:
+            return list(dict.fromkeys([*self.unread, first_line(error)]))
 
     @property
     def name(self) -> str:
@@ -198,7 +201,11 @@ def read_run(directory: Path) -> RunData:
     check_format(directory, manifest)
     lines = str(_read(directory / "metrics.jsonl", _text, missing, needed=not running) or "")
     told, damaged = read_metrics(lines)
-    files = list(rollout_files(directory / "rollouts"))
+    files: list[RolloutFile] = []
+    try:
+        files += rollout_files(directory / "rollouts")
+    except RunFileError as closed:
+        missing.append(first_line(closed))
     if not (text or manifest or lines or files):
         raise AgentrigError(
             f"{directory} is not a run directory: it has no config.toml, manifest.json, metrics.jsonl or rollouts/"
@@ -358,9 +365,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 def rollout_files(folder: Path) -> Iterator[RolloutFile]:
     """Yield the rollout files of a folder, by name; other files belong to the user."""
-    if not folder.is_dir():
-        return
-    for path in sorted(folder.iterdir()):
+    for path in entries(folder):
         match = _FILE.fullmatch(path.name)
         if match:
             yield RolloutFile(mode=match[1], step=int(match[2]), path=path)
