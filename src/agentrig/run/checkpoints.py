@@ -152,9 +152,9 @@ class Checkpoints:
         flush(self.folder)
         self._name_latest(step)
         _remove(stale)
-        others = [s for s in self.steps() if not (self.path(s) / "keep").exists() and s != step]
-        for old in others[: -(KEPT_CHECKPOINTS - 1) or None]:
-            self._remove(old)
+        for old in self.steps()[:-KEPT_CHECKPOINTS]:
+            if old != step and not (self.path(old) / "keep").exists():
+                self._remove(old)
         return target
 
     def drop_after(self, step: int) -> None:

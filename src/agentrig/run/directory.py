@@ -84,11 +84,20 @@ class RunDirectory:
             parent.mkdir(parents=True, exist_ok=True)
             path = parent / name if plan.run.name else _own_folder(parent, name)
         _check_vacant(path)
-        run = cls(path)
-        run._first = first
-        run.lock()
-        _check_vacant(path)  # another run may have started and ended in between
-        run.write("config.toml", to_toml(plan.as_dict()))
+        made = not (plan.run.name and path.exists())
+        try:
+            run = cls(path)
+            run._first = first
+            run.lock()
+            _check_vacant(path)  # another run may have started and ended in between
+            run.write("config.toml", to_toml(plan.as_dict()))
+        except KeyboardInterrupt:
+            if made:
+                shutil.rmtree(path, ignore_errors=True)
+            if first:
+                with contextlib.suppress(OSError):
+                    parent.rmdir()
+            raise
         return run
 
     def lock(self) -> None:

@@ -119,9 +119,19 @@ def _train(
                 facts["server"] = before["server"]  # with the reason of `auto`: config.toml names the server
     for warning in facts["warnings"]:
         log.warning("%s", warning)
+    sessions: list[RunSession] = []  # none yet
+
+    def leaves_nothing(error: BaseException | None) -> bool:
+        """Whether a new run ended before it began: by a wrong setting, an agent that can't be built, or the user."""
+        if resume or error is None or any(each.begun for each in sessions):
+            return False
+        broken = any(error is each.runtime.broken for each in sessions)
+        return broken or isinstance(error, (Interrupted, ConfigError))
+
     if run is None:
         run = RunDirectory.create(plan)
         ending.callback(run.release)
+        ending.push(lambda kind, error, trace: run.remove() if leaves_nothing(error) else None)
         run.write_json("manifest.json", facts)
     starting(run.path)
 
@@ -152,6 +162,7 @@ def _train(
         begin=begin_run,
         resumed=resume is not None,
     )
+    sessions.append(session)
     ending.callback(session.delivery.end)
     ending.callback(session.auditing.close)
     logged = ending.enter_context(warnings_in(run.path / "log.jsonl", lambda: len(session.lines) + 1))
@@ -193,10 +204,8 @@ def _train(
         raise
     finally:
         signals.writing = True
-        nothing = not (session.begun or resume)
-        if nothing and ended is not None and (ended is runtime.broken or isinstance(ended, (Interrupted, ConfigError))):
-            run.remove()  # a wrong setting, an agent that can't be built, or the user: there is nothing to keep
-        elif session.begun or not resume:  # else nothing in the directory of the resumed run has changed
+        # Nothing in the directory of a resumed run has changed before it began.
+        if not leaves_nothing(ended) and (session.begun or not resume):
             wall_s = time.perf_counter() - start + sum(line["step_s"] for line in past.lines)
             with noted() if not complete else nullcontext():
                 _write_end(run, session, ended, wall_s=wall_s, complete=complete)
