@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from agentrig.cli.entry import main
 from agentrig.cli.options import find_checkpoint
+from agentrig.delivery import exported
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError, RunStopped
 from agentrig.plan import resolve
 from agentrig.run import checkpoints
@@ -39,12 +40,12 @@ PLUGIN = Path(__file__).resolve().parents[1] / "support" / "letters_plugin.py"
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of three steps with a real learner; its checkpoints are those of steps 2 and 3."""
+    """A finished run of three steps with a real learner; with a checkpoint of each."""
     folder = tmp_path_factory.mktemp("letters")
     make_tiny_model(folder / "model")
     words = [
         f"run.directory={folder}", "run.name=run", 'run.block=["report"]', f"algorithm.model={folder / 'model'}",
-        "algorithm.steps=3", "algorithm.save_every=1", "algorithm.keep_every=2", "algorithm.tasks_per_step=4",
+        "algorithm.steps=3", "algorithm.save_every=1", "algorithm.keep_every=1", "algorithm.tasks_per_step=4",
         "run.report_tasks=4", "hardware.threads=1",
     ]  # fmt: skip
     train(resolve("letters", overrides=words, files=[str(PLUGIN)]))
@@ -295,7 +296,7 @@ def test_a_finished_result_stays_until_the_next_checkpoint(
     ended = [f"rollouts/report-0000{step}.parquet" for step in (0, 3)] + ["summary.json"]
     after = json.loads((run / "progress.json").read_text())["after"]
     with pytest.raises(RunFileError, match=r"step-00004 cannot be written: the disk is full.*is intact"):
-        train(resume_plan(run, overrides=["algorithm.steps=4"]), resume=run)
+        train(resume_plan(run, overrides=["algorithm.steps=4", "algorithm.keep_every=0"]), resume=run)
     now = whole(run)
     assert [now[name] for name in ended] == [before[name] for name in ended]
     assert {n: d for n, d in now.items() if "step-00003" in n} == {n: d for n, d in before.items() if "step-00003" in n}
@@ -305,12 +306,13 @@ def test_a_finished_result_stays_until_the_next_checkpoint(
     if killed:  # then it could not write this
         (run / "error.json").unlink()
     shown = read_run(run)
-    assert (status(shown), shown.summary["steps"]) == ("finished" if killed else "stopped: RunFileError", 3)
+    assert (status(shown), shown.summary["steps"]) == ("finished" if killed else "stopped by an error", 3)
     assert any("the run went on after step 3 and did not reach the next checkpoint" in m for m in shown.missing)
     assert not any("no step wrote" in m or "is not there" in m for m in shown.missing), shown.missing
     monkeypatch.setattr(Learner, "save", real)
     assert train(resume_plan(run), resume=run)["steps"] == 4
     assert not (run / ended[1]).exists()
+    assert not (run / "checkpoints" / "step-00004" / "keep").exists(), "the last step's is kept like any other"
     assert not read_run(run).missing
     with pytest.raises(ConfigError, match="has ended: its 4 steps are done"):
         resume_plan(run)
@@ -373,7 +375,7 @@ def without_permission(*words: str | Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["checkpoints", "rollouts", "checkpoints/step-00003/model.safetensors", "config.toml", "rollouts/train-00003.parquet"],
+    ["checkpoints", "rollouts", "checkpoints/step-00003/model.safetensors", "config.toml", "calls/train-00003.parquet"],
 )  # fmt: skip
 def test_what_may_not_be_read_is_not_called_damaged(run: Path, tmp_path: Path, name: str) -> None:
     before, mode = whole(run), (run / name).stat().st_mode
@@ -382,7 +384,7 @@ def test_what_may_not_be_read_is_not_called_damaged(run: Path, tmp_path: Path, n
         told = [without_permission(word, run) for word in ("why", "report")]
         if name.startswith("checkpoints") or name == "progress.json":
             told[:0] = [without_permission("export", run, tmp_path / "model")]
-        if name != "rollouts/train-00003.parquet":  # no resume reads it
+        if name != "calls/train-00003.parquet":  # no resume reads it
             told[:0] = [without_permission("train", "--resume", run, "algorithm.steps=4")]
     finally:
         (run / name).chmod(mode)
@@ -396,6 +398,22 @@ def test_what_may_not_be_read_is_not_called_damaged(run: Path, tmp_path: Path, n
         assert not re.search(r"Remove it|(?<!Nothing) is damaged", said), said
     if not name.startswith("checkpoints/"):
         assert "ermission" in told[-2], told[-2]
+
+
+def test_half_an_export_never_has_the_final_name(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+
+    def interrupted(folder: Path, checkpoint: Path) -> str:
+        seen.append((tmp_path / "model").exists())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exported, "check_export", interrupted)
+    assert CliRunner().invoke(main, ["export", str(run), str(tmp_path / "model")]).exit_code == 130
+    assert seen == [False]
+    assert [f.name for f in tmp_path.iterdir()] == ["run"]
+    (tmp_path / ".model.part").mkdir()  # of an export that was killed
+    assert CliRunner().invoke(main, ["export", "--no-check", str(run), str(tmp_path / "model")]).exit_code == 0
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["model", "run"]
 
 
 def sealed(run: Path) -> None:
