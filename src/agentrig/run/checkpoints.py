@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -284,7 +284,7 @@ def _compare(checkpoint: Path, wanted: dict[str, tuple[int, str]], trains: bool)
             raise CheckpointDamaged(checkpoint, f"{name} has changed since it was saved (its digest differs)")
 
 
-def saved_digests(run: Path, progress: dict[str, Any]) -> dict[str, list[str]]:
+def saved_digests(run: Path, progress: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the digests that `progress.json` holds of lists of files, by the checkpoint's name.
 
     Raises:
