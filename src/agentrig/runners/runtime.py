@@ -113,8 +113,8 @@ class Runtime:
         self._over.put(None)
 
     def check(self) -> None:
-        """Raise if the run was aborted, or its pool broke: the algorithm has nothing more to do."""
-        if self._no_more is not None:
+        """Raise if the run was aborted; what its body has done stays unsaved."""
+        if self._aborted is not None and self._no_more is not None:
             raise self._no_more
 
     def end_results(self, error: Exception) -> None:
@@ -130,7 +130,8 @@ class Runtime:
             AgentrigError: It cannot be built, or the run was interrupted.
         """
         while self.pool.n and not self.pool.built.wait(0.05):
-            self.check()
+            if self._no_more is not None:
+                raise self._no_more
 
     def submit(self, jobs: Sequence[Job], results: Results) -> None:
         """Queue jobs; each one's result is put into `results`, in the order in which they finish."""
