@@ -63,11 +63,12 @@ class CheckpointDamaged(AgentrigError):
     Args:
         checkpoint: Its directory.
         reason: Which file, and what is wrong with it.
+        recorded: False if it is only another one than `progress.json` of its run records.
     """
 
-    def __init__(self, checkpoint: Path, reason: str) -> None:
+    def __init__(self, checkpoint: Path, reason: str, *, recorded: bool = True) -> None:
         super().__init__(f"the checkpoint {checkpoint} is damaged: {reason}")
-        self.checkpoint = checkpoint
+        self.checkpoint, self.recorded = checkpoint, recorded
 
 
 FAILURE_KIND = re.compile(r"[A-Za-z0-9_.-]{1,40}")

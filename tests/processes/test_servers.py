@@ -8,6 +8,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -195,3 +196,10 @@ def test_the_cause_of_its_end_is_found_above_a_hint_at_it():
     )
     assert cause_in(log) == ": ValueError: Free memory on device cuda:0 is less"
     assert cause_in("INFO all is well\n") == ""
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_log_that_is_no_file_is_named(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "server.log")
+    with pytest.raises(ServerError, match=r"cannot be started: its log \S+server\.log cannot be written: it"):
+        ServerProcess("the server", ["true"], log=tmp_path / "server.log")

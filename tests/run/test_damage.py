@@ -20,6 +20,8 @@ from agentrig.run.damage import reading, writing
 from agentrig.run.directory import RunDirectory
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
+from agentrig.view.diagnosis import diagnose
+from agentrig.view.reading import read_run
 
 MakePlan = Callable[..., Plan]
 SHORT = ("algorithm.steps=1", "algorithm.report=true")
@@ -83,6 +85,46 @@ def test_the_advice_of_the_messages_works(run: Path) -> None:
     assert json.loads((run / "summary.json").read_text())["complete"] is True
     assert "metrics.jsonl: the line of step 1 lacks" in (run / "manifest.json").read_text()
     assert (run / "rollouts" / "notes.parquet").exists()
+
+
+def test_a_lost_record_is_told_for_ever(run: Path) -> None:
+    for name in ("progress.json", "manifest.json"):
+        (run / name).unlink()
+        assert f"{name} is not there" in read_run(run).missing
+    for steps in (2, 3):
+        train(resume_plan(run, overrides=[f"algorithm.steps={steps}"]), resume=run)
+        told = str(diagnose(run))
+        assert "progress.json was gone when the run resumed after step 1: the accuracy before" in told
+        assert "manifest.json was gone when the run resumed after step 1: the recipe" in told
+    assert json.loads((run / "manifest.json").read_text())["recipe"] == ""
+
+
+def test_a_measurement_that_is_no_number_is_named(run: Path) -> None:
+    progress = json.loads((run / "progress.json").read_text())
+    progress["before"]["accuracy"] = float("nan")
+    (run / "progress.json").write_text(json.dumps(progress))
+    said = "progress.json is damaged: before.accuracy is nan, not a finite number"
+    assert said in read_run(run).missing
+    assert said in str(diagnose(run))
+    with pytest.raises(RunFileError, match=said.removeprefix("progress.json ")):
+        resume(run)
+
+
+def test_a_run_of_a_later_version_is_refused_by_all_readers(run: Path, tmp_path: Path) -> None:
+    facts = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({**facts, "format": 2, "agentrig": "9.0"}))
+    step = run / "checkpoints" / "step-00001"
+    for words in (
+        ["why", run], ["report", run], ["audit", run], ["train", "--resume", run, "algorithm.steps=2"],
+        ["export", run, tmp_path / "model"], ["export", step, tmp_path / "model"],
+        ["eval", run / "config.toml", "--checkpoint", run], ["dev", run / "config.toml", "--checkpoint", run],
+        ["export-traces", run, "--file", tmp_path / "traces"],
+    ):  # fmt: skip
+        done = CliRunner().invoke(main, [str(word) for word in words])
+        said = " ".join(done.output.split())
+        assert done.exit_code, words
+        assert "was written by agentrig 9.0 in format 2; this version reads formats up to 1" in said, (words, said)
+    assert not (tmp_path / "model").exists()
 
 
 @pytest.fixture

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,29 +17,33 @@ from typing import Any
 import agentrig_grpo.checkpoint
 import pytest
 import torch
+from agentrig_grpo.learner import Learner
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from agentrig.cli.entry import main
 from agentrig.cli.options import find_checkpoint
-from agentrig.errors import AgentrigError, CheckpointDamaged, RunStopped
+from agentrig.delivery import exported
+from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError, RunStopped
 from agentrig.plan import resolve
 from agentrig.run import checkpoints
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.testing.tiny_model import make_tiny_model
+from agentrig.view.figures import status
+from agentrig.view.reading import read_run
 
 PLUGIN = Path(__file__).resolve().parents[1] / "support" / "letters_plugin.py"
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of three steps with a real learner; its checkpoints are those of steps 2 and 3."""
+    """A finished run of three steps with a real learner; with a checkpoint of each."""
     folder = tmp_path_factory.mktemp("letters")
     make_tiny_model(folder / "model")
     words = [
         f"run.directory={folder}", "run.name=run", 'run.block=["report"]', f"algorithm.model={folder / 'model'}",
-        "algorithm.steps=3", "algorithm.save_every=1", "algorithm.keep_every=2", "algorithm.tasks_per_step=4",
+        "algorithm.steps=3", "algorithm.save_every=1", "algorithm.keep_every=1", "algorithm.tasks_per_step=4",
         "run.report_tasks=4", "hardware.threads=1",
     ]  # fmt: skip
     train(resolve("letters", overrides=words, files=[str(PLUGIN)]))
@@ -229,6 +236,141 @@ def test_a_link_with_a_later_steps_name_is_removed_as_a_link(run: Path) -> None:
     names = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert names == ["latest", "step-00001", "step-00002", "step-00003", "step-00004"]
     assert whole(run)["checkpoints/step-00002/model.safetensors"] == before["checkpoints/step-00002/model.safetensors"]
+
+
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_finished_result_stays_until_the_next_checkpoint(
+    run: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    real = Learner.save
+
+    def full(learner: Learner, folder: Path) -> None:
+        real(learner, folder)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Learner, "save", full)
+    before = whole(run)
+    ended = [f"rollouts/report-0000{step}.parquet" for step in (0, 3)] + ["summary.json"]
+    after = json.loads((run / "progress.json").read_text())["after"]
+    with pytest.raises(RunFileError, match=r"step-00004 cannot be written: the disk is full.*is intact"):
+        train(resume_plan(run, overrides=["algorithm.steps=4", "algorithm.keep_every=0"]), resume=run)
+    now = whole(run)
+    assert [now[name] for name in ended] == [before[name] for name in ended]
+    assert {n: d for n, d in now.items() if "step-00003" in n} == {n: d for n, d in before.items() if "step-00003" in n}
+    progress = json.loads((run / "progress.json").read_text())
+    assert (progress["after"], "step-00004" in progress["checkpoints"]) == (after, False)
+    assert [f for f in now if f.endswith(".part") or "step-00004" in f] == ["audit/step-00004.json"]
+    if killed:  # then it could not write this
+        (run / "error.json").unlink()
+    shown = read_run(run)
+    assert (status(shown), shown.summary["steps"]) == ("finished" if killed else "stopped by an error", 3)
+    assert any("the run went on after step 3 and did not reach the next checkpoint" in m for m in shown.missing)
+    assert not any("no step wrote" in m or "is not there" in m for m in shown.missing), shown.missing
+    monkeypatch.setattr(Learner, "save", real)
+    assert train(resume_plan(run), resume=run)["steps"] == 4
+    assert not (run / ended[1]).exists()
+    assert not (run / "checkpoints" / "step-00004" / "keep").exists(), "the last step's is kept like any other"
+    assert not read_run(run).missing
+    with pytest.raises(ConfigError, match="has ended: its 4 steps are done"):
+        resume_plan(run)
+
+
+def of_another_run(run: Path) -> None:
+    progress = json.loads((run / "progress.json").read_text())
+    progress["checkpoints"] = {name: ["0" * 32] for name in progress["checkpoints"]}
+    (run / "progress.json").write_text(json.dumps(progress))
+
+
+def two_damaged(run: Path) -> None:
+    flipped_in_the_model(run)
+    flipped(run / "checkpoints" / "step-00002" / "model.safetensors")
+
+
+def all_damaged(run: Path) -> None:
+    for model in run.glob("checkpoints/step-*/model.safetensors"):
+        flipped(model)
+
+
+def half_a_config(run: Path) -> None:
+    (run / "config.toml").write_text((run / "config.toml").read_text()[:-30] + "[")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (of_another_run, r"progress\.json is damaged: it records none of the checkpoints.*or remove it"),
+        (two_damaged, r"step-00003 is damaged.*The last whole checkpoint before is \S+step-00001"),
+        (all_damaged, r"step-00003 is damaged.*No earlier checkpoint is whole; restore the file"),
+        (half_a_config, r"config\.toml is not TOML.*from the section config of manifest\.json"),
+    ],
+)
+def test_a_cure_is_one_that_helps(run: Path, tmp_path: Path, damage: Callable[[Path], None], said: str) -> None:
+    (run / "checkpoints" / "step-00001").mkdir(exist_ok=True)
+    damage(run)
+    before = whole(run)
+    commands = [["train", "--resume", str(run), "algorithm.steps=4"]]
+    if damage is not half_a_config:
+        commands.append(["export", str(run), str(tmp_path / "model")])
+    for words in commands:
+        done = CliRunner().invoke(main, words)
+        assert (done.exit_code, type(done.exception)) == (1, SystemExit), done.output
+        assert re.search(said, " ".join(done.stderr.split())), done.stderr
+    assert whole(run) == before
+
+
+def without_permission(*words: str | Path) -> str:
+    """Run a command as somebody who may not read everything; return what it printed, which is no traceback."""
+    drop = ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search"] if not os.geteuid() else []
+    if drop and not shutil.which("setpriv"):
+        pytest.skip("root may read everything, and there is no setpriv")
+    agentrig = str(Path(sys.executable).with_name("agentrig"))
+    done = subprocess.run([*drop, agentrig, *map(str, words)], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["checkpoints", "rollouts", "checkpoints/step-00003/model.safetensors", "config.toml", "calls/train-00003.parquet"],
+)  # fmt: skip
+def test_what_may_not_be_read_is_not_called_damaged(run: Path, tmp_path: Path, name: str) -> None:
+    before, mode = whole(run), (run / name).stat().st_mode
+    (run / name).chmod(0)
+    try:
+        told = [without_permission(word, run) for word in ("why", "report")]
+        if name.startswith("checkpoints") or name == "progress.json":
+            told[:0] = [without_permission("export", run, tmp_path / "model")]
+        if name != "calls/train-00003.parquet":  # no resume reads it
+            told[:0] = [without_permission("train", "--resume", run, "algorithm.steps=4")]
+    finally:
+        (run / name).chmod(mode)
+    assert not (tmp_path / "model").exists()
+    (run / "report.html").unlink(missing_ok=True)
+    assert {n: d for n, d in whole(run).items() if not n.startswith("plots/")} == {
+        n: d for n, d in before.items() if not n.startswith("plots/")
+    }
+    for said in told[:-2]:
+        assert re.search(r"Permission denied.*(get permission to read it|Get write permission there)", said), said
+        assert not re.search(r"Remove it|(?<!Nothing) is damaged", said), said
+    if not name.startswith("checkpoints/"):
+        assert "ermission" in told[-2], told[-2]
+
+
+def test_half_an_export_never_has_the_final_name(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+
+    def interrupted(folder: Path, checkpoint: Path) -> str:
+        seen.append((tmp_path / "model").exists())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exported, "check_export", interrupted)
+    assert CliRunner().invoke(main, ["export", str(run), str(tmp_path / "model")]).exit_code == 130
+    assert seen == [False]
+    assert [f.name for f in tmp_path.iterdir()] == ["run"]
+    (tmp_path / ".model.part").mkdir()  # of an export that was killed
+    assert CliRunner().invoke(main, ["export", "--no-check", str(run), str(tmp_path / "model")]).exit_code == 0
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["model", "run"]
 
 
 def sealed(run: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from rollouts import rollout, trace_of
 from agentrig import Task, Triplet
 from agentrig.errors import ConfigError, RunFileError
 from agentrig.plan import Plan, resolve
+from agentrig.processes.ends import Interrupted
 from agentrig.run.directory import RunDirectory
 from agentrig.run.manifest import manifest, manifest_changes
+from agentrig.run.training import train
 
 
 @pytest.fixture
@@ -142,3 +145,30 @@ def test_a_resumed_run_reports_what_has_changed(tmp_path: Path, toy_file: str) -
         "this run started on cpu and continues on cuda",
     ]
     assert manifest_changes({}, after) == []
+
+
+def test_the_last_two_checkpoints_stay_and_those_to_keep(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    for step in (1, 2, 3):
+        run.save_checkpoint(step, lambda folder: None, keep=step == 2)
+    assert run.checkpoints.steps() == [2, 3]
+    run.save_checkpoint(4, lambda folder: None, keep=False)
+    run.save_checkpoint(5, lambda folder: None, keep=False)
+    assert run.checkpoints.steps() == [2, 4, 5]
+
+
+@pytest.mark.parametrize("at", ["_make_folders", "lock", "write_json", "starting"])
+def test_a_signal_in_the_start_leaves_no_directory(
+    toy_plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    def signalled(*given: Any) -> None:
+        raise Interrupted(signal.SIGINT, "interrupted by Ctrl-C")
+
+    def after(real: Callable[..., None]) -> Callable[..., None]:
+        return lambda *given: (real(*given), signalled())[1]
+
+    if at != "starting":
+        monkeypatch.setattr(RunDirectory, at, after(getattr(RunDirectory, at)))
+    with pytest.raises(Interrupted):
+        train(toy_plan(), starting=signalled)
+    assert not (tmp_path / "runs").exists()

@@ -124,6 +124,10 @@ def elsewhere(run: Path) -> None:
     (run / "checkpoints" / "latest").write_text("../../other/checkpoints/step-00002")
 
 
+def never_was(run: Path) -> None:
+    (run / "checkpoints" / "latest").write_text("step-00009")
+
+
 def no_text(run: Path) -> None:
     (run / "checkpoints" / "latest").write_bytes(b"\xff\xfe\x00")
 
@@ -133,8 +137,9 @@ def no_text(run: Path) -> None:
     [
         (newest_gone, "checkpoints/step-00003 is not there, though the run saved it: step-00002 is used"),
         (newest_and_its_name_gone, "checkpoints/step-00003 is not there, though the run saved it: step-00002 is used"),
-        (elsewhere, "checkpoints/latest is damaged: it names '../../other/checkpoints/step-00002', which is no check"),
-        (no_text, "which is no checkpoint of this run; step-00003 is used"),
+        (elsewhere, "checkpoints/latest is damaged: it names '../../other/checkpoints/step-00002', and there is"),
+        (never_was, "it names 'step-00009', and there is no such checkpoint; step-00003 is used"),
+        (no_text, "and there is no such checkpoint; step-00003 is used"),
         (killed_while_saving, ""),
     ],
 )
@@ -148,8 +153,10 @@ def test_a_newest_checkpoint_that_is_gone_is_told(
     run.lock()
     warnings = [text for text in read_past(run).warnings if "checkpoint" in text]
     run.release()
+    shown = [text for text in read_run(finished).missing if "checkpoint" in text]  # of `why`, `report` and `watch`
     assert said in told
-    assert bool(said) == bool(told) == bool(warnings), (told, warnings)
+    assert not said or any(said in text for text in shown), shown
+    assert bool(said) == bool(told) == bool(warnings) == bool(shown), (told, warnings)
 
 
 @pytest.mark.parametrize("ended", [True, False], ids=["ended", "interrupted"])

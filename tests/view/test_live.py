@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from agentrig import Score
+from agentrig.errors import RunStopped
 from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
 from agentrig.processes.ends import Interrupted
 from agentrig.testing.run_directory import rollout_of, write_run
@@ -144,7 +145,11 @@ def test_a_resumed_run_starts_at_its_step_and_one_of_unknown_length_has_no_eta()
 
 @pytest.mark.parametrize(
     ("error", "said"),
-    [(KeyboardInterrupt(), "KeyboardInterrupt"), (Interrupted(signal.SIGHUP, "ended early"), "SIGHUP")],
+    [
+        (KeyboardInterrupt(), "Ctrl-C"),
+        (RunStopped("no triplets"), "an error"),
+        (Interrupted(signal.SIGHUP, "ended early"), "SIGHUP"),
+    ],
 )
 def test_an_error_closes_the_panel_and_names_the_last_step(error: BaseException, said: str):
     shown, buffer = display(terminal=True)

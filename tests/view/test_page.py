@@ -231,7 +231,8 @@ def test_a_run_stopped_before_its_first_step_shows_why(tmp_path: Path):
         json.dumps({"error": "RunStopped", "message": "step 1: no triplets\n  seen: a"})
     )
     page = Page(build_report([directory]))
-    assert "stopped: RunStopped" in page.text
+    assert "RunStopped" not in page.text
+    assert "stopped by an error" in page.text
     assert "step 1: no triplets" in page.text
     assert "Nothing to draw yet for: reward, time, response tokens" in page.text
     assert not (directory / "plots" / "reward.png").exists()

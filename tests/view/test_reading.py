@@ -155,7 +155,7 @@ def test_the_lock_says_whether_a_run_goes_on_or_has_crashed(tmp_path: Path):
     (directory / "summary.json").write_text(json.dumps({**json.loads(whole), "complete": False}))
     assert figures.status(read_run(directory)) == "stopped"
     (directory / "error.json").write_text(json.dumps({"error": "RunStopped", "message": "no triplets"}))
-    assert figures.status(read_run(directory)) == "stopped: RunStopped"
+    assert figures.status(read_run(directory)) == "stopped by an error"
 
 
 @pytest.mark.parametrize("steps", [0, 9])  # the second has two validations, too few tasks to be sure of a gain

@@ -148,8 +148,10 @@ class Group(NearestGroup):
         except KeyboardInterrupt as error:
             _tell(f"agentrig: {str(error) or 'interrupted'}")
             status = error.exit_status if isinstance(error, Interrupted) else 130
-            if isinstance(error, Interrupted) and error.abandoned:
-                leave(status)
+            if isinstance(error, Interrupted):
+                error.told = True
+                if error.abandoned:
+                    leave(status)
             _leave_the_late(status, before)
             ctx.exit(status)
         except click.NoSuchOption as error:

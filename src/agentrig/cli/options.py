@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
@@ -134,7 +134,7 @@ def find_checkpoint(path: Path | None) -> Path | None:
         ConfigError: There is none.
         CheckpointDamaged: It has changed since the run saved it.
     """
-    from agentrig.errors import CheckpointDamaged, ConfigError
+    from agentrig.errors import CheckpointDamaged, ConfigError, RunFileError
     from agentrig.run.checkpoints import verify
     from agentrig.run.directory import RunDirectory
     from agentrig.run.past import lost_checkpoints, with_cure
@@ -144,18 +144,20 @@ def find_checkpoint(path: Path | None) -> Path | None:
     found: Path | None = path
     if not (path / "config.json").is_file():
         of = RunDirectory(path) if (path / "checkpoints").is_dir() else None
-        found, step = of.checkpoints.latest() if of else (None, 0)
-        for warning in lost_checkpoints(of, step) if of and found else ():
+        found = of.checkpoints.latest()[0] if of else None
+        for warning in lost_checkpoints(of.checkpoints, of.read_json("progress.json")) if of and found else ():
             click.echo(f"agentrig: warning: {warning}", err=True)
     if found is None:
         raise ConfigError(
             f"{path} is neither a Hugging Face directory (config.json) nor a run directory with a checkpoint"
         )
+    run = found.absolute().parents[1]
+    ours = (run / "config.toml").is_file()
+    if ours:
+        with suppress(RunFileError):  # a damaged manifest says nothing of the checkpoint
+            RunDirectory(run).manifest()
     try:
         verify(found, trains=False)
     except CheckpointDamaged as error:
-        run = found.absolute().parents[1]
-        raise (
-            with_cure(error, RunDirectory(run), trains=False) if (run / "config.toml").is_file() else error
-        ) from None
+        raise (with_cure(error, RunDirectory(run), trains=False) if ours else error) from None
     return found

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -18,7 +19,11 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 """Signals that ask a process to end: from the user, from Slurm or Kubernetes, or from a terminal that closes."""
 
 
+AT_ONCE_S = 1.5
+"""Seconds that a command may take to end after the second signal; then this process ends as if it were killed."""
+
 _exit = os._exit
+_command = False  # whether this process is a command of ours: it may end itself
 
 
 class Interrupted(KeyboardInterrupt):
@@ -27,15 +32,17 @@ class Interrupted(KeyboardInterrupt):
     Args:
         number: The signal's number.
         message: How the command ended, and what to do.
+        at_once: Whether it was the second one: the current step is lost, and no page is written.
 
     Attributes:
         abandoned: Whether a thread that could not be stopped is still running; see `leave`.
+        told: Whether the command has printed the message.
     """
 
-    def __init__(self, number: int, message: str) -> None:
+    def __init__(self, number: int, message: str, *, at_once: bool = False) -> None:
         super().__init__(message)
-        self.number = number
-        self.abandoned = False
+        self.number, self.at_once = number, at_once
+        self.abandoned = self.told = False
 
     @property
     def exit_status(self) -> int:
@@ -46,6 +53,7 @@ class Interrupted(KeyboardInterrupt):
 @contextmanager
 def no_silent_end() -> Iterator[None]:
     """Make `os._exit` raise in this process, and `posix._exit` too: a plugin's call would end a command in silence."""
+    global _command
     own = os.getpid()
 
     def refuse(status: int) -> NoReturn:
@@ -58,9 +66,11 @@ def no_silent_end() -> Iterator[None]:
     modules: Any = (os, sys.modules[os.name])
     for module in modules:
         module._exit = refuse
+    _command = True
     try:
         yield
     finally:
+        _command = False
         for module in modules:
             module._exit = _exit
 
@@ -116,18 +126,39 @@ class RunSignals:
     def __call__(self, number: int, frame: Any) -> None:
         """Handle a signal."""
         again, self.first = self.first is not None, self.first or number
+        error = Interrupted(self.first, self._at_once, at_once=True)
+        if again:
+            end_soon(error)
         if self.writing:
             if again:
-                raise Interrupted(number, self._at_once)
+                raise error
             log.warning("%s: the summary and the report are written first; once more ends at once", name_of(number))
             return
         self._session.stopping = True
         if again:
-            self._abort(Interrupted(self.first, self._at_once))
+            self._abort(error)
         elif not self._session.begun:
             self._abort(Interrupted(number, f"interrupted by {name_of(number)} while the run started"))
         else:
             log.warning("%s: ending after this step; %s once more ends at once", name_of(number), name_of(number))
+
+
+def end_soon(error: Interrupted) -> None:
+    """End this process after `AT_ONCE_S` if it is a command and still runs then, with the error's message.
+
+    Files are written so that a run can be killed at any time, and what it started ends with it.
+    """
+
+    def end() -> None:
+        time.sleep(AT_ONCE_S)
+        if not _command:
+            return
+        if not error.told:
+            shown = "\x1b[?25h" if os.isatty(2) else ""  # the cursor, which a display has hidden
+            os.write(2, f"{shown}agentrig: {error}\n".encode())  # another thread may hold the lock of sys.stderr
+        _exit(error.exit_status)
+
+    threading.Thread(target=end, name="end", daemon=True).start()
 
 
 def leave(status: int, *, within_s: float | None = None) -> NoReturn:

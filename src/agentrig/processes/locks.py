@@ -73,6 +73,13 @@ class Lock:
             os.close(descriptor)
         return False
 
+    def taken_before(self, file: Path) -> bool:
+        """Return whether a file was written after the lock was last taken; False if it is not there."""
+        try:
+            return os.lstat(file).st_mtime_ns >= os.stat(self.path).st_mtime_ns
+        except FileNotFoundError:
+            return False
+
     def holder(self) -> str:
         """Say who holds the lock, for a message."""
         try:

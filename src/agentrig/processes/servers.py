@@ -63,7 +63,13 @@ class ServerProcess:
         if first is not None:
             self._channel, theirs = Channel.pair()
         descriptors = [] if theirs is None else [theirs.fileno()]
-        self._log: IO[bytes] | None = _opened(log)
+        try:
+            self._log: IO[bytes] | None = _opened(log)
+        except OSError as error:
+            raise ServerError(
+                f"{name} cannot be started: its log {log} cannot be written: {error.strerror or error}. Move away what "
+                "is there, or get write permission"
+            ) from None
         try:
             self._process = subprocess.Popen(
                 [*command, *map(str, descriptors)],
@@ -219,4 +225,6 @@ def _opened(log: Path | None) -> IO[bytes]:
     if log is None:
         return tempfile.TemporaryFile(prefix="agentrig-server-")
     log.parent.mkdir(parents=True, exist_ok=True)
+    if log.exists() and not log.is_file():
+        raise OSError("it is no regular file")
     return log.open("a+b")

@@ -6,16 +6,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError
-from agentrig.run.damage import CURES, read_object, writing
+from agentrig.run.damage import CURES, entries, read_object, writing
+from agentrig.run.damage import reading as reading_file
 from agentrig.run.files import flush, flush_tree, write_whole
 
 KEPT_CHECKPOINTS = 2
@@ -89,7 +90,9 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Return the steps that have a checkpoint, in order."""
-        return sorted(int(c.name[5:]) for c in self.folder.glob("step-*") if c.name[5:].isdecimal() and c.is_dir())
+        with reading_file(self.folder):
+            found = [c for c in entries(self.folder) if c.name.startswith("step-") and c.is_dir()]
+        return sorted(int(c.name[5:]) for c in found if c.name[5:].isdecimal())
 
     def path(self, step: int) -> Path:
         """Return the directory of a step's checkpoint."""
@@ -100,11 +103,14 @@ class Checkpoints:
 
         If the checkpoint named by `latest` is gone, this is the newest one; every named checkpoint is complete.
         """
-        steps, latest = self.steps(), self.folder / "latest"
-        if latest.is_file():
-            named = latest.read_text("utf-8", errors="replace").strip()
-            steps += [s for s in steps if self.path(s).name == named]
+        steps, named = self.steps(), self.named()
+        steps += [s for s in steps if self.path(s).name == named]
         return (self.path(steps[-1]), steps[-1]) if steps else (None, 0)
+
+    def named(self) -> str:
+        """Return what the file `latest` names; '' without it."""
+        latest = self.folder / "latest"
+        return latest.read_text("utf-8", errors="replace").strip() if latest.is_file() else ""
 
     def at(self, step: int) -> tuple[Path, int]:
         """Return the checkpoint of a step.
@@ -132,27 +138,33 @@ class Checkpoints:
             RunFileError: The disk is full, or a file cannot be written.
         """
         target, part, stale = self.path(step), self._aside(step, "part"), self._aside(step, "old")
-        with writing(target):
-            _remove(part)
-            part.mkdir(parents=True)
-            write(part)
-            files = sorted(f for f in part.rglob("*") if f.is_file())
-            listed = {str(f.relative_to(part)): [f.stat().st_size, digest_of(f)] for f in files}
-            if keep:
-                (part / "keep").touch()  # not in the list: a user may add or remove it
-            (part / LIST).write_text(json.dumps(listed, indent=1) + "\n", "utf-8")
-            flush_tree(part)
-            record(digest_of(part / LIST))
-            _remove(stale)
-            if os.path.lexists(target):
-                os.replace(target, stale)  # a crash must never leave half a checkpoint under a good name
-            os.replace(part, target)
-            flush(self.folder)
-            self._name_latest(step)
-            _remove(stale)
-            others = [s for s in self.steps() if not (self.path(s) / "keep").exists() and s != step]
-            for old in others[: -(KEPT_CHECKPOINTS - 1) or None]:
-                self._remove(old)
+        try:
+            with writing(target):
+                _remove(part)
+                part.mkdir(parents=True)
+                write(part)
+                files = sorted(f for f in part.rglob("*") if f.is_file())
+                listed = {str(f.relative_to(part)): [f.stat().st_size, digest_of(f)] for f in files}
+                if keep:
+                    (part / "keep").touch()  # not in the list: a user may add or remove it
+                (part / LIST).write_text(json.dumps(listed, indent=1) + "\n", "utf-8")
+                flush_tree(part)
+                record(digest_of(part / LIST))
+                _remove(stale)
+                if os.path.lexists(target):
+                    os.replace(target, stale)  # a crash must never leave half a checkpoint under a good name
+                os.replace(part, target)
+                flush(self.folder)
+                self._name_latest(step)
+                _remove(stale)
+                for old in self.steps()[:-KEPT_CHECKPOINTS]:
+                    if old != step and not (self.path(old) / "keep").exists():
+                        self._remove(old)
+        except BaseException:  # on a full disk the run could not write how it ended
+            with suppress(OSError, RunFileError):
+                self.recover()
+                self.remove_incomplete()
+            raise
         return target
 
     def drop_after(self, step: int) -> None:
@@ -223,9 +235,14 @@ def verify(checkpoint: Path, *, trains: bool = True) -> None:
 
     Raises:
         CheckpointDamaged: A file is missing, was added, or has changed since the checkpoint was saved.
-        RunFileError: The run's `progress.json` is damaged.
+        RunFileError: The run's `progress.json` is damaged, or something may not be read.
     """
     checkpoint = checkpoint.absolute()
+    with reading_file(checkpoint):
+        _verify(checkpoint, trains)
+
+
+def _verify(checkpoint: Path, trains: bool) -> None:
     run, file = checkpoint.parent.parent, checkpoint / LIST
     ours = checkpoint.parent.name == "checkpoints" and (run / "config.toml").is_file()
     progress = read_object(run / "progress.json") if ours else {}
@@ -233,6 +250,8 @@ def verify(checkpoint: Path, *, trains: bool = True) -> None:
         try:
             listed: dict[str, Sequence[Any]] = json.loads(file.read_text("utf-8"))
             wanted = {str(name): (int(size), str(digest)) for name, (size, digest) in listed.items()}
+        except PermissionError:
+            raise
         except (ValueError, TypeError, AttributeError, OSError):
             raise CheckpointDamaged(checkpoint, f"its list of files, {LIST}, cannot be read") from None
         _compare(checkpoint, {n: w for n, w in wanted.items() if trains or not n.startswith("trainer/")}, trains)
@@ -245,6 +264,7 @@ def verify(checkpoint: Path, *, trains: bool = True) -> None:
         raise CheckpointDamaged(
             checkpoint,
             f"{LIST} is not the one that the run wrote for it (progress.json): it was changed or copied there",
+            recorded=False,
         )
 
 
@@ -266,13 +286,15 @@ def _compare(checkpoint: Path, wanted: dict[str, tuple[int, str]], trains: bool)
     for name, (_, digest) in wanted.items():
         try:
             found = digest_of(checkpoint / name)
+        except PermissionError:
+            raise
         except OSError as error:
             raise CheckpointDamaged(checkpoint, f"{name} cannot be read: {error.strerror}") from None
         if found != digest:
             raise CheckpointDamaged(checkpoint, f"{name} has changed since it was saved (its digest differs)")
 
 
-def saved_digests(run: Path, progress: dict[str, Any]) -> dict[str, list[str]]:
+def saved_digests(run: Path, progress: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the digests that `progress.json` holds of lists of files, by the checkpoint's name.
 
     Raises:

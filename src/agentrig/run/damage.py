@@ -80,6 +80,9 @@ def _is_full(path: Path) -> bool:
 
 NO_FILE = "it is no regular file"
 
+NOT_ALLOWED = "Nothing is damaged: get permission to read it"
+"""What to do about a file or folder that may not be read."""
+
 
 @contextmanager
 def reading(path: Path, cure: str = "") -> Iterator[None]:
@@ -101,10 +104,25 @@ def reading(path: Path, cure: str = "") -> Iterator[None]:
     except Exception as error:
         wrong = error.strerror if isinstance(error, OSError) and error.strerror else str(error).strip()
         what = (wrong or type(error).__name__).splitlines()[0]
-        verb = "cannot be read" if isinstance(error, OSError) else "is damaged"
-        raise RunFileError(
-            f"{path} {verb}: {what}. {cure or CURES.get(path.name, 'Remove it, or restore it from a copy')}"
-        ) from error
+        verb, cure = "is damaged", cure or CURES.get(path.name, "Remove it, or restore it from a copy")
+        if isinstance(error, OSError):
+            verb = "cannot be read"
+            if isinstance(error, PermissionError):
+                path, cure = error.filename or path, NOT_ALLOWED
+        raise RunFileError(f"{path} {verb}: {what}. {cure}") from error
+
+
+def entries(folder: Path) -> list[Path]:
+    """Return what is in a folder of a run, by name; nothing if there is no such folder.
+
+    Raises:
+        RunFileError: It cannot be read.
+    """
+    with reading(folder):
+        try:
+            return sorted(folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
 from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.damage import read_object, reading, writing
-from agentrig.run.files import append_line, put, sha256_of, write_whole
+from agentrig.run.files import append_line, replacing, sha256_of, write_whole
+from agentrig.run.manifest import FORMAT
 from agentrig.run.rows import call_schema, rollout_schema, row_of
 from agentrig.text import storable
 
@@ -85,11 +86,20 @@ class RunDirectory:
             parent.mkdir(parents=True, exist_ok=True)
             path = parent / name if plan.run.name else _own_folder(parent, name)
         _check_vacant(path)
-        run = cls(path)
-        run._first = first
-        run.lock()
-        _check_vacant(path)  # another run may have started and ended in between
-        run.write("config.toml", to_toml(plan.as_dict()))
+        made = not (plan.run.name and path.exists())
+        try:
+            run = cls(path)
+            run._first = first
+            run.lock()
+            _check_vacant(path)  # another run may have started and ended in between
+            run.write("config.toml", to_toml(plan.as_dict()))
+        except KeyboardInterrupt:
+            if made:
+                shutil.rmtree(path, ignore_errors=True)
+            if first:
+                with contextlib.suppress(OSError):
+                    parent.rmdir()
+            raise
         return run
 
     def lock(self) -> None:
@@ -137,6 +147,17 @@ class RunDirectory:
         """
         return read_object(self.path / name)
 
+    def manifest(self) -> dict[str, Any]:
+        """Return what `manifest.json` holds; an empty object when it is not there.
+
+        Raises:
+            RunFileError: It is damaged.
+            ConfigError: The directory has the format of a later version.
+        """
+        facts = read_object(self.path / "manifest.json")
+        check_format(self.path, facts)
+        return facts
+
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Add a step's line to `metrics.jsonl`."""
         with writing(self.path / "metrics.jsonl"):
@@ -172,19 +193,36 @@ class RunDirectory:
                     f"{file} is a directory, and the run has a file of that name. Nothing was changed; move it away"
                 )
 
-    def rewind(self, step: int) -> list[dict[str, Any]]:
+    def rewind(self, step: int, *, keep_end: bool = False) -> list[dict[str, Any]]:
         """Delete everything after a step's checkpoint, for a resumed run; return the remaining metrics.
 
         What the end of the run wrote is deleted too: its error, its summary and its measurement after training.
+
+        Args:
+            step: The checkpoint's step.
+            keep_end: Keep summary and measurement, until `remove_end`.
         """
         kept = [line for line in self.metrics() if line["step"] <= step]
         self._make_folders()
+        end = self._end() if keep_end else ()
         for file in (*(self.path / name for name in ENDED), *self._after(step)):
-            file.unlink(missing_ok=True)
+            if file not in end:
+                file.unlink(missing_ok=True)
         self.checkpoints.remove_incomplete()
         self.checkpoints.drop_after(step)
         self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
         return kept
+
+    def remove_end(self) -> None:
+        """Delete the summary and the measurement after training: a later checkpoint has replaced that end."""
+        for file in self._end():
+            with writing(file):
+                file.unlink(missing_ok=True)
+
+    def _end(self) -> list[Path]:
+        """Return the summary, and the rollouts of a measurement after training."""
+        measured = [f for f in (self.path / "rollouts").glob("report-*.parquet") if ROLLOUTS.fullmatch(f.name)]
+        return [self.path / "summary.json", *(f for f in measured if is_end(f))]
 
     def _after(self, step: int) -> list[Path]:
         """Return the files that a run resumed from this step makes again, and those that a crash left half written."""
@@ -240,12 +278,23 @@ class RunDirectory:
         import pyarrow.parquet as pq
 
         target = self.path / name
-        part = target.with_suffix(".part")
-        with writing(target):
+        with writing(target), replacing(target, target.with_suffix(".part")) as part:
             pq.write_table(table, part, compression="zstd")
-            digest = sha256_of(part)
-            put(part, target)
-        return digest
+            return sha256_of(part)
+
+
+def check_format(run: Path, facts: Mapping[str, Any]) -> None:
+    """Reject a run directory of a later version.
+
+    Raises:
+        ConfigError: It has a later format; the message names the version that wrote it.
+    """
+    found = facts.get("format", FORMAT)
+    if not isinstance(found, int) or found > FORMAT:
+        raise ConfigError(
+            f"{run} was written by agentrig {facts.get('agentrig', '(no version)')} in format {found}; this version "
+            f"reads formats up to {FORMAT}. Use the version that wrote it"
+        )
 
 
 def table_name(kind: str, step: int) -> str:
@@ -293,6 +342,12 @@ def stays(file: Path, step: int) -> bool:
     """Whether a rollout file was written before a step's checkpoint; the final measurement comes after it."""
     mode, _, of = file.stem.rpartition("-")
     return int(of) < step if mode == "report" and step else int(of) <= step
+
+
+def is_end(file: Path) -> bool:
+    """Whether a rollout file is of a measurement after training."""
+    mode, _, of = file.stem.rpartition("-")
+    return mode == "report" and int(of) > 0
 
 
 def read_metrics(text: str) -> tuple[list[dict[str, Any]], list[int]]:

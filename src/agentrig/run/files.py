@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 NOT_FOR_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
@@ -52,19 +54,40 @@ def put(part: Path, target: Path) -> None:
     flush(target.parent)
 
 
+@contextmanager
+def replacing(target: Path, part: Path) -> Iterator[Path]:
+    """Put the file that the block writes in the place of another one; if the block fails, nothing is left of it.
+
+    Args:
+        target: The final name.
+        part: The name until then, in the same folder.
+    """
+    try:
+        yield part
+        put(part, target)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
 def write_whole(target: Path, text: str) -> None:
     """Write a file atomically."""
-    part = target.with_name(f".{target.name}.part")
-    part.write_text(text, "utf-8")
-    put(part, target)
+    with replacing(target, target.with_name(f".{target.name}.part")) as part:
+        part.write_text(text, "utf-8")
 
 
 def append_line(target: Path, text: str) -> None:
-    """Add a line to a file; it is on the disk when this returns."""
-    fresh = not target.exists()
-    with target.open("a", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    """Add a line to a file, whole or not at all; it is on the disk when this returns."""
+    fresh, line = not target.exists(), f"{text}\n".encode()
+    with target.open("ab", buffering=0) as file:
+        before = os.fstat(file.fileno()).st_size
+        try:
+            while line := line[file.write(line) :]:
+                pass
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(before)
+            raise
     if fresh:
         flush(target.parent)

@@ -137,8 +137,7 @@ class Loop:
                 )
                 last = step == settings.steps or session.stopping or session.solved
                 if last or step % settings.save_every == 0:
-                    keep = bool(settings.keep_every) and step % settings.keep_every == 0
-                    self._save(step, weights_of=step, keep=keep or last)
+                    self._save(step, weights_of=step)
 
             session.delivery.settle()
             if session.stopping:
@@ -318,10 +317,10 @@ class Loop:
             log.warning("ending with the weights of %s, validation accuracy %.3f, mean reward %.4g", kept, *figures)
             self.learner.restore()
             self._deliver(best.step)
-            self._save(step, weights_of=best.step, keep=True)
+            self._save(step, weights_of=best.step)
 
-    def _save(self, step: int, *, weights_of: int, keep: bool) -> None:
-        session = self.session
+    def _save(self, step: int, *, weights_of: int) -> None:
+        session, every = self.session, self.settings.keep_every
 
         def write(directory: Path) -> None:
             session.delivery.settle()  # until then the proof uses the model
@@ -329,7 +328,7 @@ class Loop:
             session.delivery.sign(directory)
             write_state(directory, step=step, weights_of=weights_of, seed=session.seed, best=self.best)
 
-        session.save_checkpoint(step, write, keep=keep)
+        session.save_checkpoint(step, write, keep=bool(every) and step % every == 0)
 
     def _resume(self, checkpoint: Path) -> None:
         """Load the learner and the best weights so far.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +13,12 @@ from typing import Any
 
 import attrs
 
-from agentrig.errors import CheckpointDamaged, ConfigError
+from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError
 from agentrig.figures import number
-from agentrig.run.checkpoints import SAVED, saved_digests, verify
-from agentrig.run.damage import reading
-from agentrig.run.directory import FILES, RunDirectory, stays, table_name
+from agentrig.run.checkpoints import SAVED, Checkpoints, saved_digests, verify
+from agentrig.run.damage import CURES, NOT_ALLOWED, entries, reading
+from agentrig.run.directory import FILES, RunDirectory, is_end, stays, table_name
 from agentrig.run.files import sha256_of
-from agentrig.run.manifest import FORMAT
 from agentrig.run.trends import Guards
 
 NEEDED = ("failures", "algorithm", "time_s", "step_s", "rollouts", "transitions_per_rollout")
@@ -43,7 +43,9 @@ class Past:
         progress: The held-out measurements up to that step.
         measured: Number of rollouts that were only measured, by failure; `""` for those without a failure.
         warnings: What is lost or damaged.
-        ended: The run had ended at this step and is extended: its guards restart their counts.
+        lost: What is lost for good: the run's manifest says so from now on.
+        ended: The run had ended at this step and is extended: its guards restart their counts, and its summary and its
+            measurement after training stay until the next checkpoint.
     """
 
     checkpoint: Path | None = None
@@ -52,6 +54,7 @@ class Past:
     progress: Mapping[str, Any] = attrs.field(factory=dict)
     measured: Mapping[str, int] = attrs.field(factory=dict)
     warnings: Sequence[str] = ()
+    lost: Sequence[str] = ()
     ended: bool = False
 
 
@@ -81,26 +84,45 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
             f"{run.path} has no checkpoint to resume from: its {len(every)} steps would be removed, and training would "
             f"start over.\n  Nothing was changed. Restore {run.checkpoints.folder}, or start a new run"
         )
+    gone = lost_checkpoints(run.checkpoints, known)
     run.check_rewind(step)
     ours = [line for line in every if line["step"] <= step]
     lines = [line for line in ours if _usable(line)]
+    ended = bool(summary.get("complete")) and step >= summary.get("steps", 0)
+    lost = []
+    if step and not (run.path / "progress.json").exists():
+        lost.append(
+            f"progress.json was gone when the run resumed after step {step}: the accuracy before training, and "
+            "whether the checkpoint is the one that the run saved, are unknown"
+        )
+    if not (run.path / "manifest.json").exists():
+        lost.append(
+            f"manifest.json was gone when the run resumed after step {step}: the recipe, versions and data that "
+            "it began with are unknown"
+        )
     progress = known if step else {}
-    progress.pop("after", None)  # from an earlier end of this run, before it was extended
+    if not ended:
+        progress.pop("after", None)  # of an end after this step
     with reading(run.path / "progress.json"):
-        before = {"accuracy": None, "n": 0} if "before" not in known else {**known["before"]}
-        if number(before["n"]) is None or (before["accuracy"] is not None and number(before["accuracy"]) is None):
+        for fault in measurement_faults(known, ("before", "after")):
+            raise ValueError(fault)
+        if "before" in known and not known["before"].keys() >= {"accuracy", "n"}:
             raise ValueError("before has no accuracy or no number of tasks")
     saved = {run.checkpoints.path(s).name for s in run.checkpoints.steps() if s <= step}
     if progress:
         progress[SAVED] = {name: kept for name, kept in saved_digests(run.path, known).items() if name in saved}
-        progress[FILES] = {name: kept for name, kept in _measured_files(known) if stays(Path(name), step)}
+        progress[FILES] = {
+            name: kept
+            for name, kept in _measured_files(known)
+            if stays(Path(name), step) or (ended and is_end(Path(name)))
+        }
     warnings = []
     if every and not step:
         warnings.append(
             f"no checkpoint had been saved yet: the run starts over, and its {len(every)} steps are removed"
         )
     if step and from_step is None:
-        warnings += lost_checkpoints(run, step)
+        warnings += gone
     warnings += losses(ours, damaged, step)
     if unusable := [line["step"] for line in ours if line not in lines]:
         warnings.append(
@@ -116,7 +138,8 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
         progress=progress,
         measured=run.measured(step) if step else {},
         warnings=warnings,
-        ended=bool(summary.get("complete")) and step >= summary.get("steps", 0),
+        lost=lost,
+        ended=ended,
     )
 
 
@@ -136,42 +159,56 @@ def begin(run: RunDirectory, config: str, facts: Mapping[str, Any], past: Past) 
     The checkpoint is read, algorithm and agent are built, the model is served, and the first transfer of weights is
     proven. After a crash in the middle of this function, the run can still be resumed.
     """
-    run.rewind(past.step)
+    run.rewind(past.step, keep_end=past.ended)
     if past.progress:
         run.write_json("progress.json", past.progress)
     run.write("config.toml", config)  # overrides may have changed it
     run.write_json("manifest.json", facts)
 
 
-def check_format(run: Path, facts: Mapping[str, Any]) -> None:
-    """Reject a run directory of a later version.
-
-    Raises:
-        ConfigError: It has a later format; the message names the version that wrote it.
-    """
-    found = facts.get("format", FORMAT)
-    if not isinstance(found, int) or found > FORMAT:
-        raise ConfigError(
-            f"{run} was written by agentrig {facts.get('agentrig', '(no version)')} in format {found}; this version "
-            f"reads formats up to {FORMAT}. Use the version that wrote it"
-        )
-
-
 USE_IT = "give its path: `eval` and `dev` take it with --checkpoint, `export` in place of the run"
 
 
-def with_cure(error: CheckpointDamaged, run: RunDirectory, *, trains: bool = True) -> CheckpointDamaged:
-    """Return the error with advice: resume from the previous checkpoint or name it, or start a new run."""
-    of = error.checkpoint.name.removeprefix("step-")
-    before = [s for s in run.checkpoints.steps() if of.isdecimal() and s < int(of)]
-    cure = (
-        f"The previous checkpoint is {run.checkpoints.path(before[-1])}; "
-        + (f"to resume from it: agentrig train --resume {run.path} --from-step {before[-1]}" if trains else USE_IT)
-        if before
-        else "There is no earlier checkpoint; restore the file, or start a new run"
-    )
-    error.args = (f"{error}\n  Nothing in {run.path} was changed. {cure}",)
+def with_cure(error: CheckpointDamaged, run: RunDirectory, *, trains: bool = True) -> AgentrigError:
+    """Return the error with advice: resume from the last whole checkpoint before, or name it, or start a new run.
+
+    If `progress.json` records none of them, the error is that file's.
+    """
+    step, whole, damaged = error.checkpoint.name.removeprefix("step-"), None, [error]
+    before = [s for s in run.checkpoints.steps() if step.isdecimal() and s < int(step)]
+    for s in reversed(before):
+        try:
+            verify(run.checkpoints.path(s), trains=trains)
+            whole = s
+            break
+        except CheckpointDamaged as too:
+            damaged.append(too)
+    nothing = f"Nothing in {run.path} was changed."
+    if before and not any(each.recorded for each in damaged) and whole is None:
+        file = run.path / "progress.json"
+        return RunFileError(
+            f"{file} is damaged: it records none of the checkpoints, so it is probably of another run.\n"
+            f"  {nothing} {CURES[file.name]}"
+        )
+    cure = f"{'No earlier checkpoint is whole' if before else 'There is no earlier checkpoint'}; restore the file, or "
+    cure += "start a new run"
+    if whole is not None:
+        cure = f"The last whole checkpoint before is {run.checkpoints.path(whole)}; "
+        cure += f"to resume from it: agentrig train --resume {run.path} --from-step {whole}" if trains else USE_IT
+    error.args = (f"{error}\n  {nothing} {cure}",)
     return error
+
+
+def measurement_faults(held: Mapping[str, Any], keys: Sequence[str]) -> Iterator[str]:
+    """Yield what is wrong with the measurements that `progress.json` or `summary.json` holds under these keys."""
+    for key in keys:
+        found = held.get(key, {})
+        if not isinstance(found, dict):
+            yield f"{key} is no object"
+            continue
+        for name in ("accuracy", "reward", "n", "before", "after"):
+            if found.get(name) is not None and number(found[name]) is None:
+                yield f"{key}.{name} is {found[name]!r}, not a finite number"
 
 
 def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int) -> list[str]:
@@ -207,19 +244,27 @@ def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int
     return found
 
 
-def lost_checkpoints(run: RunDirectory, step: int) -> list[str]:
-    """Say that a later checkpoint than that of a step, the newest there is, was named and is gone."""
-    file = run.checkpoints.folder / "latest"
-    named = file.read_text("utf-8", errors="replace").strip() if file.is_file() else ""
-    newest = run.checkpoints.path(step).name
-    if named and not re.fullmatch(r"step-\d+", named):
-        return [f"{file} is damaged: it names {named!r}, which is no checkpoint of this run; {newest} is used"]
-    unfinished = {f.name[1:11] for f in run.checkpoints.folder.glob(".step-*")}  # a crash while it was saved
-    saved = {name for name in saved_digests(run.path, run.read_json("progress.json")) if name > newest}
-    gone = sorted({*(saved - unfinished), *([named] if named and named != newest else [])})
-    if not gone:
-        return []
-    return [f"{run.checkpoints.folder / gone[-1]} is not there, though the run saved it: {newest} is used"]
+def lost_checkpoints(there: Checkpoints, progress: Mapping[str, Any]) -> list[str]:
+    """Say that a checkpoint later than the newest there is was saved and is gone, or that `latest` names another.
+
+    Args:
+        there: The checkpoints of a run that nobody works in.
+        progress: The run's `progress.json`.
+
+    Raises:
+        RunFileError: The folder, or what `progress.json` says of it, is damaged.
+    """
+    checkpoint, _ = there.latest()
+    newest = checkpoint.name if checkpoint else ""
+    used = f"{newest} is used" if newest else "none is left"
+    unfinished = {f.name[1:11] for f in there.folder.glob(".step-*")}  # a crash while it was saved
+    saved = {name for name in saved_digests(there.folder.parent, progress) if name > newest} - unfinished
+    if saved:
+        return [f"{there.folder / max(saved)} is not there, though the run saved it: {used}"]
+    named = there.named()
+    if newest and named and named != newest:
+        return [f"{there.folder / 'latest'} is damaged: it names {named!r}, and there is no such checkpoint; {used}"]
+    return []
 
 
 def changed_files(
@@ -250,12 +295,13 @@ def changed_files(
     known = {at for at, files in by_step.items() if files}
     there = {
         f"{f.parent.name}/{f.name}": (match[1], int(match[2]))
-        for f in sorted([*(run / "rollouts").glob("*"), *(run / "calls").glob("*")])
+        for f in [*entries(run / "rollouts"), *entries(run / "calls")]
         if (match := TABLE.fullmatch(f.name))
     }
     expected = dict.fromkeys([*stated, *(table_name("train", at) for at in needed)])
     gone = [name for name in expected if name not in there]
-    changed = [name for name in there if name in stated and _digest(run / name) != stated[name]]
+    closed = [name for name in there if not os.access(run / name, os.R_OK)]
+    changed = [n for n in there if n in stated and n not in closed and _digest(run / n) != stated[n]]
     strange = [
         name
         for name, (mode, at) in there.items()
@@ -263,6 +309,7 @@ def changed_files(
         and (at in known or (ended and known and at > max(by_step)) if mode != "report" else at and measured)
     ]
     found = {"gone, and the run wrote {}": gone, "changed since the run wrote {}": changed, "no step wrote {}": strange}
+    found |= {f"no permission to read {{}}. {NOT_ALLOWED}": closed}
     kept = {what: [n for n in names if step is None or stays(Path(n), step)] for what, names in found.items()}
     return [
         f"{_listed(names)}: {what.format('it' if len(names) == 1 else 'them')}" for what, names in kept.items() if names

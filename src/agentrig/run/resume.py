@@ -12,10 +12,9 @@ import attrs
 from agentrig.errors import ConfigError, PluginError
 from agentrig.plan import RESUME, Plan, read_run_file, resolve, resume_command, script_of
 from agentrig.plugins.registry import noun_of
-from agentrig.run.damage import CURES, reading
+from agentrig.run.damage import CURES, NOT_ALLOWED, reading
 from agentrig.run.directory import RunDirectory
 from agentrig.run.manifest import agentrig_version
-from agentrig.run.past import check_format
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +66,9 @@ def resume_plan(
     ended = from_step is None and bool(summary.get("complete"))
     with reading(directory / "summary.json"):
         done = int(summary.get("steps", 0))
-    if ended and (not overrides or (steps is not None and steps <= done)):
+    # Without a word, config.toml has more steps if the run was killed before its first checkpoint after that end.
+    goes_on = overrides if steps is None else steps > done and (overrides or not summary.get("solved"))
+    if ended and not goes_on:
         name = plan.components["algorithm"].spec.name
         more = (
             "algorithm.steps=N"
@@ -111,10 +112,14 @@ def _read(directory: Path) -> tuple[Mapping[str, Any], Mapping[str, Any], Mappin
         if (directory / "manifest.json").is_file():
             raise ConfigError(f"{file} is missing. {CURES[file.name]}")
         raise ConfigError(f"{directory} is not a run directory: it has no config.toml")
-    facts = RunDirectory(directory).read_json("manifest.json")
-    check_format(directory, facts)
+    facts = RunDirectory(directory).manifest()
     with reading(file):
-        settings = read_run_file(file)
+        try:
+            settings = read_run_file(file)
+        except ConfigError as error:
+            cause = error.__context__
+            cure = NOT_ALLOWED if isinstance(cause, PermissionError) else CURES[file.name]
+            raise ConfigError(f"{error}. {cure}") from None
         named = {kind: str(settings[kind]["use"]).rpartition(":")[2] for kind in MEASURE}
     with reading(directory / "manifest.json"):
         components = facts.get("components", {})
@@ -143,4 +148,4 @@ def _plan_of(
         wrote = facts.get("agentrig", agentrig_version())
         where = "The settings are in" if wrote == agentrig_version() else f"agentrig {wrote} wrote"
         raise ConfigError(f"{error}\n  {where} {file}{given}") from None
-    return attrs.evolve(plan, recipe=facts.get("recipe", directory.name), resumes=resumes)
+    return attrs.evolve(plan, recipe=facts.get("recipe", ""), resumes=resumes)

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from agentrig.algorithms import Measurement
 from agentrig.audit.sketch import Sketch
 from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
-from agentrig.errors import AgentrigError, ConfigError, RunStopped
+from agentrig.errors import AgentrigError, ConfigError, RunFileError, RunStopped
 from agentrig.figures import mean
 from agentrig.hardware import Hardware
 from agentrig.ledger import Entry, Ledger, StepTotals, totals
@@ -26,7 +27,7 @@ from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.run.ahead import RolloutsAhead
 from agentrig.run.auditing import Auditing
 from agentrig.run.checkpoints import SAVED
-from agentrig.run.directory import FILES, RunDirectory, table_name
+from agentrig.run.directory import FILES, RunDirectory, is_end, table_name
 from agentrig.run.guards import (
     EARLY,
     check_failures,
@@ -117,6 +118,7 @@ class RunSession:
             algorithm_name=plan.components["algorithm"].spec.name,
             negative_scale=getattr(plan.configs["algorithm"], "negative_scale", 1.0),
         )
+        self.keeps_end = past.ended  # the directory has the summary of an earlier end
         self._guards = Guards.after(past.lines, ended=past.ended)
         self.solved = self._guards.solved
         self._failures: Counter[str] = Counter()
@@ -406,6 +408,7 @@ class RunSession:
         self.measured = found = Measurement.of(rollouts)
         self._progress[when] = {**attrs.asdict(found), "failures": count_failures(rollouts)}
         self._run.write_json("progress.json", self._progress)
+        self.keeps_end = self.keeps_end and when == "before"
         self._step_start = time.perf_counter()
         return found.accuracy
 
@@ -423,6 +426,7 @@ class RunSession:
         calls: Iterable[Entry] | None = None,
     ) -> None:
         """Close a step: write its line, notify the observers, check the ledger and that the weights changed."""
+        self.runtime.check()
         if "weight_change" not in metrics:
             raise AgentrigError("end_step needs metrics['weight_change'], the L2 norm of the step's change of weights")
         books = self._ledger.close(calls, step=step)
@@ -466,7 +470,8 @@ class RunSession:
         return line
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
-        """Save a checkpoint, atomically."""
+        """Save a checkpoint, atomically; the first one after an earlier end of the run replaces that end."""
+        self.runtime.check()
         there = self._run.checkpoints
 
         def record(digest: str) -> None:
@@ -475,7 +480,21 @@ class RunSession:
             self._progress[SAVED] = {**kept, name: [*kept.get(name, []), digest]}  # one of before counts until then
             self._run.write_json("progress.json", self._progress)
 
-        return self._run.checkpoints.save(step, write, keep=keep, record=record)
+        try:
+            saved = there.save(step, write, keep=keep, record=record)
+        except BaseException:
+            if not there.path(step).exists() and self._progress.get(SAVED, {}).pop(there.path(step).name, None):
+                with suppress(RunFileError):
+                    self._run.write_json("progress.json", self._progress)
+            raise
+        if self.keeps_end:
+            self.keeps_end = False
+            self._progress.pop("after", None)
+            files = self._progress.get(FILES, {})
+            self._progress[FILES] = {name: digest for name, digest in files.items() if not is_end(Path(name))}
+            self._run.write_json("progress.json", self._progress)
+            self._run.remove_end()
+        return saved
 
     def note(self, text: str) -> None:
         """Implement `Session.note`."""

@@ -109,18 +109,29 @@ def _train(
     facts = manifest(plan, hardware, splits)
     facts["warnings"] = [*gold_warnings(plan), *split_warnings(splits, tasks)]
     if run is not None:  # with what its directory knows of the run before
-        before = run.read_json("manifest.json")
+        before = run.manifest()
         with reading(run.path / "manifest.json"):
-            facts["warnings"] += [*manifest_changes(before, facts), *past.warnings]
+            facts["lost"] = [*before.get("lost", []), *past.lost]
+            facts["warnings"] += [*manifest_changes(before, facts), *past.warnings, *facts["lost"]]
             facts["resumed"] = [*before.get("resumed", []), facts["created"]]
             facts["created"] = before.get("created", facts["created"])
             if before.get("server", {}).get("name") == facts["server"]["name"]:
                 facts["server"] = before["server"]  # with the reason of `auto`: config.toml names the server
     for warning in facts["warnings"]:
         log.warning("%s", warning)
+    sessions: list[RunSession] = []  # none yet
+
+    def leaves_nothing(error: BaseException | None) -> bool:
+        """Whether a new run ended before it began: by a wrong setting, an agent that can't be built, or the user."""
+        if resume or error is None or any(each.begun for each in sessions):
+            return False
+        broken = any(error is each.runtime.broken for each in sessions)
+        return broken or isinstance(error, (Interrupted, ConfigError))
+
     if run is None:
         run = RunDirectory.create(plan)
         ending.callback(run.release)
+        ending.push(lambda kind, error, trace: run.remove() if leaves_nothing(error) else None)
         run.write_json("manifest.json", facts)
     starting(run.path)
 
@@ -151,12 +162,19 @@ def _train(
         begin=begin_run,
         resumed=resume is not None,
     )
+    sessions.append(session)
     ending.callback(session.delivery.end)
     ending.callback(session.auditing.close)
     logged = ending.enter_context(warnings_in(run.path / "log.jsonl", lambda: len(session.lines) + 1))
     if not resume:
         logged.begin()
-    signals = RunSignals(session, runtime.abort)
+
+    def abort(error: Interrupted) -> None:
+        if error.at_once and session.begun:
+            _write_error(run, error)  # there may be no time for it later
+        runtime.abort(error)
+
+    signals = RunSignals(session, abort)
     ending.enter_context(handling(signals))
 
     # Run rollouts and updates until the algorithm is done.
@@ -186,10 +204,8 @@ def _train(
         raise
     finally:
         signals.writing = True
-        nothing = not (session.begun or resume)
-        if nothing and ended is not None and (ended is runtime.broken or isinstance(ended, (Interrupted, ConfigError))):
-            run.remove()  # a wrong setting, an agent that can't be built, or the user: there is nothing to keep
-        elif session.begun or not resume:  # else nothing in the directory of the resumed run has changed
+        # Nothing in the directory of a resumed run has changed before it began.
+        if not leaves_nothing(ended) and (session.begun or not resume):
             wall_s = time.perf_counter() - start + sum(line["step_s"] for line in past.lines)
             with noted() if not complete else nullcontext():
                 _write_end(run, session, ended, wall_s=wall_s, complete=complete)
@@ -216,12 +232,15 @@ def _write_end(
 ) -> None:
     """Write the error that ended a run, and its summary."""
     if error is not None:
-        kind = "KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-        with noted():
-            cause = getattr(error, "cause", "")
-            run.write_json("error.json", {"error": kind, "message": str(error), "cause": cause})
-    if session.lines:
+        _write_error(run, error)
+    if session.lines and not session.keeps_end:
         run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": complete})
+
+
+def _write_error(run: RunDirectory, error: BaseException) -> None:
+    kind = "KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+    with noted():
+        run.write_json("error.json", {"error": kind, "message": str(error), "cause": getattr(error, "cause", "")})
 
 
 def settle(registry: Registry, run: RunDirectory) -> dict[str, Any]:

@@ -24,6 +24,9 @@ POLL_S = 0.2
 UNWIND_S = 5.0
 """Seconds that the body of an aborted run may take to shut down its server and other resources."""
 
+AT_ONCE_S = 0.5
+"""As `UNWIND_S`, after the second signal."""
+
 STOP_S = 5.0
 """Seconds that a pool may take to return from `poll` at the run's end; then it is closed all the same."""
 
@@ -91,7 +94,7 @@ class Runtime:
             self.pool.close()
         if self._aborted is not None:
             if algorithm.is_alive():
-                algorithm.join(UNWIND_S)
+                algorithm.join(AT_ONCE_S if getattr(self._aborted, "at_once", False) else UNWIND_S)
             self._aborted.abandoned = algorithm.is_alive()
             raise self._aborted
         if self.broken is not None and not raised:
@@ -108,6 +111,11 @@ class Runtime:
         if not self._running:
             raise error
         self._over.put(None)
+
+    def check(self) -> None:
+        """Raise if the run was aborted; what its body has done stays unsaved."""
+        if self._aborted is not None and self._no_more is not None:
+            raise self._no_more
 
     def end_results(self, error: Exception) -> None:
         """Give that error to everybody who waits for results, now or later."""

@@ -209,10 +209,10 @@ def hours(run: RunData) -> float | None:
 
 
 def status(run: RunData) -> str:
-    """Return `running`, `finished`, `stopped` (by a signal), `stopped: …` with the error's name, or `crashed`."""
+    """Return `running`, `finished`, `stopped` (by a signal), `stopped by an error`, or `crashed`."""
     if run.error:
         kind = str(run.error.get("error") or "error")
-        return "stopped" if kind in ("KeyboardInterrupt", "Interrupted") else f"stopped: {kind}"
+        return "stopped" if kind in ("KeyboardInterrupt", "Interrupted") else "stopped by an error"
     if run.summary:
         return "finished" if run.summary.get("complete", True) else "stopped"
     return "running" if run.running else "crashed"

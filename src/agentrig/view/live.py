@@ -163,8 +163,9 @@ class LiveDisplay:
         self.close()
         step = self._last.get("step")
         where = "before a step ended" if step is None else f"after step {step}"
-        error = event.error
-        what = name_of(error.number) if isinstance(error, Interrupted) else type(error).__name__
+        error, what = event.error, "an error"
+        if isinstance(error, KeyboardInterrupt):
+            what = name_of(error.number) if isinstance(error, Interrupted) else "Ctrl-C"
         self._say(f"{event.directory}: {what} ended the run {where}")
 
     def close(self) -> None:

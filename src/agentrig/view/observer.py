@@ -9,6 +9,7 @@ from pathlib import Path
 from agentrig import hookimpl
 from agentrig.errors import AgentrigError
 from agentrig.observers import RunEnd, RunError
+from agentrig.processes.ends import Interrupted
 from agentrig.view import build_report
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,12 @@ def on_run_end(event: RunEnd) -> None:
 
 @hookimpl
 def on_run_error(event: RunError) -> None:
-    """Write the page of a run that ended by an error or a signal, unless a signal came before its first step."""
+    """Write the page of a run that ended by an error or a signal.
+
+    Not if a signal came before its first step, and not after the second signal, which ends it at once.
+    """
+    if isinstance(event.error, Interrupted) and event.error.at_once:
+        return
     if (event.directory / "metrics.jsonl").exists() or not isinstance(event.error, KeyboardInterrupt):
         write_page(event.directory)
 

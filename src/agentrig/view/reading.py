@@ -17,9 +17,10 @@ import attrs
 from agentrig.errors import AgentrigError, RunFileError
 from agentrig.figures import number
 from agentrig.processes.locks import Lock
-from agentrig.run.damage import read_object, reading
-from agentrig.run.directory import ENDED, read_metrics
-from agentrig.run.past import changed_files, losses
+from agentrig.run.checkpoints import Checkpoints
+from agentrig.run.damage import entries, read_object, reading
+from agentrig.run.directory import ENDED, check_format, is_end, read_metrics
+from agentrig.run.past import changed_files, losses, lost_checkpoints, measurement_faults
 from agentrig.run.rows import rollout_schema
 from agentrig.traces import Span
 from agentrig.traces import mapping as mapping
@@ -92,6 +93,8 @@ class RunData:
         files: The rollout files, by mode and step.
         unread: What is missing or cannot be read, one sentence each, without what `missing` adds.
         running: Whether a process holds the run's lock, and has not written how the run ended.
+        continued: Whether the run was killed, or failed, after it went on from an earlier end and before the next
+            checkpoint replaced that: the other attributes are of the earlier end.
         binned: Whether its curves have one point for each 16 steps, as published ones, and no moving mean.
     """
 
@@ -106,13 +109,17 @@ class RunData:
     files: Sequence[RolloutFile]
     unread: Sequence[str]
     running: bool = False
+    continued: bool = False
     binned: bool = False
 
     @cached_property
     def missing(self) -> Sequence[str]:
         """What is missing, cannot be read, or is not what the run wrote, one sentence each; it reads every file."""
-        ended = bool(self.summary.get("complete"))
-        return [*self.unread, *changed_files(self.directory, self.steps, self.progress, ended=ended)]
+        ended = bool(self.summary.get("complete")) and not self.continued
+        try:
+            return [*self.unread, *changed_files(self.directory, self.steps, self.progress, ended=ended)]
+        except RunFileError as error:
+            return list(dict.fromkeys([*self.unread, first_line(error)]))
 
     @property
     def name(self) -> str:
@@ -174,41 +181,63 @@ def read_run(directory: Path) -> RunData:
     """Read a run directory without its rollouts.
 
     Raises:
-        AgentrigError: There is no such directory, or nothing in it that a run writes.
+        AgentrigError: There is no such directory, or nothing in it that a run writes, or its format is of a later
+            version.
     """
     directory = Path(directory)
-    locked = Lock(directory / "run.lock").held()  # before the files: a run that ends now has written them
-    running = locked and not any(os.path.lexists(directory / name) for name in ENDED)
+    lock = Lock(directory / "run.lock")
+    locked = lock.held()  # before the files: a run that ends now has written them
+    running = locked and not any(lock.taken_before(directory / name) for name in ENDED)
     if not directory.is_dir():
         raise AgentrigError(f"there is no run directory {directory}; `agentrig train` makes them below runs/")
     missing: list[str] = []
     text = str(_read(directory / "config.toml", _text, missing) or "")
     config = _read(directory / "config.toml", _toml, missing) if text else {}
     manifest = _read(directory / "manifest.json", read_object, missing, needed=not running)
+    check_format(directory, manifest)
     lines = str(_read(directory / "metrics.jsonl", _text, missing, needed=not running) or "")
     told, damaged = read_metrics(lines)
-    files = list(rollout_files(directory / "rollouts"))
+    files: list[RolloutFile] = []
+    try:
+        files += rollout_files(directory / "rollouts")
+    except RunFileError as closed:
+        missing.append(first_line(closed))
     if not (text or manifest or lines or files):
         raise AgentrigError(
             f"{directory} is not a run directory: it has no config.toml, manifest.json, metrics.jsonl or rollouts/"
         )
-    summary = _read(directory / "summary.json", read_object, missing, needed=False)
-    error = _read(directory / "error.json", read_object, missing, needed=False)
+    summary = {} if running else _read(directory / "summary.json", read_object, missing, needed=False)
+    error = {} if running else _read(directory / "error.json", read_object, missing, needed=False)
     if not running and not any(os.path.lexists(directory / name) for name in ENDED):
         missing.append(
             "summary.json is not there, and no process holds run.lock: the run was killed, or this is a copy of a "
             f"running one. `agentrig train --resume {directory}` goes on after the last step that was saved"
         )
-    ended = max([int(number(summary.get("steps")) or 0), *(line["step"] for line in told)])
-    missing += losses(told, damaged, ended)
-    progress = _read(directory / "progress.json", read_object, missing, needed=False)
+    done = int(number(summary.get("steps")) or 0)
+    more = (number(dig(config, "algorithm", "steps")) or 0) > done and not summary.get("solved")
+    continued = bool(summary.get("complete")) and more and done < max([0, *(f.step for f in files)])
+    if continued:
+        missing.append(
+            f"the run went on after step {done} and did not reach the next checkpoint: this is its end after it. "
+            f"`agentrig train --resume {directory}` goes on"
+        )
+        told, files = [line for line in told if line["step"] <= done], [f for f in files if f.step <= done]
+    missing += losses(told, damaged, max([done, *(line["step"] for line in told)]))
+    saved = not running and any((directory / "checkpoints").glob("step-*"))
+    progress = _read(directory / "progress.json", read_object, missing, needed=saved)
+    if not running:
+        try:
+            missing += lost_checkpoints(Checkpoints(directory / "checkpoints"), progress)
+        except RunFileError as damaged_record:
+            missing.append(first_line(damaged_record))
+    if running and "after" in progress:  # of an earlier end, until the next checkpoint
+        del progress["after"]
+        files = [f for f in files if not is_end(f.path)]
     for name, held, keys in (
         ("progress.json", progress, ("before", "after")),
         ("summary.json", summary, ("accuracy", "reward")),
     ):
-        missing += [
-            f"{name} is damaged: {key} is no object" for key in keys if not isinstance(held.get(key, {}), Mapping)
-        ]
+        missing += [f"{name} is damaged: {fault}" for fault in measurement_faults(held, keys)]
     by_step = {line["step"]: {**line, "algorithm": mapping(line.get("algorithm"))} for line in told}
     if not told and not running:
         missing.append("no training step has ended")
@@ -226,6 +255,7 @@ def read_run(directory: Path) -> RunData:
         files=files,
         unread=missing,
         running=running,
+        continued=continued,
     )
 
 
@@ -331,9 +361,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 def rollout_files(folder: Path) -> Iterator[RolloutFile]:
     """Yield the rollout files of a folder, by name; other files belong to the user."""
-    if not folder.is_dir():
-        return
-    for path in sorted(folder.iterdir()):
+    for path in entries(folder):
         match = _FILE.fullmatch(path.name)
         if match:
             yield RolloutFile(mode=match[1], step=int(match[2]), path=path)

@@ -209,7 +209,7 @@ TABLE = {
         "validate_every", 1, 2, lambda r: r["validated"], lambda a, b: (a, b) == ([0, 1, 2], [0, 2, 4])
     ),
     "save_every": RUNS.flip("save_every", 1, 2, lambda r: r["saved"], lambda a, b: (a, b) == ([1, 2], [2, 4])),
-    "keep_every": RUNS.flip("keep_every", 0, 2, lambda r: r["kept"], lambda a, b: (a, b) == ([2], [2, 4])),
+    "keep_every": RUNS.flip("keep_every", 0, 2, lambda r: r["kept"], lambda a, b: (a, b) == ([], [2, 4])),
     "final": RUNS.flip("final", "last", "best", lambda r: r["ends_with_best"], lambda a, b: (a, b) == (False, True)),
     "max_length": SERVED.flip("max_length", 0, 400, lambda seen: seen["context"], lambda a, b: (a, b) == (512, 400)),
     "max_staleness": Elsewhere(

@@ -26,17 +26,23 @@ def export(run: Path, target: Path, check: bool) -> None:
     from agentrig.delivery.exported import check_export
     from agentrig.errors import ConfigError
     from agentrig.run.damage import writing
+    from agentrig.run.files import flush_tree
 
     checkpoint = find_checkpoint(run)
     assert checkpoint is not None
     if target.exists():
         raise ConfigError(f"{target} exists already: name another target, or delete it")
+    part = target.with_name(f".{target.name}.part")  # half a model, or another one, must not be taken for the export
     try:
         with writing(target, "another TARGET"):
-            shutil.copytree(str(checkpoint), target, ignore=shutil.ignore_patterns("trainer", "keep", ".files.json"))
-        result = check_export(target, checkpoint) if check else ""
+            shutil.rmtree(part, ignore_errors=True)  # of an export that was killed
+            shutil.copytree(str(checkpoint), part, ignore=shutil.ignore_patterns("trainer", "keep", ".files.json"))
+        result = check_export(part, checkpoint) if check else ""
+        with writing(target, "another TARGET"):
+            flush_tree(part)
+            part.rename(target)
     except BaseException:
-        shutil.rmtree(target, ignore_errors=True)  # half a model, or another one, must not be taken for the export
+        shutil.rmtree(part, ignore_errors=True)
         raise
     click.echo(f"{checkpoint} -> {target}")
     if result:

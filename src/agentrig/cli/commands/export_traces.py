@@ -34,9 +34,7 @@ def export_traces(run: Path, url: str | None, file: Path | None, content: bool) 
         raise ConfigError(f"{run} is not a run directory: it has no manifest.json")
     if (url is None) == (file is None):
         raise ConfigError("say where the traces go: --otlp URL, or --file FILE")
-    origin = origin_of(
-        RunDirectory(run).read_json("manifest.json").get("config", {}), run.resolve().name, content=content
-    )
+    origin = origin_of(RunDirectory(run).manifest().get("config", {}), run.resolve().name, content=content)
     rollouts = spans = 0
     with ExitStack() as stack:
         if url is not None:

@@ -56,14 +56,14 @@ def ended(evidence: Evidence) -> Iterator[Finding]:
         return
     kind, message = str(error.get("error") or "error"), str(error.get("message") or "").strip()
     if kind in ("KeyboardInterrupt", "Interrupted"):
-        yield Finding("warn", f"{kind}: {message}")
+        yield Finding("warn", message or "interrupted")
         return
     cause = str(error.get("cause") or "error")
     first, _, rest = message.partition("\n")
     steps = [facts.step for facts in evidence.steps] or [int(line["step"]) for line in run.steps]
     yield problem(
         cause,
-        f"{kind}: {first}",
+        first or kind,
         seen=(1, max(1, len(steps)), "steps"),
         since=max(steps, default=0),
         settings=SETTINGS.get(cause, ()),

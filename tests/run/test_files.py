@@ -1,0 +1,59 @@
+"""Files are written whole or not at all, also on a full disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from agentrig.errors import RunFileError
+from agentrig.run import files
+from agentrig.run.directory import RunDirectory
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.write("summary.json", "old")
+
+    def full(path: Path) -> None:
+        raise FULL
+
+    monkeypatch.setattr(files, "flush", full)
+    for write in (lambda: run.write("summary.json", "new"), lambda: run.write_rollouts([], mode="train", step=1)):
+        with pytest.raises(RunFileError, match="the disk is full"):
+            write()
+    assert [f.name for f in run.path.rglob("*") if f.is_file()] == ["summary.json"]
+    assert (run.path / "summary.json").read_text() == "old"
+
+
+def test_a_line_is_appended_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.append_line(tmp_path / "lines", "one")
+
+    def full(descriptor: int) -> None:
+        raise FULL
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.append_line(tmp_path / "lines", "two")
+    assert (tmp_path / "lines").read_text() == "one\n"
+
+
+def test_a_checkpoint_that_cannot_be_saved_is_removed_and_the_one_before_stays(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+
+    def write(folder: Path) -> None:
+        (folder / "weights").write_bytes(b"x" * 9)
+        if fails:
+            raise FULL
+
+    fails = False
+    run.save_checkpoint(1, write, keep=False)
+    fails = True
+    for step in (1, 2):
+        with pytest.raises(RunFileError, match="the disk is full"):
+            run.save_checkpoint(step, write, keep=False)
+        assert sorted(f.name for f in run.checkpoints.folder.iterdir()) == ["latest", "step-00001"]
