@@ -184,8 +184,9 @@ def test_two_good_replicas_behind_one_address_raise_nothing(
     real = LLMServer.take
 
     def both(self: LLMServer, weights: Any, version: int, **more: Any) -> None:
+        held = list(weights)
         for each in (self, replica):
-            real(each, weights, version, **more)
+            real(each, held, version, **more)
 
     monkeypatch.setattr(LLMServer, "take", both)
     session = run_behind(monkeypatch, tmp_path / "run", model, [Backend(replica.base_url, replica.api_key)])

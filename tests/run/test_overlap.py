@@ -136,10 +136,8 @@ def test_the_proofs_hold_with_stale_rollouts(run: Path) -> None:
         books = line["calls"]
         assert books["recorded"] == 12 == books["trained"] + sum(books["dropped"].values())
         assert line["delivery"]["arrived"] == line["delivery"]["proofs"] > 0
-    for fresh, stale in (lines[:2], lines[2:]):
-        assert fresh["delivery"]["calls_difference"] < fresh["delivery"]["calls_bound"], "compared with what sampled"
-        assert stale["delivery"]["calls_difference"] is None
-        assert stale["algorithm"]["sampled_difference"] > fresh["delivery"]["calls_bound"], "the policy has moved since"
+        gap, bound = line["delivery"]["calls_difference"], line["delivery"]["calls_bound"]
+        assert gap is None if line["max_staleness"] else gap < bound, "only fresh calls are the learner's"
 
 
 @pytest.mark.parametrize("step", [2, 4])

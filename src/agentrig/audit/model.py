@@ -6,7 +6,6 @@ import json
 import random
 import re
 from collections.abc import Mapping, Sequence
-from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,9 +164,9 @@ def batches(calls: Sequence[Call], seed: int) -> list[list[Call]]:
 
 def _shared(calls: Sequence[Call]) -> int:
     """Return how many tokens all prompts begin with; each call keeps one, whose logits are those of its first token."""
-    prompts = [list(call.prompt) for call in calls]
-    common = len(commonprefix(prompts))  # noqa: RUF071  (lists of tokens, no paths)
-    return min(common, *(len(prompt) - 1 for prompt in prompts))
+    prompts = [tuple(call.prompt) for call in calls]
+    pairs = zip(min(prompts), max(prompts), strict=False)  # what these two share, all those between them share
+    return next((at for at, (a, b) in enumerate(pairs) if a != b or at == min(map(len, prompts)) - 1))
 
 
 def logits(model: Any, calls: Sequence[Call], temperature: float) -> list[torch.Tensor]:
