@@ -17,7 +17,7 @@ from agentrig import Span, Trace, load_run
 from agentrig.audit.record import _row
 from agentrig.audit.tasks import _said
 from agentrig.cli.entry import main
-from agentrig.otlp import lines
+from agentrig.otlp import exporting
 from agentrig.otlp.spans import Origin, spans_of
 from agentrig.rollouts import Rollout
 from agentrig.run.directory import RunDirectory
@@ -78,7 +78,7 @@ def test_no_reader_of_calls_stops_at_a_field_of_a_wrong_type(wrong: Any) -> None
             seen = readable_rollout(rollout)
             assert [part for part in seen.parts if isinstance(part, Call)], what
             span_text(rollout)
-            lines.line(spans_of(rollout, Origin(run="r", agent="a", reward="x", version="1")))
+            exporting.json_line(spans_of(rollout, Origin(run="r", agent="a", reward="x", version="1")))
             for call in rollout.trace.llm_calls():
                 bodies = [b if isinstance(b := call.attributes.get(k), dict) else {} for k in ("request", "response")]
                 flat(*bodies)
