@@ -143,15 +143,15 @@ def test_ctrl_c_keeps_a_checkpoint_and_the_run_resumes(tmp_path: Path) -> None:
 def test_gradients_that_are_not_finite_end_a_run_at_the_second_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from agentrig_grpo import algorithm
+    from agentrig_grpo import learner
 
-    class Poisoned(algorithm.Learner):
+    class Poisoned(learner.Learner):
         def update(self, samples: Any, *, step: int, **more: Any) -> Any:
             if step >= 2:
                 next(iter(self.trained.values())).register_hook(lambda gradient: gradient * float("nan"))
             return super().update(samples, step=step, **more)
 
-    monkeypatch.setattr(algorithm, "Learner", Poisoned)
+    monkeypatch.setattr(learner, "Learner", Poisoned)
     overrides = [f"run.directory={tmp_path}/runs", "run.name=a", "algorithm.steps=5", "hardware.use=cpu", *TINY]
     with pytest.raises(RunStopped, match="steps 2 and 3: grad_norm nan: updates with such gradients"):
         train(resolve("mini", overrides=overrides))
