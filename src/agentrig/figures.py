@@ -48,9 +48,9 @@ NOTHING = "–"
 """The text for a missing value, in displays and reports."""
 
 
-def percent(share: float | None, digits: int = 1) -> str:
+def percent(share: float | None) -> str:
     """Return a fraction in percent, without the sign; a dash for None."""
-    return NOTHING if share is None else f"{100 * share:.{digits}f}"
+    return NOTHING if share is None else f"{100 * share:.1f}"
 
 
 def counted(counts: Mapping[str, int]) -> str:

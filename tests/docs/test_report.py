@@ -71,9 +71,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         runtime=engine,
         run=run,
         hardware=hardware,
-        train_tasks=tasks,
-        validation_tasks=tasks,
-        report_tasks=tasks,
+        tasks=dict.fromkeys(("train", "validation", "report"), tasks),
         second={"length-is-odd": strict},
     )
     run.write_json("manifest.json", manifest(plan, hardware, {"report": ("test", tasks)}))

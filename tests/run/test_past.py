@@ -362,7 +362,7 @@ def test_the_error_of_an_unreadable_checkpoint_says_what_to_do(finished: Path) -
     before = content(finished)
     with (
         pytest.raises(CheckpointDamaged, match=r"step-00003 is damaged: ValueError: no number"),
-        checkpoints.reading(finished / "checkpoints" / "step-00003"),
+        checkpoints.loading(finished / "checkpoints" / "step-00003"),
     ):
         raise ValueError("no number")
     assert content(finished) == before

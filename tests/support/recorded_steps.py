@@ -114,9 +114,7 @@ def session_in(folder: Path, *, logprobs: bool = False, adapter: Any = None, neg
         runtime=runtime,
         run=RunDirectory.create(plan),
         hardware=Cpu(config=CpuConfig(threads=1)),
-        train_tasks=TASKS,
-        validation_tasks=[],
-        report_tasks=[],
+        tasks={"train": TASKS, "validation": [], "report": []},
         second={},
     )
 

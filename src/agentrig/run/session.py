@@ -42,6 +42,7 @@ from agentrig.run.guards import (
 from agentrig.run.metrics import component_means, count_failures, count_nodes, reward_figures, second_reward_figures
 from agentrig.run.past import Past
 from agentrig.run.setup import Setup
+from agentrig.run.splits import ROLES
 from agentrig.run.trends import SOLVED, Guards
 from agentrig.runners.engine import RolloutEngine, Versions
 from agentrig.runners.runtime import Runtime
@@ -61,9 +62,7 @@ class RunSession:
         runtime: The runtime that the engine uses.
         run: The run directory, rewound to its last checkpoint.
         hardware: What the algorithm runs on.
-        train_tasks: The training split.
-        validation_tasks: The validation split.
-        report_tasks: The held-out split.
+        tasks: Role to the tasks of its split: `train`, `validation`, `report`.
         second: The rewards that are only logged, by name.
         past: The state that a resumed run continues from.
         begin: Called once the run has actually started.
@@ -78,16 +77,14 @@ class RunSession:
         runtime: Runtime,
         run: RunDirectory,
         hardware: Hardware,
-        train_tasks: Sequence[Task],
-        validation_tasks: Sequence[Task],
-        report_tasks: Sequence[Task],
+        tasks: Mapping[str, Sequence[Task]],
         second: Mapping[str, Scorer],
         past: Past | None = None,
         begin: Callable[[], None] = lambda: None,
         resumed: bool = False,
     ) -> None:
         past = past or Past()
-        self.train_tasks = train_tasks
+        self.train_tasks, self.validation_tasks, self._report_tasks = (tasks[role] for role in ROLES)
         self.directory = run.path
         self.resumes = resume_command(plan.resumes, run.path)
         self.hardware = hardware
@@ -99,7 +96,6 @@ class RunSession:
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
         self.auditing = Auditing(run.path, plan, first=self.first_step, on=plan.run.audit)
         self._run = run
-        self.validation_tasks, self._report_tasks = validation_tasks, report_tasks
         self._second = second
         self._begin_run, self.begun = begin, False
         self._progress: dict[str, Any] = dict(past.progress)

@@ -111,7 +111,6 @@ def write_run(
     lift: float = 0.35,
     second_reward: str = "",
     lr: float = 3e-4,
-    device: str = "cpu",
 ) -> Path:
     """Write a run directory whose accuracy rises from about 0.3 by `lift`."""
     draw = random.Random(seed)
@@ -128,7 +127,7 @@ def write_run(
         "reward": {"use": "spider-exec"},
         "adapter": {"use": "agent-match", "match": "write"},
         "algorithm": {"use": "grpo", "lr": lr, "model": "/models/qwen2-mini", "max_length": 512},
-        "hardware": {"use": device},
+        "hardware": {"use": "cpu"},
         "runners": {"n": 2},
     }
     run.write("config.toml", to_toml(config))
@@ -139,7 +138,7 @@ def write_run(
         "seed": seed,
         "python": "3.11.7",
         "platform": "Linux",
-        "hardware": {"name": device, "devices": [{"name": "2 x86-64 cores, AVX2", "memory": 8 << 30}], "evidence": []},
+        "hardware": {"name": "cpu", "devices": [{"name": "2 x86-64 cores, AVX2", "memory": 8 << 30}], "evidence": []},
         "plugins": [
             {"name": "grpo", "distribution": "agentrig-grpo", "version": "0.1.0", "status": "ok", "error": None}
         ],

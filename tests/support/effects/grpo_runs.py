@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from agentrig.hardware import Cpu, CpuConfig
 from agentrig.plan import resolve
-from agentrig.run.directory import RunDirectory
+from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.loop import Loop
 from agentrig.run.training import train
 from effects import Elsewhere, Settings, Together, config_of, folder
@@ -62,14 +62,14 @@ def run(settings: Settings) -> Mapping[str, Any]:
         "server.kv_cache_mb=16",
     ]
     saved: list[int] = []
-    save = RunDirectory.save_checkpoint
+    save = Checkpoints.save
 
-    def noted(self: RunDirectory, step: int, *more: Any, **options: Any) -> Path:
+    def noted(self: Checkpoints, step: int, *more: Any, **options: Any) -> Path:
         saved.append(step)
         return save(self, step, *more, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunDirectory, "save_checkpoint", noted)
+        patch.setattr(Checkpoints, "save", noted)
         train(resolve("mini", overrides=[*own, *overrides("algorithm", mine)], files=[OWN]))
     path = folder() / "runs" / name
     rows = [row for file in sorted((path / "rollouts").glob("*.parquet")) for row in pq.read_table(file).to_pylist()]

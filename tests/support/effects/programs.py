@@ -43,7 +43,8 @@ def words(settings: Settings) -> list[str]:
     """Return what would be run in a sandbox."""
     config = structure(CommandConfig, dict(settings), owner="command", section="agent")
     inside = Place(folder=Path("/tmp"), reads=[Path(mount) for mount in config.mounts], variables={})
-    return list(wrapped(config, config.words, inside).words)
+    found, _ = wrapped(config, config.words, inside)
+    return list(found)
 
 
 def sh(key: str, a: Any, b: Any, script: str, expected: tuple[Any, Any], **beside: Any) -> Flip:
