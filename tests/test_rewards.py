@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -204,6 +206,33 @@ def test_a_thread_that_spins_is_ended_where_python_can() -> None:
     while (left := set(threading.enumerate()) - before) and time.monotonic() < end:
         time.sleep(0.01)
     assert not left
+
+
+HOLDS = """
+import re, sys
+from agentrig import Outcome, Score, Task
+from agentrig.runners import scorer
+from agentrig.traces import Trace
+
+def reward(task, outcome, budget_s):
+    if task.id == "held":
+        re.match(r"(a+)+$", "a" * 60 + "b")
+    return Score.ok(1.0)
+
+scorer.HELD_S = 1.0
+plan = scorer.RewardPlan(name="stuck", config={}, files=(), block=(), budget_s=0.2)
+judge = scorer.Scorer(reward, budget_s=0.2, plan=plan)
+for name in ("soon", "held"):
+    print([s.value for s in judge([(Task(id=name, input={}), Outcome(answer="a"), Trace(rollout_id="r"))])], flush=True)
+"""
+
+
+def test_a_reward_that_keeps_the_interpreter_ends_the_command_with_its_name_and_the_cure() -> None:
+    """No thread and no signal's handler of that process could: it hung for good."""
+    ended = subprocess.run([sys.executable, "-c", HOLDS], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "[1.0]\n")
+    assert "this command is killed: the reward stuck ran past its budget of 0.2 s" in ended.stderr
+    assert "run.reward_process=true" in ended.stderr
 
 
 class _Batch:
