@@ -57,6 +57,14 @@ def test_a_value_is_a_number_that_training_can_sum_and_square(value: float) -> N
     assert Score.ok(-1e9).value == -1e9
 
 
+@pytest.mark.parametrize("part", [float("nan"), float("inf"), -float("inf"), np.float32("nan"), 10**400])
+def test_a_component_is_a_finite_number(part: Any) -> None:
+    """metrics.jsonl has its mean, and NaN is no JSON."""
+    score = Scorer(lambda t, o, b: Score(status="ok", value=1.0, components={"a": part}), budget_s=5)(ITEMS[:1])[0]
+    assert score.status == "invalid"
+    assert "a score's component a is " in score.details["reason"] or "OverflowError" in score.details["reason"]
+
+
 @pytest.mark.parametrize("value", ["0.5", b"0.5", [0.5]])
 def test_a_text_is_no_number(value: Any) -> None:
     for made in (

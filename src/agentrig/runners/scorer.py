@@ -62,7 +62,7 @@ class RewardWorker:
         raise TypeError("a reward judges jobs")
 
     def run_job(self, job: Job) -> str:
-        """Judge one outcome; return the score's fields as JSON, in which a component may be NaN."""
+        """Judge one outcome; return the score's fields as JSON."""
         many = getattr(self._reward, "score_many", None)
         if many is not None:
             (score,) = many([job.input], self._budget_s)
