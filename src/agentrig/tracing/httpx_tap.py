@@ -58,8 +58,14 @@ def _tap(library: Any, *, is_async: bool) -> None:
             return None
         try:
             body = json.loads(request.content)
+        except library.StreamError:  # a body that is sent while it is made
+            if server == recorder.server:
+                recorder.miss(f"POST {request.url.path} with a streamed body")
+            return None
         except (ValueError, RecursionError):
             return None
+        if not isinstance(body, dict):
+            return None  # the server says what is wrong with it
         foreign = f"{server[0]}:{server[1]}" if recorder.server not in (None, server) else None
         own = "logprobs" in body or "return_token_ids" in body
         asked: dict[str, Any] = {}
