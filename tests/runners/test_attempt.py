@@ -7,8 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from agentrig.pools import Job
-from agentrig.runners.attempt import run_agent
+from agentrig.pools import Job, Result
+from agentrig.runners.attempt import packed, run_agent
+from agentrig.runners.scorer import NOWHERE
 from agentrig.testing.scripted import Reply, scripted_server
 
 
@@ -31,3 +32,19 @@ def test_a_failed_call_has_the_servers_answer_in_its_message(stream: bool) -> No
     assert found.outcome.failure == "llm-error"
     assert "400 Bad Request" in found.outcome.message
     assert "this model's context is 64 tokens" in found.outcome.message
+
+
+def nested(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels - 1):
+        value = [value] if levels % 2 else {"a": value}
+    return value
+
+
+@pytest.mark.parametrize(("levels", "kind"), [(253, None), (254, None), (255, "bad-answer"), (256, "bad-answer")])
+def test_an_answer_of_as_many_levels_as_the_pages_say_reaches_the_reward(levels: int, kind: str | None) -> None:
+    """253 and 254 were `agent-error`: the result around them was too deep to be sent."""
+    job = Job(id="r", input={}, endpoint=NOWHERE)
+    outcome = Result.unpacked("r", packed(lambda task_input, endpoint: nested(levels), job)).outcome
+    assert outcome.failure == kind
+    assert outcome.answer == (None if kind else nested(levels))
