@@ -14,24 +14,31 @@ from agentrig.testing.scripted import Reply, scripted_server
 
 
 def ask(task_input: Any, endpoint: Any) -> str:
-    """Ask by plain httpx, or read the answer as a stream."""
-    body = {"model": endpoint.model, "messages": [{"role": "user", "content": "?"}]}
+    """Ask by plain httpx, read the answer as a stream, or raise an error of one's own."""
+    how = task_input["how"]
+    body = {"model": endpoint.model, "messages": [{"role": "user", "content": "?"}], "stream": how == "streams"}
     url = f"{endpoint.base_url}/chat/completions"
-    if task_input["stream"]:
+    if how != "plain":
         with httpx.stream("POST", url, json=body) as reply:
-            reply.raise_for_status()
+            try:
+                reply.raise_for_status()
+            except httpx.HTTPStatusError as error:
+                if how == "wraps":
+                    raise ValueError("no answer: 400 Bad Request") from error
+                raise
     reply = httpx.post(url, json=body)
     reply.raise_for_status()
     return "unreached"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_failed_call_has_the_servers_answer_in_its_message(stream: bool) -> None:
+@pytest.mark.parametrize("how", ["plain", "reads piece by piece", "streams", "wraps"])
+def test_a_failed_call_has_the_servers_answer_in_its_message(how: str) -> None:
     with scripted_server(Reply(status=400, text="this model's context is 64 tokens")) as server:
-        found = run_agent(ask, Job(id="r", input={"stream": stream}, endpoint=server.endpoint()))
+        found = run_agent(ask, Job(id="r", input={"how": how}, endpoint=server.endpoint()))
     assert found.outcome.failure == "llm-error"
     assert "400 Bad Request" in found.outcome.message
     assert "this model's context is 64 tokens" in found.outcome.message
+    assert any("context is 64 tokens" in (span.error or "") for span in found.trace.spans)
 
 
 def nested(levels: int) -> Any:
