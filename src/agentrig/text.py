@@ -103,6 +103,10 @@ DEPTH_LIMIT = 254
 """Most levels of lists and dicts in plain data, as orjson has it: what reads and writes it is recursive."""
 
 
+TOO_LARGE = 10**4300
+"""A whole number of more digits than Python reads and writes (`sys.get_int_max_str_digits`)."""
+
+
 _AS_GIVEN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 
 
@@ -179,6 +183,10 @@ def _not_plain(value: Any, what: str, strict: bool) -> str:
             todo += [(f"{place}[{i}]", part[i]) for i in reversed(range(len(part)))]
         elif strict and isinstance(part, float) and not math.isfinite(part):
             return f"{place} is {float(part)}, which JSON can't hold; return None or text"
+        elif isinstance(part, int) and abs(part) >= TOO_LARGE:
+            return (
+                f"{place} is a whole number of more than 4300 digits, which JSON's readers refuse; return it as hex()"
+            )
         elif not isinstance(part, str | int | float | None):
             methods = (name for name in ("tolist", "decode", "isoformat") if hasattr(part, name))
             cure = next((f"return its .{name}()" for name in methods), "return text, numbers, lists or dicts")

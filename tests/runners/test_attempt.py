@@ -55,3 +55,10 @@ def test_an_answer_of_as_many_levels_as_the_pages_say_reaches_the_reward(levels:
     outcome = Result.unpacked("r", packed(lambda task_input, endpoint: nested(levels), job)).outcome
     assert outcome.failure == kind
     assert outcome.answer == (None if kind else nested(levels))
+
+
+def test_a_whole_number_that_no_reader_takes_says_what_to_return() -> None:
+    found = run_agent(lambda task_input, endpoint: {"n": [1, 10**4300]}, Job(id="r", input={}, endpoint=NOWHERE))
+    assert found.outcome.failure == "bad-answer"
+    assert 'its answer["n"][1] is a whole number of more than 4300 digits' in found.outcome.message
+    assert "return it as hex()" in found.outcome.message

@@ -116,7 +116,9 @@ def from_file(folder: Path, name: str) -> Any:
     except RecursionError:
         raise AgentFailure(f"the answer {name} is {TOO_DEEP}", kind="bad-answer") from None
     except ValueError as error:
-        raise AgentFailure(f"the answer {name} is not JSON: {error}", kind="bad-answer") from None
+        raise AgentFailure(
+            f"the answer {name} is not JSON: {str(error).partition('; use sys')[0]}", kind="bad-answer"
+        ) from None
 
 
 def _text(data: bytes, where: str) -> str:
