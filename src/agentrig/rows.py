@@ -193,7 +193,7 @@ def _lines(path: Path) -> Rows:
             except (
                 ValueError,
                 RecursionError,
-            ) as error:  # a number of more digits than Python reads, or too many levels
+            ) as error:  # too many digits, or levels
                 raise AgentrigError(f"{path}, line {number}: {str(error).partition('; use sys')[0]}") from None
             lines.append(number)
     return rows, _at_lines(path, lines)

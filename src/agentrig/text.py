@@ -184,9 +184,7 @@ def _not_plain(value: Any, what: str, strict: bool) -> str:
         elif strict and isinstance(part, float) and not math.isfinite(part):
             return f"{place} is {float(part)}, which JSON can't hold; return None or text"
         elif isinstance(part, int) and abs(part) >= TOO_LARGE:
-            return (
-                f"{place} is a whole number of more than 4300 digits, which JSON's readers refuse; return it as hex()"
-            )
+            return f"{place} is a whole number of more than 4300 digits, which no reader takes; return it as hex()"
         elif not isinstance(part, str | int | float | None):
             methods = (name for name in ("tolist", "decode", "isoformat") if hasattr(part, name))
             cure = next((f"return its .{name}()" for name in methods), "return text, numbers, lists or dicts")

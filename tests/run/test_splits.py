@@ -92,13 +92,13 @@ def own(tmp_path: Path, toy_file: str, model: ModelServer) -> Callable[..., Plan
         ("return [row(0, input={'x': 'a\\ud800'})]", "input.x holds a lone surrogate"),
         (
             "return [row(0, input={'a': {'b\\udfff': 1}})]",
-            "row 0 (the first is 0): a key of input.a holds a lone surrogate",
+            "row 0 (the first is 0): a key of input.a holds a surrogate",
         ),
         ("return [row(0, id='t\\ud800')]", "row 0 (the first is 0): id holds a lone surrogate"),
         ("return [row(0, slices={'s': '\\ud800'})]", "slices.s holds a lone surrogate"),
         (
             "return [row(0, private={'n': [10**4300]})]",
-            "private.n[0] is a whole number of more than 4300 digits; write",
+            "private.n[0] is a whole number of more than 4300 digits",
         ),
         ("x = {}\nx['x'] = x\nreturn [row(0, input=x)]", "input contains itself, or is nested too deep for JSON"),
         ("return [][3]", "`load` raised IndexError: list index out of range (my_tasks.py:25 in load)"),
