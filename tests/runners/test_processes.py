@@ -440,6 +440,14 @@ def test_runners_that_die_before_they_have_an_agent_are_not_replaced_forever(sta
     assert pool.replaced == 3
 
 
+def test_an_agent_whose_build_calls_exit_is_told_so(start: Start) -> None:
+    """It was sent to `agentrig dev`, which said the same."""
+    pool = start("toy-broken", config={"how": "exit"})
+    said = r"it called os\._exit\(0\), .*; raise an error instead \(toy_plugin\.py:\d+ in build_broken\)"
+    with pytest.raises(AgentrigError, match=said):
+        drain(pool, 1, timeout_s=30)
+
+
 def test_an_agent_whose_build_hangs_is_reported(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrig.runners.pools.READY_S", 1.0)
     pool = start("toy-broken", config={"how": "hang"})

@@ -56,13 +56,14 @@ def no_silent_end() -> Iterator[None]:
         )
 
     modules: Any = (os, sys.modules[os.name])
+    before = os._exit  # a block around this one may refuse it too
     for module in modules:
         module._exit = refuse
     try:
         yield
     finally:
         for module in modules:
-            module._exit = _exit
+            module._exit = before
 
 
 def name_of(number: int) -> str:

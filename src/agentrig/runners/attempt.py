@@ -19,6 +19,7 @@ from agentrig.errors import FAILURE_KIND, AgentFailure, AgentrigError, place_of
 from agentrig.gateway.client import GatewayAttempt, GatewayError
 from agentrig.pools import AgentSource, Job, Result
 from agentrig.processes.confine import hint
+from agentrig.processes.ends import no_silent_end
 from agentrig.text import cut, masked, plain_json, storable, words_of
 from agentrig.traces import Trace
 
@@ -46,7 +47,8 @@ def build_agent(plan: AgentSource) -> tuple[Agent | None, str]:
         from agentrig.tracing.recording import install
 
         install()
-        return plan.build(), ""
+        with no_silent_end():
+            return plan.build(), ""
     except BaseException as error:
         own = isinstance(error, AgentrigError)
         text = storable(str(error)) if own else f"no runner can start: {words_of(error)}"

@@ -282,7 +282,7 @@ class Pool(BasePool[_Worker]):
         worker.pipe.close()
         end_families([worker.process.pid], [worker.mark])  # for the case that its guard was killed
         code = f"(exit code {worker.process.exitcode})"
-        ended = ": the agent, or what it imports, ended its process. An error above says why, or it calls os._exit"
+        ended = ": the agent, or what it imports, ended its process. An error above says why"
         died = "; run `agentrig dev` with runners.n=1 to see why"
         failed = self._remove_dead(
             worker,
