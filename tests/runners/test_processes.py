@@ -228,6 +228,7 @@ def test_a_hostile_message_costs_its_rollout_only(what: str, model: ModelServer,
     assert [results[f"job-{i}"].answer for i in (1, 2, 3)] == ["odd"] * 3
     kinds = {"noise": "runner-died", "length": "deadline", "form": "infrastructure", "deep": "infrastructure"}
     assert results["job-0"].failure == kinds[what], results["job-0"]
+    assert ("sent what no runner sends (b'\\x80\\x05 noise')" in results["job-0"].message) == (what == "noise")
 
 
 EVERYWHERE = """
