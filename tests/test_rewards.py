@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import re
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -153,6 +155,21 @@ def test_the_error_of_a_reward_that_returns_a_number_says_what_to_return() -> No
         score.details["reason"]
         == "the reward returned float; it must return an agentrig.Score, for example Score.ok(0.5)"
     )
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_an_async_reward_is_told_to_be_plain_and_python_warns_of_nothing(many: bool) -> None:
+    async def reward(*_: Any) -> Score:
+        return Score.ok(1.0)
+
+    made: Any = _Batch(reward) if many else reward
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        score = Scorer(made, budget_s=5)(ITEMS[:1])[0]
+        gc.collect()
+    assert score.status == "invalid"
+    assert ("coroutine" if many else "write def, not async def") in score.details["reason"]
+    assert not [w for w in warned if "never awaited" in str(w.message)]
 
 
 def test_a_reward_that_hangs_is_invalid_and_the_others_continue() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import json
 import logging
 import queue
@@ -65,7 +66,7 @@ class RewardWorker:
         """Judge one outcome; return the score's fields as JSON."""
         many = getattr(self._reward, "score_many", None)
         if many is not None:
-            (score,) = many([job.input], self._budget_s)
+            (score,) = _closed(many([job.input], self._budget_s))
         else:
             score = judged(self._reward, job.input, self._budget_s)
         fields = attrs.asdict(score, recurse=False)
@@ -271,7 +272,7 @@ class Scorer:
         def work() -> None:
             try:
                 assert self._many is not None
-                scores = list(self._many([_copied(item) for item in items], self._budget_s))
+                scores = list(_closed(self._many([_copied(item) for item in items], self._budget_s)))
                 if len(scores) != len(items) or not all(isinstance(s, Score) for s in scores):
                     raise TypeError(f"score_many gave {len(scores)} results for {len(items)} items, or no Scores")
                 scores = [_sound(score) for score in scores]
@@ -300,14 +301,20 @@ def judged(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
     """Judge one outcome; whatever the reward raises or returns is a score."""
     try:
         task, outcome, *trace = _copied(item)
-        score = reward(task, outcome, budget_s, *trace)
+        score = _closed(reward(task, outcome, budget_s, *trace))
         if isinstance(score, Score):
             return _sound(score)
     except BaseException as error:
         return _raised(error)
-    return Score.invalid(
-        f"the reward returned {type(score).__name__}; it must return an agentrig.Score, for example Score.ok(0.5)"
-    )
+    cure = "write def, not async def" if inspect.iscoroutine(score) else "for example Score.ok(0.5)"
+    return Score.invalid(f"the reward returned {type(score).__name__}; it must return an agentrig.Score, {cure}")
+
+
+def _closed(made: Any) -> Any:
+    """Return what a reward returned; a coroutine, which nobody awaits, is closed: Python would warn of it."""
+    if inspect.iscoroutine(made):
+        made.close()
+    return made
 
 
 def _of_calls(score: Score, trace: Trace | None = None) -> Score:
