@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import os
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -258,6 +260,34 @@ def test_a_reward_that_keeps_the_interpreter_ends_the_command_with_its_name_and_
     assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "[1.0]\n")
     assert "this command is killed: the reward stuck ran past its budget of 0.2 s" in ended.stderr
     assert "run.reward_process=true" in ended.stderr
+
+
+FORKS = """
+import os, time
+from agentrig import Outcome, Score, Task
+from agentrig.runners import scorer
+from agentrig.traces import Trace
+
+def reward(task, outcome, budget_s):
+    if (child := os.fork()) == 0:
+        os.close(1)
+        os.close(2)
+        time.sleep(100)
+    print(child)
+    return Score.ok(1.0)
+
+judge = scorer.Scorer(reward, budget_s=5, plan=scorer.RewardPlan(name="forks", config={}, budget_s=5))
+judge([(Task(id="t", input={}), Outcome(answer="a"), Trace(rollout_id="r"))])
+judge.close()
+"""
+
+
+def test_what_a_reward_has_forked_does_not_keep_the_command_from_ending(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w+") as out:  # no pipe: multiprocessing's own processes have it as long as the child
+        code = subprocess.Popen([sys.executable, "-c", FORKS], stdout=out, stderr=out).wait(60)
+    said = (tmp_path / "out").read_text()
+    assert code == 0, said
+    os.kill(int(said), signal.SIGKILL)
 
 
 class _Batch:

@@ -49,6 +49,7 @@ class Watch:
     def close(self) -> None:
         """End the watching process."""
         self._pipe.close()
+        self._process.kill()  # what the reward has forked may have the pipe too
         self._process.join()
 
 
