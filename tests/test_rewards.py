@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
+import os
 import re
+import signal
+import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,6 +60,14 @@ def test_a_value_is_a_number_that_training_can_sum_and_square(value: float) -> N
     ):
         Score(status="ok", value=value)
     assert Score.ok(-1e9).value == -1e9
+
+
+@pytest.mark.parametrize("part", [float("nan"), float("inf"), -float("inf"), np.float32("nan"), 10**400])
+def test_a_component_is_a_finite_number(part: Any) -> None:
+    """metrics.jsonl has its mean, and NaN is no JSON."""
+    score = Scorer(lambda t, o, b: Score(status="ok", value=1.0, components={"a": part}), budget_s=5)(ITEMS[:1])[0]
+    assert score.status == "invalid"
+    assert "a score's component a is " in score.details["reason"] or "OverflowError" in score.details["reason"]
 
 
 @pytest.mark.parametrize("value", ["0.5", b"0.5", [0.5]])
@@ -161,6 +175,21 @@ def test_the_error_of_a_reward_that_returns_a_number_says_what_to_return() -> No
     )
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_an_async_reward_is_told_to_be_plain_and_python_warns_of_nothing(many: bool) -> None:
+    async def reward(*_: Any) -> Score:
+        return Score.ok(1.0)
+
+    made: Any = _Batch(reward) if many else reward
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        score = Scorer(made, budget_s=5)(ITEMS[:1])[0]
+        gc.collect()
+    assert score.status == "invalid"
+    assert ("coroutine" if many else "write def, not async def") in score.details["reason"]
+    assert not [w for w in warned if "never awaited" in str(w.message)]
+
+
 def test_a_reward_that_hangs_is_invalid_and_the_others_continue() -> None:
     release = threading.Event()
 
@@ -220,6 +249,61 @@ def test_a_thread_that_spins_is_ended_where_python_can() -> None:
     while (left := set(threading.enumerate()) - before) and time.monotonic() < end:
         time.sleep(0.01)
     assert not left
+
+
+HOLDS = """
+import re, sys
+from agentrig import Outcome, Score, Task
+from agentrig.runners import scorer
+from agentrig.traces import Trace
+
+def reward(task, outcome, budget_s):
+    if task.id == "held":
+        re.match(r"(a+)+$", "a" * 60 + "b")
+    return Score.ok(1.0)
+
+scorer.HELD_S = 1.0
+plan = scorer.RewardPlan(name="stuck", config={}, files=(), block=(), budget_s=0.2)
+judge = scorer.Scorer(reward, budget_s=0.2, plan=plan)
+for name in ("soon", "held"):
+    print([s.value for s in judge([(Task(id=name, input={}), Outcome(answer="a"), Trace(rollout_id="r"))])], flush=True)
+"""
+
+
+def test_a_reward_that_keeps_the_interpreter_ends_the_command_with_its_name_and_the_cure() -> None:
+    """No thread and no signal's handler of that process could: it hung for good."""
+    ended = subprocess.run([sys.executable, "-c", HOLDS], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "[1.0]\n")
+    assert "this command is killed: the reward stuck ran past its budget of 0.2 s" in ended.stderr
+    assert "run.reward_process=true" in ended.stderr
+
+
+FORKS = """
+import os, time
+from agentrig import Outcome, Score, Task
+from agentrig.runners import scorer
+from agentrig.traces import Trace
+
+def reward(task, outcome, budget_s):
+    if (child := os.fork()) == 0:
+        os.close(1)
+        os.close(2)
+        time.sleep(100)
+    print(child)
+    return Score.ok(1.0)
+
+judge = scorer.Scorer(reward, budget_s=5, plan=scorer.RewardPlan(name="forks", config={}, budget_s=5))
+judge([(Task(id="t", input={}), Outcome(answer="a"), Trace(rollout_id="r"))])
+judge.close()
+"""
+
+
+def test_what_a_reward_has_forked_does_not_keep_the_command_from_ending(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w+") as out:  # no pipe: multiprocessing's own processes have it as long as the child
+        code = subprocess.Popen([sys.executable, "-c", FORKS], stdout=out, stderr=out).wait(60)
+    said = (tmp_path / "out").read_text()
+    assert code == 0, said
+    os.kill(int(said), signal.SIGKILL)
 
 
 class _Batch:

@@ -386,7 +386,7 @@ def _select(
 
     def select(kind: str, use: str, keys: Mapping[str, Any]) -> tuple[Component, Any]:
         component = registry.find(kind, use)
-        owner = f"{use} ({component.distribution} {component.version})"
+        owner = f"{use} ({component.source})"
 
         def others(key: str) -> str:
             return elsewhere(key) or _of_another(kind, key, registry)

@@ -26,6 +26,9 @@ from agentrig.traces import Span, Trace
 RESULT_BYTES = 256_000_000
 """Largest result that a runner may send, as JSON."""
 
+AROUND = 3
+"""Levels of a result around the answer of an agent, or around the attributes of a span."""
+
 
 @attrs.frozen(kw_only=True)
 class RunnerSettings:
@@ -114,7 +117,7 @@ class Result:
             "spans": spans,
         }
         try:
-            text = plain_json(sent, "the result")
+            text = plain_json(sent, "the result", around=AROUND)
         except ValueError:
             for span in spans:
                 plain_json(span["attributes"], f'its span "{span["name"]}": attributes')
@@ -132,7 +135,7 @@ class Result:
         """
         try:
             sent = json.loads(data)
-            check_depth(sent, "it")
+            check_depth(sent, "it", around=AROUND)
             result = cls(
                 id=id,
                 outcome=Outcome(**sent["outcome"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal
@@ -30,7 +31,7 @@ class Score:
             fault, so the rollout is trained on with `value` (usually 0.0). `invalid`: the environment or the
             reward failed, not the policy; the rollout is left out of the group's baseline and counts as a failure.
         value: The reward to train on, at most `VALUE_LIMIT` in size; None if and only if the status is `invalid`.
-        components: Named parts of the value, for the report; not trained on.
+        components: Named parts of the value, for the report: finite numbers; not trained on.
         details: Anything else that explains the score (a reason, an error); JSON values.
         correct: Whether the answer counts as correct, for accuracy; not trained on. With None, a threshold decides
             (`agentrig.correctness`). Only an `ok` score can be correct.
@@ -61,7 +62,8 @@ class Score:
         if (self.value is None) != (self.status == "invalid"):
             raise ValueError(f"a score with status {self.status!r} has value {self.value!r}; only 'invalid' has none")
         for name, part in self.components.items():
-            _number(f"component {name}", part)
+            if not math.isfinite(_number(f"component {name}", part)):
+                raise ValueError(f"a score's component {name} is {part!r}, and a figure must be finite: leave it out")
         for name, value in (("value", self.value), *(("value of a call", value) for value in self.calls)):
             if value is not None and not abs(_number(name, value)) <= VALUE_LIMIT:
                 raise ValueError(

@@ -190,6 +190,11 @@ def _lines(path: Path) -> Rows:
                 rows.append(json.loads(line))
             except json.JSONDecodeError as error:
                 raise AgentrigError(f"{path}, line {number} is no JSON: {error.msg} at column {error.colno}") from None
+            except (
+                ValueError,
+                RecursionError,
+            ) as error:  # too many digits, or levels
+                raise AgentrigError(f"{path}, line {number}: {str(error).partition('; use sys')[0]}") from None
             lines.append(number)
     return rows, _at_lines(path, lines)
 

@@ -115,16 +115,21 @@ DEPTH_LIMIT = 254
 """Most levels of lists and dicts in plain data, as orjson has it: what reads and writes it is recursive."""
 
 
+TOO_LARGE = 10**4300
+"""A whole number of more digits than Python reads and writes (`sys.get_int_max_str_digits`)."""
+
+
 _AS_GIVEN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 
 
-def plain_json(value: Any, what: str, *, strict: bool = False) -> str:
+def plain_json(value: Any, what: str, *, strict: bool = False, around: int = 0) -> str:
     """Return plain data as JSON text, with whole numbers of any size.
 
     Args:
         value: Text, numbers, booleans, None, and lists, tuples and dicts of them.
         what: What an error calls the value.
         strict: Whether NaN, infinities and keys that are not text are errors too: no other reader of JSON knows them.
+        around: Levels that it has around data of `DEPTH_LIMIT` levels.
 
     Raises:
         ValueError: It is no plain data, or contains itself; the message has the place, the type and the cure.
@@ -136,7 +141,7 @@ def plain_json(value: Any, what: str, *, strict: bool = False) -> str:
     except (TypeError, ValueError):  # json.dumps takes more: NaN, tuples, subclasses, large numbers, lone surrogates
         pass
     if not _is_simple(value):
-        keys = [key for part in list(_containers(value, what)) if isinstance(part, dict) for key in part]
+        keys = [key for part in list(_containers(value, what, around)) if isinstance(part, dict) for key in part]
         if strict and not all(isinstance(key, str) for key in keys):
             raise ValueError(_not_plain(value, what, strict))
     try:
@@ -145,10 +150,10 @@ def plain_json(value: Any, what: str, *, strict: bool = False) -> str:
         raise ValueError(_not_plain(value, what, strict) or f"{what}: {words_of(error)}") from None
 
 
-def check_depth(value: Any, what: str) -> None:
-    """Raise `ValueError` if plain data is nested deeper than `DEPTH_LIMIT`."""
+def check_depth(value: Any, what: str, *, around: int = 0) -> None:
+    """Raise `ValueError` if plain data is nested deeper than `DEPTH_LIMIT` and the levels around it."""
     if not _is_simple(value):
-        for _ in _containers(value, what):
+        for _ in _containers(value, what, around):
             pass
 
 
@@ -161,10 +166,10 @@ def _is_simple(value: Any) -> bool:
         return False
 
 
-def _containers(value: Any, what: str) -> Iterator[Any]:
-    """Yield the lists, tuples and dicts in plain data; raise `ValueError` if it is nested deeper than `DEPTH_LIMIT`."""
+def _containers(value: Any, what: str, around: int = 0) -> Iterator[Any]:
+    """Yield the lists, tuples and dicts in plain data; raise `ValueError` if it is nested too deep."""
     level: list[Any] = [[value]]
-    for _ in range(DEPTH_LIMIT + 1):
+    for _ in range(DEPTH_LIMIT + around + 1):
         inner = (x for v in level for x in (v.values() if isinstance(v, dict) else v) if isinstance(x, _CONTAINERS))
         level = list({id(x): x for x in inner}.values())  # each once: two in each other are four, eight and so on
         if not level:
@@ -190,6 +195,8 @@ def _not_plain(value: Any, what: str, strict: bool) -> str:
             todo += [(f"{place}[{i}]", part[i]) for i in reversed(range(len(part)))]
         elif strict and isinstance(part, float) and not math.isfinite(part):
             return f"{place} is {float(part)}, which JSON can't hold; return None or text"
+        elif isinstance(part, int) and abs(part) >= TOO_LARGE:
+            return f"{place} is a whole number of more than 4300 digits, which no reader takes; return it as hex()"
         elif not isinstance(part, str | int | float | None):
             methods = (name for name in ("tolist", "decode", "isoformat") if hasattr(part, name))
             cure = next((f"return its .{name}()" for name in methods), "return text, numbers, lists or dicts")

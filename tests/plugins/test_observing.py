@@ -111,7 +111,7 @@ def test_file_options_and_overrides_are_merged(file: Callable[..., Plan]) -> Non
         (
             "",
             ["observer.use=toy-notes", "observer.toy-notes.evry=2"],
-            '[observer.toy-notes] toy-notes (file -) has no key "evry". Did you mean "every"?',
+            '[observer.toy-notes] toy-notes (file TOY) has no key "evry". Did you mean "every"?',
         ),
         ("", ["observer.use=toy-notes", "observer.toy-notes.every=0"], "'every' must be >= 1"),
         ("", ["observer.use=toy-notes", 'observer.toy-notes.every="2"'], "Write observer.toy-notes.every=2"),
@@ -123,9 +123,9 @@ def test_file_options_and_overrides_are_merged(file: Callable[..., Plan]) -> Non
     ],
 )
 def test_a_wrong_section_says_what_to_write(
-    file: Callable[..., Plan], text: str, overrides: list[str], said: str
+    file: Callable[..., Plan], toy_file: str, text: str, overrides: list[str], said: str
 ) -> None:
-    with pytest.raises((ConfigError, LookupFailed), match=re.escape(said)):
+    with pytest.raises((ConfigError, LookupFailed), match=re.escape(said.replace("TOY", toy_file))):
         file(text, *overrides)
 
 
@@ -153,7 +153,7 @@ def test_an_observer_that_cannot_be_used_ends_a_run_before_its_tasks_are_loaded(
     plan = file(f'[run]\ndirectory = "{tmp_path}/runs"\n[tasks]\nuse = "toy-tasks"\n', observers=("mine",), mine=mine)
     with pytest.raises(PluginError, match=re.escape(said)) as caught:
         train(plan)
-    assert "it comes from plugin my_observers (file -)" in str(caught.value)
+    assert f"it comes from plugin my_observers (file {tmp_path}/my_observers.py)" in str(caught.value)
     assert not (tmp_path / "runs").exists()
 
 

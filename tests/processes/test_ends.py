@@ -471,7 +471,7 @@ def register_rewards():
     [
         ("reward", "reward", "2 x reward-invalid: for example the reward raised RuntimeError: it called os._exit(3)"),
         ("agent", "agent", "2 x runner-died: for example the runner process died (exit code 3), 2 times"),
-        ("agent", "build", "die before they have built it (exit code 3): the agent, or what it imports, ended its"),
+        ("agent", "build", "the agent build cannot be built: RuntimeError: it called os._exit(3)"),
     ],
 )
 def test_a_reward_or_agent_that_ends_its_process_is_named(

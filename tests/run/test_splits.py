@@ -15,6 +15,7 @@ from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError, ConfigError, PluginError
 from agentrig.plan import Plan, resolve
 from agentrig.processes.ends import no_silent_end
+from agentrig.rows import read_rows
 from agentrig.run.splits import json_problem, load_splits, split_warnings, task_set
 from agentrig.run.training import train
 
@@ -87,6 +88,16 @@ def own(tmp_path: Path, toy_file: str, model: ModelServer) -> Callable[..., Plan
         ("return [row(0, input={1: 2})]", "input has the key 1 (int); keys must be text"),
         ("return [row(0, input={'x': float('nan')})]", "input.x is nan, which JSON can't hold"),
         ("return [row(0, input={'x': 'a\\ud800'})]", "input.x holds a lone surrogate"),
+        (
+            "return [row(0, input={'a': {'b\\udfff': 1}})]",
+            "row 0 (the first is 0): a key of input.a holds a surrogate",
+        ),
+        ("return [row(0, id='t\\ud800')]", "row 0 (the first is 0): id holds a lone surrogate"),
+        ("return [row(0, slices={'s': '\\ud800'})]", "slices.s holds a lone surrogate"),
+        (
+            "return [row(0, private={'n': [10**4300]})]",
+            "private.n[0] is a whole number of more than 4300 digits",
+        ),
         ("x = {}\nx['x'] = x\nreturn [row(0, input=x)]", "input contains itself, or is nested too deep for JSON"),
         ("return [][3]", "`load` raised IndexError: list index out of range (my_tasks.py:25 in load)"),
         ("raise Mute", "`load` raised Mute: (its message raised RuntimeError) (my_tasks.py:25 in load)"),
@@ -182,3 +193,11 @@ def test_a_split_that_serves_two_roles_is_read_once(own: Callable[..., Plan]) ->
 @pytest.mark.parametrize("value", [None, True, 3, -1.5, "text ü", [], {"a": [{"b": (1, None)}]}])
 def test_json_values_are_not_changed(value: Any) -> None:
     assert json_problem(value, "input") is None
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, "[" * 100_000], ids=["digits", "levels"])
+def test_a_line_that_python_cannot_read_is_named(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f'{{"a": 1}}\n{{"a": {value}}}')
+    with pytest.raises(AgentrigError, match=r"rows\.jsonl, line 2: (Exceeds the limit|maximum recursion depth)"):
+        read_rows(file)

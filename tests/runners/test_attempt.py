@@ -7,27 +7,58 @@ from typing import Any
 import httpx
 import pytest
 
-from agentrig.pools import Job
-from agentrig.runners.attempt import run_agent
+from agentrig.pools import Job, Result
+from agentrig.runners.attempt import packed, run_agent
+from agentrig.runners.scorer import NOWHERE
 from agentrig.testing.scripted import Reply, scripted_server
 
 
 def ask(task_input: Any, endpoint: Any) -> str:
-    """Ask by plain httpx, or read the answer as a stream."""
-    body = {"model": endpoint.model, "messages": [{"role": "user", "content": "?"}]}
+    """Ask by plain httpx, read the answer as a stream, or raise an error of one's own."""
+    how = task_input["how"]
+    body = {"model": endpoint.model, "messages": [{"role": "user", "content": "?"}], "stream": how == "streams"}
     url = f"{endpoint.base_url}/chat/completions"
-    if task_input["stream"]:
+    if how != "plain":
         with httpx.stream("POST", url, json=body) as reply:
-            reply.raise_for_status()
+            try:
+                reply.raise_for_status()
+            except httpx.HTTPStatusError as error:
+                if how == "wraps":
+                    raise ValueError("no answer: 400 Bad Request") from error
+                raise
     reply = httpx.post(url, json=body)
     reply.raise_for_status()
     return "unreached"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_failed_call_has_the_servers_answer_in_its_message(stream: bool) -> None:
+@pytest.mark.parametrize("how", ["plain", "reads piece by piece", "streams", "wraps"])
+def test_a_failed_call_has_the_servers_answer_in_its_message(how: str) -> None:
     with scripted_server(Reply(status=400, text="this model's context is 64 tokens")) as server:
-        found = run_agent(ask, Job(id="r", input={"stream": stream}, endpoint=server.endpoint()))
+        found = run_agent(ask, Job(id="r", input={"how": how}, endpoint=server.endpoint()))
     assert found.outcome.failure == "llm-error"
     assert "400 Bad Request" in found.outcome.message
     assert "this model's context is 64 tokens" in found.outcome.message
+    assert any("context is 64 tokens" in (span.error or "") for span in found.trace.spans)
+
+
+def nested(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels - 1):
+        value = [value] if levels % 2 else {"a": value}
+    return value
+
+
+@pytest.mark.parametrize(("levels", "kind"), [(253, None), (254, None), (255, "bad-answer"), (256, "bad-answer")])
+def test_an_answer_of_as_many_levels_as_the_pages_say_reaches_the_reward(levels: int, kind: str | None) -> None:
+    """253 and 254 were `agent-error`: the result around them was too deep to be sent."""
+    job = Job(id="r", input={}, endpoint=NOWHERE)
+    outcome = Result.unpacked("r", packed(lambda task_input, endpoint: nested(levels), job)).outcome
+    assert outcome.failure == kind
+    assert outcome.answer == (None if kind else nested(levels))
+
+
+def test_a_whole_number_that_no_reader_takes_says_what_to_return() -> None:
+    found = run_agent(lambda task_input, endpoint: {"n": [1, 10**4300]}, Job(id="r", input={}, endpoint=NOWHERE))
+    assert found.outcome.failure == "bad-answer"
+    assert 'its answer["n"][1] is a whole number of more than 4300 digits' in found.outcome.message
+    assert "return it as hex()" in found.outcome.message

@@ -228,6 +228,7 @@ def test_a_hostile_message_costs_its_rollout_only(what: str, model: ModelServer,
     assert [results[f"job-{i}"].answer for i in (1, 2, 3)] == ["odd"] * 3
     kinds = {"noise": "runner-died", "length": "deadline", "form": "infrastructure", "deep": "infrastructure"}
     assert results["job-0"].failure == kinds[what], results["job-0"]
+    assert ("sent what no runner sends (b'\\x80\\x05 noise')" in results["job-0"].message) == (what == "noise")
 
 
 EVERYWHERE = """
@@ -421,6 +422,14 @@ def test_processes_that_nobody_waits_for_do_not_pile_up(model: ModelServer, star
     family = [psutil.Process(runner), *psutil.Process(runner).parents()[:1]]
     children = {p for each in family for p in each.children() if p.name() == "sleep"}
     assert [p.status() for p in children] == []
+
+
+def test_an_agent_whose_build_calls_exit_is_told_so(start: Start) -> None:
+    """It was sent to `agentrig dev`, which said the same."""
+    pool = start("toy-broken", config={"how": "exit"})
+    said = r"it called os\._exit\(0\), .*; raise an error instead \(toy_plugin\.py:\d+ in build_broken\)"
+    with pytest.raises(AgentrigError, match=said):
+        drain(pool, 1, timeout_s=30)
 
 
 def test_an_agent_whose_build_hangs_is_reported(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

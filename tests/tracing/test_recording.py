@@ -153,6 +153,25 @@ def test_plain_httpx_and_its_other_requests(model: ModelServer) -> None:
     assert model.requests[0][1]["authorization"] == "Bearer k"
 
 
+@pytest.mark.parametrize("body", [b"[1, 2]", b'"text"', b"null", b"7", b"{", iter([b'{"mess', b'ages": []}'])])
+def test_a_body_that_is_no_object_reaches_the_server(body: Any) -> None:
+    """The tracer raised inside the agent."""
+    got: list[bytes] = []
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        got.append(request.read())
+        return httpx.Response(400, text="write an object")
+
+    url = "http://127.0.0.1:9/v1"
+    with (
+        httpx.Client(transport=httpx.MockTransport(refuse)) as client,
+        recording("r1", token_ids=True, base_url=url, sampling={"temperature": 1.0}) as recorder,
+    ):
+        assert client.post(f"{url}/chat/completions", content=body).text == "write an object"
+    assert got == [body if isinstance(body, bytes) else b'{"messages": []}']
+    assert not recorder.trace().llm_calls()
+
+
 def test_no_field_is_added_if_the_endpoint_has_no_token_ids(model: ModelServer, client: Any) -> None:
     call = only_call(record(lambda: client.chat.completions.create(model="m", messages=MESSAGES), token_ids=False))
     assert not {"return_token_ids", "logprobs"} & set(model.bodies()[0])

@@ -113,6 +113,13 @@ def test_the_token_budget_does_not_change_the_update(make_model):
     assert float((weights[0] - weights[1]).abs().mean()) < 1e-6
 
 
+def test_a_prompt_longer_than_the_context_is_not_tokenized(make_model, tokenizer):
+    """Ten million characters held the interpreter for minutes: no deadline and no Ctrl-C had an effect."""
+    learner = Learner(make_model("llama"), GrpoConfig(), dtype="float32", seed=0, tokenizer=tokenizer)
+    assert learner.prompt("a short one")
+    assert learner.prompt("ab " * 3_000_000) == []
+
+
 def test_samples_without_advantage_only_count_in_the_weights(make_model):
     samples = [attrs.evolve(s, advantage=0.0) if s.group == "g1" else s for s in samples_of()]
     metrics = learner_of(make_model()).update(samples, step=1)

@@ -125,7 +125,7 @@ def check_server(situation: Situation) -> Iterator[Finding]:
     if plan is None or hardware is None or plan.components["server"].spec.name == OWN:
         return
     component = plan.components["server"]
-    who = f"{component.spec.name} of {component.distribution} {component.version}"
+    who = f"{component.spec.name} of {component.source}"
     why = refusal(component, hardware)
     if why:
         yield Finding(

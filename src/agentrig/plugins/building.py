@@ -53,7 +53,7 @@ def built(component: Component, config: Any, **more: Any) -> Any:
     """
     spec: Any = component.spec
     who = f"the {component.kind} {spec.name}"
-    plugin = f"\n  it comes from plugin {component.plugin} ({component.distribution} {component.version})"
+    plugin = f"\n  it comes from plugin {component.plugin} ({component.source})"
     try:
         made = spec.build(config, **more)
     except AgentrigError:

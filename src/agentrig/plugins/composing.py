@@ -49,9 +49,7 @@ def parts_of(component: Component, config: Any, registry: Registry, *, section: 
         where = f"{section}.parts.{name}"
         keys = dict(keys)
         inner = registry.find(KIND, keys.pop("use", name))
-        settings: Any = structure(
-            inner.spec.config, keys, owner=f"{inner.spec.name} ({inner.distribution} {inner.version})", section=where
-        )
+        settings: Any = structure(inner.spec.config, keys, owner=f"{inner.spec.name} ({inner.source})", section=where)
         parts_of(inner, settings, registry, section=where)
         found[name] = inner, settings
     return found

@@ -165,7 +165,7 @@ def _loaded(plugin: PluginInfo, importer: Callable[[], Any], manager: pluggy.Plu
 
 def _collect(plugin: PluginInfo, manager: pluggy.PluginManager) -> list[Component]:
     """Call the `register_*` hooks of a single plugin, so that its errors do not affect the others."""
-    owner = {"plugin": plugin.name, "distribution": plugin.distribution, "version": plugin.version}
+    owner = {field: getattr(plugin, field) for field in ("distribution", "version", "origin")}
     found: list[Component] = []
     for kind, cls in KINDS.items():
         for impl in getattr(manager.hook, cls.hook).get_hookimpls():
@@ -174,7 +174,7 @@ def _collect(plugin: PluginInfo, manager: pluggy.PluginManager) -> list[Componen
             for spec in _specs(impl.function, kind, cls.hook):
                 if any(c.kind == kind and c.spec.name == spec.name for c in found):
                     raise PluginError(f'{cls.hook} brings two components called "{spec.name}"; rename one of them')
-                found.append(Component(kind=kind, spec=spec, **owner))
+                found.append(Component(kind=kind, spec=spec, plugin=plugin.name, **owner))
     return found
 
 

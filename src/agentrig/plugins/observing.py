@@ -92,7 +92,7 @@ def selected(
         own = f"{section}.{component.spec.name}"
         if not isinstance(table, Mapping):
             raise ConfigError(f"[{section}] {component.spec.name} = {table!r}: write {own}.KEY=VALUE")
-        owner = f"{name} ({component.distribution} {component.version})"
+        owner = f"{name} ({component.source})"
         config: Any = structure(component.spec.config, table, owner=owner, section=own, elsewhere=elsewhere)
         found[reference] = component, config
     for key, value in keys.items():
@@ -165,7 +165,7 @@ def build_observers(observers: Observers) -> dict[str, object]:
             if wrong:
                 raise PluginError(
                     f"the observer {component.spec.name} cannot be used: {wrong}\n"
-                    f"  it comes from plugin {component.plugin} ({component.distribution} {component.version})"
+                    f"  it comes from plugin {component.plugin} ({component.source})"
                 )
         made[component.spec.name if component.spec.name not in made else component.plugin] = observer
     return made

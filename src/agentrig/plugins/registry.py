@@ -25,13 +25,23 @@ log = logging.getLogger(__name__)
 
 @attrs.frozen(kw_only=True)
 class Component:
-    """A spec and the plugin that registered it."""
+    """A spec and the plugin that registered it.
+
+    Attributes:
+        origin: The module, or the file, that the plugin was loaded from.
+    """
 
     kind: str
     spec: Spec
     plugin: str
     distribution: str
     version: str
+    origin: str = ""
+
+    @property
+    def source(self) -> str:
+        """What brings it, for messages: a distribution and its version, or a file."""
+        return f"{self.distribution} {self.origin if self.distribution == 'file' else self.version}"
 
     def answers_to(self, name: str) -> bool:
         """Whether `name` means this component: `name`, `distribution:name` or `plugin:name`."""
@@ -233,7 +243,7 @@ def _conflict(hits: Sequence[Component], names: Sequence[str]) -> str:
     say = "agentrig train " if kind == "recipe" else f"--{kind} "
     return (
         f'{"two" if len(hits) == 2 else len(hits)} plugins bring {a_kind(kind)} called "{hits[0].spec.name}": '
-        f"{' and '.join(f'{c.plugin} ({c.distribution} {c.version})' for c in hits)}.\n"
+        f"{' and '.join(f'{c.plugin} ({c.source})' for c in hits)}.\n"
         f"  Say which: {' or '.join(f'{say}{name}' for name in names)}.\n"
         f"  Or block what you do not want: {' or '.join(f'{BLOCK_VARIABLE}={p}' for p in plugins)} "
         f'(block = ["{plugins[-1]}"] under [run] in a run file).'

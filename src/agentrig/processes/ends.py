@@ -64,6 +64,7 @@ def no_silent_end() -> Iterator[None]:
         )
 
     modules: Any = (os, sys.modules[os.name])
+    before = os._exit  # a block around this one may refuse it too
     for module in modules:
         module._exit = refuse
     _command = True
@@ -72,7 +73,7 @@ def no_silent_end() -> Iterator[None]:
     finally:
         _command = False
         for module in modules:
-            module._exit = _exit
+            module._exit = before
 
 
 def name_of(number: int) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrig.errors import AgentrigError, ConfigError, PluginError, nearest, place_of
 from agentrig.tasks import Task, Tasks, overlap, repeated
-from agentrig.text import words_of
+from agentrig.text import TOO_LARGE, words_of
 
 if TYPE_CHECKING:
     from agentrig.plan import Plan, RunSettings
@@ -213,6 +213,8 @@ def _problem(task: Any) -> str | None:
         return f"it is a {type(task).__name__}; write agentrig.Task(id=..., input={{...}}, private={{...}})"
     if not isinstance(task.id, str) or not task.id:
         return f'id is {task.id!r:.80} ({type(task.id).__name__}); it must be text, for example "{task.id or "task-0"}"'
+    if problem := json_problem(task.id, "id"):
+        return problem
     for field in ("input", "private"):
         value = getattr(task, field)
         if not isinstance(value, Mapping):
@@ -225,13 +227,15 @@ def _problem(task: Any) -> str | None:
             return problem
     if not isinstance(task.slices, Mapping) or not all(isinstance(x, str) for kv in task.slices.items() for x in kv):
         return f"slices is {task.slices!r:.80}; it must be a dict of text"
-    return None
+    return json_problem(dict(task.slices), "slices")
 
 
 def json_problem(value: Any, path: str) -> str | None:
     """Say which part of a value is not JSON, and what to write instead; None if all parts are."""
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, bool):
         return None
+    if isinstance(value, int):
+        return f"{path} is a whole number of more than 4300 digits; write text" if abs(value) >= TOO_LARGE else None
     if isinstance(value, str):
         if value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value):
             return None
@@ -242,7 +246,7 @@ def json_problem(value: Any, path: str) -> str | None:
         for key, item in value.items():
             if not isinstance(key, str):
                 return f"{path} has the key {key!r:.80} ({type(key).__name__}); keys must be text"
-            problem = json_problem(item, f"{path}.{key}")
+            problem = json_problem(key, f"a key of {path}") or json_problem(item, f"{path}.{key}")
             if problem is not None:
                 return problem
         return None

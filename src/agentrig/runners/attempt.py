@@ -8,6 +8,7 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -18,6 +19,7 @@ from agentrig.errors import FAILURE_KIND, AgentFailure, AgentrigError, place_of
 from agentrig.gateway.client import GatewayAttempt, GatewayError
 from agentrig.pools import AgentSource, Job, Result
 from agentrig.processes.confine import hint
+from agentrig.processes.ends import no_silent_end
 from agentrig.text import cut, masked, plain_json, storable, words_of
 from agentrig.traces import Trace
 
@@ -45,7 +47,8 @@ def build_agent(plan: AgentSource) -> tuple[Agent | None, str]:
         from agentrig.tracing.recording import install
 
         install()
-        return plan.build(), ""
+        with no_silent_end():
+            return plan.build(), ""
     except BaseException as error:
         own = isinstance(error, AgentrigError)
         text = storable(str(error)) if own else f"no runner can start: {words_of(error)}"
@@ -136,7 +139,7 @@ def _failed(error: BaseException) -> Outcome:
 
 def _answer_of(error: BaseException, message: str) -> str:
     """Return what a model's server answered with a failed call, unless the exception's message has it already."""
-    response = getattr(error, "response", None)
+    response = next((r for each in _chain(error) if (r := getattr(each, "response", None)) is not None), None)
     try:
         text = str(getattr(response, "text", None) or "")
     except RuntimeError:  # httpx: the answer was a stream that nobody has read
@@ -201,13 +204,19 @@ async def _await(awaitable: Any) -> Any:
 
 def failure_kind(error: BaseException) -> str:
     """Return the failure kind of an exception that an agent raised."""
+    for each in _chain(error):
+        if isinstance(each, AgentFailure):
+            return each.kind if isinstance(each.kind, str) else f"<{type(each.kind).__name__}>"
+        if type(each).__module__.split(".")[0] in CLIENTS:
+            return "llm-error"
+    return "agent-error"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, the one that it was raised from or in handling of, and so on."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
-        if isinstance(current, AgentFailure):
-            return current.kind if isinstance(current.kind, str) else f"<{type(current.kind).__name__}>"
-        if type(current).__module__.split(".")[0] in CLIENTS:
-            return "llm-error"
+        yield current
         seen.add(id(current))
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
-    return "agent-error"

@@ -123,7 +123,7 @@ class _Worker(Worker):
     mark: str
     pid: int = 0
     read: bytearray = attrs.field(factory=bytearray)
-    refused: bool = False
+    refused: str = ""
 
 
 class Pool(BasePool[_Worker]):
@@ -249,8 +249,8 @@ class Pool(BasePool[_Worker]):
         except (EOFError, OSError):
             pass  # the process is gone; its sentinel brings it to _died
         except ValueError as error:
-            log.warning("%s sent what no runner sends (%s), and is ended", worker.title, error)
-            worker.refused = True
+            worker.refused = f"sent what no runner sends ({error}), and is ended"
+            log.warning("%s %s", worker.title, worker.refused)
             worker.process.terminate()
         return results
 
@@ -289,12 +289,13 @@ class Pool(BasePool[_Worker]):
             )
         end_families([worker.process.pid], [worker.mark])  # for the case that its guard was killed
         code = f"(exit code {worker.process.exitcode})"
-        ended = ": the agent, or what it imports, ended its process. An error above says why, or it calls os._exit"
+        refused = worker.refused and f"; it {worker.refused}: does the agent write to descriptors that it did not open?"
+        ended = ": the agent, or what it imports, ended its process. An error above says why"
         died = "; run `agentrig dev` with runners.n=1 to see why"
         failed = self._remove_dead(
             worker,
             early=f" {code}{ended if (worker.process.exitcode or 0) > 0 else died}",
-            died=lambda times: f"the runner process died {code}, {times} times",
+            died=lambda times: f"the runner process died {code}, {times} times{refused}",
         )
         again = len(worker.jobs) - len(failed)
         anew = "; the ones that start again get new samples, so the seed will not repeat this run" if again else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import json
 import logging
 import queue
@@ -18,6 +19,7 @@ from agentrig.correctness import Correctness
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, place_of
 from agentrig.pools import Job
+from agentrig.processes.held import Watch
 from agentrig.rewards import Reward, Score
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
@@ -32,6 +34,9 @@ NOWHERE = Endpoint(base_url="http://127.0.0.1:9/v1", model="none")
 
 GRACE_S = 1.0
 """Seconds by which a reward may exceed its budget before its score is `invalid`."""
+
+HELD_S = 30.0
+"""Seconds more in which native code may hold the interpreter; then the command is killed."""
 
 NO_ANSWER = Score.invalid(
     "the agent computed a reward itself and has no answer that another reward could judge: use --reward own, or let it "
@@ -58,10 +63,10 @@ class RewardWorker:
         raise TypeError("a reward judges jobs")
 
     def run_job(self, job: Job) -> str:
-        """Judge one outcome; return the score's fields as JSON, in which a component may be NaN."""
+        """Judge one outcome; return the score's fields as JSON."""
         many = getattr(self._reward, "score_many", None)
         if many is not None:
-            (score,) = many([job.input], self._budget_s)
+            (score,) = _closed(many([job.input], self._budget_s))
         else:
             score = score_one(self._reward, job.input, self._budget_s)
         fields = attrs.asdict(score, recurse=False)
@@ -97,8 +102,9 @@ class RewardPlan(AgentPlan):
 class Scorer:
     """Runs a reward on batches in threads, or in processes, and handles a reward that raises or hangs.
 
-    A thread that does not end is interrupted, which ends a loop in Python, and is left alone. Native code goes on, and
-    may keep the interpreter. So once that has happened, the reward judges in processes if `plan` says how to build it.
+    A thread that does not end is interrupted, which ends a loop in Python, and is left alone. Native code goes on. So
+    once that has happened, the reward judges in processes if `plan` says how to build it. Native code that does not
+    release the interpreter, such as a regular expression, stops this whole process: another one then kills it.
 
     Args:
         reward: What `RewardSpec.build` returned.
@@ -123,6 +129,7 @@ class Scorer:
     ) -> None:
         self._plan, self._in_processes = plan, process and plan is not None
         self._pool: Pool | None = None
+        self._watch: Watch | None = None
         self._lock = threading.Lock()
         self.correctness = correctness or Correctness()
         self._reward, self._budget_s, self._threads = reward, budget_s, threads
@@ -149,8 +156,12 @@ class Scorer:
             return []
         if self._in_processes:
             return self._elsewhere(items)
-        if self._many is not None:
-            return self._batch(items)
+        try:
+            return self._batch(items) if self._many is not None else self._each(items)
+        finally:
+            self._beat(None)
+
+    def _each(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
         scores: list[Score | None] = [None] * len(items)
         started: dict[int, tuple[float, threading.Thread]] = {}
         todo: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -171,9 +182,11 @@ class Scorer:
                         return  # too late, and this thread may be interrupted
                     scores[i] = score
 
-        workers = [self._thread(work) for _ in range(min(self._threads, len(items)))]
         limit = self._budget_s + GRACE_S
+        self._beat(limit)
+        workers = [self._thread(work) for _ in range(min(self._threads, len(items)))]
         while any(s is None for s in scores):
+            self._beat(limit)
             for worker in workers:
                 worker.join(0.01)
             now = time.monotonic()
@@ -204,9 +217,23 @@ class Scorer:
                 self._budget_s,
             )
 
+    def _beat(self, limit_s: float | None) -> None:
+        """Tell the watching process that this one runs, and that the reward may hold the interpreter that long."""
+        if self._plan is None or (self._watch is None and limit_s is None):
+            return
+        if self._watch is None:
+            self._watch = Watch(
+                f"agentrig: this command is killed: the reward {self._plan.name} ran past its budget of "
+                f"{self._budget_s:g} s and does not release Python's interpreter, as a regular expression or other "
+                "native code that never ends. Start it again with run.reward_process=true: then only such a score is "
+                "invalid"
+            )
+        self._watch.beat(None if limit_s is None else limit_s + HELD_S)
+
     def _elsewhere(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
         """Judge in processes; one that does not end is killed and replaced."""
         assert self._plan is not None
+        self._beat(None)
         with self._lock:
             if self._pool is None:
                 limit = self._budget_s + GRACE_S
@@ -236,6 +263,9 @@ class Scorer:
     def close(self) -> None:
         """End the processes, if there are any."""
         with self._lock:
+            if self._watch is not None:
+                self._watch.close()
+                self._watch = None
             if self._pool is not None:
                 self._pool.close()
                 self._pool = None
@@ -246,7 +276,7 @@ class Scorer:
         def work() -> None:
             try:
                 assert self._many is not None
-                scores = list(self._many([_copied(item) for item in items], self._budget_s))
+                scores = list(_closed(self._many([_copied(item) for item in items], self._budget_s)))
                 if len(scores) != len(items) or not all(isinstance(s, Score) for s in scores):
                     raise TypeError(f"score_many gave {len(scores)} results for {len(items)} items, or no Scores")
                 scores = [_sound(score) for score in scores]
@@ -254,8 +284,10 @@ class Scorer:
                 scores = [_raised(error)] * len(items)
             found.extend(scores)
 
+        limit = self._budget_s * len(items) + GRACE_S
+        self._beat(limit)
         worker = self._thread(work)
-        worker.join(self._budget_s * len(items) + GRACE_S)
+        worker.join(limit)
         if worker.is_alive():
             self._abandon(worker)
             reason = f"the reward ran past its budget of {self._budget_s:g} s for each of {len(items)} outcomes"
@@ -273,14 +305,20 @@ def score_one(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
     """Judge one outcome; whatever the reward raises or returns is a score."""
     try:
         task, outcome, *trace = _copied(item)
-        score = reward(task, outcome, budget_s, *trace)
+        score = _closed(reward(task, outcome, budget_s, *trace))
         if isinstance(score, Score):
             return _sound(score)
     except BaseException as error:
         return _raised(error)
-    return Score.invalid(
-        f"the reward returned {type(score).__name__}; it must return an agentrig.Score, for example Score.ok(0.5)"
-    )
+    cure = "write def, not async def" if inspect.iscoroutine(score) else "for example Score.ok(0.5)"
+    return Score.invalid(f"the reward returned {type(score).__name__}; it must return an agentrig.Score, {cure}")
+
+
+def _closed(made: Any) -> Any:
+    """Return what a reward returned; a coroutine, which nobody awaits, is closed: Python would warn of it."""
+    if inspect.iscoroutine(made):
+        made.close()
+    return made
 
 
 def _of_calls(score: Score, trace: Trace | None = None) -> Score:

@@ -79,7 +79,7 @@ def _owner(kind: str, name: str, registry: Registry) -> str:
     for each in ("tasks", "agent", "reward", "recipe") if kind == DOMAIN else (kind,):
         for component in registry.components(each):
             if component.spec.name == name:
-                return f"{component.distribution} {component.version} has {a_kind(each)} of that name"
+                return f"{component.source} has {a_kind(each)} of that name"
     for plugin in registry.plugins:
         if plugin.name == name:
             return f"a plugin of {plugin.distribution} {plugin.version} has that name"

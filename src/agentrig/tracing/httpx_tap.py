@@ -58,6 +58,10 @@ def _tap(library: Any, *, is_async: bool) -> None:
             return None
         try:
             body = json.loads(request.content)
+        except library.StreamError:  # a body that is sent while it is made
+            if server == recorder.server:
+                recorder.miss(f"POST {request.url.path} with a streamed body")
+            return None
         except (ValueError, RecursionError):
             return None
         if not isinstance(body, dict):  # the server refuses it
@@ -93,7 +97,7 @@ def _tap(library: Any, *, is_async: bool) -> None:
             except BaseException as error:
                 call.record({}, error=words_of(error))
                 raise
-            if options.get("stream") and call.request.get("stream"):
+            if options.get("stream") and call.streams(response):
                 return call.follow(response, copied)
             await response.aread()
             call.answer(response)
@@ -112,7 +116,7 @@ def _tap(library: Any, *, is_async: bool) -> None:
         except BaseException as error:
             call.record({}, error=words_of(error))
             raise
-        if options.get("stream") and call.request.get("stream"):
+        if options.get("stream") and call.streams(response):
             return call.follow(response, copied)
         response.read()
         call.answer(response)
@@ -142,6 +146,10 @@ class _Call:
     foreign: str | None
     parent: str | None
     asked: dict[str, Any]
+
+    def streams(self, answer: Any) -> bool:
+        """Return whether the response is to be read piece by piece; the reason of a refusal is read at once."""
+        return bool(self.request.get("stream")) and answer.status_code < 400
 
     def record(self, attributes: dict[str, Any], *, error: str | None = None) -> None:
         """Record the span of the call; if another tracer does, only what it does not see."""
@@ -189,10 +197,6 @@ class _Call:
         except Exception as broken:  # the library's own error, for bytes that are not valid in that encoding
             content, error = b"", passed.error or f"the stream cannot be decoded: {type(broken).__name__}: {broken}"
         text = content.decode("utf-8", "replace")
-        if answer.status_code >= 400:
-            error = f"HTTP {answer.status_code}: {text[:500]}"
-            self.record({"response": {"text": text[:2000]}}, error=error)
-            return
         response, wrong = joined(text, whole=passed.whole)
         try:
             calls = self._calls(response)

@@ -7,7 +7,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from agentrig.ledger import NOT_FINITE, ZERO_ADVANTAGE
 from agentrig_grpo import checkpoint, trainer_files
 from agentrig_grpo.building import build
 from agentrig_grpo.config import LearnerConfig
+from agentrig_grpo.context import context_of
 from agentrig_grpo.figures import Figures, of_pass
 from agentrig_grpo.lora import live_weights
 from agentrig_grpo.loss import sample_weights, token_losses, tokens_in_loss
@@ -35,7 +36,7 @@ from agentrig_grpo.masters import computing_with
 from agentrig_grpo.model_files import weight_files
 from agentrig_grpo.optimizers import check_state, learning_rate, optimizer_of
 from agentrig_grpo.passes import check_recorded, memory_in_words
-from agentrig_grpo.server.chat import Chat
+from agentrig_grpo.server.chat import Chat, TooLong
 
 GPU_CHUNK = 1 << 28
 """Most logits in memory at once on a GPU: almost two thousand tokens of a large vocabulary. With 2^29 an update takes
@@ -336,9 +337,17 @@ class Learner:
         """Return a digest of the trained weights."""
         return fingerprint(self.trained)
 
+    @cached_property
+    def _chat(self) -> Chat:
+        return Chat(self.tokenizer)
+
     def prompt(self, text: str) -> list[int]:
-        """Return the token ids of a user's message as a chat prompt."""
-        return list(Chat(self.tokenizer).prompt_ids([{"role": "user", "content": text}]))
+        """Return the token ids of a user's message as a chat prompt; none if it is longer than the model's context."""
+        context = context_of(self.model.config, self.config.max_length)
+        try:
+            return list(self._chat.prompt_ids([{"role": "user", "content": text}], context))
+        except TooLong:  # no call has it: the server refuses it
+            return []
 
     def keep(self) -> None:
         """Copy the trained weights, for `restore`."""
