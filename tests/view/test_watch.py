@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import itertools
 import json
 import re
 import shutil
@@ -167,7 +170,7 @@ def views(text: str) -> dict[str, str]:
     """The curves and the traces of a page, without addresses and anchors."""
     text = re.sub(r'(href|id)="[^"]*"', "", text)
     return {
-        "curves": "".join(re.findall(r"<figure>.*?</figure>", text, re.DOTALL)),
+        "curves": "".join(re.findall(r'<svg viewBox="0 0 620.*?</svg>', text, re.DOTALL)),
         "results": "".join(re.findall(r'<table class="results">.*?</table>', text, re.DOTALL)),
         "trace": "".join(re.findall(r'<div class="trace">.*?</section>(?=\s*</div>\s*</div>)', text, re.DOTALL)[:1]),
     }
@@ -330,3 +333,37 @@ def test_what_is_no_run_is_told(tmp_path: Path) -> None:
     with serving(tmp_path) as link:
         assert "There are no runs here yet" in page(link)
         assert httpx.get(f"{link}run/nobody").status_code == 404
+
+
+def test_the_points_of_a_curve_are_csv(ended_run: Callable[..., Path], tmp_path: Path) -> None:
+    for name in ("one", "=two"):
+        shutil.copytree(ended_run(), tmp_path / name, symlinks=True)
+        manifest = json.loads((tmp_path / name / "manifest.json").read_text())
+        (tmp_path / name / "manifest.json").write_text(json.dumps({**manifest, "name": name}))
+    run = read_run(tmp_path / "one")
+    with serving(tmp_path) as link:
+        text = page(link, "chart.csv", run="one", plot="reward", x="time")
+        rows = list(csv.DictReader(io.StringIO(text)))
+        sampled = next(name for name in rows[0] if "each step" in name)
+        trained = [row for row in rows if row[sampled]]
+        assert [float(row[sampled]) for row in trained] == [line["reward"] for line in run.steps]
+        took = list(itertools.accumulate(line["step_s"] for line in run.steps))
+        assert [float(row["wall time of the steps, s"]) for row in trained] == pytest.approx(took)
+        both = httpx.get(f"{link}chart.csv?run=one&run=%3Dtwo&plot=response+tokens&metric=step_s")
+        assert both.headers["content-disposition"] == 'attachment; filename="response-tokens.csv"'
+        heads = next(csv.reader(io.StringIO(both.text)))
+        assert "'=two, train" in heads, "a spreadsheet takes no name for a formula"
+        assert httpx.get(f"{link}chart.csv?run=one&plot=nothing").status_code == 404
+        assert httpx.get(f"{link}chart.csv?run=nobody&plot=reward").status_code == 404
+
+
+def test_what_somebody_writes_into_an_address_breaks_no_curve(link: str) -> None:
+    odd = {"x": "hours", "from": "inf", "to": "1e400", "metric": HOSTILE}
+    text = page(link, "run/one", **odd)
+    assert "<script>alert" not in text
+    assert len(views(text)["curves"]) > 1000
+    assert "Nothing is in this part" in page(link, "run/one", **{"from": "5e300"})
+    for path in ("run/one/rewards", "run/two/rewards"):
+        text = page(link, path, mode="nothing", order=HOSTILE, page="9")
+        assert "<script>alert" not in text
+        assert "<img src=x" not in text

@@ -76,7 +76,7 @@ def draw_all(runs: Sequence[RunData], folder: Path) -> None:
 def _draw_steps(axes: Axes, plot: Plot) -> None:
     bottoms = [0.0] * len(plot.lines[0].xs)
     for line in plot.lines:
-        color, label = COLORS[line.color], short(line.label)
+        color, label = COLORS[line.color], "" if line.faint else short(line.label)
         if plot.kind == "bars":  # not areas: a single step is visible too, and nothing is interpolated between steps
             axes.bar(line.xs, line.ys, bottom=bottoms, width=1.0, color=color, lw=0.4, ec=color, label=label)
             bottoms = [bottom + y for bottom, y in zip(bottoms, line.ys, strict=True)]

@@ -8,6 +8,7 @@ the page's own; all text is escaped by the templates.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,10 +29,10 @@ from agentrig.view.calls import calls_of
 from agentrig.view.gold import Gold
 from agentrig.view.html import Links, templates
 from agentrig.view.page import accuracy_of, before_and_after, differing_settings, of_diagnosis, view
-from agentrig.view.plots import plots_of
+from agentrig.view.reading import RunData
 from agentrig.view.rollout import differences, readable, text_of
 from agentrig.view.tokens import Tokenizers
-from agentrig.view.watch import views
+from agentrig.view.watch import rewards, views
 from agentrig.view.watch.rollouts import Filter
 from agentrig.view.watch.runs import Run, Runs
 
@@ -55,6 +56,7 @@ HEADERS = {
 
 STATIC = {
     "watch.js": ("text/javascript", "watch/static"),
+    "charts.js": ("text/javascript", "watch/static"),
     "watch.css": ("text/css", "watch/static"),
     "page.css": ("text/css", "templates"),
 }
@@ -79,6 +81,7 @@ def serving(place: Path, port: int = 0) -> Iterator[str]:
     routes = [
         Route("/", pages.front),
         Route("/compare", pages.compare),
+        Route("/chart.csv", pages.csv),
         Route("/events", pages.events),
         Route("/static/{name}", pages.static),
         Route("/run/{key}", pages.run),
@@ -86,6 +89,7 @@ def serving(place: Path, port: int = 0) -> Iterator[str]:
         Route("/run/{key}/checks", pages.why),
         Route("/run/{key}/examples", pages.examples),
         Route("/run/{key}/traces", pages.traces),
+        Route("/run/{key}/rewards", pages.rewards),
         Route("/run/{key}/rollout/{id}", pages.rollout),
     ]
     try:
@@ -157,8 +161,9 @@ class Pages:
         """Show a run's figures and curves; its rollouts are not read."""
         run = self._run(request)
         data = run.data()
-        shown = view(data, whole=False)
-        return self._page(request, "run", events=run.key, title=data.name, run=shown, key=run.key)
+        chosen, drawn = views.curves(request, {run.key: data})
+        shown = view(data, whole=False, drawn=drawn)
+        return self._page(request, "run", events=run.key, title=data.name, run=shown, key=run.key, chosen=chosen)
 
     def why(self, request: Request) -> Response:
         """Show what held learning back, or the checks: parts of the run's page, which asks for them later."""
@@ -178,10 +183,11 @@ class Pages:
 
     def compare(self, request: Request) -> Response:
         """Show runs side by side: their rows, curves, and the settings in which they differ."""
-        keys = request.query_params.getlist("run")
-        data = [self._runs.get(key).data() for key in keys]
-        if not data:
+        runs = self._several(request)
+        if not runs:
             return RedirectResponse(f"{request.scope['prefix']}/")
+        data = list(runs.values())
+        chosen, drawn = views.curves(request, runs)
         return self._page(
             request,
             "compare",
@@ -190,9 +196,20 @@ class Pages:
             names=[each.name for each in data],
             columns=table.COLUMNS,
             cells=[table.cells(table.row_of(each)) for each in data],
-            curves=plots_of(data),
+            curves=drawn,
+            chosen=chosen,
             differences=differing_settings(data),
         )
+
+    def csv(self, request: Request) -> Response:
+        """Answer with the points of a curve, of one run or of several, as CSV."""
+        name = request.query_params.get("plot", "")
+        plot = next((plot for plot in views.curves(request, self._several(request))[1] if plot.name == name), None)
+        if plot is None:
+            raise KeyError(name)
+        file = re.sub(r"[^\w-]+", "-", name, flags=re.ASCII)
+        headers = {"content-disposition": f'attachment; filename="{file}.csv"'}
+        return Response(plot.csv(), media_type="text/csv", headers=headers)
 
     def traces(self, request: Request) -> Response:
         """Show a step's groups, or the rollouts that a filter lets through."""
@@ -236,6 +253,33 @@ class Pages:
             nodes=run.rollouts.nodes(),
             kinds=run.rollouts.values("failure"),
             unreadable=run.rollouts.unreadable(),
+        )
+
+    def rewards(self, request: Request) -> Response:
+        """Show how often each reward was given, and tasks by step."""
+        run, asked = self._run(request), request.query_params
+        files = run.rollouts.files()
+        measured = [file.mode for file in files]
+        modes = [mode for mode in ("train", "validation", "report", "dev") if mode in measured]
+        usual = "validation" if measured.count("validation") > 1 else next(iter(modes), "train")
+        mode = asked.get("mode") if asked.get("mode") in modes else usual
+        order = asked.get("order") if asked.get("order") in rewards.ORDERS else "task"
+        page = max(1, _whole(asked.get("page")) or 1)
+        run.rollouts.read_all()
+        return self._page(
+            request,
+            "rewards",
+            events=run.key,
+            title=f"rewards of {run.key}",
+            key=run.key,
+            mode=mode,
+            modes=modes,
+            order=order,
+            orders=rewards.ORDERS,
+            page=page,
+            progress=run.rollouts.progress(),
+            unreadable=run.rollouts.unreadable(),
+            **rewards.rewards_of(run, str(mode), str(order), page),
         )
 
     def rollout(self, request: Request) -> Response:
@@ -299,6 +343,9 @@ class Pages:
 
         return StreamingResponse(stream(), media_type="text/event-stream")
 
+    def _several(self, request: Request) -> dict[str, RunData]:
+        return {key: self._runs.get(key).data() for key in request.query_params.getlist("run")}
+
     def _run(self, request: Request) -> Run:
         return self._runs.get(request.path_params["key"])
 
@@ -315,7 +362,7 @@ class Pages:
 
 
 def _filter(given: Mapping[str, str]) -> Filter:
-    numbers: dict[str, Any] = {key: _whole(given.get(key)) for key in ("step", "shortest", "longest")}
+    numbers: dict[str, Any] = {key: _whole(given.get(key)) for key in ("step", "last", "shortest", "longest")}
     texts: dict[str, Any] = {
         key: given.get(key, "").strip() for key in ("mode", "score", "failure", "node", "text", "task")
     }

@@ -34,8 +34,7 @@ class Run:
 
     def stamp(self) -> str:
         """Return a text that changes when a file of the run does."""
-        read, files = self.rollouts.progress()
-        found = [str(Lock(self.directory / "run.lock").held()), str(4 * read // max(1, files))]
+        found = [str(Lock(self.directory / "run.lock").held())]
         for path in (*(self.directory / name for name in STATE), self.directory / "rollouts", self.directory / "calls"):
             try:
                 there = path.stat()

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
 
 import attrs
 
 from agentrig.errors import AgentrigError
-from agentrig.figures import mean
+from agentrig.figures import mean, number
 from agentrig.text import cut
 from agentrig.view import figures
-from agentrig.view.reading import first_line, verdict
+from agentrig.view.plots import AXES, Plot, plots_of
+from agentrig.view.reading import RunData, first_line, verdict
 from agentrig.view.rollout import chip, question
 from agentrig.view.tables import spark
 from agentrig.view.watch.rollouts import Filter
 from agentrig.view.watch.runs import Run
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +37,52 @@ UNSHOWN = {
     "started": "",
 }
 """The figures of a run that cannot be read."""
+
+
+def curves(request: Request, runs: Mapping[str, RunData]) -> tuple[dict[str, Any], list[Plot]]:
+    """Return the curves of runs as a page's address asks for them, and what the form above them shows.
+
+    Args:
+        request: Its query may have `x` (a key of `AXES`), `from` and `to` (where on that axis), and `metric`, several
+            times.
+        runs: By key.
+    """
+    asked, base = request.query_params, request.scope["prefix"]
+    axis = asked.get("x", "step")
+    axis = axis if axis in AXES else "step"
+    window = tuple(finite(asked.get(end)) for end in ("from", "to"))
+    known = sorted({name for run in runs.values() for name in figures.metrics(run)})
+    metrics = [name for name in dict.fromkeys(asked.getlist("metric")) if name in known]
+    plots = plots_of(list(runs.values()), axis=axis, window=(window[0], window[1]), metrics=metrics)
+    unplaced = [run.name for run in runs.values() if run.steps and len(figures.places(run, axis)) <= len(run.steps)]
+    shown = [
+        ("x", axis),
+        ("from", asked.get("from", "")),
+        ("to", asked.get("to", "")),
+        *(("metric", m) for m in metrics),
+    ]
+    query = urlencode([*(("run", key) for key in runs), *((name, value) for name, value in shown if value)])
+    chosen = {
+        "axis": axis,
+        "axes": list(AXES.items()),
+        "window": window,
+        "zoomed": window != (None, None),
+        "known": known,
+        "metrics": metrics,
+        "hidden": [("run", key) for key in runs],
+        "unplaced": f"Not recorded in every step, so the rest is left out: {', '.join(unplaced)}." if unplaced else "",
+        "csv": f"{base}/chart.csv?{query}",
+        "runs": [f"{base}/run/{quote(key, safe='')}" for key in runs],
+    }
+    return chosen, plots
+
+
+def finite(text: str | None) -> float | None:
+    """Return a number that somebody wrote, or None if it is none."""
+    try:
+        return number(float(text or ""))
+    except ValueError:
+        return None
 
 
 def listed(run: Run) -> dict[str, Any]:
