@@ -390,3 +390,28 @@ def test_a_cell_of_the_tasks_by_step_leads_to_its_rollouts(page: Any, long_run: 
         page.go_back()
         first.locator("a").first.click()
         playwright.expect(page.get_by_role("heading", name=f"{wrong} rollouts")).to_be_visible()
+
+
+def test_a_run_gets_tags_and_a_note_and_is_found_by_them(page: Any, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_run(tmp_path / name, steps=2)
+    with serving(tmp_path) as link:
+        page.goto(f"{link}run/one")
+        page.get_by_text("tags and note", exact=True).click()
+        page.get_by_label("tags, with commas between them").fill("kept, <i>odd</i>")
+        page.get_by_label("note", exact=True).fill("The first try.")
+        (tmp_path / "one" / "log.jsonl").write_text("{}\n")
+        before = page.evaluate("document.documentElement.dataset.refreshed")
+        page.wait_for_function("n => document.documentElement.dataset.refreshed !== n", arg=before)
+        page.get_by_role("button", name="save").click()  # what was written is still there
+        playwright.expect(page.locator("#note output")).to_have_text("saved")
+        playwright.expect(page.locator(".notes .tags li")).to_have_text(["kept", "<i>odd</i>"])
+        page.get_by_role("link", name="kept").click()
+        playwright.expect(page.locator("table.runs tbody th > a")).to_have_text(["one"])
+        playwright.expect(page.locator("table.runs")).to_contain_text("The first try.")
+        page.locator("select[name=tag]").select_option("")
+        page.get_by_role("button", name="show").click()
+        page.get_by_role("link", name="Run", exact=True).click()
+        playwright.expect(page.locator("table.runs tbody th > a")).to_have_text(["one", "two"])
+        page.get_by_role("link", name="Run", exact=True).click()
+        playwright.expect(page.locator("table.runs tbody th > a")).to_have_text(["two", "one"])

@@ -1,4 +1,6 @@
-"""The live page: its addresses, as a Starlette application that only reads, and the server on loopback.
+"""The live page: its addresses, as a Starlette application, and the server on loopback.
+
+It only reads, except for a run's tags and note (`agentrig.view.watch.notes`).
 
 Every address begins with a random token: without the link nobody gets anything, also not another page that the same
 browser shows, nor another user of this machine. Answers carry a Content-Security-Policy that runs no script but
@@ -33,6 +35,7 @@ from agentrig.view.reading import RunData
 from agentrig.view.rollout import differences, readable, text_of
 from agentrig.view.tokens import Tokenizers
 from agentrig.view.watch import rewards, views
+from agentrig.view.watch.notes import can_write, read_notes, write_notes
 from agentrig.view.watch.rollouts import Filter
 from agentrig.view.watch.runs import Run, Runs
 
@@ -53,6 +56,12 @@ HEADERS = {
     "cache-control": "no-store",
 }
 """Headers of every answer."""
+
+NOTES = re.compile(r"/[^/]+/run/[^/]+/notes")
+"""The only address that is written to."""
+
+MOST_WRITTEN = 1 << 20
+"""Most bytes of a request that writes."""
 
 STATIC = {
     "watch.js": ("text/javascript", "watch/static"),
@@ -90,6 +99,7 @@ def serving(place: Path, port: int = 0) -> Iterator[str]:
         Route("/run/{key}/examples", pages.examples),
         Route("/run/{key}/traces", pages.traces),
         Route("/run/{key}/rewards", pages.rewards),
+        Route("/run/{key}/notes", pages.notes, methods=["POST"]),
         Route("/run/{key}/rollout/{id}", pages.rollout),
     ]
     try:
@@ -113,7 +123,12 @@ class Door:
 
         self._app, self._token = app, token
         self._access = Access(
-            self._pages, self._admit, host="127.0.0.1", port=port, form=lambda refused, _: f"{refused}\n".encode()
+            self._pages,
+            self._admit,
+            host="127.0.0.1",
+            port=port,
+            limit=lambda scope: MOST_WRITTEN if scope["method"] == "POST" else None,
+            form=lambda refused, _: f"{refused}\n".encode(),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,8 +146,14 @@ class Door:
 
         if not same(scope["path"][1:].partition("/")[0], self._token):
             raise Refused("use the link that `agentrig watch` printed, with its token", status=403)
-        if scope["method"] not in ("GET", "HEAD"):
-            raise Refused("this page only reads", status=405)
+        if scope["method"] in ("GET", "HEAD"):
+            return True
+        if scope["method"] != "POST" or not NOTES.fullmatch(scope["path"]):
+            raise Refused("this page only reads, and keeps tags and notes", status=405)
+        headers = dict(scope["headers"])
+        # A browser names the page that a request comes from, and `Access` has let only this one in.
+        if b"origin" not in headers or headers.get(b"content-type") != b"application/json":
+            raise Refused("tags and notes are taken from this page only", status=403)
         return True
 
     async def _pages(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -154,8 +175,8 @@ class Pages:
         """Answer the first address: the runs of the folder, or the one run."""
         if self._runs.single:
             return RedirectResponse(f"{request.scope['prefix']}/run/{quote(next(iter(self._runs.all())), safe='')}")
-        rows = [{"key": key, **views.listed(run)} for key, run in self._runs.all().items()]
-        return self._page(request, "front", events="", rows=rows, title="runs")
+        found = views.run_list(self._runs.all(), request.query_params)
+        return self._page(request, "front", events="", title="runs", **found)
 
     def run(self, request: Request) -> Response:
         """Show a run's figures and curves; its rollouts are not read."""
@@ -163,7 +184,33 @@ class Pages:
         data = run.data()
         chosen, drawn = views.curves(request, {run.key: data})
         shown = view(data, whole=False, drawn=drawn)
-        return self._page(request, "run", events=run.key, title=data.name, run=shown, key=run.key, chosen=chosen)
+        return self._page(
+            request,
+            "run",
+            events=run.key,
+            title=data.name,
+            run=shown,
+            key=run.key,
+            chosen=chosen,
+            notes=read_notes(run.directory),
+            writable=can_write(run.directory),
+        )
+
+    async def notes(self, request: Request) -> Response:
+        """Keep a run's tags and note; nothing else is ever written."""
+        run = self._run(request)
+        try:
+            given = await request.json()
+            tags, note = given["tags"], given["note"]
+        except (ValueError, RecursionError, TypeError, KeyError):
+            tags = note = None
+        if not (isinstance(tags, str) and isinstance(note, str)):
+            return PlainTextResponse("send JSON with two texts, tags and note\n", 400)
+        try:
+            await run_in_threadpool(write_notes, run.directory, tags, note)
+        except AgentrigError as error:
+            return PlainTextResponse(f"{error}\n", 400)
+        return Response(status_code=204)
 
     def why(self, request: Request) -> Response:
         """Show what held learning back, or the checks: parts of the run's page, which asks for them later."""

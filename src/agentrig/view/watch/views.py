@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
@@ -17,6 +17,7 @@ from agentrig.view.plots import AXES, Plot, plots_of
 from agentrig.view.reading import RunData, first_line, verdict
 from agentrig.view.rollout import chip, question
 from agentrig.view.tables import spark
+from agentrig.view.watch.notes import read_notes
 from agentrig.view.watch.rollouts import Filter
 from agentrig.view.watch.runs import Run
 
@@ -83,6 +84,70 @@ def finite(text: str | None) -> float | None:
         return number(float(text or ""))
     except ValueError:
         return None
+
+
+ORDERS: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], Any]]] = {
+    "name": ("Run", "", lambda row: row["name"].lower()),
+    "status": ("Status", "", lambda row: row["status"]),
+    "steps": ("Steps", "n", lambda row: row["steps"] or None),
+    "accuracy": ("Held out, %", "n", lambda row: row["accuracy"]["after"]),
+    "reward": ("Last reward", "n", lambda row: row["reward"]),
+    "curve": ("By step", "", lambda row: None),
+    "recipe": ("Recipe", "wide-only", lambda row: row["recipe"]),
+    "started": ("Started", "wide-only", lambda row: row["started"]),
+}
+"""Columns of the list of runs: heading, how it is set, and what it is sorted by."""
+
+
+def run_list(runs: Mapping[str, Run], asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return the list of a folder's runs, as the address asks for it.
+
+    Args:
+        runs: By key; the newest first.
+        asked: `text` (in the name, recipe, status, tags or note), `tag`, and `sort`: a key of `ORDERS`, after `-` for
+            the largest first.
+    """
+    wanted = {key: asked.get(key, "").strip() for key in ("text", "tag", "sort")}
+    every = [{"key": key, "notes": read_notes(run.directory), **listed(run)} for key, run in runs.items()]
+
+    def fits(row: Mapping[str, Any]) -> bool:
+        notes = row["notes"]
+        words = " ".join([row["name"], row["recipe"], row["status"], *notes.tags, notes.note]).lower()
+        return wanted["text"].lower() in words and wanted["tag"] in ("", *notes.tags)
+
+    rows, sort, falling = (
+        [row for row in every if fits(row)],
+        wanted["sort"].lstrip("-"),
+        wanted["sort"].startswith("-"),
+    )
+    if sort in ORDERS:
+        by = ORDERS[sort][2]
+        known = sorted((row for row in rows if by(row) not in (None, "")), key=by, reverse=falling)
+        rows = known + [row for row in rows if by(row) in (None, "")]
+    columns = []
+    for key, (name, kind, _) in ORDERS.items():
+        down = not falling if key == sort else kind == "n"
+        columns.append(
+            {
+                "name": name,
+                "kind": kind,
+                "sorted": ("descending" if falling else "ascending") if key == sort else "",
+                "query": ""
+                if key == "curve"
+                else urlencode({k: v for k, v in {**wanted, "sort": f"-{key}" if down else key}.items() if v}),
+            }
+        )
+    orders = [
+        ("", "newest first"),
+        ("started", "oldest first"),
+        ("name", "name"),
+        ("status", "status"),
+        ("recipe", "recipe"),
+    ]
+    for key, (name, kind, _) in ORDERS.items():
+        orders += [(f"-{key}", f"{name}: largest first"), (key, f"{name}: smallest first")] if kind == "n" else []
+    tags = sorted({tag for row in every for tag in row["notes"].tags})
+    return {"rows": rows, "all": len(every), "wanted": wanted, "columns": columns, "orders": orders, "tags": tags}
 
 
 def listed(run: Run) -> dict[str, Any]:

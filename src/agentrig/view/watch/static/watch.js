@@ -67,6 +67,20 @@ if (live) {
 refresh("[data-part][data-empty]");
 reading();
 
+document.addEventListener("submit", async (event) => {
+  const form = event.target;
+  if (!form.dataset.saved) return;
+  event.preventDefault();
+  const body = JSON.stringify(Object.fromEntries(new FormData(form)));
+  const sent = fetch(form.dataset.saved, { method: "POST", headers: { "content-type": "application/json" }, body });
+  const answer = await sent.catch(() => null);
+  const said = form.querySelector("output");
+  if (answer?.ok) {
+    await refresh("main > [data-part]", true);
+    document.querySelector("#note output").textContent = "saved";
+  } else said.textContent = answer ? await answer.text() : "not saved: the page's server has ended";
+});
+
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("button[data-copy]");
   if (!button) return;
