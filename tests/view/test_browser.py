@@ -7,6 +7,7 @@ say how to get the second. With AGENTRIG_SCREENSHOTS=DIR it writes the pictures 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -415,3 +416,28 @@ def test_a_run_gets_tags_and_a_note_and_is_found_by_them(page: Any, tmp_path: Pa
         playwright.expect(page.locator("table.runs tbody th > a")).to_have_text(["one", "two"])
         page.get_by_role("link", name="Run", exact=True).click()
         playwright.expect(page.locator("table.runs tbody th > a")).to_have_text(["two", "one"])
+
+
+def test_a_trace_is_a_waterfall_with_totals_that_folds(page: Any, long_run: Path) -> None:
+    with serving(long_run) as link:
+        page.goto(f"{link}run/long/traces?mode=train&step=1")
+        page.locator(".score").first.click()
+        page.wait_for_selector(".tree")
+        rows = page.locator(".tree .row")
+        calls = page.locator(".tree .row:has(.call)")
+        n = calls.count()
+        assert n >= 2
+        playwright.expect(rows.first).to_contain_text(f"{60 * n} + {20 * n}")
+        playwright.expect(calls.first).to_contain_text("60 + 20")
+        bars = page.locator(".fall rect.call").evaluate_all(
+            "all => all.map(e => [e.getBoundingClientRect().left, e.getBoundingClientRect().right])"
+        )
+        assert all(before[1] <= after[0] + 1 for before, after in itertools.pairwise(bars)), "one after the other"
+        inside = page.locator(".tree details").first.evaluate("e => e.clientWidth")
+        assert bars[-1][1] - bars[0][0] > 0.9 * inside, "they fill the width"
+        page.locator(".tree summary").nth(2).focus()
+        page.keyboard.press("Enter")
+        playwright.expect(calls.first).to_be_hidden()
+        playwright.expect(calls.nth(1)).to_be_visible()
+        page.keyboard.press("Enter")
+        playwright.expect(calls.first).to_be_visible()

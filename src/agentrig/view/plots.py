@@ -65,11 +65,15 @@ class Line:
         """The step of each point."""
         return self.steps or self.xs
 
-    def cut(self, first: int, last: int) -> Line:
-        """Return the line with the points from `first` to before `last`."""
-        some = slice(first, last)
-        parts = (self.xs[some], self.ys[some], self.intervals[some], self.steps[some])
-        return attrs.evolve(self, **dict(zip(("xs", "ys", "intervals", "steps"), parts, strict=True)))
+    def only(self, kept: Sequence[int]) -> Line:
+        """Return the line with these of its points."""
+        return attrs.evolve(
+            self,
+            xs=[self.xs[i] for i in kept],
+            ys=[self.ys[i] for i in kept],
+            intervals=[self.intervals[i] for i in kept if self.intervals],
+            steps=[self.steps[i] for i in kept if self.steps],
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -196,22 +200,21 @@ def _placed(
     low, high = (-float("inf") if window[0] is None else window[0]), (float("inf") if window[1] is None else window[1])
     for line in plot.lines:
         if axis != "step":
-            kept = [i for i, step in enumerate(line.xs) if step in places[line.run]]
-            steps = [int(line.xs[i]) for i in kept]
-            some = {"ys": [line.ys[i] for i in kept], "intervals": [line.intervals[i] for i in kept if line.intervals]}
-            line = attrs.evolve(line, xs=[places[line.run][step] for step in steps], steps=steps, **some)
+            known = places[line.run]
+            line = line.only([i for i, step in enumerate(line.xs) if step in known])
+            line = attrs.evolve(line, steps=line.xs, xs=[known[int(step)] for step in line.xs])
             if plot.kind == "bars":
-                before = places[line.run].get(steps[0] - 1, 0.0) if steps else 0.0
-                edges = [before, *line.xs]
+                edges = [known.get(int(line.steps[0]) - 1, 0.0) if line.steps else 0.0, *line.xs]
         first, last = bisect_left(line.xs, low), bisect_right(line.xs, high)
-        lines.append(line.cut(first, last))
+        lines.append(line.only(range(first, last)))
     if edges:
         edges = edges[first : last + 1]
     lines = [line for line in lines if line.xs]
     shown = None
     if lines and window != (None, None):
         xs = [x for line in lines for x in (line.xs[0], line.xs[-1])]
-        shown = (min(xs) if window[0] is None else low, max(xs) if window[1] is None else high)
+        end = max((max(known.values()) for known in places), default=0.0)
+        shown = (min(xs) if window[0] is None else max(0.0, low), max(xs) if window[1] is None else min(end, high))
     return attrs.evolve(plot, lines=lines, axis=axis, window=shown, edges=edges)
 
 

@@ -121,7 +121,7 @@ def _heat_map(
     def rank(task: str) -> tuple[float, str]:
         scored = [mean for _, mean in sorted(means[task].items()) if mean is not None]
         if order == "lowest":
-            return _mean(scored) if scored else high, task
+            return (_mean(scored) or 0.0) if scored else high, task
         if order == "change":
             return -abs(scored[-1] - scored[0]) if scored else 1.0, task
         return (-sum(map(len, cells[task].values())) if order == "often" else 0.0), task
@@ -134,13 +134,12 @@ def _heat_map(
             return None
         mean, (first, last) = means[task][at], columns[at]
         n = len(cells[task][at])
-        step = {"step": first} if first == last else {"step": first, "last": last}
         return {
             "text": "×" if mean is None else f"{mean:.2g}".replace("0.", ".", 1),
             "level": "failed" if mean is None else f"h{round((LEVELS - 1) * (mean - low) / ((high - low) or 1))}",
             "said": f"{named(first, last)}: {'failed' if mean is None else f'mean {mean:.3g}'}, "
             f"{n} rollout{'s' if n > 1 else ''}",
-            "query": query(Filter(task=task, mode=mode, **step)),
+            "query": query(Filter(task=task, mode=mode, step=first, last=None if first == last else last)),
         }
 
     def named(first: int, last: int) -> str:
