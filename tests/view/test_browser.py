@@ -295,12 +295,12 @@ def test_a_curve_shows_the_values_of_a_step_and_leads_to_its_traces(page: Any, l
         playwright.expect(page.get_by_role("heading", name="Step 7, train")).to_be_visible()
         page.go_back()
         # by keyboard
-        curve = chart(page, "transitions a rollout")
+        curve = chart(page, "response tokens")
         curve.focus()
         for _ in range(3):
             page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowLeft")
-        playwright.expect(page.locator("figure:has(#chart-transitions-a-rollout) output")).to_contain_text("step 2:")
+        playwright.expect(page.locator("figure:has(#chart-response-tokens) output")).to_contain_text("step 2:")
         page.keyboard.press("Enter")
         page.wait_for_url("**/traces?mode=train&step=2")
 

@@ -363,7 +363,7 @@ def test_what_somebody_writes_into_an_address_breaks_no_curve(link: str) -> None
     assert "<script>alert" not in text
     assert len(views(text)["curves"]) > 1000
     wide = page(link, "run/one", **{"from": "-1e308", "to": "1e308"})
-    assert [len(views(of)["curves"]) for of in (wide, text)] == [len(views(page(link, "run/one"))["curves"])] * 2
+    assert 1000 < len(views(wide)["curves"]) < 2 * len(views(text)["curves"]), "no ticks for ever"
     assert "Nothing is in this part" in page(link, "run/one", **{"from": "5e300"})
     for path in ("run/one/rewards", "run/two/rewards"):
         text = page(link, path, mode="nothing", order=HOSTILE, page="9")

@@ -25,6 +25,9 @@ AXES = {"step": "step", "time": "wall time of the steps, s", "tokens": "tokens s
 SMALL = 0.001
 """A part with a smaller share of the time is too small to see."""
 
+MORE = ("prompt tokens", "transitions a rollout", "entropy, nats", "clip fraction", "gradient norm", "seconds a step")
+"""Plots that few need."""
+
 Points = tuple[Sequence[float], Sequence[float]]
 
 
@@ -86,10 +89,11 @@ class Plot:
         kind: `lines` or stacked `bars` over steps, or `rows`: a stacked bar for each of some names.
         rows: These names.
         unit: Written behind the values, such as `%`.
-        from_zero: Whether the axis begins at 0.
+        from_zero: Whether the axis begins at 0, or below it, unless only a part of the x axis is shown.
         caption: What it shows; empty if the title says it.
         axis: What the x axis has, a key of `AXES`.
         window: The part of the x axis that is shown; None for all.
+        more: Whether few need it, so that a page folds it.
         edges: In bars: where each begins, and where the last one ends; empty for half a step around each.
     """
 
@@ -103,6 +107,7 @@ class Plot:
     axis: str = "step"
     window: tuple[float, float] | None = None
     edges: Sequence[float] = ()
+    more: bool = False
 
     @property
     def legend(self) -> list[tuple[int, str]]:
@@ -174,8 +179,8 @@ def plots_of(
     paths = {name: path for run in runs for name, path in figures.metrics(run).items()}
     found = [
         *(_metric(runs, name, *paths[name], from_zero=False) for name in metrics if name in paths),
-        Plot(name="accuracy", lines=_accuracy(runs), unit="%", caption=accuracy),
-        Plot(name="reward", lines=_reward(runs), caption=reward),
+        Plot(name="accuracy", lines=_accuracy(runs), unit="%", from_zero=True, caption=accuracy),
+        Plot(name="reward", lines=_reward(runs), from_zero=True, caption=reward),
         _times(runs) if len(runs) > 1 else _time(runs[0]),
         _metric(runs, "response tokens", "response_tokens", caption="Mean of a trained call."),
         _metric(runs, "prompt tokens", "prompt_tokens", caption="Mean of a trained call."),
@@ -186,6 +191,7 @@ def plots_of(
         *([_metric(runs, "seconds a step", "step_s")] if len(runs) > 1 else []),
         _failures(runs),
     ]
+    found = [attrs.evolve(plot, more=plot.name in MORE) for plot in found]
     places = [figures.places(run, axis) for run in runs]
     shown = [attrs.evolve(plot, lines=[line for line in plot.lines if line.xs]) for plot in found]
     shown = [plot if plot.kind == "rows" else _placed(plot, axis, places, window) for plot in shown]

@@ -82,7 +82,7 @@ def _framed(plot: Plot) -> tuple[list[Line], Frame]:
         values = [y for line in lines for y in (*line.ys, *(end for ends in line.intervals if ends for end in ends))]
         first, last = min(line.xs[0] for line in lines), max(line.xs[-1] for line in lines)
     first, last = plot.window or (first, last)
-    low = min(0.0, *values) if plot.from_zero else min(values)
+    low = min(0.0, *values) if plot.from_zero and plot.window is None else min(values)
     return lines, Frame.around(first, last, low, max(values), plot.axis)
 
 
