@@ -11,6 +11,7 @@ from typing import Literal
 import attrs
 
 from agentrig.figures import number
+from agentrig.text import spreadsheet_text
 from agentrig.view import figures
 from agentrig.view.reading import SECOND, RunData, mapping
 
@@ -134,11 +135,6 @@ class Plot:
         writer.writeheader()
         writer.writerows(rows[key] for key in sorted(rows))
         return text.getvalue()
-
-
-def spreadsheet_text(text: str) -> str:
-    """Return a text that a spreadsheet does not take for a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def color_of(i: int) -> int:
