@@ -388,6 +388,7 @@ def test_a_cell_of_the_tasks_by_step_leads_to_its_rollouts(page: Any, long_run: 
         page.keyboard.press("Enter")
         page.wait_for_url("**/traces?*")
         assert page.locator(".score").count() == len(of)
+        assert page.locator("td.n").first.inner_text() == "4", "rollouts of that step"
         page.go_back()
         first.locator("a").first.click()
         playwright.expect(page.get_by_role("heading", name=f"{wrong} rollouts")).to_be_visible()
