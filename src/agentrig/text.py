@@ -102,6 +102,12 @@ def copied(value: Any) -> Any:
     return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
 
 
+def spreadsheet_text(cell: Any) -> Any:
+    """Return a cell that a spreadsheet does not take for a formula; what is no text is returned as it is."""
+    formula = isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{cell}" if formula else cell
+
+
 def flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values of nested mappings, each with its keys joined by dots."""
     for key, value in tree.items():

@@ -1,35 +1,26 @@
-"""The notebook docs/tutorials/read-a-run.ipynb is executed, cell by cell; the page beside it has the same content.
-
-A runner of its own executes the cells: neither Jupyter nor nbclient is among the packages of the tests.
-"""
+"""The notebook docs/tutorials/read-a-run.ipynb is executed, cell by cell; the page beside it has the same content."""
 
 from __future__ import annotations
 
-import ast
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrig.testing.run_directory import write_run
-
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "tutorials"
+from tests.support.notebook import FILE, executed
 
 
-def cells() -> list[tuple[str, str]]:
-    """Return the kind and the text of each cell."""
-    notebook = json.loads((FOLDER / "read-a-run.ipynb").read_text("utf-8"))
+def cells() -> list[dict[str, Any]]:
+    """Return the cells, each with its text."""
+    notebook = json.loads(FILE.read_text("utf-8"))
     assert (notebook["nbformat"], notebook["metadata"]["language_info"]) == (4, {"name": "python"})
-    return [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
+    return [{**cell, "source": "".join(cell["source"])} for cell in notebook["cells"]]
 
 
-def execute(code: str, space: dict[str, Any]) -> Any:
-    """Run a cell; return the value of its last expression, which a notebook shows."""
-    tree = ast.parse(code)
-    shown = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "cell", "exec"), space)
-    return None if shown is None else eval(compile(ast.Expression(shown.value), "cell", "eval"), space)
+def texts(outputs: list[dict[str, Any]]) -> list[list[str]]:
+    """Return what a cell's outputs are as text, without pictures, which other versions of a library draw otherwise."""
+    return [output.get("text") or output["data"]["text/plain"] for output in outputs]
 
 
 def held_out(run: Any) -> list[tuple[int, Any]]:
@@ -37,15 +28,14 @@ def held_out(run: Any) -> list[tuple[int, Any]]:
     return [(step, run.rollouts("report", step=step)) for step in (0, 12)]
 
 
-def test_every_cell_of_the_notebook_runs_and_shows_something(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_run(tmp_path / "runs" / "mini-20260101-120000", steps=12)
+def test_every_cell_of_the_notebook_runs_and_shows_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    space: dict[str, Any] = {}
-    shown = [execute(text, space) for kind, text in cells() if kind == "code"]
-    printed = capsys.readouterr().out
-    assert "Nothing held learning back." in printed
+    space, shown, outputs = executed(tmp_path)
+    stored = [cell["outputs"] for cell in cells() if cell["cell_type"] == "code"]
+    assert [texts(found) for found in stored] == [texts(found) for found in outputs], (
+        "the notebook has other outputs: python tests/support/notebook.py"
+    )
+    assert any("Nothing held learning back." in line for found in outputs for line in found[0].get("text", ()))
     run, _, figures, plot, means, failures, worse, turns, tokens, calls, reply = shown
     assert run._repr_html_().count("data:image/png;base64,") == 4
     assert list(figures.columns) == ["reward", "response_tokens", "algorithm.loss"]
@@ -75,7 +65,8 @@ def test_every_cell_of_the_notebook_runs_and_shows_something(
 
 
 def test_the_page_has_the_text_and_the_code_of_the_notebook() -> None:
-    page = " ".join((FOLDER / "read-a-run.md").read_text("utf-8").split())
-    for kind, text in cells():
-        wanted = f"```python\n{text}\n```" if kind == "code" else text
+    page = " ".join(FILE.with_suffix(".md").read_text("utf-8").split())
+    for cell in cells():
+        text = cell["source"]
+        wanted = f"```python\n{text}\n```" if cell["cell_type"] == "code" else text
         assert " ".join(wanted.split()) in page

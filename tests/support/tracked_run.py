@@ -8,9 +8,12 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
+from agentrig import Outcome, Score, Task, Trace
 from agentrig.observers import RunEnd, RunStart, StepEnd
 from agentrig.plugins.builtin import register_observers
+from agentrig.rollouts import Rollout
 
 PROJECT = "agentrig-tests"
 
@@ -29,17 +32,30 @@ def line(step: int, part: int) -> dict[str, object]:
     }
 
 
+def rollout(i: int, mode: Literal["train", "validation"], step: int) -> Rollout:
+    """Return a rollout; the first of four failed."""
+    outcome = Outcome(failure="deadline") if i % 4 == 0 else Outcome(answer=f"=SELECT | <b>{i}</b>")
+    score = None if outcome.failure else Score(status="ok", value=i / 4)
+    task = Task(id=f"task-{9 - i}", input={"question": f"How many {i}?"}, private={"gold": "SECRET"})
+    trace = Trace(rollout_id=f"{mode}-{i}", spans=())
+    return Rollout(
+        id=f"{mode}-{i}", task=task, group="g", mode=mode, step=step, outcome=outcome, score=score, trace=trace
+    )
+
+
 def main(name: str, directory: str, part: int, first: int, last: int, ends: bool) -> None:
     """Play the steps; then end the run, or be killed."""
     run = Path(directory)
     (own,) = [own for own in register_observers() if own.name == name]
-    keys = {"tags": ["nightly"], "flush_s": 120.0}
+    keys = {"tags": ["nightly"], "flush_s": 120.0, "figures": "all", "samples": 2}
     keys |= {"project": PROJECT} if name != "tensorboard" else {}
     keys |= {"offline": True} if name in ("wandb", "mlflow", "swanlab") else {}
     tracker = own.build(own.config(**keys))
     config = {"run": {"name": "r"}, "algorithm": {"lr": 0.25, "betas": [0.9, 0.99]}}
     tracker.on_run_start(RunStart(directory=run, config=config, steps=last, first_step=first))
     for step in range(first, last + 1):
+        for i, mode in enumerate(["train"] * 4 + ["validation"] * 3 * (step == 2)):
+            tracker.on_rollout_end(rollout(i, mode, step))
         tracker.on_step_end(StepEnd(step=step, metrics=line(step, part)))
     if not ends:
         settled = tracker.settle()

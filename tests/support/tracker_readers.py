@@ -19,23 +19,35 @@ Figures = dict[str, dict[str, float]]
 
 @attrs.define
 class Seen:
-    """One run of a tracker: name to its value by step, the configuration, and the names of attached files."""
+    """One run of a tracker: name to its value by step, the configuration, and the names of attached files.
+
+    `media` has the name and the step of each histogram and each table, and of a table its text if it can be read.
+    """
 
     figures: Figures = attrs.field(factory=lambda: defaultdict(dict))
     config: dict[str, str] = attrs.field(factory=dict)
     files: dict[str, str] = attrs.field(factory=dict)
     ended: str = ""
+    media: dict[str, str] = attrs.field(factory=dict)
 
 
 def tensorboard(run: Path) -> list[Seen]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     seen = Seen()
-    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
+    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0, "histograms": 0})
     events.Reload()
     tags = events.Tags()
     for tag in tags["scalars"]:
         seen.figures[tag] = {str(e.step): e.value for e in events.Scalars(tag)}
+    for tag in tags["histograms"]:
+        seen.media |= {f"{tag} {e.step}": f"{e.histogram_value.num:g}" for e in events.Histograms(tag)}
+    for tag in [tag for tag in tags["tensors"] if tag.endswith("/samples")]:
+        for event in events.Tensors(tag):
+            shape = [dim.size for dim in event.tensor_proto.tensor_shape.dim]
+            cells = b"\n".join(event.tensor_proto.string_val).decode()
+            seen.media[f"{tag} {event.step}"] = f"{shape} {cells}"
+    tags["tensors"] = [tag for tag in tags["tensors"] if not tag.endswith("/samples")]
     texts = {tag: events.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for tag in tags["tensors"]}
     seen.config = {"algorithm.lr": "0.25"} if '"algorithm.lr": 0.25' in texts["config"] else {}
     seen.files = {tag.removeprefix("files/"): text for tag, text in texts.items() if tag.startswith("files/")}
@@ -74,10 +86,14 @@ def wandb(run: Path) -> list[Seen]:
                 seen = runs.setdefault(record.run.run_id, seen)
                 seen.config = {i.key: i.value_json for i in record.run.config.update}
             if record.HasField("history"):
-                items = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
-                for name, value in items.items():
-                    if "/" in name:
-                        seen.figures[name][str(items["step"])] = value
+                items = [(i.key or i.nested_key[0], i.nested_key[1:], i.value_json) for i in record.history.item]
+                (step,) = (text for name, _, text in items if name == "step")
+                for name, inner, text in items:
+                    if inner:
+                        table = (folder / "files" / json.loads(text)).read_text() if inner == ["path"] else ""
+                        seen.media[f"{name} {step}"] = seen.media.get(f"{name} {step}", "") + table
+                    elif "/" in name:
+                        seen.figures[name][step] = json.loads(text)
             if record.HasField("exit"):
                 seen.ended = str(record.exit.exit_code)
         seen.files |= {f.name: f.read_text() for f in (folder / "files").iterdir() if f.is_file()}
@@ -97,6 +113,8 @@ def mlflow(run: Path) -> list[Seen]:
             seen.figures[name] = {str(m.step): m.value for m in history}
         artifacts = Path(one.info.artifact_uri.removeprefix("file://"))
         seen.files = {str(f.relative_to(artifacts)): f.read_text() for f in artifacts.rglob("*") if f.is_file()}
+        tables = {name: text for name, text in seen.files.items() if name.startswith("samples/")}
+        seen.media = {f"{Path(f).stem.replace('-0000', '/samples ')}": text for f, text in tables.items()}
         found.append(seen)
     return found
 
@@ -110,7 +128,9 @@ def trackio(run: Path) -> list[Seen]:
         seen = Seen(config={k: str(v) for k, v in (SQLiteStorage.get_run_config("agentrig-tests", name) or {}).items()})
         for row in SQLiteStorage.get_logs("agentrig-tests", name):
             for key, value in row.items():
-                if "/" in key:
+                if "/" in key and isinstance(value, dict):
+                    seen.media[f"{key} {row['step']}"] = json.dumps(value)
+                elif "/" in key:
                     seen.figures[key][str(row["step"])] = value
         for artifact in ("files", "checkpoint"):
             manifest = SQLiteStorage.get_artifact_manifest("agentrig-tests", f"{name}-{artifact}", "latest")
@@ -136,6 +156,8 @@ def swanlab(run: Path) -> list[Seen]:
                 seen = runs.setdefault(record.start.id, seen)
             if record.HasField("scalar"):
                 seen.figures[record.scalar.key].setdefault(str(record.scalar.step), record.scalar.value.number)
+            if record.HasField("media"):
+                seen.media[f"{record.media.key} {record.media.step}"] = ""
             if record.HasField("finish"):
                 seen.ended = str(record.finish.state)
         reader.close()

@@ -78,6 +78,18 @@ def test_a_killed_and_resumed_run_is_one_run_with_the_runs_figures(name: str, tm
         checkpoint = [text for file, text in seen["files"].items() if Path(file).name == "config.json"]
         assert checkpoint == ["{}"] or name == "wandb"  # its artifacts are not among a run's files
     assert ENDED[name] in seen["ended"]
+    histograms = {f"train/rewards {step}" for step in (1, 2, 3, 4)} | {"validation/rewards 2"}
+    assert set(seen["media"]) == (set() if name == "mlflow" else histograms) | {"validation/samples 2"}
+    assert "SECRET" not in json.dumps(seen), "the private part of a task"
+    table = seen["media"]["validation/samples 2"]
+    if name == "tensorboard":
+        assert {seen["media"][each] for each in histograms} == {"3", "2"}  # the first of four failed
+        assert table.startswith("[3, 4] task\ninput\nanswer\nreward\ntask")
+        assert r"SELECT \| \<b\>6\</b\>" in table
+    elif name != "swanlab":
+        assert "SELECT | <b>6</b>" in table
+        assert "task-4" in table
+        assert "task-5" not in table, "the first two by their ids"
 
 
 def test_every_tracker_has_a_reader_here() -> None:

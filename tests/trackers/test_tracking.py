@@ -20,7 +20,7 @@ from agentrig.errors import ConfigError, LookupFailed
 from agentrig.plan import Plan, resolve, to_toml
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
-from agentrig.trackers.names import flat_config, of_step
+from agentrig.trackers.names import flat_config, main_of, of_step
 from agentrig.trackers.tracking import best_checkpoint
 from agentrig.view.diagnosis import diagnose
 from agentrig.view.terminal import run_ending
@@ -35,7 +35,12 @@ def test_a_run_that_is_resumed_is_one_run_of_tensorboard_while_other_trackers_fa
     """Neither a step nor the run's end waits for them; summary and report count what they lost."""
     plan = toy_plan(
         'trackers.use=["tensorboard", "failing", "stuck"]',
-        *("trackers.stuck.queue=2", "trackers.stuck.flush_s=0.2", "trackers.tensorboard.tags=nightly"),
+        *(
+            "trackers.tensorboard.figures=all",
+            "trackers.stuck.queue=2",
+            "trackers.stuck.flush_s=0.2",
+            "trackers.tensorboard.tags=nightly",
+        ),
         *("algorithm.steps=4", "algorithm.cut_after=2", "algorithm.report=false", f'run.plugins=["{FILE}"]'),
     )
     with pytest.raises(ConnectionAbortedError):
@@ -171,3 +176,15 @@ def test_resolve_adds_trackers_to_those_of_a_file(tmp_path: Path, toy_file: str)
     assert plan.as_dict()["trackers"]["use"] == ["tensorboard", "wandb"]
     assert plan.as_dict()["trackers"]["tensorboard"]["name"] == "x"
     assert "observer" not in plan.as_dict()
+
+
+def test_a_tracker_gets_the_figures_that_most_look_at_unless_it_is_asked_for_all() -> None:
+    line = {
+        "step": 1, "time": 2.0, "reward": 0.5, "step_s": 3.0, "validation_accuracy": 0.25, "failures": {"deadline": 2},
+        "time_s": {"rollout": 1.0}, "nodes": {"seen": {"a": 1}}, "max_staleness": 0,
+        "algorithm": {"loss": 0.1, "actor/pg_loss": 0.2, "actor/pg_clipfrac": 0.3, "computed_tokens": 9},
+    }  # fmt: skip
+    assert main_of(of_step(line)) == {
+        "train/reward": 0.5, "train/step_s": 3.0, "train/failed": 2.0, "validation/accuracy": 0.25,
+        "algorithm/loss": 0.1, "algorithm/actor/pg_loss": 0.2, "algorithm/actor/pg_clipfrac": 0.3,
+    }  # fmt: skip

@@ -7,6 +7,7 @@ say how to get the second. With AGENTRIG_SCREENSHOTS=DIR it writes the pictures 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -18,6 +19,9 @@ from typing import Any
 
 import pytest
 
+from agentrig.testing.run_directory import write_run
+from agentrig.view import figures
+from agentrig.view.reading import read_run, rollout_rows
 from agentrig.view.watch.app import serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: make test-browser")
@@ -181,9 +185,11 @@ def test_every_view_fits_and_can_be_read(browser: Any, mini_run: Path, width: in
         rollout = page.url
         page.get_by_role("button", name="compare").click()
         page.wait_for_selector("table.diff")
-        for address in (link, run, f"{run}/examples", f"{run}/traces", rollout, page.url):
+        chosen = f"{run}?x=time&from=1&metric=algorithm/loss&metric=step_s"
+        views = (run, chosen, f"{run}/examples", f"{run}/traces", f"{run}/rewards?mode=train", rollout, page.url)
+        for address in (link, *views):
             page.goto(address)
-            playwright.expect(page.locator("[data-part][data-empty]")).to_have_count(0)
+            playwright.expect(page.locator("[data-part][data-empty], .reading")).to_have_count(0)
             for what in (WIDE, CLIPPED, SMALL):
                 found = page.evaluate(what)
                 wrong += [(address.removeprefix(link), found)] if found else []
@@ -200,7 +206,7 @@ def test_the_keys_are_shown_with_a_question_mark(browser: Any, mini_run: Path) -
         assert keys.count() == 0, "it is typed into the search"
         page.locator("h1").click()
         page.keyboard.press("?")
-        assert keys.locator("kbd").all_inner_texts() == ["j", "k", "/", "?"]
+        assert keys.locator("kbd").all_inner_texts() == ["j", "k", "/", "← →", "Enter", "+ - 0", "?"]
         page.keyboard.press("j")
         assert page.url.endswith("/traces"), "the other keys wait until it is closed"
         page.keyboard.press("Escape")
@@ -208,3 +214,208 @@ def test_the_keys_are_shown_with_a_question_mark(browser: Any, mini_run: Path) -
         page.get_by_role("button", name="keys").click()
         assert keys.count() == 1
         page.context.close()
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("long") / "long", steps=20)
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page that fails the test if its script does."""
+    opened, wrong = browser.new_context(viewport={"width": 1280, "height": 900}).new_page(), []
+    opened.set_default_timeout(8_000)
+    opened.on("pageerror", lambda error: wrong.append(str(error)))
+    yield opened
+    opened.context.close()
+    assert wrong == []
+
+
+def chart(page: Any, name: str) -> Any:
+    return page.locator("figure", has=page.get_by_role("heading", name=name, exact=True)).locator(".chart")
+
+
+def place(chart: Any, step: int) -> tuple[float, float]:
+    """Where a training step is on the screen."""
+    chart.scroll_into_view_if_needed()
+    found: list[float] = chart.evaluate(
+        """(element, wanted) => {
+          const points = JSON.parse(element.dataset.points).lines.flatMap(line => line.points);
+          const [_, x, y] = points.find(([step]) => step === wanted);
+          const box = element.querySelector('svg').getBoundingClientRect();
+          return [box.left + x * box.width / 620, box.top + y * box.width / 620];
+        }""",
+        step,
+    )
+    return found[0], found[1]
+
+
+STEPS = """([id, from, to]) => {
+  const lines = JSON.parse(document.getElementById(`chart-${id}`).dataset.points).lines;
+  const steps = lines.filter(line => line.mode === 'train')[0].points.map(([step]) => step);
+  return steps[0] === from && steps.at(-1) === to && steps.length === to - from + 1;
+}"""
+"""Whether a curve has the training steps between two."""
+
+
+def test_a_curve_shows_the_values_of_a_step_and_leads_to_its_traces(page: Any, long_run: Path) -> None:
+    _, rewards = figures.series(read_run(long_run), "reward")
+    with serving(long_run) as link:
+        page.goto(link)
+        curve = chart(page, "reward")
+        page.mouse.move(*place(curve, 7))
+        said = page.locator("figure:has(#chart-reward) output")
+        playwright.expect(said).to_contain_text(f"step 7: training, each step {rewards[6]:.4g}, training, mean of 16")
+        page.mouse.click(*place(curve, 7))
+        page.wait_for_url("**/traces?mode=train&step=7")
+        playwright.expect(page.get_by_role("heading", name="Step 7, train")).to_be_visible()
+        page.go_back()
+        # by keyboard
+        curve = chart(page, "response tokens")
+        curve.focus()
+        for _ in range(3):
+            page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowLeft")
+        playwright.expect(page.locator("figure:has(#chart-response-tokens) output")).to_contain_text("step 2:")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/traces?mode=train&step=2")
+
+
+def test_a_curve_is_zoomed_by_dragging_and_by_keys_and_the_link_has_it(page: Any, long_run: Path) -> None:
+    with serving(long_run) as link:
+        page.goto(link)
+        curve = chart(page, "reward")
+        (x, y), (to, _) = place(curve, 5), place(curve, 12)
+        page.mouse.move(x - 3, y)
+        page.mouse.down()
+        page.mouse.move(x + 30, y)
+        page.mouse.move(to + 3, y)
+        page.mouse.up()
+        page.wait_for_url(re.compile(r"from=.*to="))
+        for name in ("reward", "time"):
+            page.wait_for_function(STEPS, arg=[name, 5, 12])
+        page.reload()
+        page.wait_for_function(STEPS, arg=["reward", 5, 12])
+        page.go_back()
+        page.wait_for_url(re.compile(r"run/long$"))
+        page.wait_for_function(STEPS, arg=["reward", 1, 20])
+        page.go_forward()
+        page.wait_for_url(re.compile(r"from="))
+        page.wait_for_function(STEPS, arg=["reward", 5, 12])
+        page.mouse.dblclick(*place(chart(page, "reward"), 7))
+        page.wait_for_url(lambda address: "from=" not in address)
+        page.wait_for_function(STEPS, arg=["reward", 1, 20])
+        assert "traces" not in page.url, "a double click is no click"
+        page.mouse.move(0, 0)
+        chart(page, "reward").focus()
+        page.keyboard.press("+")
+        page.wait_for_url(re.compile(r"from=.*to="))
+        page.wait_for_function(STEPS, arg=["reward", 6, 15])
+        assert page.evaluate("document.activeElement.id") == "chart-reward", "the keyboard stays in the curve"
+        page.get_by_role("button", name="whole x axis").click()
+        page.wait_for_function(STEPS, arg=["reward", 1, 20])
+
+
+def test_the_x_axis_and_further_metrics_are_chosen_and_stay_while_the_run_goes_on(
+    page: Any, long_run: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(long_run, tmp_path / "goes-on", symlinks=True)
+    with serving(run) as link:
+        page.goto(link)
+        page.get_by_label("x axis").select_option("time")
+        page.wait_for_url(re.compile("x=time"))
+        page.get_by_label("draw another metric").select_option("algorithm/weight_change")
+        page.wait_for_url(re.compile("metric=algorithm"))
+        playwright.expect(page.locator("figure h3").first).to_have_text("algorithm/weight_change")
+        drawn = chart(page, "algorithm/weight_change")
+        assert re.search(r"\d (s|min|h)$", drawn.locator("text").nth(-2).text_content())
+        lines = (run / "metrics.jsonl").read_text()
+        (run / "metrics.jsonl").write_text(lines + lines.splitlines()[-1].replace('"step": 20', '"step": 21') + "\n")
+        page.wait_for_function("() => Number(document.querySelector('.tiles dd').firstChild.textContent) === 21")
+        page.wait_for_function(STEPS, arg=["algorithm/weight_change", 1, 21])
+        page.get_by_role("checkbox", name="algorithm/weight_change").uncheck()
+        page.wait_for_url(lambda address: "metric=" not in address)
+        playwright.expect(chart(page, "algorithm/weight_change")).to_have_count(0)
+
+
+def test_a_cell_of_the_tasks_by_step_leads_to_its_rollouts(page: Any, long_run: Path) -> None:
+    files = [file for file in read_run(long_run).files if file.mode == "train"]
+    rows = list(rollout_rows(files))
+    with serving(long_run) as link:
+        page.goto(link)
+        page.get_by_role("link", name="rewards").click()
+        page.locator("select[name=mode]").select_option("train")
+        page.get_by_role("button", name="show").click()
+        playwright.expect(page.locator(".reading")).to_have_count(0)
+        heads = page.locator(".heat thead a").all_inner_texts()
+        assert heads == [str(step) for step in range(1, 21)]
+        wrong = sum(row["value"] == 0 for row in rows if row["step"] <= 5)
+        first = page.locator(".histogram tbody tr").first
+        assert first.locator("th").inner_text() == "0"
+        assert first.locator("a").first.inner_text() == str(wrong)
+        page.locator(".heat thead a").first.focus()
+        page.keyboard.press("ArrowDown")
+        for _ in range(3):
+            page.keyboard.press("ArrowRight")
+        cell = page.locator(":focus")
+        of = [row for row in rows if (row["task_id"], row["step"]) == (min(row["task_id"] for row in rows), 4)]
+        scored = [row["value"] for row in of if not row["failure"]]
+        assert cell.get_attribute("title") == f"step 4: mean {sum(scored) / len(scored):.3g}, {len(of)} rollout"
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/traces?*")
+        assert page.locator(".score").count() == len(of)
+        assert page.locator("td.n").first.inner_text() == "4", "rollouts of that step"
+        page.go_back()
+        first.locator("a").first.click()
+        playwright.expect(page.get_by_role("heading", name=f"{wrong} rollouts")).to_be_visible()
+
+
+def test_a_run_gets_tags_and_a_note_and_is_found_by_them(page: Any, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_run(tmp_path / name, steps=2)
+    with serving(tmp_path) as link:
+        page.goto(f"{link}run/one")
+        page.get_by_text("tags and note", exact=True).click()
+        page.get_by_label("tags, with commas between them").fill("kept, <i>odd</i>")
+        page.get_by_label("note", exact=True).fill("The first try.")
+        (tmp_path / "one" / "log.jsonl").write_text("{}\n")
+        before = page.evaluate("document.documentElement.dataset.refreshed")
+        page.wait_for_function("n => document.documentElement.dataset.refreshed !== n", arg=before)
+        page.get_by_role("button", name="save").click()  # what was written is still there
+        playwright.expect(page.locator("#note output")).to_have_text("saved")
+        playwright.expect(page.locator(".notes .tags li")).to_have_text(["kept", "<i>odd</i>"])
+        page.get_by_role("link", name="kept").click()
+        playwright.expect(page.locator("table.runs tbody th > a")).to_have_text(["one"])
+        playwright.expect(page.locator("table.runs")).to_contain_text("The first try.")
+        page.locator("select[name=tag]").select_option("")
+        page.get_by_role("button", name="show").click()
+        page.get_by_role("link", name="Run", exact=True).click()
+        playwright.expect(page.locator("table.runs tbody th > a")).to_have_text(["one", "two"])
+        page.get_by_role("link", name="Run", exact=True).click()
+        playwright.expect(page.locator("table.runs tbody th > a")).to_have_text(["two", "one"])
+
+
+def test_a_trace_is_a_waterfall_with_totals_that_folds(page: Any, long_run: Path) -> None:
+    with serving(long_run) as link:
+        page.goto(f"{link}run/long/traces?mode=train&step=1")
+        page.locator(".score").first.click()
+        page.wait_for_selector(".tree")
+        rows = page.locator(".tree .row")
+        calls = page.locator(".tree .row:has(.call)")
+        n = calls.count()
+        assert n >= 2
+        playwright.expect(rows.first).to_contain_text(f"{60 * n} + {20 * n}")
+        playwright.expect(calls.first).to_contain_text("60 + 20")
+        bars = page.locator(".fall rect.call").evaluate_all(
+            "all => all.map(e => [e.getBoundingClientRect().left, e.getBoundingClientRect().right])"
+        )
+        assert all(before[1] <= after[0] + 1 for before, after in itertools.pairwise(bars)), "one after the other"
+        inside = page.locator(".tree details").first.evaluate("e => e.clientWidth")
+        assert bars[-1][1] - bars[0][0] > 0.9 * inside, "they fill the width"
+        page.locator(".tree summary").nth(2).focus()
+        page.keyboard.press("Enter")
+        playwright.expect(calls.first).to_be_hidden()
+        playwright.expect(calls.nth(1)).to_be_visible()
+        page.keyboard.press("Enter")
+        playwright.expect(calls.first).to_be_visible()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import itertools
 import json
 import re
 import shutil
@@ -167,7 +170,7 @@ def views(text: str) -> dict[str, str]:
     """The curves and the traces of a page, without addresses and anchors."""
     text = re.sub(r'(href|id)="[^"]*"', "", text)
     return {
-        "curves": "".join(re.findall(r"<figure>.*?</figure>", text, re.DOTALL)),
+        "curves": "".join(re.findall(r'<svg viewBox="0 0 620.*?</svg>', text, re.DOTALL)),
         "results": "".join(re.findall(r'<table class="results">.*?</table>', text, re.DOTALL)),
         "trace": "".join(re.findall(r'<div class="trace">.*?</section>(?=\s*</div>\s*</div>)', text, re.DOTALL)[:1]),
     }
@@ -321,3 +324,126 @@ def test_what_is_no_run_is_told(tmp_path: Path) -> None:
     with serving(tmp_path) as link:
         assert "There are no runs here yet" in page(link)
         assert httpx.get(f"{link}run/nobody").status_code == 404
+
+
+def test_the_points_of_a_curve_are_csv(ended_run: Callable[..., Path], tmp_path: Path) -> None:
+    for name in ("one", "=two"):
+        shutil.copytree(ended_run(), tmp_path / name, symlinks=True)
+        manifest = json.loads((tmp_path / name / "manifest.json").read_text())
+        (tmp_path / name / "manifest.json").write_text(json.dumps({**manifest, "name": name}))
+    run = read_run(tmp_path / "one")
+    with serving(tmp_path) as link:
+        text = page(link, "chart.csv", run="one", plot="reward", x="time")
+        rows = list(csv.DictReader(io.StringIO(text)))
+        sampled = next(name for name in rows[0] if "each step" in name)
+        trained = [row for row in rows if row[sampled]]
+        assert [float(row[sampled]) for row in trained] == [line["reward"] for line in run.steps]
+        took = list(itertools.accumulate(line["step_s"] for line in run.steps))
+        assert [float(row["wall time of the steps, s"]) for row in trained] == pytest.approx(took)
+        both = httpx.get(f"{link}chart.csv?run=one&run=%3Dtwo&plot=response+tokens&metric=step_s")
+        assert both.headers["content-disposition"] == 'attachment; filename="response-tokens.csv"'
+        heads = next(csv.reader(io.StringIO(both.text)))
+        assert "'=two, train" in heads, "a spreadsheet takes no name for a formula"
+        assert httpx.get(f"{link}chart.csv?run=one&plot=nothing").status_code == 404
+        assert httpx.get(f"{link}chart.csv?run=nobody&plot=reward").status_code == 404
+
+
+def test_what_somebody_writes_into_an_address_breaks_no_curve(link: str) -> None:
+    odd = {"x": "hours", "from": "inf", "to": "1e400", "metric": HOSTILE}
+    text = page(link, "run/one", **odd)
+    assert "<script>alert" not in text
+    assert len(views(text)["curves"]) > 1000
+    wide = page(link, "run/one", **{"from": "-1e308", "to": "1e308"})
+    assert 1000 < len(views(wide)["curves"]) < 2 * len(views(text)["curves"]), "no ticks for ever"
+    assert "Nothing is in this part" in page(link, "run/one", **{"from": "5e300"})
+    for path in ("run/one/rewards", "run/two/rewards"):
+        text = page(link, path, mode="nothing", order=HOSTILE, page="9")
+        assert "<script>alert" not in text
+        assert "<img src=x" not in text
+
+
+def test_tags_and_notes_are_kept_and_taken_from_this_page_only(
+    ended_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shutil.copytree(ended_run(), tmp_path / "one", symlinks=True)
+
+    def files() -> dict[str, bytes]:
+        return {str(f.relative_to(run)): f.read_bytes() for f in run.rglob("*") if f.is_file() and f.name != "run.lock"}
+
+    before, damage = files(), read_run(run).missing
+    with serving(tmp_path) as link:
+        own = {"origin": link.rsplit("/", 2)[0], "content-type": "application/json"}
+
+        def send(
+            path: str = "run/one/notes", headers: dict[str, str] = own, method: str = "POST", **given: object
+        ) -> int:
+            body = json.dumps({"tags": "", "note": "", **given})
+            return httpx.request(method, link + path, content=body, headers=headers, timeout=30).status_code
+
+        assert send(headers={"content-type": "application/json"}) == 403
+        assert send(headers={**own, "origin": "http://evil.example"}) == 403
+        assert send(headers={**own, "origin": "null"}) == 403
+        assert send(headers={**own, "content-type": "text/plain"}) == 403
+        assert send(headers={**own, "host": "evil.example"}) == 403
+        assert httpx.post(link[:-2] + "/run/one/notes", json={}, headers=own).status_code == 403
+        assert send(method="PUT") == 405
+        assert send("run/one") == 405
+        assert send("run/nobody/notes") == 404
+        assert send(note=["a", "list"]) == 400
+        assert send(note="x" * 4001) == 400
+        assert send(tags=",".join(map(str, range(21)))) == 400
+        assert send(note="x" * 2_000_000) == 413
+        assert httpx.post(f"{link}run/one/notes", content=b"[" * 100_000, headers=own).status_code == 400
+        assert files() == before
+
+        assert send(tags=f" first,  two  words ,first, {HOSTILE[:30]}", note=HOSTILE) == 204
+        kept = json.loads((run / "notes.json").read_text())
+        assert kept["tags"][:2] == ["first", "two words"]
+        assert {name for name in files() if name not in before} == {"notes.json"}
+        assert {name: text for name, text in files().items() if name != "notes.json"} == before
+        assert read_run(run).missing == damage, "a run is not damaged by them"
+        for text in (page(link), page(link, "run/one"), page(link, "", tag="first"), page(link, "", text="ALERT(1)")):
+            assert "&lt;script&gt;alert(1)" in text
+            assert "<script>alert" not in text
+            assert "<img src=x" not in text
+        assert "None of the 1 runs" in page(link, "", tag="third")
+
+        (run / "notes.json").unlink()
+        (run / ".notes.json.part").mkdir()  # it cannot be written
+        reply = httpx.post(f"{link}run/one/notes", json={"tags": "a", "note": ""}, headers=own)
+        assert reply.status_code == 400
+        assert "notes.json cannot be written: Is a directory" in reply.text
+        (run / "notes.json").write_text("{")
+        assert "notes.json cannot be read" in page(link, "run/one")
+        assert "/run/one" in page(link)
+        (run / "notes.json").write_text('{"tags": {"a": 1}, "note": [1]}')
+        assert "<textarea" in page(link, "run/one")
+        monkeypatch.setattr("agentrig.view.watch.notes.os.access", lambda *_: False)
+        text = page(link, "run/one")
+        assert "read-only, so it cannot keep tags" in text
+        assert "<textarea" not in text
+
+
+def test_runs_are_sorted_and_filtered(tmp_path: Path) -> None:
+    for name, steps, lift in (("b", 2, 0.3), ("a", 5, 0.0), ("c", 3, 0.6)):
+        write_run(tmp_path / name, steps=steps, lift=lift)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.toml").write_text("")  # it cannot be shown, and has no figures
+    with serving(tmp_path) as link:
+
+        def keys(**query: str) -> list[str]:
+            return re.findall(r'name="run" value="([^"]*)"', page(link, **query))
+
+        after = {name: read_run(tmp_path / name).summary["accuracy"]["after"] for name in "abc"}
+        rising = sorted(after, key=lambda name: after[name])
+        assert keys(sort="name") == ["a", "b", "c", "empty"]
+        assert keys(sort="-name") == ["empty", "c", "b", "a"]
+        assert keys(sort="steps") == ["b", "c", "a", "empty"], "what is not known comes last"
+        assert keys(sort="-steps") == ["a", "c", "b", "empty"]
+        assert keys(sort="accuracy") == [*rising, "empty"]
+        assert keys(sort="nothing") == keys()
+        assert keys(text="cannot be shown") == ["empty"]
+        text = page(link, sort="-steps", text="finished")
+        assert re.search(
+            r'<th class="n" aria-sort="descending"><a href="[^"]*text=finished&amp;sort=steps">Steps', text
+        )

@@ -19,6 +19,14 @@ class TrackerConfig:
 
     name: str = setting("", help="the run's name in the tracker; empty for the name of the run directory")
     tags: list[str] = setting(list, one=True, help="tags of the run")
+    figures: str = setting(
+        "main",
+        choices=("main", "all"),
+        help="`main`: the figures that most look at; `all`: every one in metrics.jsonl",
+    )
+    samples: int = setting(
+        16, help="rows of the table of held-out rollouts after each measurement; 0 for no texts of rollouts", ge=0
+    )
     files: bool = setting(True, help="attach config.toml, manifest.json, summary.json and report.html")
     queue: int = setting(1000, help="how many writes may wait for a slow tracker; more are dropped and counted", ge=1)
     flush_s: float = setting(30.0, help="seconds that the run waits for the tracker at its end", ge=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import logging
 import os
 import shlex
@@ -10,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrig.text import spreadsheet_text
 from agentrig.trackers.config import MlflowConfig
-from agentrig.trackers.tracking import Ended, TrackedRun, required
+from agentrig.trackers.tracking import COLUMNS, Ended, Sample, TrackedRun, required
 
 KEY = "agentrig.run"
 """The tag by which a resumed run finds its run: MLflow chooses ids itself."""
@@ -57,6 +60,13 @@ class Mlflow:
         ms = int(time * 1000)
         metrics = [self._entities.Metric(name, value, ms, step) for name, value in figures.items()]
         self._client.log_batch(self._run, metrics=metrics)
+
+    def rollouts(self, mode: str, rewards: Sequence[float], samples: Sequence[Sample], *, step: int) -> None:
+        """Write the samples as a CSV file, which MLflow shows as a table; it has no histograms."""
+        if samples:
+            text = io.StringIO()
+            csv.writer(text).writerows([COLUMNS, *(map(spreadsheet_text, sample.row()) for sample in samples)])
+            self._client.log_text(self._run, text.getvalue(), f"samples/{mode}-{step:05}.csv")
 
     def attach(self, files: Sequence[Path]) -> None:
         """Copy files into the run's artifacts."""

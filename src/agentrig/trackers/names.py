@@ -22,6 +22,26 @@ HELD_OUT = ("accuracy", "reward")
 """Keys of `summary.json` with the held-out results `before` and `after`."""
 
 
+MAIN = frozenset(
+    f"train/{name}"
+    for name in (
+        *("reward", "accuracy", "failed", "zero_variance_groups", "response_tokens", "transitions_per_rollout"),
+        *("step_s", "rollouts_per_s", "tokens_per_s"),
+    )
+)
+MAIN_OF_ALGORITHM = re.compile(r"algorithm/(.*/)?(\w*loss|kl|ppo_kl|entropy|grad_norm|\w*clip_?frac\w*|lr)", re.ASCII)
+"""The figures that `figures = "main"` keeps, with those of validation and the results."""
+
+
+def main_of(figures: Mapping[str, float]) -> dict[str, float]:
+    """Return the figures that most look at."""
+    return {
+        name: value
+        for name, value in figures.items()
+        if name in MAIN or name.startswith(("validation/", "report/")) or MAIN_OF_ALGORITHM.fullmatch(name)
+    }
+
+
 def of_step(line: Mapping[str, Any]) -> dict[str, float]:
     """Return the figures of a line of `metrics.jsonl`: name to value; None, NaN and texts are left out."""
     found: dict[str, float] = {}

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from agentrig.errors import ConfigError
 from agentrig.trackers.config import SwanlabConfig
 from agentrig.trackers.logins import swanlab_ready
-from agentrig.trackers.tracking import Ended, TrackedRun, required
+from agentrig.trackers.tracking import BINS, COLUMNS, Ended, Sample, TrackedRun, required
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,18 @@ class Swanlab:
     def log(self, figures: Mapping[str, float], *, step: int, time: float) -> None:
         """Write figures; of a step that a resume repeats, SwanLab keeps the first figures."""
         self._run.log(dict(figures), step=step)
+
+    def rollouts(self, mode: str, rewards: Sequence[float], samples: Sequence[Sample], *, step: int) -> None:
+        """Write a histogram, as a chart of bars, and a table."""
+        charts, shown = self._swanlab.echarts, {}
+        if rewards:
+            counts, edges = np.histogram(rewards, bins=BINS)
+            names = [f"{low:.3g} to {high:.3g}" for low, high in pairwise(edges.tolist())]
+            shown[f"{mode}/rewards"] = charts.Bar().add_xaxis(names).add_yaxis("rollouts", counts.tolist())
+        if samples:
+            rows = [["" if cell is None else str(cell) for cell in sample.row()] for sample in samples]
+            shown[f"{mode}/samples"] = charts.Table().add(list(COLUMNS), rows)
+        self._run.log(shown, step=step)
 
     def attach(self, files: Sequence[Path]) -> None:
         """Copy files into the run."""

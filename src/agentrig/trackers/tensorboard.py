@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import time as clock
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from agentrig.trackers.config import TensorBoardConfig
-from agentrig.trackers.tracking import Ended, TrackedRun, required
+from agentrig.trackers.tracking import BINS, COLUMNS, Ended, Sample, TrackedRun, required
 
 TEXT = (".json", ".toml")
 """Files that TensorBoard can show, as text."""
@@ -25,6 +28,7 @@ class TensorBoard:
         self._events = required("tensorboard.compat.proto.event_pb2", tracker="tensorboard")
         self._summaries = required("tensorboard.compat.proto.summary_pb2", tracker="tensorboard")
         self._tensors = required("tensorboard.compat.proto.tensor_pb2", tracker="tensorboard")
+        self._shapes = required("tensorboard.compat.proto.tensor_shape_pb2", tracker="tensorboard").TensorShapeProto
         self._types = required("tensorboard.compat.proto.types_pb2", tracker="tensorboard")
         self._writer: Any = None
         self._last = 0
@@ -47,6 +51,23 @@ class TensorBoard:
         self._last = step
         self._writer.flush()
 
+    def rollouts(self, mode: str, rewards: Sequence[float], samples: Sequence[Sample], *, step: int) -> None:
+        """Write a histogram, and a table of texts."""
+        values = []
+        if rewards:
+            counts, edges = np.histogram(rewards, bins=BINS)
+            histogram = self._summaries.HistogramProto(
+                min=min(rewards), max=max(rewards), num=len(rewards), sum=sum(rewards),
+                sum_squares=sum(reward**2 for reward in rewards),
+                bucket_limit=edges[1:].tolist(), bucket=counts.tolist(),
+            )  # fmt: skip
+            values.append(self._summaries.Summary.Value(tag=f"{mode}/rewards", histo=histogram))
+        if samples:
+            rows = [list(COLUMNS), *([_plain(cell) for cell in sample.row()] for sample in samples)]
+            values.append(self._text_value(f"{mode}/samples", rows))
+        self._add(step=step, time=clock.time(), summary=self._summaries.Summary(value=values))
+        self._writer.flush()
+
     def attach(self, files: Sequence[Path]) -> None:
         """Write configuration, manifest and summary as texts; TensorBoard shows no pages."""
         for file in files:
@@ -63,13 +84,28 @@ class TensorBoard:
         self._writer.close()
 
     def _text(self, tag: str, text: str, *, step: int) -> None:
-        metadata = self._summaries.SummaryMetadata(
-            plugin_data=self._summaries.SummaryMetadata.PluginData(plugin_name="text")
-        )
         indented = "\n".join(f"    {line}" for line in text.splitlines())  # code in Markdown: shown as it is
-        tensor = self._tensors.TensorProto(dtype=self._types.DT_STRING, string_val=[indented.encode()])
-        value = self._summaries.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+        value = self._text_value(tag, [[indented]])
         self._add(step=step, time=clock.time(), summary=self._summaries.Summary(value=[value]))
+
+    def _text_value(self, tag: str, rows: Sequence[Sequence[str]]) -> Any:
+        """Return one text, or a table of texts, which TensorBoard shows as a table."""
+        plugin = self._summaries.SummaryMetadata.PluginData(plugin_name="text")
+        sizes = [len(rows), len(rows[0])] if len(rows) > 1 else []
+        tensor = self._tensors.TensorProto(
+            dtype=self._types.DT_STRING,
+            tensor_shape=self._shapes(dim=[self._shapes.Dim(size=size) for size in sizes]),
+            string_val=[cell.encode() for row in rows for cell in row],
+        )
+        return self._summaries.Summary.Value(
+            tag=tag, metadata=self._summaries.SummaryMetadata(plugin_data=plugin), tensor=tensor
+        )
 
     def _add(self, *, step: int, time: float, **what: Any) -> None:
         self._writer.add_event(self._events.Event(wall_time=time, step=step, **what))
+
+
+def _plain(cell: str | float | None) -> str:
+    """Return a cell as Markdown that shows it as it is."""
+    text = "" if cell is None else cell if isinstance(cell, str) else f"{cell:g}"
+    return re.sub(r"([\\`*_{}\[\]<>()#+.!|~-])", r"\\\1", " ".join(text.split()))

@@ -5,22 +5,25 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import threading
 import time
 import uuid
+from bisect import insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import attrs
 
 from agentrig.background import Background
 from agentrig.errors import ConfigError
 from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
-from agentrig.text import storable, words_of
+from agentrig.rollouts import Rollout
+from agentrig.text import cut, storable, words_of
 from agentrig.trackers.config import TrackerConfig
-from agentrig.trackers.names import flat_config, of_step, of_summary
+from agentrig.trackers.names import flat_config, main_of, of_step, of_summary
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +86,61 @@ class Client(Protocol):
         ...
 
 
+@attrs.frozen(kw_only=True)
+class Sample:
+    """A held-out rollout as a row of a table. It has nothing of the task's private part.
+
+    Attributes:
+        task: The task's id.
+        input: What the agent got, as text.
+        answer: What it answered, as text, or the kind of its failure.
+        reward: The reward; None for a failure.
+    """
+
+    task: str
+    input: str
+    answer: str
+    reward: float | None
+
+    def row(self) -> list[str | float | None]:
+        """Return its cells, in the order of `COLUMNS`."""
+        return [self.task, self.input, self.answer, self.reward]
+
+
+COLUMNS = ("task", "input", "answer", "reward")
+"""The columns of a table of samples."""
+
+BINS = 20
+"""Bars of a histogram that a tracker does not divide itself."""
+
+LONGEST = 2000
+"""Characters of a cell."""
+
+
+@runtime_checkable
+class RolloutClient(Protocol):
+    """What a client may have besides: it writes the rewards of a step, and samples of its rollouts."""
+
+    def rollouts(self, mode: str, rewards: Sequence[float], samples: Sequence[Sample], *, step: int) -> None:
+        """Write a histogram of the rewards and a table of the samples, each unless it is empty.
+
+        Args:
+            mode: `train`, `validation` or `report`; the beginning of both names.
+            rewards: Of all scored rollouts.
+            samples: The first tasks in order of their ids; empty for training.
+            step: The step.
+        """
+        ...
+
+
+@attrs.define
+class _Batch:
+    """What is kept of the rollouts of a mode and step until the step has ended."""
+
+    rewards: list[float] = attrs.field(factory=list)
+    samples: list[Sample] = attrs.field(factory=list)
+
+
 class Tracking:
     """An observer that writes a run into a tracker; see `agentrig.plugins.specs.ObserverSpec`.
 
@@ -95,6 +153,8 @@ class Tracking:
     def __init__(self, name: str, client: Client, config: TrackerConfig) -> None:
         self._name, self._client, self._config = name, client, config
         self._work = Background(f"tracker {name}", limit=config.queue, patience_s=config.flush_s)
+        self._batches: dict[tuple[int, str], _Batch] = {}
+        self._lock = threading.Lock()  # rollouts end in several threads
         self._run: TrackedRun | None = None
         self._started = False
         self._place: dict[str, str] = {}
@@ -115,18 +175,44 @@ class Tracking:
         self._do(lambda: None)  # a run without steps is there too
         self._attach(START_FILES)
 
+    def on_rollout_end(self, rollout: Rollout) -> None:
+        """Keep its reward, and of the first held-out tasks what was asked and answered."""
+        if not isinstance(self._client, RolloutClient):
+            return
+        with self._lock:
+            batch = self._batches.setdefault((rollout.step, rollout.mode), _Batch())
+            if rollout.value is not None:
+                batch.rewards.append(rollout.value)
+            if rollout.mode != "train" and self._config.samples:
+                answer = rollout.failure or _text(rollout.outcome.answer)
+                sample = Sample(
+                    task=rollout.task.id, input=_text(rollout.task.input), answer=answer, reward=rollout.value
+                )
+                insort(batch.samples, sample, key=lambda each: each.task)
+                del batch.samples[self._config.samples :]
+
     def on_step_end(self, event: StepEnd) -> None:
-        """Write a step's figures."""
+        """Write a step's figures, its rewards and samples."""
+        batches = self._ended(event.step)
 
         def write() -> None:
-            self._client.log(of_step(event.metrics), step=event.step, time=event.metrics["time"])
+            found = of_step(event.metrics)
+            kept = found if self._config.figures == "all" else main_of(found)
+            self._client.log(kept, step=event.step, time=event.metrics["time"])
+            self._write(batches)
 
         self._do(write)
 
     def on_run_end(self, event: RunEnd) -> None:
         """Write the results, attach the files and the best checkpoint, and end the tracker's run."""
         step, now = int(event.summary.get("steps") or 0), time.time()
-        self._do(lambda: self._client.log(of_summary(event.summary), step=step, time=now))
+        batches = self._ended(None)
+
+        def write() -> None:
+            self._client.log(of_summary(event.summary), step=step, time=now)
+            self._write(batches)
+
+        self._do(write)
         self._attach(END_FILES)
         self._do(self._best)
         self._do(partial(self._client.end, "finished", ""))
@@ -140,6 +226,17 @@ class Tracking:
     def settle(self) -> dict[str, Any]:
         """Wait a bounded time for the thread; return the counts of its writes, and where the tracker's run is."""
         return {**attrs.asdict(self._work.settle()), **self._place}
+
+    def _ended(self, last: int | None) -> dict[tuple[int, str], _Batch]:
+        """Return what is kept of rollouts up to a step, or of all; it is no longer kept."""
+        with self._lock:
+            ready = sorted(key for key in self._batches if last is None or key[0] <= last)
+            return {key: self._batches.pop(key) for key in ready}
+
+    def _write(self, batches: Mapping[tuple[int, str], _Batch]) -> None:
+        if isinstance(self._client, RolloutClient):
+            for (step, mode), batch in batches.items():
+                self._client.rollouts(mode, batch.rewards, batch.samples, step=step)
 
     def _do(self, work: Callable[[], Any]) -> None:
         """Let the thread do something once the tracker's run has started; if it could not start, it tries again."""
@@ -202,6 +299,13 @@ class Tracking:
         part = file.with_suffix(".part")
         part.write_text(json.dumps(kept, indent=2) + "\n", "utf-8")
         part.replace(file)
+
+
+def _text(value: Any) -> str:
+    """Return a task's input or an answer as text for a table."""
+    if isinstance(value, Mapping) and len(value) == 1:
+        value = next(iter(value.values()))
+    return cut(storable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)), LONGEST)
 
 
 def required(module: str, *, tracker: str, extra: str = "") -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.trackers.config import TrackioConfig
-from agentrig.trackers.tracking import Ended, TrackedRun, required
+from agentrig.trackers.tracking import COLUMNS, Ended, Sample, TrackedRun, required
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,14 @@ class Trackio:
     def log(self, figures: Mapping[str, float], *, step: int, time: float) -> None:
         """Write figures."""
         self._run.log(dict(figures), step=step)
+
+    def rollouts(self, mode: str, rewards: Sequence[float], samples: Sequence[Sample], *, step: int) -> None:
+        """Write a histogram and a table."""
+        shown: dict[str, Any] = {f"{mode}/rewards": self._trackio.Histogram(list(rewards))} if rewards else {}
+        if samples:
+            rows = [sample.row() for sample in samples]
+            shown[f"{mode}/samples"] = self._trackio.Table(columns=list(COLUMNS), data=rows)
+        self._run.log(shown, step=step)
 
     def attach(self, files: Sequence[Path]) -> None:
         """Attach files as one artifact."""

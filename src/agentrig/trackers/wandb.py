@@ -11,7 +11,7 @@ from typing import Any
 from agentrig.errors import ConfigError
 from agentrig.trackers.config import WandbConfig
 from agentrig.trackers.logins import wandb_ready
-from agentrig.trackers.tracking import Ended, TrackedRun, required
+from agentrig.trackers.tracking import COLUMNS, Ended, Sample, TrackedRun, required
 
 STEP = "step"
 """The figure that W&B takes as the x axis. Its own count of steps can't go back to a step that a resume repeats."""
@@ -66,6 +66,14 @@ class Wandb:
     def log(self, figures: Mapping[str, float], *, step: int, time: float) -> None:
         """Write figures."""
         self._run.log({STEP: step, **figures, "_timestamp": time})
+
+    def rollouts(self, mode: str, rewards: Sequence[float], samples: Sequence[Sample], *, step: int) -> None:
+        """Write a histogram and a table."""
+        shown: dict[str, Any] = {f"{mode}/rewards": self._wandb.Histogram(list(rewards))} if rewards else {}
+        if samples:
+            rows = [sample.row() for sample in samples]
+            shown[f"{mode}/samples"] = self._wandb.Table(columns=list(COLUMNS), data=rows)
+        self._run.log({STEP: step, **shown})
 
     def attach(self, files: Sequence[Path]) -> None:
         """Copy files into the run."""

@@ -62,6 +62,41 @@ def series(run: RunData, *path: str) -> tuple[list[int], list[float]]:
     return steps, values
 
 
+def metrics(run: RunData) -> dict[str, tuple[str, ...]]:
+    """Return the metrics of a run that are numbers: their names as trackers have them, and their paths for `series`."""
+    found: dict[str, tuple[str, ...]] = {}
+
+    def add(path: tuple[str, ...], values: Mapping[str, Any]) -> None:
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                add((*path, key), value)
+            elif number(value) is not None and key not in ("step", "time"):
+                found.setdefault("/".join((*path, key)), (*path, key))
+
+    for row in run.steps:
+        add((), row)
+    return dict(sorted(found.items()))
+
+
+def places(run: RunData, axis: str) -> dict[int, float]:
+    """Return where each step ends on an x axis; step 0 is before training.
+
+    Args:
+        run: The run.
+        axis: `step`, `time` (seconds that the steps took so far) or `tokens` (sampled in training so far). After a
+            step that did not record it, no place is known.
+    """
+    path = {"step": ("step",), "time": ("step_s",), "tokens": ("call_tokens", "recorded")}[axis]
+    found, sum_so_far = {0: 0.0}, 0.0
+    for row in run.steps:
+        value = number(dig(row, *path))
+        if value is None:
+            break
+        sum_so_far = value if axis == "step" else sum_so_far + value
+        found[int(row["step"])] = sum_so_far
+    return found
+
+
 def validation(run: RunData) -> tuple[list[int], list[float]]:
     """Return steps and accuracies on the validation split; step 0 is before training."""
     steps, values = series(run, "validation_accuracy")

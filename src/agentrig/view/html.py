@@ -10,7 +10,7 @@ from urllib.parse import quote
 import attrs
 
 from agentrig.figures import percent
-from agentrig.view.svg import svg
+from agentrig.view.svg import points_of, svg
 from agentrig.view.text import count, duration, figure
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def templates(*packages: str) -> Environment:
         percent=percent,
         figure=figure,
         svg=svg,
+        points=points_of,
         path=lambda text: quote(str(text), safe=""),
     )
     return environment

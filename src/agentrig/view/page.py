@@ -15,7 +15,7 @@ from agentrig.view import figures, table, tables
 from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
 from agentrig.view.gold import Gold
 from agentrig.view.html import templates
-from agentrig.view.plots import plots_of, second_rewards
+from agentrig.view.plots import Plot, plots_of, second_rewards
 from agentrig.view.reading import RunData, dig, mapping
 from agentrig.view.samples import before_after, reward_disagreements, shown
 from agentrig.view.text import count, duration, figure, plain
@@ -36,12 +36,10 @@ def render(runs: Sequence[RunData], *, gold: bool = False) -> str:
         gold: Whether the rollouts are shown with the private part of their tasks.
     """
     tokenizers, private = Tokenizers(), Gold() if gold else None
-    views = []
+    views, several, drawn = [], len(runs) > 1, plots_of(runs)
     for i, run in enumerate(runs, 1):
-        found = view(run, at=f"run-{i}-" if len(runs) > 1 else "", drawn=len(runs) == 1)
+        found = view(run, at=f"run-{i}-" if several else "", drawn=drawn)
         views.append(found | shown(run, found, tokenizers, private))
-    several = len(runs) > 1
-    drawn = plots_of(runs) if several else views[0]["curves"]
     sections = {"curves": "curves", "results": "results"}
     if several:
         sections |= {"by": "by class", "settings": "settings that differ", "runs": "each run"}
@@ -66,14 +64,14 @@ def render(runs: Sequence[RunData], *, gold: bool = False) -> str:
     )
 
 
-def view(run: RunData, *, whole: bool = True, at: str = "", drawn: bool = True) -> dict[str, Any]:
+def view(run: RunData, *, whole: bool = True, at: str = "", drawn: Sequence[Plot] | None = None) -> dict[str, Any]:
     """Return what the templates show of a run.
 
     Args:
         run: The run.
         whole: Whether to read its rollouts too, which takes seconds for many; without them there are no examples.
         at: The beginning of its anchors, for a page with several runs.
-        drawn: Whether to draw its curves.
+        drawn: Its curves.
     """
     missing = list(run.missing)
     ends = before_and_after(run, missing) if whole else {"pairs": None, "reward_disagreements": [], "held_out": None}
@@ -85,7 +83,7 @@ def view(run: RunData, *, whole: bool = True, at: str = "", drawn: bool = True) 
         told = of_diagnosis(found)
         missing += found.missing
     row = table.row_of(run)
-    drawings = plots_of([run]) if drawn else []
+    drawings = drawn or []
     names = {plot.name for plot in drawings}
     return {
         "at": at,

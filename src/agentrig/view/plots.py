@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import io
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import attrs
 
 from agentrig.figures import number
+from agentrig.text import spreadsheet_text
 from agentrig.view import figures
 from agentrig.view.reading import SECOND, RunData, mapping
 
@@ -16,8 +20,14 @@ MEAN = f"mean of {figures.SMOOTHING} steps"
 INK, GREY, COLORS = 0, 7, 6
 """Numbers of colours: that of text, grey, and the last of those that series have, from 1."""
 
+AXES = {"step": "step", "time": "wall time of the steps, s", "tokens": "tokens sampled in training"}
+"""What the x axis can have, and its name with the unit."""
+
 SMALL = 0.001
 """A part with a smaller share of the time is too small to see."""
+
+MORE = ("prompt tokens", "transitions a rollout", "entropy, nats", "clip fraction", "gradient norm", "seconds a step")
+"""Plots that few need."""
 
 Points = tuple[Sequence[float], Sequence[float]]
 
@@ -27,8 +37,8 @@ class Line:
     """One line of a plot, or one part of its bars.
 
     Attributes:
-        label: In the legend; empty for none.
-        xs: Steps, in order; in a plot of rows the number of the row, from 0.
+        label: In the legend; empty for none, and a pale line is not in it.
+        xs: Where its points are on the x axis, in order; in a plot of rows the number of the row, from 0.
         ys: Their values.
         color: The number of its colour.
         faint: Draw it pale, behind the others.
@@ -36,6 +46,9 @@ class Line:
         mark: `dot` or `diamond` at each point; empty for none.
         joined: Draw the line between the points.
         intervals: The interval around each point, or None; empty for none.
+        steps: The step of each point; empty if the x axis has the steps.
+        run: Which of the runs it is of, from 0.
+        mode: The rollouts that its values are of: `train`, `validation` or `report`.
     """
 
     label: str
@@ -47,6 +60,24 @@ class Line:
     mark: str = ""
     joined: bool = True
     intervals: Sequence[tuple[float, float] | None] = ()
+    steps: Sequence[float] = ()
+    run: int = 0
+    mode: str = "train"
+
+    @property
+    def at(self) -> Sequence[float]:
+        """The step of each point."""
+        return self.steps or self.xs
+
+    def only(self, kept: Sequence[int]) -> Line:
+        """Return the line with these of its points."""
+        return attrs.evolve(
+            self,
+            xs=[self.xs[i] for i in kept],
+            ys=[self.ys[i] for i in kept],
+            intervals=[self.intervals[i] for i in kept if self.intervals],
+            steps=[self.steps[i] for i in kept if self.steps],
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -59,8 +90,12 @@ class Plot:
         kind: `lines` or stacked `bars` over steps, or `rows`: a stacked bar for each of some names.
         rows: These names.
         unit: Written behind the values, such as `%`.
-        from_zero: Whether the axis begins at 0.
+        from_zero: Whether the axis begins at 0, or below it, unless only a part of the x axis is shown.
         caption: What it shows; empty if the title says it.
+        axis: What the x axis has, a key of `AXES`.
+        window: The part of the x axis that is shown; None for all.
+        more: Whether few need it, so that a page folds it.
+        edges: In bars: where each begins, and where the last one ends; empty for half a step around each.
     """
 
     name: str
@@ -70,11 +105,36 @@ class Plot:
     unit: str = ""
     from_zero: bool = False
     caption: str = ""
+    axis: str = "step"
+    window: tuple[float, float] | None = None
+    edges: Sequence[float] = ()
+    more: bool = False
 
     @property
     def legend(self) -> list[tuple[int, str]]:
         """Colour and label of each line that has one."""
-        return list(dict.fromkeys((line.color, line.label) for line in self.lines if line.label))
+        return list(dict.fromkeys((line.color, line.label) for line in self.lines if line.label and not line.faint))
+
+    def csv(self) -> str:
+        """Return the points as CSV: a row for each place on the x axis of each run, a column for each line."""
+        rows: dict[tuple[int, float, float], dict[str, float | str]] = {}
+        names = dict.fromkeys(["step"] if self.axis == "step" else ["step", AXES[self.axis]])
+        for line in self.lines:
+            said = [line.label or self.name, "each step" if line.faint else "", line.mode]
+            name = head = spreadsheet_text(", ".join(filter(None, said)))
+            while name in names:
+                name = f"{name}*"
+            columns = [name, *([f"{head}: low", f"{head}: high"] if any(line.intervals) else [])]
+            names |= dict.fromkeys(columns)
+            ends = line.intervals or [None] * len(line.xs)
+            for x, y, step, interval in zip(line.xs, line.ys, line.at, ends, strict=True):
+                row = rows.setdefault((line.run, x, step), {"step": step, AXES[self.axis]: x})
+                row.update(zip(columns, (y, *(interval or ())), strict=False))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(names), extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows[key] for key in sorted(rows))
+        return text.getvalue()
 
 
 def color_of(i: int) -> int:
@@ -87,8 +147,21 @@ def second_rewards(run: RunData) -> list[str]:
     return sorted({name for row in run.steps for name in mapping(row.get(SECOND))})
 
 
-def plots_of(runs: Sequence[RunData]) -> list[Plot]:
-    """Return the plots of a run, or of several: what their `metrics.jsonl` has so far."""
+def plots_of(
+    runs: Sequence[RunData],
+    *,
+    axis: str = "step",
+    window: tuple[float | None, float | None] = (None, None),
+    metrics: Sequence[str] = (),
+) -> list[Plot]:
+    """Return the plots of a run, or of several: what their `metrics.jsonl` has so far.
+
+    Args:
+        runs: At least one.
+        axis: What the x axis has, a key of `AXES`.
+        window: The part of the x axis to show, from and to; None for its ends.
+        metrics: Further metrics to draw, before the others: their names in `figures.metrics`.
+    """
     accuracy = "The share of answers that are correct. Held-out tasks are measured once before and once after training."
     reward = "The mean over a step's rollouts that were scored. Pale: each step; strong: the mean of 16."
     if len(runs) > 1:
@@ -99,9 +172,11 @@ def plots_of(runs: Sequence[RunData]) -> list[Plot]:
     if training and held_out and training != held_out:
         differ = f" Training: {training}; validation and held out: {held_out}. So their levels differ."
         accuracy, reward = accuracy + differ, reward + differ
+    paths = {name: path for run in runs for name, path in figures.metrics(run).items()}
     found = [
-        Plot(name="accuracy", lines=_accuracy(runs), unit="%", caption=accuracy),
-        Plot(name="reward", lines=_reward(runs), caption=reward),
+        *(_metric(runs, name, *paths[name], from_zero=False) for name in metrics if name in paths),
+        Plot(name="accuracy", lines=_accuracy(runs), unit="%", from_zero=True, caption=accuracy),
+        Plot(name="reward", lines=_reward(runs), from_zero=True, caption=reward),
         _times(runs) if len(runs) > 1 else _time(runs[0]),
         _metric(runs, "response tokens", "response_tokens", caption="Mean of a trained call."),
         _metric(runs, "prompt tokens", "prompt_tokens", caption="Mean of a trained call."),
@@ -112,8 +187,37 @@ def plots_of(runs: Sequence[RunData]) -> list[Plot]:
         *([_metric(runs, "seconds a step", "step_s")] if len(runs) > 1 else []),
         _failures(runs),
     ]
+    found = [attrs.evolve(plot, more=plot.name in MORE) for plot in found]
+    places = [figures.places(run, axis) for run in runs]
     shown = [attrs.evolve(plot, lines=[line for line in plot.lines if line.xs]) for plot in found]
+    shown = [plot if plot.kind == "rows" else _placed(plot, axis, places, window) for plot in shown]
     return [plot for plot in shown if plot.lines]
+
+
+def _placed(
+    plot: Plot, axis: str, places: Sequence[Mapping[int, float]], window: tuple[float | None, float | None]
+) -> Plot:
+    """Return a plot over steps with another x axis, or with a part of it."""
+    lines, edges = [], plot.edges
+    low, high = (-float("inf") if window[0] is None else window[0]), (float("inf") if window[1] is None else window[1])
+    for line in plot.lines:
+        if axis != "step":
+            known = places[line.run]
+            line = line.only([i for i, step in enumerate(line.xs) if step in known])
+            line = attrs.evolve(line, steps=line.xs, xs=[known[int(step)] for step in line.xs])
+            if plot.kind == "bars":
+                edges = [known.get(int(line.steps[0]) - 1, 0.0) if line.steps else 0.0, *line.xs]
+        first, last = bisect_left(line.xs, low), bisect_right(line.xs, high)
+        lines.append(line.only(range(first, last)))
+    if edges:
+        edges = edges[first : last + 1]
+    lines = [line for line in lines if line.xs]
+    shown = None
+    if lines and window != (None, None):
+        xs = [x for line in lines for x in (line.xs[0], line.xs[-1])]
+        end = max((max(known.values()) for known in places), default=0.0)
+        shown = (min(xs) if window[0] is None else max(0.0, low), max(xs) if window[1] is None else min(end, high))
+    return attrs.evolve(plot, lines=lines, axis=axis, window=shown, edges=edges)
 
 
 def _sampling(run: RunData, key: str) -> str:
@@ -129,10 +233,12 @@ class Pen:
     Attributes:
         run: The run.
         own: Its colour beside other runs, where its name is the label of its lines; None if it is alone.
+        place: Which of the runs it is, from 0.
     """
 
     run: RunData
     own: int | None
+    place: int = 0
 
     def sampled(self, label: str, key: str, *more: str) -> str:
         """Return a label with how the run sampled."""
@@ -140,14 +246,17 @@ class Pen:
 
     def line(self, label: str, color: int, points: Points, *, mark: str = "", dashed: bool = False) -> Line:
         """Return a line with the label and the colour that it has in a plot of one run."""
-        joined = not mark
         label, color = (label, color) if self.own is None else (self.run.name, self.own)
-        return Line(label=label, xs=points[0], ys=points[1], color=color, mark=mark, joined=joined, dashed=dashed)
+        return Line(
+            label=label, xs=points[0], ys=points[1], color=color, mark=mark, joined=not mark, dashed=dashed,
+            run=self.place, mode={"dot": "validation", "diamond": "report"}.get(mark, "train"),
+        )  # fmt: skip
 
     def trained(self, label: str, color: int, points: Points, *, pale: bool = True, dashed: bool = False) -> list[Line]:
         """Return the mean of 16 steps, behind it each step in a pale line if there is to be one."""
-        mean = self.line(label, color, figures.averaged(self.run, *points), dashed=dashed)
-        return [attrs.evolve(self.line("", color, points), label="", faint=True), mean] if pale else [mean]
+        averaged, named = figures.averaged(self.run, *points), ", ".join(filter(None, [label, MEAN]))
+        mean = self.line(named if pale else label, color, averaged, dashed=dashed)
+        return [attrs.evolve(self.line(label, color, points), faint=True), mean] if pale else [mean]
 
     def ends(self, measured: Mapping[str, float | None]) -> Points:
         """Return the points of the measurements before the first step and after the last one."""
@@ -158,7 +267,7 @@ class Pen:
 
 
 def _pens(runs: Sequence[RunData]) -> list[Pen]:
-    return [Pen(run, color_of(i) if len(runs) > 1 else None) for i, run in enumerate(runs, 1)]
+    return [Pen(run, color_of(i) if len(runs) > 1 else None, i - 1) for i, run in enumerate(runs, 1)]
 
 
 def _accuracy(runs: Sequence[RunData]) -> list[Line]:
@@ -166,7 +275,7 @@ def _accuracy(runs: Sequence[RunData]) -> list[Line]:
     for pen in _pens(runs):
         alone, held_out = pen.own is None, figures.held_out(pen.run)["accuracy"]
         trained = _percent(figures.series(pen.run, "accuracy"))
-        lines += pen.trained(pen.sampled("training", "temperature", MEAN), 2, trained, pale=alone, dashed=not alone)
+        lines += pen.trained(pen.sampled("training", "temperature"), 2, trained, pale=alone, dashed=not alone)
         validation = pen.line(
             pen.sampled("validation", "val_temperature"), 1, _percent(figures.validation(pen.run)), mark="dot"
         )
@@ -186,7 +295,7 @@ def _percent(points: Points) -> Points:
 def _reward(runs: Sequence[RunData]) -> list[Line]:
     lines = []
     for pen in _pens(runs):
-        lines += pen.trained(pen.sampled("training", "temperature", MEAN), 2, figures.series(pen.run, "reward"))
+        lines += pen.trained(pen.sampled("training", "temperature"), 2, figures.series(pen.run, "reward"))
         lines.append(
             pen.line(
                 pen.sampled("validation", "val_temperature"),
@@ -203,9 +312,9 @@ def _reward(runs: Sequence[RunData]) -> list[Line]:
     return lines
 
 
-def _metric(runs: Sequence[RunData], name: str, *path: str, caption: str = "") -> Plot:
-    lines = [line for pen in _pens(runs) for line in pen.trained(MEAN, 2, figures.series(pen.run, *path))]
-    return Plot(name=name, lines=lines, from_zero=True, caption=f"{caption} Pale: each step.".lstrip())
+def _metric(runs: Sequence[RunData], name: str, *path: str, caption: str = "", from_zero: bool = True) -> Plot:
+    lines = [line for pen in _pens(runs) for line in pen.trained("", 2, figures.series(pen.run, *path))]
+    return Plot(name=name, lines=lines, from_zero=from_zero, caption=f"{caption} Pale: each step.".lstrip())
 
 
 def _parts(values: Mapping[str, Sequence[float]], xs: Sequence[float], least: float = SMALL) -> list[Line]:

@@ -54,6 +54,8 @@ def draw(runs: Sequence[RunData], name: str) -> bytes | None:
         for axes, plot in zip(several, panels, strict=True):
             _draw_rows(axes, plot) if plot.kind == "rows" else _draw_steps(axes, plot)
             _finish(axes, plot, first=axes is several[0], last=axes is several[-1])
+        of = short(runs[0].name) if len(runs) == 1 else f"{len(runs)} runs"
+        figure.suptitle(f"{name}: {of}", x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
         png = io.BytesIO()
         canvas.print_png(png)
     return png.getvalue()
@@ -75,8 +77,9 @@ def draw_all(runs: Sequence[RunData], folder: Path) -> None:
 
 def _draw_steps(axes: Axes, plot: Plot) -> None:
     bottoms = [0.0] * len(plot.lines[0].xs)
+    pale = "each step" if sum(line.faint for line in plot.lines) == 1 else ""
     for line in plot.lines:
-        color, label = COLORS[line.color], short(line.label)
+        color, label = COLORS[line.color], pale if line.faint else short(line.label)
         if plot.kind == "bars":  # not areas: a single step is visible too, and nothing is interpolated between steps
             axes.bar(line.xs, line.ys, bottom=bottoms, width=1.0, color=color, lw=0.4, ec=color, label=label)
             bottoms = [bottom + y for bottom, y in zip(bottoms, line.ys, strict=True)]
@@ -107,7 +110,7 @@ def _draw_rows(axes: Axes, plot: Plot) -> None:
     axes.set_yticks(places, labels=[short(row) for row in plot.rows])
 
 
-def short(name: str, limit: int = 36) -> str:
+def short(name: str, limit: int = 44) -> str:
     """Return a name for a legend: cut, and escaped if it starts with `_`, which legends would hide."""
     name = f"\u200b{name}" if name.startswith("_") else name
     return name if len(name) <= limit else name[: limit - 1] + "…"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,7 @@ class Node:
         at: Seconds since the first span began.
         seconds: How long it took.
         error: Its error, or ''.
+        tokens: Of the calls in it: prompt tokens and sampled tokens.
     """
 
     id: str
@@ -63,6 +65,7 @@ class Node:
     at: float
     seconds: float
     error: str
+    tokens: tuple[int, int]
 
 
 @attrs.frozen(kw_only=True)
@@ -178,6 +181,11 @@ class Readable:
         """Whether the probability of a sampled token is known."""
         calls = (part for part in self.parts if isinstance(part, Call))
         return any(token.probability is not None for call in calls for token in call.tokens)
+
+    @property
+    def seconds(self) -> float:
+        """From the beginning of the first span to the end of the last."""
+        return max((node.at + node.seconds for node in self.tree), default=0.0)
 
     @property
     def places(self) -> dict[str, int]:
@@ -342,16 +350,22 @@ def _call(
     return call, messages
 
 
+def _counts(attributes: Mapping[str, Any]) -> tuple[int, int, bool] | None:
+    """Return a call's tokens of prompt and reply, and whether their ids are known; None if nothing counts them."""
+    ids = [attributes.get(f"{part}_token_ids") for part in ("prompt", "response")]
+    if all(isinstance(found, list) and found for found in ids):
+        return len(ids[0] or ()), len(ids[1] or ()), True
+    usage = mapping(dig(attributes, "response", "usage"))
+    told = [number(usage.get(key)) for key in ("prompt_tokens", "completion_tokens")]
+    return None if told[0] is None or told[1] is None else (int(told[0]), int(told[1]), False)
+
+
 def _length(attributes: Mapping[str, Any]) -> str:
     """Return a call's token counts: from its token ids, else from the server's `usage`."""
-    ids = [attributes.get(f"{part}_token_ids") for part in ("prompt", "response")]
-    usage = mapping(dig(attributes, "response", "usage"))
-    if all(isinstance(found, list) and found for found in ids):
-        text = " + ".join(count(len(found or ())) for found in ids) + " tokens"
-    elif "prompt_tokens" in usage and "completion_tokens" in usage:
-        text = f"{count(usage['prompt_tokens'])} + {count(usage['completion_tokens'])} tokens, no ids"
-    else:
-        text = "no token ids"
+    counts = _counts(attributes)
+    text = "no token ids"
+    if counts is not None:
+        text = f"{count(counts[0])} + {count(counts[1])} tokens" + ("" if counts[2] else ", no ids")
     end = attributes.get("finish_reason")
     return text if end in (None, "stop", "tool_calls") else f"{text}, ended by {end}"
 
@@ -429,7 +443,13 @@ def _tree(spans: Sequence[Span]) -> list[Node]:
                 at=span.start - begin,
                 seconds=span.end - span.start,
                 error=span.error or "",
+                tokens=((_counts(span.attributes) or (0, 0))[:2] if call else (0, 0)),
             )
         )
         waiting += [(child, depth + 1) for child in reversed(below.pop(span.id, []))]
+    sums: Counter[tuple[int, int]] = Counter()  # tokens of the children so far, by their depth and part
+    for place, node in reversed(list(enumerate(found))):
+        prompt, sampled = (own + sums.pop((node.depth + 1, part), 0) for part, own in enumerate(node.tokens))
+        found[place] = attrs.evolve(node, tokens=(prompt, sampled))
+        sums.update({(node.depth, 0): prompt, (node.depth, 1): sampled})
     return found

@@ -5,6 +5,7 @@ A page that is drawn again with every step needs this in milliseconds.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 
@@ -42,11 +43,51 @@ def svg(plot: Plot) -> Markup:
     )
 
 
+def points_of(plot: Plot) -> str:
+    """Return a drawing's points as JSON, for the script that shows values and zooms; '' for one without an x axis."""
+    if plot.kind == "rows":
+        return ""
+    lines, frame = _framed(plot)
+    heights = [0.0] * len(lines[0].xs)
+    told = []
+    for line in lines:
+        if plot.kind == "bars":
+            heights = [below + y for below, y in zip(heights, line.ys, strict=True)]
+        tops = heights if plot.kind == "bars" else line.ys
+        points = zip(line.at, line.xs, tops, line.ys, strict=True)
+        told.append(
+            {
+                "label": ", ".join(filter(None, [line.label or plot.name, "each step" if line.faint else ""])),
+                "run": line.run,
+                "mode": line.mode,
+                "points": [
+                    [int(step), round(frame.x(x), 1), round(frame.y(top), 1), f"{y:.4g}{plot.unit}"]
+                    for step, x, top, y in points
+                ],
+            }
+        )
+    ends = {"left": LEFT, "right": WIDTH - RIGHT, "bottom": HEIGHT - BOTTOM, "from": frame.x0, "to": frame.x1}
+    of = max(math.ceil(len(whole.xs) / len(line.xs)) for whole, line in zip(plot.lines, lines, strict=True))
+    return json.dumps({**ends, "of": of, "lines": told}, ensure_ascii=False, separators=(",", ":"))
+
+
+def _framed(plot: Plot) -> tuple[list[Line], Frame]:
+    """Return the lines, or the parts of the bars, as they are drawn, and the ranges of the axes."""
+    lines = [_thinned(line, MOST_BARS if plot.kind == "bars" else MOST_POINTS) for line in plot.lines]
+    if plot.kind == "bars":
+        borders = _borders(plot)
+        first, last = borders[0][0], borders[-1][1]
+        values = [0.0, *map(sum, zip(*(line.ys for line in lines), strict=True))]
+    else:
+        values = [y for line in lines for y in (*line.ys, *(end for ends in line.intervals if ends for end in ends))]
+        first, last = min(line.xs[0] for line in lines), max(line.xs[-1] for line in lines)
+    first, last = plot.window or (first, last)
+    low = min(0.0, *values) if plot.from_zero and plot.window is None else min(values)
+    return lines, Frame.around(first, last, low, max(values), plot.axis)
+
+
 def _draw_lines(plot: Plot) -> tuple[list[str], str]:
-    lines = [_thinned(line, MOST_POINTS) for line in plot.lines]
-    values = [y for line in lines for y in (*line.ys, *(end for ends in line.intervals if ends for end in ends))]
-    first, last = min(line.xs[0] for line in lines), max(line.xs[-1] for line in lines)
-    frame = Frame.around(first, last, min(0.0, *values) if plot.from_zero else min(values), max(values))
+    lines, frame = _framed(plot)
     shapes = list(frame.axes(plot.unit))
     for line in sorted(lines, key=lambda each: not each.faint):
         shapes += _line(line, frame, plot.unit)
@@ -65,7 +106,7 @@ def _line(line: Line, frame: Frame, unit: str) -> Iterator[str]:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         yield f'<polyline class="{kind} series-{line.color}" points="{path}"/>'
     if line.faint and 1 < len(points) <= MOST_DOTS:
-        for (px, py), x, y in zip(points, line.xs, line.ys, strict=True):
+        for (px, py), x, y in zip(points, line.at, line.ys, strict=True):
             said = f"<title>step {x:g}: {y:.4g}{escape(unit)}</title>"
             yield f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2.5" class="raw series-{line.color}">{said}</circle>'
     intervals = line.intervals or [None] * len(points)
@@ -76,7 +117,7 @@ def _line(line: Line, frame: Frame, unit: str) -> Iterator[str]:
             yield f'<path class="line interval series-{line.color}" d="{path}"/>'
     if not line.mark and len(points) > 1:
         return
-    for (px, py), x, y, ends in zip(points, line.xs, line.ys, intervals, strict=True):
+    for (px, py), x, y, ends in zip(points, line.at, line.ys, intervals, strict=True):
         said = f"step {x:g}: {y:.4g}{unit}" + (f", 95% interval {ends[0]:.4g} to {ends[1]:.4g}{unit}" if ends else "")
         at = f"M{px:.1f},{py - 6:.1f}l6,6-6,6-6-6z"
         shape = f'path d="{at}"' if line.mark == "diamond" else f'circle cx="{px:.1f}" cy="{py:.1f}" r="4"'
@@ -85,30 +126,37 @@ def _line(line: Line, frame: Frame, unit: str) -> Iterator[str]:
 
 
 def _draw_bars(plot: Plot) -> tuple[list[str], str]:
-    steps = plot.lines[0].xs
+    parts, frame = _framed(plot)
+    steps = plot.lines[0].at
     size = math.ceil(len(steps) / MOST_BARS)
-    parts = [_thinned(line, MOST_BARS) for line in plot.lines]
     few = [steps[i] for i in range(0, len(steps), size)]
     totals = [sum(values) for values in zip(*(part.ys for part in parts), strict=True)]
-    frame = Frame.around(steps[0] - 0.5, steps[-1] + 0.5, 0.0, max(totals))
     shapes = list(frame.axes(plot.unit))
-    width = max(0.6, (frame.x(few[0] + size) - frame.x(few[0])) * 0.9)
-    lefts = [frame.x(step + (size - 1) / 2) - width / 2 for step in few]
+    borders = [tuple(map(frame.x, ends)) for ends in _borders(plot, size)]
+    widths = [max(0.6, 0.9 * (right - left)) for left, right in borders]
+    lefts = [(left + right - width) / 2 for (left, right), width in zip(borders, widths, strict=True)]
     bottoms = [0.0] * len(few)
     for part in parts:
         path = ""
         for i, value in enumerate(part.ys):
             top, bottom = frame.y(bottoms[i] + value), frame.y(bottoms[i])
-            path += f"M{lefts[i]:.1f},{top:.1f}h{width:.1f}V{bottom:.1f}h-{width:.1f}z"
+            path += f"M{lefts[i]:.1f},{top:.1f}h{widths[i]:.1f}V{bottom:.1f}h-{widths[i]:.1f}z"
             bottoms[i] += value
         shapes.append(f'<path class="bar series-{part.color}" d="{path}"/>')
     for i, step in enumerate(few):  # one tooltip for the whole bar
         said, top = f"step {step}: {_said(parts, i, plot.unit)}", frame.y(totals[i])
         shapes.append(
-            f'<rect class="hit" x="{lefts[i]:.1f}" y="{top:.1f}" width="{width:.1f}" '
+            f'<rect class="hit" x="{lefts[i]:.1f}" y="{top:.1f}" width="{widths[i]:.1f}" '
             f'height="{max(0.0, frame.y(0) - top):.1f}"><title>{escape(said)}</title></rect>'
         )
     return shapes, "; ".join(f"{line.label}: {mean(line.ys):.3g}{plot.unit} a step" for line in plot.lines)
+
+
+def _borders(plot: Plot, size: int = 1) -> list[tuple[float, float]]:
+    """Return where bars begin and end on the x axis; each is of so many steps."""
+    xs, edges = plot.lines[0].xs, plot.edges
+    groups = [(i, min(i + size, len(xs))) for i in range(0, len(xs), size)]
+    return [(edges[i], edges[end]) if edges else (xs[i] - 0.5, xs[end - 1] + 0.5) for i, end in groups]
 
 
 def _draw_rows(plot: Plot) -> tuple[list[str], str]:
@@ -138,7 +186,9 @@ def _thinned(line: Line, most: int) -> Line:
         return line
     places = range(0, len(line.xs), size)
     ys = [mean(line.ys[i : i + size]) or 0.0 for i in places]
-    return attrs.evolve(line, xs=[line.xs[min(len(line.xs) - 1, i + size // 2)] for i in places], ys=ys)
+    middles = [min(len(line.xs) - 1, i + size // 2) for i in places]
+    steps = [line.steps[i] for i in middles] if line.steps else ()
+    return attrs.evolve(line, xs=[line.xs[i] for i in middles], ys=ys, steps=steps, intervals=())
 
 
 @attrs.frozen
@@ -149,18 +199,19 @@ class Frame:
     x1: float
     y0: float
     y1: float
+    axis: str = "step"
 
     @classmethod
-    def around(cls, x0: float, x1: float, low: float, high: float) -> Frame:
+    def around(cls, x0: float, x1: float, low: float, high: float, axis: str = "step") -> Frame:
         """Return a frame around these values, with round numbers at both ends of the y axis."""
         span = high - low or abs(high) or 1.0
         step = _round(span / 4)
         bottom = math.floor(low / step + 1e-9) * step
         top = math.ceil(high / step - 1e-9) * step
-        return cls(x0, x1 if x1 > x0 else x0 + 1, bottom, top if top > bottom else bottom + step)
+        return cls(x0, x1 if x1 > x0 else x0 + 1, bottom, top if top > bottom else bottom + step, axis)
 
     def x(self, value: float) -> float:
-        """Return where a step is."""
+        """Return where a step, a time or a number of tokens is."""
         return LEFT + (value - self.x0) / (self.x1 - self.x0) * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
@@ -174,9 +225,12 @@ class Frame:
             yield f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
             text = f"{value:.4g}{escape(unit)}"
             yield f'<text class="tick" x="{LEFT - 7:g}" y="{y + 5:.1f}" text-anchor="end">{text}</text>'
-        for value in _ticks(self.x0, self.x1, max(1.0, _round((self.x1 - self.x0) / 6))):
-            x = self.x(value)
-            yield f'<text class="tick" x="{x:.1f}" y="{HEIGHT - 7:g}" text-anchor="middle">{value:.0f}</text>'
+        apart = (self.x1 - self.x0) / 6
+        for value in _ticks(self.x0, self.x1, _clock(apart) if self.axis == "time" else max(1.0, _round(apart))):
+            x, text = self.x(value), f"{value:.0f}" if self.axis == "step" else _short(value, self.axis)
+            if x > LEFT + 40:  # the axis has its name there
+                yield f'<text class="tick" x="{x:.1f}" y="{HEIGHT - 7:g}" text-anchor="middle">{text}</text>'
+        yield f'<text class="tick" x="{LEFT - 7:g}" y="{HEIGHT - 7:g}" text-anchor="end">{self.axis}</text>'
 
 
 def _round(value: float) -> float:
@@ -185,6 +239,19 @@ def _round(value: float) -> float:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= value * (1 - 1e-9))
+
+
+def _clock(seconds: float) -> float:
+    """Return a round number of seconds, minutes or hours, at least as long."""
+    round_ones = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+    return next((float(each) for each in round_ones if each >= seconds), 86400 * _round(seconds / 86400))
+
+
+def _short(value: float, axis: str) -> str:
+    """Return a number of seconds or tokens in a few characters."""
+    sizes = ((3600, " h"), (60, " min"), (1, " s")) if axis == "time" else ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+    size, unit = next(((size, unit) for size, unit in sizes if value >= size), (1, ""))
+    return f"{value / size:.3g}{unit}"
 
 
 def _ticks(low: float, high: float, step: float) -> list[float]:

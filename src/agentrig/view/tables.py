@@ -48,6 +48,7 @@ class Table:
         rows: Its cells, as text.
         note: What to know of it.
         narrow: Whether it fits beside others.
+        more: Whether few need it, so that a page folds it.
     """
 
     title: str
@@ -55,6 +56,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     note: str = ""
     narrow: bool = False
+    more: bool = False
 
 
 def tables(run: RunData, failed: Table, held_out: Sequence[Table] = ()) -> list[Table]:
@@ -210,7 +212,7 @@ def _failures(modes: Mapping[str, int], counts: Counter[tuple[str, str]], exampl
 def _time(run: RunData) -> Table:
     split, shares = figures.time_split(run), figures.time_share(run)
     rows = [[part, plain(seconds, 2), _percent(shares.get(part))] for part, seconds in split.items()]
-    return Table(title="Time", heads={"Part": "", "s/step": "n", "Share": "n"}, rows=rows, narrow=True)
+    return Table(title="Time", heads={"Part": "", "s/step": "n", "Share": "n"}, rows=rows, narrow=True, more=True)
 
 
 def _nodes(run: RunData) -> Table:
@@ -226,6 +228,7 @@ def _nodes(run: RunData) -> Table:
         note="Calls to the model in training rollouts, by the graph node that made them. Trained means kept by the "
         "adapter; the table of calls says what the algorithm did with them.",
         narrow=True,
+        more=True,
     )
 
 
@@ -240,6 +243,7 @@ def _calls(run: RunData) -> Table:
         note="Every recorded call of the training rollouts is in exactly one row; tokens are sampled ones. A step in "
         "which the rows do not add up ends the run.",
         narrow=True,
+        more=True,
     )
 
 
@@ -251,7 +255,7 @@ def _algorithm(run: RunData) -> Table:
             ends = (values[0], values[-1], min(values), max(values))
             rows.append([name, spark(values), *map(figure, ends)])
     heads = {"Figure": "", "By step": "", **dict.fromkeys(("First", "Last", "Least", "Most"), "n")}
-    return Table(title="Algorithm", heads=heads, rows=rows)
+    return Table(title="Algorithm", heads=heads, rows=rows, more=True)
 
 
 def spark(values: Sequence[float], width: int = 120, height: int = 22) -> str:

@@ -1,4 +1,6 @@
-"""The live page: its addresses, as a Starlette application that only reads, and the server on loopback.
+"""The live page: its addresses, as a Starlette application, and the server on loopback.
+
+It only reads, except for a run's tags and note (`agentrig.view.watch.notes`).
 
 Every address begins with a random token: without the link nobody gets anything, also not another page that the same
 browser shows, nor another user of this machine. Answers carry a Content-Security-Policy that runs no script but
@@ -8,6 +10,7 @@ the page's own; all text is escaped by the templates.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,10 +31,11 @@ from agentrig.view.calls import calls_of
 from agentrig.view.gold import Gold
 from agentrig.view.html import Links, templates
 from agentrig.view.page import accuracy_of, before_and_after, differing_settings, of_diagnosis, view
-from agentrig.view.plots import plots_of
+from agentrig.view.reading import RunData
 from agentrig.view.rollout import differences, readable, text_of
 from agentrig.view.tokens import Tokenizers
-from agentrig.view.watch import views
+from agentrig.view.watch import rewards, views
+from agentrig.view.watch.notes import can_write, read_notes, write_notes
 from agentrig.view.watch.rollouts import Filter
 from agentrig.view.watch.runs import Run, Runs
 
@@ -53,8 +57,15 @@ HEADERS = {
 }
 """Headers of every answer."""
 
+NOTES = re.compile(r"/[^/]+/run/[^/]+/notes")
+"""The only address that is written to."""
+
+MOST_WRITTEN = 1 << 20
+"""Most bytes of a request that writes."""
+
 STATIC = {
     "watch.js": ("text/javascript", "watch/static"),
+    "charts.js": ("text/javascript", "watch/static"),
     "watch.css": ("text/css", "watch/static"),
     "page.css": ("text/css", "templates"),
 }
@@ -79,6 +90,7 @@ def serving(place: Path, port: int = 0) -> Iterator[str]:
     routes = [
         Route("/", pages.front),
         Route("/compare", pages.compare),
+        Route("/chart.csv", pages.csv),
         Route("/events", pages.events),
         Route("/static/{name}", pages.static),
         Route("/run/{key}", pages.run),
@@ -86,6 +98,8 @@ def serving(place: Path, port: int = 0) -> Iterator[str]:
         Route("/run/{key}/checks", pages.why),
         Route("/run/{key}/examples", pages.examples),
         Route("/run/{key}/traces", pages.traces),
+        Route("/run/{key}/rewards", pages.rewards),
+        Route("/run/{key}/notes", pages.notes, methods=["POST"]),
         Route("/run/{key}/rollout/{id}", pages.rollout),
     ]
     try:
@@ -109,7 +123,12 @@ class Door:
 
         self._app, self._token = app, token
         self._access = Access(
-            self._pages, self._admit, host="127.0.0.1", port=port, form=lambda refused, _: f"{refused}\n".encode()
+            self._pages,
+            self._admit,
+            host="127.0.0.1",
+            port=port,
+            limit=lambda scope: MOST_WRITTEN if scope["method"] == "POST" else None,
+            form=lambda refused, _: f"{refused}\n".encode(),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,8 +146,14 @@ class Door:
 
         if not same(scope["path"][1:].partition("/")[0], self._token):
             raise Refused("use the link that `agentrig watch` printed, with its token", status=403)
-        if scope["method"] not in ("GET", "HEAD"):
-            raise Refused("this page only reads", status=405)
+        if scope["method"] in ("GET", "HEAD"):
+            return True
+        if scope["method"] != "POST" or not NOTES.fullmatch(scope["path"]):
+            raise Refused("this page only reads, and keeps tags and notes", status=405)
+        headers = dict(scope["headers"])
+        # A browser names the page that a request comes from, and `Access` has let only this one in.
+        if b"origin" not in headers or headers.get(b"content-type") != b"application/json":
+            raise Refused("tags and notes are taken from this page only", status=403)
         return True
 
     async def _pages(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -150,15 +175,42 @@ class Pages:
         """Answer the first address: the runs of the folder, or the one run."""
         if self._runs.single:
             return RedirectResponse(f"{request.scope['prefix']}/run/{quote(next(iter(self._runs.all())), safe='')}")
-        rows = [{"key": key, **views.listed(run)} for key, run in self._runs.all().items()]
-        return self._page(request, "front", events="", rows=rows, title="runs")
+        found = views.run_list(self._runs.all(), request.query_params)
+        return self._page(request, "front", events="", title="runs", **found)
 
     def run(self, request: Request) -> Response:
         """Show a run's figures and curves; its rollouts are not read."""
         run = self._run(request)
         data = run.data()
-        shown = view(data, whole=False)
-        return self._page(request, "run", events=run.key, title=data.name, run=shown, key=run.key)
+        chosen, drawn = views.curves(request, {run.key: data})
+        shown = view(data, whole=False, drawn=drawn)
+        return self._page(
+            request,
+            "run",
+            events=run.key,
+            title=data.name,
+            run=shown,
+            key=run.key,
+            chosen=chosen,
+            notes=read_notes(run.directory),
+            writable=can_write(run.directory),
+        )
+
+    async def notes(self, request: Request) -> Response:
+        """Keep a run's tags and note; nothing else is ever written."""
+        run = self._run(request)
+        try:
+            given = await request.json()
+            tags, note = given["tags"], given["note"]
+        except (ValueError, RecursionError, TypeError, KeyError):
+            tags = note = None
+        if not (isinstance(tags, str) and isinstance(note, str)):
+            return PlainTextResponse("send JSON with two texts, tags and note\n", 400)
+        try:
+            await run_in_threadpool(write_notes, run.directory, tags, note)
+        except AgentrigError as error:
+            return PlainTextResponse(f"{error}\n", 400)
+        return Response(status_code=204)
 
     def why(self, request: Request) -> Response:
         """Show what held learning back, or the checks: parts of the run's page, which asks for them later."""
@@ -178,10 +230,11 @@ class Pages:
 
     def compare(self, request: Request) -> Response:
         """Show runs side by side: their rows, curves, and the settings in which they differ."""
-        keys = request.query_params.getlist("run")
-        data = [self._runs.get(key).data() for key in keys]
-        if not data:
+        runs = self._several(request)
+        if not runs:
             return RedirectResponse(f"{request.scope['prefix']}/")
+        data = list(runs.values())
+        chosen, drawn = views.curves(request, runs)
         return self._page(
             request,
             "compare",
@@ -190,9 +243,20 @@ class Pages:
             names=[each.name for each in data],
             columns=table.COLUMNS,
             cells=[table.cells(table.row_of(each)) for each in data],
-            curves=plots_of(data),
+            curves=drawn,
+            chosen=chosen,
             differences=differing_settings(data),
         )
+
+    def csv(self, request: Request) -> Response:
+        """Answer with the points of a curve, of one run or of several, as CSV."""
+        name = request.query_params.get("plot", "")
+        plot = next((plot for plot in views.curves(request, self._several(request))[1] if plot.name == name), None)
+        if plot is None:
+            raise KeyError(name)
+        file = re.sub(r"[^\w-]+", "-", name, flags=re.ASCII)
+        headers = {"content-disposition": f'attachment; filename="{file}.csv"'}
+        return Response(plot.csv(), media_type="text/csv", headers=headers)
 
     def traces(self, request: Request) -> Response:
         """Show a step's groups, or the rollouts that a filter lets through."""
@@ -239,6 +303,33 @@ class Pages:
             nodes=run.rollouts.nodes(),
             kinds=run.rollouts.values("failure"),
             unreadable=run.rollouts.unreadable(),
+        )
+
+    def rewards(self, request: Request) -> Response:
+        """Show how often each reward was given, and tasks by step."""
+        run, asked = self._run(request), request.query_params
+        files = run.rollouts.files()
+        measured = [file.mode for file in files]
+        modes = [mode for mode in ("train", "validation", "report", "dev") if mode in measured]
+        usual = "validation" if measured.count("validation") > 1 else next(iter(modes), "train")
+        mode = asked.get("mode") if asked.get("mode") in modes else usual
+        order = asked.get("order") if asked.get("order") in rewards.ORDERS else "task"
+        page = max(1, _whole(asked.get("page")) or 1)
+        run.rollouts.read_all()
+        return self._page(
+            request,
+            "rewards",
+            events=run.key,
+            title=f"rewards of {run.key}",
+            key=run.key,
+            mode=mode,
+            modes=modes,
+            order=order,
+            orders=rewards.ORDERS,
+            page=page,
+            progress=run.rollouts.progress(),
+            unreadable=run.rollouts.unreadable(),
+            **rewards.rewards_of(run, str(mode), str(order), page),
         )
 
     def rollout(self, request: Request) -> Response:
@@ -302,6 +393,9 @@ class Pages:
 
         return StreamingResponse(stream(), media_type="text/event-stream")
 
+    def _several(self, request: Request) -> dict[str, RunData]:
+        return {key: self._runs.get(key).data() for key in request.query_params.getlist("run")}
+
     def _run(self, request: Request) -> Run:
         return self._runs.get(request.path_params["key"])
 
@@ -319,7 +413,7 @@ class Pages:
 
 def _filter(given: Mapping[str, str]) -> tuple[Filter, str]:
     """Return what a query asks for, and what of it cannot be read; '' if all can."""
-    stated = {key: given.get(key, "").strip() for key in ("step", "shortest", "longest")}
+    stated = {key: given.get(key, "").strip() for key in ("step", "last", "shortest", "longest")}
     numbers: dict[str, Any] = {key: _whole(text) for key, text in stated.items()}
     wrong = [f"{key} is {text!r:.60}, which is no whole number" for key, text in stated.items()
              if text and numbers[key] is None]  # fmt: skip

@@ -34,7 +34,7 @@ class Filter:
 
     Attributes:
         mode: `train`, `validation`, `report` or `dev`.
-        step: Only of this step.
+        step: Only of this step, or with `last` only from this one on.
         score: `right`, `wrong`, `part`, `failed`, or a range of values such as `0.2..0.8`.
         failure: A failure's kind.
         node: A graph node that made a call.
@@ -43,6 +43,7 @@ class Filter:
         shortest: Fewest sampled tokens.
         longest: Most sampled tokens.
         task: A task's id.
+        last: Only up to this step.
     """
 
     mode: str = ""
@@ -54,6 +55,13 @@ class Filter:
     shortest: int | None = None
     longest: int | None = None
     task: str = ""
+    last: int | None = None
+
+    def holds(self, step: int) -> bool:
+        """Whether it lets the rollouts of a step through."""
+        if self.last is None:
+            return self.step in (None, step)
+        return (self.step or 0) <= step <= self.last
 
     @property
     def narrow(self) -> bool:
@@ -72,7 +80,9 @@ class Filter:
             if value:
                 yield pc.field(column) == value
         if self.step is not None:
-            yield pc.field("step") == self.step
+            yield (pc.field("step") == self.step) if self.last is None else (pc.field("step") >= self.step)
+        if self.last is not None:
+            yield pc.field("step") <= self.last
         if self.score:
             yield _scored(self.score)
         if self.shortest is not None:
@@ -135,22 +145,21 @@ class Rollouts:
         return list(dict.fromkeys(text for file in self.files() for text in self._told.get(file.path, ())))
 
     def find(self, wanted: Filter) -> pa.Table:
-        """Return the rollouts that a filter lets through; of one mode and step, only their file is read.
+        """Return the rollouts that a filter lets through; only the files of its mode and steps are read.
 
         Raises:
             ValueError: The filter's score is neither a verdict nor a range.
         """
-        files = self.files()
-        if wanted.mode and wanted.step is not None:
-            files = [file for file in files if (file.mode, file.step) == (wanted.mode, wanted.step)]
-        found = self.table(files)
+        found = self.table(
+            [file for file in self.files() if wanted.mode in ("", file.mode) and wanted.holds(file.step)]
+        )
         for condition in wanted.conditions():
             found = found.filter(condition)
         return found.filter(one_of("id", self._with_text(found, wanted.text))) if wanted.text else found
 
     def values(self, column: str) -> list[str]:
         """Return the different values of a column, in order, in the files that are read so far."""
-        return sorted(value for value in self._known()[column].unique().to_pylist() if value)
+        return sorted(value for value in self.known()[column].unique().to_pylist() if value)
 
     def nodes(self) -> list[str]:
         """Return the names of the graph nodes that made calls, in the files that are read so far."""
@@ -158,15 +167,15 @@ class Rollouts:
 
     def row(self, id: str) -> dict[str, Any] | None:
         """Return a whole rollout; None if there is none."""
-        files = self._files_of(self._known(), [id]) or self._files_of(self.table(), [id])
+        files = self._files_of(self.known(), [id]) or self._files_of(self.table(), [id])
         return next(rollout_rows(files, COLUMNS, ids=[id], missing=self._told[files[0].path]), None) if files else None
 
     def inputs(self, ids: Sequence[str]) -> dict[str, Any]:
         """Return the task's input of some rollouts, by id."""
-        files = self._files_of(self._known(), ids)
+        files = self._files_of(self.known(), ids)
         return {row["id"]: row["input"] for row in rollout_rows(files, ("id", "input"), ids=ids)}
 
-    def _known(self) -> pa.Table:
+    def known(self) -> pa.Table:
         """Return `table` of the files that are read so far."""
         return self.table([file for file in self.files() if file.path in self._told])
 

@@ -11,10 +11,20 @@ from agentrig.errors import AgentrigError
 from agentrig.processes.locks import Lock
 from agentrig.view.diagnosis import Diagnosis, diagnose
 from agentrig.view.reading import RunData, Seen, read_run
+from agentrig.view.watch.notes import FILE
 from agentrig.view.watch.rollouts import Rollouts
 
-STATE = ("config.toml", "manifest.json", "metrics.jsonl", "progress.json", "summary.json", "error.json", "log.jsonl")
-"""The files of a run that change while it runs."""
+STATE = (
+    "config.toml",
+    "manifest.json",
+    "metrics.jsonl",
+    "progress.json",
+    "summary.json",
+    "error.json",
+    "log.jsonl",
+    FILE,
+)
+"""The files of a run that change while it runs, or while somebody looks."""
 
 
 class Run:
@@ -34,8 +44,7 @@ class Run:
 
     def stamp(self) -> str:
         """Return a text that changes when a file of the run does."""
-        read, files = self.rollouts.progress()
-        found = [str(Lock(self.directory / "run.lock").held()), str(4 * read // max(1, files))]
+        found = [str(Lock(self.directory / "run.lock").held())]
         for path in (*(self.directory / name for name in STATE), self.directory / "rollouts", self.directory / "calls"):
             try:
                 there = path.stat()

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
-from urllib.parse import urlencode
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
 
 import attrs
 
 from agentrig.errors import AgentrigError
-from agentrig.figures import mean
+from agentrig.figures import mean, number
 from agentrig.text import cut
 from agentrig.view import figures
-from agentrig.view.reading import first_line, verdict
+from agentrig.view.plots import AXES, Plot, plots_of
+from agentrig.view.reading import RunData, first_line, verdict
 from agentrig.view.rollout import chip, question
 from agentrig.view.tables import spark
+from agentrig.view.watch.notes import read_notes
 from agentrig.view.watch.rollouts import Filter
 from agentrig.view.watch.runs import Run
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +38,116 @@ UNSHOWN = {
     "started": "",
 }
 """The figures of a run that cannot be read."""
+
+
+def curves(request: Request, runs: Mapping[str, RunData]) -> tuple[dict[str, Any], list[Plot]]:
+    """Return the curves of runs as a page's address asks for them, and what the form above them shows.
+
+    Args:
+        request: Its query may have `x` (a key of `AXES`), `from` and `to` (where on that axis), and `metric`, several
+            times.
+        runs: By key.
+    """
+    asked, base = request.query_params, request.scope["prefix"]
+    axis = asked.get("x", "step")
+    axis = axis if axis in AXES else "step"
+    window = tuple(finite(asked.get(end)) for end in ("from", "to"))
+    known = sorted({name for run in runs.values() for name in figures.metrics(run)})
+    metrics = [name for name in dict.fromkeys(asked.getlist("metric")) if name in known]
+    plots = plots_of(list(runs.values()), axis=axis, window=(window[0], window[1]), metrics=metrics)
+    unplaced = [run.name for run in runs.values() if run.steps and len(figures.places(run, axis)) <= len(run.steps)]
+    shown = [
+        ("x", axis),
+        ("from", asked.get("from", "")),
+        ("to", asked.get("to", "")),
+        *(("metric", m) for m in metrics),
+    ]
+    query = urlencode([*(("run", key) for key in runs), *((name, value) for name, value in shown if value)])
+    chosen = {
+        "axis": axis,
+        "axes": list(AXES.items()),
+        "window": window,
+        "zoomed": window != (None, None),
+        "known": known,
+        "metrics": metrics,
+        "hidden": [("run", key) for key in runs],
+        "unplaced": f"Not recorded in every step, so the rest is left out: {', '.join(unplaced)}." if unplaced else "",
+        "csv": f"{base}/chart.csv?{query}",
+        "runs": [f"{base}/run/{quote(key, safe='')}" for key in runs],
+    }
+    return chosen, plots
+
+
+def finite(text: str | None) -> float | None:
+    """Return a number that somebody wrote, or None if it is none."""
+    try:
+        return number(float(text or ""))
+    except ValueError:
+        return None
+
+
+ORDERS: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], Any]]] = {
+    "name": ("Run", "", lambda row: row["name"].lower()),
+    "status": ("Status", "", lambda row: row["status"]),
+    "steps": ("Steps", "n", lambda row: row["steps"] or None),
+    "accuracy": ("Held out, %", "n", lambda row: row["accuracy"]["after"]),
+    "reward": ("Last reward", "n", lambda row: row["reward"]),
+    "curve": ("By step", "", lambda row: None),
+    "recipe": ("Recipe", "wide-only", lambda row: row["recipe"]),
+    "started": ("Started", "wide-only", lambda row: row["started"]),
+}
+"""Columns of the list of runs: heading, how it is set, and what it is sorted by."""
+
+
+def run_list(runs: Mapping[str, Run], asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return the list of a folder's runs, as the address asks for it.
+
+    Args:
+        runs: By key; the newest first.
+        asked: `text` (in the name, recipe, status, tags or note), `tag`, and `sort`: a key of `ORDERS`, after `-` for
+            the largest first.
+    """
+    wanted = {key: asked.get(key, "").strip() for key in ("text", "tag", "sort")}
+    every = [{"key": key, "notes": read_notes(run.directory), **listed(run)} for key, run in runs.items()]
+
+    def fits(row: Mapping[str, Any]) -> bool:
+        notes = row["notes"]
+        words = " ".join([row["name"], row["recipe"], row["status"], *notes.tags, notes.note]).lower()
+        return wanted["text"].lower() in words and wanted["tag"] in ("", *notes.tags)
+
+    rows, sort, falling = (
+        [row for row in every if fits(row)],
+        wanted["sort"].lstrip("-"),
+        wanted["sort"].startswith("-"),
+    )
+    if sort in ORDERS:
+        by = ORDERS[sort][2]
+        known = sorted((row for row in rows if by(row) not in (None, "")), key=by, reverse=falling)
+        rows = known + [row for row in rows if by(row) in (None, "")]
+    columns = []
+    for key, (name, kind, _) in ORDERS.items():
+        down = not falling if key == sort else kind == "n"
+        columns.append(
+            {
+                "name": name,
+                "kind": kind,
+                "sorted": ("descending" if falling else "ascending") if key == sort else "",
+                "query": ""
+                if key == "curve"
+                else urlencode({k: v for k, v in {**wanted, "sort": f"-{key}" if down else key}.items() if v}),
+            }
+        )
+    orders = [
+        ("", "newest first"),
+        ("started", "oldest first"),
+        ("name", "name"),
+        ("status", "status"),
+        ("recipe", "recipe"),
+    ]
+    for key, (name, kind, _) in ORDERS.items():
+        orders += [(f"-{key}", f"{name}: largest first"), (key, f"{name}: smallest first")] if kind == "n" else []
+    tags = sorted({tag for row in every for tag in row["notes"].tags})
+    return {"rows": rows, "all": len(every), "wanted": wanted, "columns": columns, "orders": orders, "tags": tags}
 
 
 def listed(run: Run) -> dict[str, Any]:

@@ -2,11 +2,20 @@
 
 const live = document.querySelector(".live");
 let waiting = null;
+let queue = Promise.resolve();
 
-async function refresh(chosen = "[data-part]") {
+// One after the other: what is fetched last is what the address says.
+function refresh(chosen = "[data-part]", other = false) {
   waiting = null;
+  queue = queue.then(() => replace(chosen, other)).catch(() => {});  // the server has gone: the page says so
+  return queue;
+}
+
+async function replace(chosen, other) {
   for (const old of document.querySelectorAll(chosen)) {
-    const answer = await fetch(old.dataset.part, { headers: { "agentrig-part": "1" } });
+    const main = old.parentElement.localName === "main";
+    const address = main ? location.pathname + location.search : old.dataset.part;
+    const answer = await fetch(address, { headers: { "agentrig-part": "1" } });
     if (!answer.ok) continue;
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const fresh = page.body.firstElementChild;
@@ -19,13 +28,31 @@ async function refresh(chosen = "[data-part]") {
       const before = document.getElementById(closed.id);
       if (before) closed.open = before.open;
     }
+    for (const form of other ? [] : fresh.querySelectorAll("form.filter[id]")) {
+      const before = document.getElementById(form.id);
+      if (before) form.replaceWith(before);  // somebody may be writing in it
+    }
     const focused = document.activeElement;
     const id = old.contains(focused) ? focused.id : "";
     old.replaceWith(fresh);
     if (id) document.getElementById(id)?.focus();
   }
+  reading();
+  document.dispatchEvent(new Event("refreshed"));
   document.documentElement.dataset.refreshed = String(Number(document.documentElement.dataset.refreshed || 0) + 1);
 }
+
+// While the server reads rollouts, a page that waits for them asks again.
+function reading() {
+  if (document.querySelector(".reading") && waiting === null) waiting = setTimeout(() => refresh(), 500);
+}
+
+// Shows another view of the open page, whose address somebody can copy or go back from.
+export async function show(query) {
+  history.pushState(null, "", `${location.pathname}?${query}`);
+  await refresh("main > [data-part]", true);
+}
+window.addEventListener("popstate", () => { if (!location.hash) location.reload(); });
 
 function later() {
   if (waiting === null) waiting = setTimeout(() => refresh(), 100);
@@ -38,6 +65,21 @@ if (live) {
   source.addEventListener("error", () => { live.textContent = "not connected"; live.classList.add("off"); });
 }
 refresh("[data-part][data-empty]");
+reading();
+
+document.addEventListener("submit", async (event) => {
+  const form = event.target;
+  if (!form.dataset.saved) return;
+  event.preventDefault();
+  const body = JSON.stringify(Object.fromEntries(new FormData(form)));
+  const sent = fetch(form.dataset.saved, { method: "POST", headers: { "content-type": "application/json" }, body });
+  const answer = await sent.catch(() => null);
+  const said = form.querySelector("output");
+  if (answer?.ok) {
+    await refresh("main > [data-part]", true);
+    document.querySelector("#note output").textContent = "saved";
+  } else said.textContent = answer ? await answer.text() : "not saved: the page's server has ended";
+});
 
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("button[data-copy]");
@@ -60,5 +102,32 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "/") {
     const search = document.querySelector("input[name=text]");
     if (search) { event.preventDefault(); search.focus(); }
+  }
+});
+
+// A table of many links is one stop of the Tab key; arrow keys go from cell to cell.
+function oneStop() {
+  for (const table of document.querySelectorAll("table.heat")) {
+    for (const [i, link] of table.querySelectorAll("a").entries()) link.tabIndex = i ? -1 : 0;
+  }
+}
+oneStop();
+document.addEventListener("refreshed", oneStop);
+document.addEventListener("keydown", (event) => {
+  const way = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+  const cell = event.target.closest("table.heat :is(td, th)");
+  if (!way || !cell) return;
+  event.preventDefault();
+  const rows = cell.closest("table").rows;
+  let [row, column] = [cell.parentElement.rowIndex + way[0], cell.cellIndex + way[1]];
+  while (rows[row]?.cells[column]) {
+    const link = rows[row].cells[column].querySelector("a");
+    if (link) {
+      event.target.tabIndex = -1;
+      link.tabIndex = 0;
+      link.focus();
+      return;
+    }
+    [row, column] = [row + way[0], column + way[1]];
   }
 });
