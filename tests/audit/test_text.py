@@ -63,9 +63,9 @@ def test_a_call_that_a_server_took_in_no_form_of_a_chat_does_not_end_the_link(
         reply=tokenizer("monday<|end|>")["input_ids"],
         response={"choices": [{"message": {"content": "monday"}, "finish_reason": "stop"}]},
     )  # fmt: skip
-    rows = [SimpleNamespace(calls=[attrs.evolve(whole, span="odd", request=request_), whole])]
+    calls = {"odd": attrs.evolve(whole, span="odd", request=request_), "whole": whole}
     config = {"server": {"use": "embedded"}}
-    record: Any = SimpleNamespace(model=tmp_path, settings={}, config=config, rows=lambda *_: rows)
-    (verdict,) = text(record, 1)
+    step: Any = SimpleNamespace(record=SimpleNamespace(model=tmp_path, settings={}, config=config), calls=calls)
+    (verdict,) = text(step)
     assert verdict.result == "ok", verdict
     assert verdict.detail.endswith("; 1 not looked at, which are not calls of a chat")

@@ -150,10 +150,10 @@ def test_a_resumed_run_reports_what_has_changed(tmp_path: Path, toy_file: str) -
 def test_the_last_two_checkpoints_stay_and_those_to_keep(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     for step in (1, 2, 3):
-        run.save_checkpoint(step, lambda folder: None, keep=step == 2)
+        run.checkpoints.save(step, lambda folder: None, keep=step == 2)
     assert run.checkpoints.steps() == [2, 3]
-    run.save_checkpoint(4, lambda folder: None, keep=False)
-    run.save_checkpoint(5, lambda folder: None, keep=False)
+    run.checkpoints.save(4, lambda folder: None, keep=False)
+    run.checkpoints.save(5, lambda folder: None, keep=False)
     assert run.checkpoints.steps() == [2, 4, 5]
 
 

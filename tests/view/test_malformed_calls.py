@@ -14,7 +14,7 @@ from agentrig_agent_match import AgentMatch, AgentMatchConfig
 from click.testing import CliRunner
 
 from agentrig import Span, Trace, load_run
-from agentrig.audit.record import _row
+from agentrig.audit.record import COLUMNS, _row
 from agentrig.audit.tasks import _said
 from agentrig.cli.entry import main
 from agentrig.otlp import exporting
@@ -90,7 +90,8 @@ def test_no_reader_of_calls_stops_at_a_field_of_a_wrong_type(wrong: Any) -> None
                 check([rollout])
             warn_of_constraints([rollout], step=1)
             if "token_ids" not in what and "logprobs" not in what:
-                for call in _row(row_of(rollout)).calls:
+                row = row_of(rollout)
+                for call in _row({name: row[name] for name in COLUMNS}).calls:
                     assert isinstance(call.plain, bool)
                     assert isinstance(call.choice, Mapping)
                     _said(call)
