@@ -269,6 +269,12 @@ def test_a_resumed_run_proves_its_first_transfer_with_the_same_probe(model: Path
     assert summary["proofs"] == summary["arrived"] == 2 + 2, "the last one of the first launch has no line of metrics"
 
 
+def test_a_run_that_starts_over_takes_no_probe_of_its_former_model(tmp_path: Path) -> None:
+    (tmp_path / "probe.json").write_text('{"ids": [2001, 2002]}')
+    assert Delivery(tmp_path, lines=[{"step": 1}]).probe(context=64, prompt=lambda: [7]) == [2001, 2002]
+    assert Delivery(tmp_path).probe(context=64, prompt=lambda: [7]) == [7]
+
+
 @pytest.mark.slow
 def test_a_resumed_server_with_other_weights_is_named(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -115,7 +115,8 @@ class Delivery:
             self._notes += [note for note in told.pop("notes", ()) if note not in self._notes]
             self._run.add(Figures(**told))
         self._file = directory / "probe.json"
-        self._recorded = _kept(self._file) if on else []
+        # A run without a step starts over, perhaps with another model, whose tokens are others.
+        self._recorded = _kept(self._file) if on and lines else []
         self._choose: Callable[[], Sequence[int]] | None = None
         self._expected: Expected | None = None
         self._spread: tuple[Sequence[int], float] = (), 0.0
