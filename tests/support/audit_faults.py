@@ -166,6 +166,12 @@ FAULTS = {
             body="tokens = real(logits, evolve(settings, temperature=settings.temperature / 2), uniforms, allowed)[0]"
         ),
     ),
+    "sampled at the temperature 1 instead of 0.7": Fault(
+        link="distribution",
+        where="server",
+        settings=("algorithm.temperature=0.7",),
+        code=SAMPLE.format(body="tokens = real(logits, evolve(settings, temperature=1.0), uniforms, allowed)[0]"),
+    ),
     "sampled from the three likeliest tokens": Fault(
         link="distribution",
         where="server",
@@ -295,6 +301,13 @@ FAULTS = {
         settings=("algorithm.kl_loss_coef=0.1",),
         code="from agentrig_grpo import learner\nimport torch\n"
         "learner.Learner._reference_logprobs = torch.no_grad()(lambda self, batch: self._score(self.model, batch)[0])",
+    ),
+    "the model is trained beside its adapters": Fault(
+        link="weights",
+        settings=("algorithm.lora_rank=4",),
+        code="from agentrig_grpo import lora\nreal = lora.wrap\n"
+        "lora.wrap = lambda *given, **more: real(*given, **more).requires_grad_(True)",
+        names="no adapters",
     ),
     "the loss has the wrong sign": Fault(
         link="gradient",

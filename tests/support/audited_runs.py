@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from agentrig_agent_match import AgentMatch
-from agentrig_grpo import algorithm, checkpoint, learner
+from agentrig_grpo import algorithm, checkpoint, learner, lora
 from agentrig_grpo.loss_inputs import LossInputs
 from agentrig_grpo.masters import Masters
 from audit_faults import Fault
@@ -133,6 +133,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         learner: ("sample_weights", "tokens_in_loss", "build", "learning_rate", "optimizer_of", "token_losses"),
         learner.Learner: ("_batches", "_reference_logprobs"),
         Masters: ("refresh",),
+        lora: ("wrap",),
         LossInputs: ("look_up",),
         torch.nn.utils: ("clip_grad_norm_",),
         RolloutEngine: ("run",),

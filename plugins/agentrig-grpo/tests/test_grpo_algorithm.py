@@ -14,6 +14,7 @@ import torch
 from agentrig_grpo import register_algorithms
 from agentrig_grpo.algorithm import Grpo, check_device
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
+from agentrig_grpo.learner import Learner
 from agentrig_grpo.server.handle import Embedded
 from proof_runs import CPU, ProofSession
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -268,6 +269,23 @@ def test_long_prompts_train_through_the_server_and_are_resumed(model_dir, tmp_pa
 
 def best_of(checkpoint):
     return json.loads((checkpoint / "trainer" / "state.json").read_text())["best"]
+
+
+@pytest.mark.slow
+def test_best_weights_that_were_not_copied_end_the_run(model_dir, tmp_path, monkeypatch):
+    """The copy was the live weights: the run said that it ended with the best ones, and ended with the last."""
+
+    class Worsening(FakeSession):
+        def validate(self, endpoint, *, step):
+            super().validate(endpoint, step=step)
+            return 1.0 - step / 10
+
+    def keep(self):
+        self._kept = {name: p.detach() for name, p in self.trained.items()}
+
+    monkeypatch.setattr(Learner, "keep", keep)
+    with pytest.raises(RunStopped, match="the start: no step did better, which did best, cannot be restored"):
+        Loop(Grpo(config_of(model_dir, steps=2, validate_every=1, final="best"))).run(Worsening(tmp_path / "run"))
 
 
 @pytest.mark.slow

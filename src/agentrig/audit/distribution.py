@@ -12,7 +12,7 @@ import math
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,7 +45,10 @@ ALTERNATIVES = {
 COPIES = "random numbers used twice, so that a reply repeats another one of its group"
 """An alternative too: the token that an earlier rollout of the group, equal up to there, went on with."""
 
-MOST = math.log((len(ALTERNATIVES) + 1) / CHANCE)
+UNSCALED = "the temperature 1"
+"""An alternative to another stated temperature T: p to the power T."""
+
+MOST = math.log((len(ALTERNATIVES) + 2) / CHANCE)
 """What the logarithm of a likelihood ratio may reach: all alternatives share the chance."""
 
 
@@ -98,7 +101,8 @@ def distribution(step: Step) -> Iterator[Verdict]:
                 outside = f"{part[0].name} and its like: {cut} sampled tokens are not among them"
             own = log_p.gather(-1, ids)[:, 0]
         if temperature > 0:
-            _weigh(evidence, log_p, own)
+            unscaled = {UNSCALED: float(temperature)} if temperature != 1 else {}
+            _weigh(evidence, log_p, own, {**ALTERNATIVES, **unscaled})
             for call, mine in zip(part, torch.split(own, [len(call.reply) for call in part]), strict=True):
                 _weigh_copies(evidence, mine.tolist(), call.reply, earlier[call])
     bounds = [(gap, most + 8 * spread, name) for gap, most, name in off]
@@ -148,7 +152,12 @@ def _chosen(step: Step, version: int) -> dict[Call, list[Sequence[int]]]:
     return found
 
 
-def _weigh(evidence: MutableMapping[str, float], log_p: torch.Tensor, own: torch.Tensor) -> None:
+def _weigh(
+    evidence: MutableMapping[str, float],
+    log_p: torch.Tensor,
+    own: torch.Tensor,
+    alternatives: Mapping[str, float] = ALTERNATIVES,
+) -> None:
     """Add the log likelihood ratios of the sampled tokens to the evidence.
 
     `log_p` is the stated distribution of each, [tokens, vocabulary], and `own` what it gives the sampled, [tokens].
@@ -156,7 +165,7 @@ def _weigh(evidence: MutableMapping[str, float], log_p: torch.Tensor, own: torch
     import torch
 
     ranks = (log_p > own[:, None]).sum(-1)
-    for name, how in ALTERNATIVES.items():
+    for name, how in alternatives.items():
         if isinstance(how, float):
             powered = torch.where(torch.isneginf(log_p), log_p, how * log_p)
             ratio = how * own - torch.logsumexp(powered, -1) - own

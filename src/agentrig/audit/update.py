@@ -18,7 +18,7 @@ import numpy as np
 
 from agentrig.audit import scores
 from agentrig.audit.adamw import Change, adamw, learning_rate
-from agentrig.audit.model import MEASURED, Precision, Weights, at_least_fp32, batches, logprobs, place, tokens
+from agentrig.audit.model import FACTOR, MEASURED, Precision, Weights, at_least_fp32, batches, logprobs, place, tokens
 from agentrig.audit.record import Call
 from agentrig.audit.sketch import Sketch, projections
 from agentrig.audit.step import Step
@@ -323,6 +323,11 @@ def weights(step: Step) -> Iterator[Verdict]:
     sketch, made, settings = step.updates, step.made, step.settings
     yield from schedule(step)
     before, wrong, worst, elements = Sketch.read(step.record.path, step.number - 1), list[str](), 0.0, 0
+    names = {name for update in sketch.updates for name in update["tensors"]} if settings["lora_rank"] else set()
+    if others := sorted(name for name in names if not FACTOR.fullmatch(name)):
+        detail = f"{len(others)} tensors are trained that are no adapters, with lora_rank = {settings['lora_rank']}: "
+        yield fault(detail + some(others), "parameters of the model that are not frozen")
+        return
     state: dict[str, tuple[Any, Change]] = {}  # by tensor: weights and moments that the next update must begin with
     if before is not None and before.updates:
         rate = learning_rate(settings, step=step.number - 1, update=made)

@@ -27,7 +27,7 @@ import attrs
 from agentrig.algorithms import Algorithm, LoopAlgorithm
 from agentrig.background import in_background
 from agentrig.endpoints import Endpoint
-from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, place_of
+from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunStopped, place_of
 from agentrig.hardware import Hardware
 from agentrig.learners import Learner, TrainSample
 from agentrig.ledger import LEFT_OUT_BY_CREDIT, ZERO_ADVANTAGE, Call, Entry
@@ -58,6 +58,7 @@ class Loop:
 
     def __init__(self, algorithm: LoopAlgorithm) -> None:
         self.algorithm, self.settings, self.best = algorithm, algorithm.config, Best()
+        self._best_weights = ""  # their digest, if they were kept in this launch
 
     def run(self, session: RunSession) -> None:
         """Train until `steps` are done, the tasks are solved or the user asked to end."""
@@ -305,6 +306,7 @@ class Loop:
             self.best = Best(step, accuracy, reward, kept=self.settings.final == "best")
             if self.best.kept:
                 self.learner.keep()
+                self._best_weights = self.learner.fingerprint()
 
     def _take_best(self, step: int) -> None:
         """End a run with the weights that did best in validation."""
@@ -316,6 +318,11 @@ class Loop:
             figures = best.accuracy, best.reward
             log.warning("ending with the weights of %s, validation accuracy %.3f, mean reward %.4g", kept, *figures)
             self.learner.restore()
+            if self._best_weights not in ("", self.learner.fingerprint()):
+                raise RunStopped(
+                    f"the weights of {kept}, which did best, cannot be restored: what the learner set has another "
+                    "digest. Its `keep` has to copy the weights, not to refer to them"
+                )
             self._deliver(best.step)
             self._save(step, weights_of=best.step)
 
