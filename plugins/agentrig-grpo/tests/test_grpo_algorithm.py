@@ -298,7 +298,7 @@ def test_the_best_weights_in_validation_are_kept_when_asked_for(model_dir, tmp_p
     session = Worsening(tmp_path / "run")
     Loop(Grpo(config_of(model_dir, steps=3, validate_every=1, save_every=1, final="best"))).run(session)
     last = [c for c in session.calls if c[0] == "save"][-2:]
-    assert last == [("save", 3, True), ("save", 3, True)]
+    assert last == [("save", 3, False), ("save", 3, False)]
     best = best_of(session.saved[3])
     assert (best["step"], best["accuracy"]) == (1, 0.9)
     held = AutoModelForCausalLM.from_pretrained(session.saved[3]).state_dict()
