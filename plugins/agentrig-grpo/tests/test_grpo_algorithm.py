@@ -100,7 +100,7 @@ def test_a_model_learns_through_the_whole_loop(model_dir, tmp_path):
     assert session.reports["after"] > session.reports["before"] + 0.5
     assert session.calls[:3] == [("plan", 10), ("report", "before", 0), ("validate", 0)]
     assert session.notes == []
-    assert session.calls[-3:] == [("end", 10), ("save", 10, True), ("report", "after", 10)]
+    assert session.calls[-3:] == [("end", 10), ("save", 10, False), ("report", "after", 10)]
     assert [c for c in session.calls if c[0] == "validate"] == [("validate", 0), ("validate", 5), ("validate", 10)]
     assert sorted(session.saved) == [4, 8, 10]
     for line in session.lines:
@@ -332,7 +332,7 @@ def test_solved_tasks_end_a_run_normally(model_dir, tmp_path):
     Loop(Grpo(config)).run(session)
     ends = [c for c in session.calls if c[0] in ("end", "save", "report", "validate")]
     assert ends[:5] == [("report", "before", 0), ("validate", 0), ("end", 1), ("validate", 2), ("end", 2)]
-    assert ends[5] == ("save", 2, True)
+    assert ends[5] == ("save", 2, False)
     assert ends[-1] == ("report", "after", 2)
     resumed = FakeSession(tmp_path / "resumed", checkpoint=session.saved[2], first_step=3)
     resumed.solved = True
