@@ -22,6 +22,7 @@ VARIABLES: Mapping[str, str] = {
     "MODELSCOPE_CACHE": "where ModelScope keeps models",
     "MODELSCOPE_DOMAIN": "ModelScope's host",
     "MODELSCOPE_ENDPOINT": "ModelScope's address",
+    "TMPDIR": "the folder for temporary files",
     "XDG_CACHE_HOME": "the user's cache folder",
     "HOME": "the user's folder",
     "PATH": "where programs such as `nvidia-smi` are searched",

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from quick import quick_first
 from replay_llm import replay_server
 
-from agentrig import AgentFailure, AgentSpec, Endpoint
+from agentrig import AgentFailure, Endpoint
 from agentrig.cli.entry import main
 from agentrig.plugins.loading import load
 from agentrig.pools import Job, Result
@@ -105,7 +105,7 @@ def test_agent_match_trains_what_the_page_says(tmp_path: Path, endpoint: Endpoin
 def test_the_run_file_sets_what_the_plugin_has(tmp_path: Path) -> None:
     (text,) = [text for kind, text in BLOCKS if kind == "toml"]
     section = tomllib.loads(text)["agent"]
-    spec = load(files=[written(tmp_path, "ask_once.py")]).get(AgentSpec, section.pop("use"))
+    spec = load(files=[written(tmp_path, "ask_once.py")]).find("agent", section.pop("use")).spec
     assert structure(spec.config, section, owner=spec.name, section="agent").hint == section["hint"]
 
 

@@ -42,6 +42,8 @@ class Prepared:
     adapter = staticmethod(lambda trace: [])
     scorer = Scorer(lambda task, outcome, budget_s: Score.ok(1.0), budget_s=5.0)
 
+    def check(self) -> None: ...
+
     def run(self, tasks: Sequence[Task], *, n: int, endpoint: Any, step: int, mode: Mode, **more: Any) -> list[Rollout]:
         found = [
             rollout_of(i, right=i % 3 > 0, mode=mode, step=step, failure="llm-error" if i == 7 else None)

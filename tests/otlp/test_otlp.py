@@ -22,7 +22,7 @@ from otlp_receiver import receiving, spans_in
 from agentrig.agents import Outcome
 from agentrig.cli.entry import main
 from agentrig.observers import RunEnd, RunStart
-from agentrig.otlp import lines, names
+from agentrig.otlp import exporting, names
 from agentrig.otlp.exporting import Otlp, OtlpConfig
 from agentrig.otlp.spans import Origin, span_id, spans_of, trace_id
 from agentrig.rewards import Score
@@ -200,7 +200,7 @@ def test_values_that_a_span_cannot_hold_are_text(caplog: pytest.LogCaptureFixtur
     attributes = {"request": request, "response": {"choices": [{"finish_reason": "\ud800"}]}}
     whole = rollout()
     spans = [attrs.evolve(s, attributes=attributes) if s.name == LLM_CALL else s for s in whole.trace.spans]
-    found = lines.line(spans_of(attrs.evolve(whole, trace=Trace(rollout_id=whole.id, spans=spans)), ORIGIN))
+    found = exporting.json_line(spans_of(attrs.evolve(whole, trace=Trace(rollout_id=whole.id, spans=spans)), ORIGIN))
     assert not caplog.records
     sent = ParseDict(base64_ids(json.loads(found)), ExportTraceServiceRequest())
     seen = next(span for span in spans_in(sent) if span["name"].startswith("chat"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_a_component_that_cannot_be_built_ends_a_command_before_anything_heavy_s
         check=False,
     )
     assert said.format(kind=kind) in done.stderr
-    assert f"it comes from plugin mine (file {tmp_path}/mine.py)" in done.stderr
+    assert re.search(r"it comes from plugin mine \(file \S*mine\.py\)", done.stderr), done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout.splitlines()[-1] == "SEEN 1 []"
     assert model.requests == []

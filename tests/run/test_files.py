@@ -51,9 +51,9 @@ def test_a_checkpoint_that_cannot_be_saved_is_removed_and_the_one_before_stays(t
             raise FULL
 
     fails = False
-    run.save_checkpoint(1, write, keep=False)
+    run.checkpoints.save(1, write, keep=False)
     fails = True
     for step in (1, 2):
         with pytest.raises(RunFileError, match="the disk is full"):
-            run.save_checkpoint(step, write, keep=False)
+            run.checkpoints.save(step, write, keep=False)
         assert sorted(f.name for f in run.checkpoints.folder.iterdir()) == ["latest", "step-00001"]

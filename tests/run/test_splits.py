@@ -90,7 +90,7 @@ def own(tmp_path: Path, toy_file: str, model: ModelServer) -> Callable[..., Plan
         ("return [row(0, input={'x': 'a\\ud800'})]", "input.x holds a lone surrogate"),
         (
             "return [row(0, input={'a': {'b\\udfff': 1}})]",
-            "row 0 (the first is 0): a key of input.a holds a surrogate",
+            "row 0 (the first is 0): a key of input.a holds a lone surrogate",
         ),
         ("return [row(0, id='t\\ud800')]", "row 0 (the first is 0): id holds a lone surrogate"),
         ("return [row(0, slices={'s': '\\ud800'})]", "slices.s holds a lone surrogate"),

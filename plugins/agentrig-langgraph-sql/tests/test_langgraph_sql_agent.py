@@ -13,7 +13,7 @@ import openai
 import pytest
 from agentrig_langgraph_sql.agent import SqlAgent, SqlAgentConfig, register_agents
 
-from agentrig import AgentFailure, Endpoint, RecipeSpec
+from agentrig import AgentFailure, Endpoint
 from agentrig.plugins.loading import load
 
 ACCEPTED = ["```sql\nSELECT name FROM animal\n```", "VERDICT: CORRECT"]
@@ -88,7 +88,7 @@ def test_the_smaller_limit_of_new_tokens_holds(chat_server: Any, zoo: Path, aske
     ("recipe", "rows"), [("mini", 0), ("spider", 3), ("fast", 3), ("qwen", 3), ("llama", 3), ("npu", 3)]
 )
 def test_recipes_show_as_many_rows_as_the_reference(recipe: str, rows: int) -> None:
-    assert load().get(RecipeSpec, recipe).settings["agent"].get("sample_rows", 0) == rows
+    assert load().find("recipe", recipe).spec.settings["agent"].get("sample_rows", 0) == rows
 
 
 @pytest.mark.parametrize("missing", ["question", "database"])

@@ -71,10 +71,9 @@ TESTS = {
     "test_command.py::test_the_answer_is_read_on_stdout_or_in_a_file": ("answer", "answer_file", "answer_required"),
     "test_command.py::test_exit_codes_are_failure_kinds_by_a_table": ("exit_codes",),
     "test_command.py::test_each_rollout_has_a_folder_of_its_own_that_is_removed": ("folder", "copy"),
-    "test_faults.py::test_one_that_never_answers": ("time_s",),
-    "test_faults.py::test_one_that_writes_for_ever": ("output_mb",),
-    "test_faults.py::test_one_that_fills_the_disk_or_the_memory": ("memory_mb", "disk_mb"),
-    "test_faults.py::test_one_that_forks": ("processes",),
+    "test_faults.py::test_each_fault_is_a_typed_failure": (
+        *("time_s", "output_mb", "memory_mb", "disk_mb", "processes"),
+    ),
 }
 TABLE: dict[str, Flip | Elsewhere] = {
     **{
