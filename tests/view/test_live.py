@@ -105,6 +105,17 @@ def test_the_line_of_a_step_has_every_figure():
     assert buffer.getvalue() == "step 1\n"
 
 
+def test_the_accuracy_before_training_is_said_once_it_is_measured():
+    shown, buffer = display()
+    for i in range(5):
+        failure = "deadline" if i == 4 else None
+        shown.on_rollout_end(rollout=rollout_of(i, right=i < 2, mode="report", step=0, failure=failure))
+    assert "held-out accuracy before training: " not in buffer.getvalue()
+    for i in range(2):
+        shown.on_rollout_end(rollout=rollout_of(i, right=True, mode="train", step=1))
+    assert buffer.getvalue().splitlines()[-1] == "held-out accuracy before training: 50.0% of 4 tasks"
+
+
 def test_the_panel_counts_running_rollouts():
     shown, _ = display(terminal=True)
     try:

@@ -114,7 +114,7 @@ class LiveDisplay:
         if rollout.mode == "report":
             doing += " before training" if rollout.step == 0 else " after training"
         with self._lock:
-            changed = doing != self._batch.doing
+            former, changed = self._batch, doing != self._batch.doing
             if changed:
                 self._batch = Batch(doing)
             self._batch.ended += 1
@@ -125,6 +125,9 @@ class LiveDisplay:
                 self._batch.right += bool(rollout.correct)
                 self._batch.reward += rollout.value or 0.0
         self._open()
+        if changed and former.judged and former.doing.startswith(_DOING["report"]):
+            share, what = percent(former.right / former.judged), former.doing.removeprefix("measuring ")
+            self._say(f"{what}: {share}% of {former.judged} tasks")
         # Without a panel, a long measurement would look like a hang.
         if changed and rollout.mode == "report" and not self._console.is_terminal:
             self._say(f"{doing} …")

@@ -47,6 +47,8 @@ def span_tree(rollout: Rollout) -> Tree:
     _fields(tree, [(key, f"…/{PurePath(text).name}" if text.startswith("/") else text) for key, text in shown.input])
     calls = [part for part in shown.parts if isinstance(part, Call)]
     said = {text.strip() for call in calls for text in (call.reply, *(message.text for message in call.messages))}
+    answer = "the text of a reply below" if shown.answer.strip() in said else shown.answer
+    _fields(tree, [("answer", answer)] if shown.answer else [])
     if not shown.tree:
         tree.add(Text("no spans were recorded", style="yellow"))
     branches = [tree]
