@@ -200,6 +200,8 @@ def exhausted(error: BaseException | None) -> str:
             return (
                 f"this process may open {most} files at once (ulimit -n). Allow more, or use fewer runners (runners.n)"
             )
+        if isinstance(each, SystemError) and (little := little_memory()):  # CPython had no memory to say more
+            return little
         if code == errno.ENOMEM or any(said in text for said in NO_MEMORY):
             return little_memory() or (
                 f"this machine has too little memory left ({text.splitlines()[0]}). Use a smaller model, smaller "
