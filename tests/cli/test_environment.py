@@ -54,18 +54,16 @@ def limited(kind: int, size: int) -> Callable[[], None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("megabytes", [1500, 1000])
-def test_too_little_address_space(model: Path, tmp_path: Path, megabytes: int) -> None:
-    """The size at which it fails depends on the machine; below 1000 MB, torch cannot be loaded anywhere."""
+def test_too_little_address_space(model: Path, tmp_path: Path) -> None:
+    """A machine that needs less trains. With still less, the loader or OpenMP may end the process in their own words."""
     status, said = agentrig(
-        *training(model, tmp_path, "algorithm.model=mini"), limits=limited(resource.RLIMIT_AS, megabytes << 20)
+        *training(model, tmp_path, "algorithm.model=mini"), limits=limited(resource.RLIMIT_AS, 1500 << 20)
     )
     if status == 0:
-        assert megabytes == 1500, "this machine needs less"
         return
     assert status == 1
     assert "Traceback" not in said, said
-    limit = rf"may use {megabytes / 1024:.1f} GiB of memory \(ulimit -v\)[^\n]*ulimit -v unlimited"
+    limit = r"may use 1\.5 GiB of memory \(ulimit -v\)[^\n]*ulimit -v unlimited"
     assert re.search(limit, said), said
     assert "there is no memory" not in said
 
