@@ -55,7 +55,7 @@ def limited(kind: int, size: int) -> Callable[[], None]:
 
 @pytest.mark.slow
 def test_too_little_address_space(model: Path, tmp_path: Path) -> None:
-    """A machine that needs less trains. With still less, the loader or OpenMP may end the process in their own words."""
+    """A machine that needs less trains. At lower limits the loader or OpenMP may end the process in their own words."""
     status, said = agentrig(
         *training(model, tmp_path, "algorithm.model=mini"), limits=limited(resource.RLIMIT_AS, 1500 << 20)
     )
