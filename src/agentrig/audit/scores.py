@@ -81,7 +81,7 @@ def by_call(step: Step) -> Mapping[tuple[str, str], float]:
     if "advantages" not in step.record.formulas:
         return step.trained
     wanted = expected(step)
-    return {key: wanted[key[0]] for key in step.calls if key[0] in wanted}
+    return {key: wanted[key[0]] for key in {*step.calls, *step.trained} if key[0] in wanted}
 
 
 def advantages(step: Step) -> Iterator[Verdict]:
