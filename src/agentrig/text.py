@@ -117,6 +117,22 @@ def flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{above}{key}", value
 
 
+def without_nan(value: Any) -> Any:
+    """Return plain data with None in the place of NaN and infinities, which JSON can't hold; other numbers as floats.
+
+    Raises:
+        TypeError: It holds what is neither plain data nor a number.
+    """
+    if isinstance(value, Mapping):
+        return {key: without_nan(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(part) for part in value]
+    if value is None or isinstance(value, str | int):  # bool too
+        return value
+    value = float(value)  # a number of numpy or torch too
+    return value if math.isfinite(value) else None
+
+
 DEPTH_LIMIT = 254
 """Most levels of lists and dicts in plain data, as orjson has it: what reads and writes it is recursive."""
 

@@ -212,6 +212,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_what_a_file_brings_is_shown_with_its_path(toy_file: str) -> None:
+    for words in ([], ["show", "toy-number"], ["show", "toy_plugin"]):
+        done = invoke("plugins", "--plugin", toy_file, *words)
+        assert toy_file in done.stdout, done.stdout
+        assert "file -" not in done.stdout, done.stdout
+
+
 def test_a_component_shows_its_settings(toy_file: str) -> None:
     result = invoke("plugins", "--plugin", toy_file, "show", "toy-number", "--json")
     (shown,) = json.loads(result.stdout)

@@ -26,7 +26,7 @@ from agentrig.run.damage import read_object, reading, writing
 from agentrig.run.files import append_line, replacing, sha256_of, write_whole
 from agentrig.run.manifest import FORMAT
 from agentrig.run.rows import call_schema, rollout_schema, row_of
-from agentrig.text import storable
+from agentrig.text import storable, without_nan
 
 ROLLOUTS = re.compile(r"[a-z]+-\d+\.parquet")
 """Name of a rollout file: `MODE-STEP.parquet`; other files in that folder belong to the user."""
@@ -159,9 +159,9 @@ class RunDirectory:
         return facts
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
-        """Add a step's line to `metrics.jsonl`."""
+        """Add a step's line to `metrics.jsonl`; NaN and infinities, which are no JSON, become null."""
         with writing(self.path / "metrics.jsonl"):
-            append_line(self.path / "metrics.jsonl", json.dumps(line, default=float))
+            append_line(self.path / "metrics.jsonl", _metrics_text(line))
 
     def read_metrics(self) -> tuple[list[dict[str, Any]], list[int]]:
         """Return what `metrics.jsonl` holds; see the function `read_metrics`."""
@@ -210,7 +210,7 @@ class RunDirectory:
                 file.unlink(missing_ok=True)
         self.checkpoints.remove_incomplete()
         self.checkpoints.drop_after(step)
-        self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+        self.write("metrics.jsonl", "".join(_metrics_text(line) + "\n" for line in kept))
         return kept
 
     def remove_end(self) -> None:
@@ -281,6 +281,10 @@ class RunDirectory:
         with writing(target), replacing(target, target.with_suffix(".part")) as part:
             pq.write_table(table, part, compression="zstd")
             return sha256_of(part)
+
+
+def _metrics_text(line: Mapping[str, Any]) -> str:
+    return json.dumps(without_nan(line), allow_nan=False)
 
 
 def check_format(run: Path, facts: Mapping[str, Any]) -> None:
