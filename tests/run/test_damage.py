@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from click.testing import CliRunner
 from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError, ConfigError, RunFileError
 from agentrig.plan import Plan
+from agentrig.run.auditing import Auditing
 from agentrig.run.damage import reading, writing
 from agentrig.run.directory import RunDirectory
 from agentrig.run.resume import resume_plan
@@ -71,6 +75,70 @@ def test_a_damaged_file_is_named_and_nothing_is_changed(run: Path, name: str, te
     assert shown.exit_code == 0, shown.output  # the page says what it lacks
     if name != "progress.json":  # which nothing can replace
         assert Path(name).name in (run / "report.html").read_text()
+
+
+@contextmanager
+def ending_within(seconds: float) -> Iterator[None]:
+    """Raise in this thread if the block takes longer; a system call that waits is interrupted."""
+
+    def late(_signal: int, _frame: object) -> None:
+        raise AssertionError(f"it still waits after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+READ_AND_GO_ON = (
+    *("error.json", "log.jsonl", "notes.json", "report.html", "plots/reward.png", "audit/verdicts-00001.json"),
+)
+"""Files without which a run goes on."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("run.lock", "manifest.json", "config.toml", "metrics.jsonl", "progress.json", "summary.json"),
+        *("checkpoints/latest", "checkpoints/step-00001", "checkpoints/step-00001/.files.json"),
+        *("rollouts/validation-00001.parquet", "rollouts", "calls/train-00001.parquet", *READ_AND_GO_ON),
+    ],
+)
+def test_no_reader_of_a_run_waits_at_a_pipe(run: Path, tmp_path: Path, name: str) -> None:
+    target = run / name
+    target.parent.mkdir(exist_ok=True)
+    shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+    os.mkfifo(target)
+    traces = tmp_path / "traces.jsonl"
+    for words in (["why"], ["report"], ["audit"], ["export"], ["export-traces", "--file", str(traces)]):
+        given = [*words[:1], str(run), *([str(tmp_path / "model")] if words == ["export"] else words[1:])]
+        with ending_within(60):
+            done = CliRunner().invoke(main, given)
+        assert done.exception is None or isinstance(done.exception, SystemExit), (words, done.exception)
+    with ending_within(120):
+        if name in (*READ_AND_GO_ON, "checkpoints/latest", "calls/train-00001.parquet"):
+            resume(run)
+            return
+        with pytest.raises(AgentrigError) as caught:
+            resume(run)
+    told = str(caught.value)
+    assert str(target) in told or (name.startswith("checkpoints") and str(target.parent) in told), told
+    assert "is missing" not in told, told
+
+
+def test_a_damaged_record_of_an_audit_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, text in (("verdicts-00001.json", '{"verdicts": ['), ("verdicts-00002.json", '{"verdicts": [1]}')):
+        (tmp_path / "audit").mkdir(exist_ok=True)
+        (tmp_path / "audit" / name).write_text(text)
+    auditing = Auditing.__new__(Auditing)
+    auditing._run = tmp_path
+    assert auditing.summary()["steps"] == []
+    assert [f"{name} is damaged" in caplog.text for name in ("verdicts-00001.json", "verdicts-00002.json")] == [
+        True
+    ] * 2
 
 
 def test_the_advice_of_the_messages_works(run: Path) -> None:

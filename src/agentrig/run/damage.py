@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import AgentrigError, RunFileError, exhausted
+from agentrig.text import check_regular
 
 FULL = 1 << 16
 """A disk with fewer free bytes counts as full; libraries that write weights do not always report it."""
@@ -54,7 +55,7 @@ def writing(path: Path, setting: str = "run.directory=DIR") -> Iterator[None]:
 
 def _wrong(error: Exception, path: Path, setting: str) -> str:
     code = error.errno if isinstance(error, OSError) else None
-    what = os.strerror(code) if code else f"{type(error).__name__}: {error}"
+    what = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{what}. Get write permission there{f', or choose another place: {setting}' if setting else ''}"
     gone = next((folder for folder in reversed(path.parents) if not os.path.lexists(folder)), None)
@@ -78,8 +79,6 @@ def _is_full(path: Path) -> bool:
     return False
 
 
-NO_FILE = "it is no regular file"
-
 NOT_ALLOWED = "Nothing is damaged: get permission to read it"
 """What to do about a file or folder that may not be read."""
 
@@ -96,8 +95,7 @@ def reading(path: Path, cure: str = "") -> Iterator[None]:
         RunFileError: Replaces the block's exception.
     """
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):  # to read a pipe would wait for ever
-            raise OSError(NO_FILE)
+        check_regular(path)
         yield
     except (AgentrigError, FileNotFoundError):
         raise

@@ -178,11 +178,14 @@ class RunDirectory:
         """Check that `rewind` can do its work, so that it never fails half-way.
 
         Raises:
-            RunFileError: A folder cannot be written, or there is a directory where the run has a file.
+            RunFileError: A folder cannot be read or written, or there is a directory where the run has a file.
         """
-        for folder in (self.path, *(self.path / part for part in FOLDERS)):
+        for folder in (self.path, *(self.path / part for part in (*FOLDERS, "audit"))):
             if not os.path.lexists(folder):
                 continue
+            if folder.is_dir():
+                with reading(folder):
+                    os.scandir(folder).close()
             with writing(folder):
                 os.scandir(folder).close()
                 if not os.access(folder, os.W_OK | os.X_OK):

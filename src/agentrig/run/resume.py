@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,12 +110,14 @@ def _read(directory: Path) -> tuple[Mapping[str, Any], Mapping[str, Any], Mappin
             the reward and the task set that the run began with (manifest.json): it was edited.
     """
     file = directory / "config.toml"
-    if not file.is_file():
+    if not file.exists():
         if (directory / "manifest.json").is_file():
             raise ConfigError(f"{file} is missing. {CURES[file.name]}")
         raise ConfigError(f"{directory} is not a run directory: it has no config.toml")
     facts = RunDirectory(directory).manifest()
     with reading(file):
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         try:
             settings = read_run_file(file)
         except ConfigError as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrig.figures import number
 from agentrig.ledger import REASONS
+from agentrig.text import check_regular
 from agentrig.view.reading import RunData, first_line, mapping, one_of
 
 PLACES: Mapping[str, str] = {
@@ -38,6 +39,7 @@ def calls_of(
     file = directory / "calls" / f"train-{step:05d}.parquet"
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     try:
+        check_regular(file)
         rows = pyarrow.parquet.read_table(file, filters=one_of("rollout", ids), partitioning=None).to_pylist()
     except FileNotFoundError:
         return {}, ""
