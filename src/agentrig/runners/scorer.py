@@ -24,7 +24,7 @@ from agentrig.rewards import Reward, Score
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
 from agentrig.tasks import Task
-from agentrig.text import copied, json_text, words_of
+from agentrig.text import copied, json_text, storable, words_of
 from agentrig.traces import Span, Trace
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,9 @@ NOWHERE = Endpoint(base_url="http://127.0.0.1:9/v1", model="none")
 
 GRACE_S = 1.0
 """Seconds by which a reward may exceed its budget before its score is `invalid`."""
+
+SHOWN = 8
+"""So many tasks are named in the message of a killed command."""
 
 HELD_S = 30.0
 """Seconds more in which native code may hold the interpreter; then the command is killed."""
@@ -176,6 +179,7 @@ class Scorer:
                 except queue.Empty:
                     return
                 started[i] = time.monotonic(), threading.current_thread()
+                self._tell([items[k][0].id for k in list(started) if scores[k] is None])
                 score = score_one(self._reward, items[i], self._budget_s)
                 with ending:
                     if scores[i] is not None:
@@ -224,11 +228,16 @@ class Scorer:
         if self._watch is None:
             self._watch = Watch(
                 f"agentrig: this command is killed: the reward {self._plan.name} ran past its budget of "
-                f"{self._budget_s:g} s and does not release Python's interpreter, as a regular expression or other "
-                "native code that never ends. Start it again with run.reward_process=true: then only such a score is "
-                "invalid"
+                f"{self._budget_s:g} s (tasks that it judged then: {{during}}) and does not release Python's "
+                "interpreter, as a regular expression or other native code that never ends. Start it again with "
+                "run.reward_process=true: then only such a score is invalid"
             )
         self._watch.beat(None if limit_s is None else limit_s + HELD_S)
+
+    def _tell(self, tasks: Sequence[str]) -> None:
+        """Tell the watching process what is judged now."""
+        if self._watch is not None:
+            self._watch.during([str(storable(task)) for task in tasks[:SHOWN]])
 
     def _elsewhere(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
         """Judge in processes; one that does not end is killed and replaced."""
@@ -286,6 +295,7 @@ class Scorer:
 
         limit = self._budget_s * len(items) + GRACE_S
         self._beat(limit)
+        self._tell([item[0].id for item in items])
         worker = self._thread(work)
         worker.join(limit)
         if worker.is_alive():
