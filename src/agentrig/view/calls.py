@@ -44,7 +44,10 @@ def calls_of(
     except FileNotFoundError:
         return {}, ""
     except (OSError, KeyError, pyarrow.ArrowException) as error:
-        return {}, f"calls/{file.name} is damaged, so it is not known which calls were trained: {first_line(error)}"
+        return (
+            {},
+            f"calls/{file.name} is damaged, so it is not known which calls were trained: {getattr(error, 'strerror', None) or first_line(error)}",
+        )
     for row in rows:
         found.setdefault(row["rollout"], {}).setdefault(str(row.get("span")), []).append(row)
     return found, ""

@@ -239,7 +239,7 @@ def read_run(directory: Path) -> RunData:
     ):
         missing += [f"{name} is damaged: {fault}" for fault in measurement_faults(held, keys)]
     by_step = {line["step"]: {**line, "algorithm": mapping(line.get("algorithm"))} for line in told}
-    if not told and not running:
+    if not told and not running and not done:
         missing.append("no training step has ended")
     if not files and not running:
         missing.append("rollouts/ holds no rollouts")
@@ -284,7 +284,9 @@ def columns_of(
             found = [batch.filter(one_of("id", ids)) for batch in batches]
             return pa.concat_tables(found) if found else None
     except (OSError, RunFileError) as error:
-        missing.append(f"rollouts/{file.path.name} cannot be read: {first_line(error.__cause__ or error)}")
+        cause = error.__cause__ or error
+        why = getattr(cause, "strerror", None) or first_line(cause)
+        missing.append(f"rollouts/{file.path.name} cannot be read: {why}")
         return None
 
 
@@ -341,6 +343,9 @@ def _read(path: Path, read: Callable[[Path], Any], missing: list[str], *, needed
     """Return what `read` makes of a file; an empty dict without it or if it cannot be read, which is noted."""
     if not os.path.lexists(path):
         missing += [f"{path.name} is not there"] if needed else []
+        return {}
+    if path.is_symlink() and not path.exists():
+        missing.append(f"{path.name} is a link to what is not there: {os.readlink(path)}")
         return {}
     try:
         return read(path)
