@@ -44,9 +44,10 @@ def calls_of(
     except FileNotFoundError:
         return {}, ""
     except (OSError, KeyError, pyarrow.ArrowException) as error:
+        why = getattr(error, "strerror", None) or first_line(error)
         return (
             {},
-            f"calls/{file.name} is damaged, so it is not known which calls were trained: {getattr(error, 'strerror', None) or first_line(error)}",
+            f"calls/{file.name} is damaged, so it is not known which calls were trained: {why}",
         )
     for row in rows:
         found.setdefault(row["rollout"], {}).setdefault(str(row.get("span")), []).append(row)

@@ -18,7 +18,7 @@ from agentrig.errors import AgentrigError, RunFileError
 from agentrig.figures import number
 from agentrig.processes.locks import Lock
 from agentrig.run.checkpoints import Checkpoints
-from agentrig.run.damage import entries, read_object, reading
+from agentrig.run.damage import CURES, entries, read_object, reading
 from agentrig.run.directory import ENDED, check_format, is_end, read_metrics
 from agentrig.run.past import changed_files, losses, lost_checkpoints, measurement_faults
 from agentrig.run.rows import rollout_schema
@@ -194,6 +194,8 @@ def read_run(directory: Path) -> RunData:
     text = str(_read(directory / "config.toml", _text, missing) or "")
     config = _read(directory / "config.toml", _toml, missing) if text else {}
     manifest = _read(directory / "manifest.json", read_object, missing, needed=not running)
+    if not text.strip() and (directory / "config.toml").is_file() and not missing:
+        missing.append(f"config.toml is empty. {CURES['config.toml']}")
     check_format(directory, manifest)
     lines = str(_read(directory / "metrics.jsonl", _text, missing, needed=not running) or "")
     told, damaged = read_metrics(lines)
