@@ -57,6 +57,9 @@ def resume(run: Path) -> None:
             r"progress\.json is damaged: .*\. Restore it from a copy, or remove it: the accuracy",
         ),
         ("config.toml", "[run\n", r"config\.toml is not TOML"),
+        ("config.toml", "", r"config\.toml is damaged: it has no reward\. Restore it from a copy, for example"),
+        ("probe.json", "", r"probe\.json cannot be read: Expecting value.*\. Delete it: the run then chooses another"),
+        ("probe.json", "{}", r"probe\.json cannot be read: it has no 'ids'\. Delete it: the run then"),
         (
             "rollouts/validation-00001.parquet",
             "PAR1 no",
@@ -73,7 +76,7 @@ def test_a_damaged_file_is_named_and_nothing_is_changed(run: Path, name: str, te
     assert {f: f.read_bytes() for f in run.rglob("*") if f.is_file() and f.name != "run.lock"} == before
     shown = CliRunner().invoke(main, ["report", str(run)])
     assert shown.exit_code == 0, shown.output  # the page says what it lacks
-    if name != "progress.json":  # which nothing can replace
+    if name not in ("progress.json", "probe.json"):  # which nothing can replace; which no page shows
         assert Path(name).name in (run / "report.html").read_text()
 
 

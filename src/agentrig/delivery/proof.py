@@ -407,6 +407,5 @@ def _kept(file: Path) -> list[int]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFileError(
-            f"{file} cannot be read ({type(error).__name__}: {error}). Delete it: the run then chooses another probe"
-        ) from None
+        why = f"it has no {error}" if isinstance(error, KeyError) else getattr(error, "strerror", None) or str(error)
+        raise RunFileError(f"{file} cannot be read: {why}. Delete it: the run then chooses another probe") from None

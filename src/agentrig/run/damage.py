@@ -102,6 +102,8 @@ def reading(path: Path, cure: str = "") -> Iterator[None]:
     except Exception as error:
         wrong = error.strerror if isinstance(error, OSError) and error.strerror else str(error).strip()
         what = (wrong or type(error).__name__).splitlines()[0]
+        if isinstance(error, KeyError) and error.args:
+            what = f"it has no {error.args[0]}"
         verb, cure = "is damaged", cure or CURES.get(path.name, "Remove it, or restore it from a copy")
         if isinstance(error, OSError):
             verb = "cannot be read"
