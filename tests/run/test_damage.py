@@ -49,6 +49,9 @@ def resume(run: Path) -> None:
             '{"recipe": ',
             r"manifest\.json is damaged: .*\. Restore it from a copy, or remove it: only the",
         ),
+        ("manifest.json", '{"format": "x"}', r"manifest\.json is damaged: format is 'x', not a number\. Restore it"),
+        ("summary.json", '{"complete": true, "steps": "x"}', r"summary\.json is damaged: steps is 'x', not a number"),
+        ("summary.json", '{"complete": null, "steps": 1}', r"summary\.json is damaged: complete is None, not true or"),
         ("manifest.json", "[1]", r"manifest\.json is damaged: it holds a list, not an object"),
         ("summary.json", "\x00\x00", r"summary\.json is damaged: .*\. Remove it: the run writes it again when it ends"),
         (
@@ -142,6 +145,26 @@ def test_a_damaged_record_of_an_audit_does_not_end_the_run(tmp_path: Path, caplo
     assert [f"{name} is damaged" in caplog.text for name in ("verdicts-00001.json", "verdicts-00002.json")] == [
         True
     ] * 2
+
+
+def test_a_folder_in_the_place_of_rollouts_is_named(run: Path) -> None:
+    file = run / "rollouts" / "validation-00001.parquet"
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(AgentrigError, match=r"validation-00001\.parquet.* is a directory"):
+        resume(run)
+
+
+@pytest.mark.parametrize("value", [None, "much", [1], {"a": 1}])
+def test_metrics_of_another_type_end_no_page(run: Path, value: object) -> None:
+    line = json.loads((run / "metrics.jsonl").read_text())
+    for place in (line, line["algorithm"]):
+        changed = {**line, **{key: value for key in place if key not in ("step", "algorithm")}}
+        changed["algorithm"] = dict.fromkeys(line["algorithm"], value) if place is not line else line["algorithm"]
+        (run / "metrics.jsonl").write_text(json.dumps(changed) + "\n")
+        for word in ("why", "report"):
+            done = CliRunner().invoke(main, [word, str(run)])
+            assert done.exception is None or isinstance(done.exception, SystemExit), (word, done.exception)
 
 
 def test_the_advice_of_the_messages_works(run: Path) -> None:

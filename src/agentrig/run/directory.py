@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import ConfigError, RunFileError, RunInUse
+from agentrig.figures import number
 from agentrig.plan import Plan, RunSettings, script_of, to_toml
 from agentrig.processes.locks import Lock
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
 from agentrig.run.checkpoints import Checkpoints
-from agentrig.run.damage import read_object, reading, writing
+from agentrig.run.damage import CURES, read_object, reading, writing
 from agentrig.run.files import append_line, replacing, sha256_of, write_whole
 from agentrig.run.manifest import FORMAT
 from agentrig.run.rows import call_schema, rollout_schema, row_of
@@ -245,8 +246,9 @@ class RunDirectory:
         found: Counter[str] = Counter()
         for file in (self.path / "rollouts").glob("*.parquet"):
             if ROLLOUTS.fullmatch(file.name) and not file.name.startswith("train-") and stays(file, step):
-                with reading(file, "Remove it: its rollouts are then missing from the run's failure counts"):
-                    kinds = pq.read_table(file, columns=["failure"])["failure"].to_pylist()
+                cure = "Remove it: its rollouts are then missing from the run's failure counts"
+                with reading(file, cure), pq.ParquetFile(file) as stored:  # `read_table` takes a folder too
+                    kinds = stored.read(columns=["failure"])["failure"].to_pylist()
                 found.update(kind or "" for kind in kinds)
         return dict(found)
 
@@ -295,13 +297,30 @@ def check_format(run: Path, facts: Mapping[str, Any]) -> None:
 
     Raises:
         ConfigError: It has a later format; the message names the version that wrote it.
+        RunFileError: What it says of its format is no number.
     """
-    found = facts.get("format", FORMAT)
-    if not isinstance(found, int) or found > FORMAT:
+    found, file = facts.get("format", FORMAT), run / "manifest.json"
+    if not isinstance(found, int):
+        raise RunFileError(f"{file} is damaged: format is {found!r:.80}, not a number. {CURES[file.name]}")
+    if found > FORMAT:
         raise ConfigError(
             f"{run} was written by agentrig {facts.get('agentrig', '(no version)')} in format {found}; this version "
             f"reads formats up to {FORMAT}. Use the version that wrote it"
         )
+
+
+def checked_summary(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what `summary.json` holds.
+
+    Raises:
+        ValueError: It does not say how many steps the run had, or whether it was complete.
+    """
+    steps, complete = summary.get("steps", 0), summary.get("complete", True)
+    if number(steps) is None:
+        raise ValueError(f"steps is {steps!r:.80}, not a number")
+    if not isinstance(complete, bool):
+        raise ValueError(f"complete is {complete!r:.80}, not true or false")
+    return summary
 
 
 def table_name(kind: str, step: int) -> str:

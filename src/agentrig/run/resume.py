@@ -15,7 +15,7 @@ from agentrig.errors import ConfigError, PluginError
 from agentrig.plan import RESUME, Plan, read_run_file, resolve, resume_command, script_of
 from agentrig.plugins.registry import noun_of
 from agentrig.run.damage import CURES, NOT_ALLOWED, reading
-from agentrig.run.directory import RunDirectory
+from agentrig.run.directory import RunDirectory, checked_summary
 from agentrig.run.manifest import agentrig_version
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def resume_plan(
     steps = getattr(plan.configs["algorithm"], "steps", None)
     ended = from_step is None and bool(summary.get("complete"))
     with reading(directory / "summary.json"):
-        done = int(summary.get("steps", 0))
+        done = int(checked_summary(summary).get("steps", 0))
     # Without a word, config.toml has more steps if the run was killed before its first checkpoint after that end.
     goes_on = overrides if steps is None else steps > done and (overrides or not summary.get("solved"))
     if ended and not goes_on:

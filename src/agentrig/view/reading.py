@@ -19,7 +19,7 @@ from agentrig.figures import number
 from agentrig.processes.locks import Lock
 from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.damage import CURES, entries, read_object, reading
-from agentrig.run.directory import ENDED, check_format, is_end, read_metrics
+from agentrig.run.directory import ENDED, check_format, checked_summary, is_end, read_metrics
 from agentrig.run.past import changed_files, losses, lost_checkpoints, measurement_faults
 from agentrig.run.rows import rollout_schema
 from agentrig.traces import Span
@@ -196,7 +196,11 @@ def read_run(directory: Path) -> RunData:
     manifest = _read(directory / "manifest.json", read_object, missing, needed=not running)
     if not text.strip() and (directory / "config.toml").is_file() and not missing:
         missing.append(f"config.toml is empty. {CURES['config.toml']}")
-    check_format(directory, manifest)
+    try:
+        check_format(directory, manifest)
+    except RunFileError as wrong:
+        missing.append(first_line(wrong))
+        manifest = {}
     lines = str(_read(directory / "metrics.jsonl", _text, missing, needed=not running) or "")
     told, damaged = read_metrics(lines)
     files: list[RolloutFile] = []
@@ -208,7 +212,7 @@ def read_run(directory: Path) -> RunData:
         raise AgentrigError(
             f"{directory} is not a run directory: it has no config.toml, manifest.json, metrics.jsonl or rollouts/"
         )
-    summary = {} if running else _read(directory / "summary.json", read_object, missing, needed=False)
+    summary = {} if running else _read(directory / "summary.json", _summary, missing, needed=False)
     error = {} if running else _read(directory / "error.json", read_object, missing, needed=False)
     if not running and not any(os.path.lexists(directory / name) for name in ENDED):
         missing.append(
@@ -359,6 +363,11 @@ def _read(path: Path, read: Callable[[Path], Any], missing: list[str], *, needed
 def _text(path: Path) -> str:
     with reading(path):
         return path.read_text("utf-8", "replace")
+
+
+def _summary(path: Path) -> Mapping[str, Any]:
+    with reading(path):
+        return checked_summary(read_object(path))
 
 
 def _toml(path: Path) -> dict[str, Any]:
