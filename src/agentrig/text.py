@@ -274,7 +274,7 @@ def words_of(error: BaseException) -> str:
         raise
     except BaseException as broken:  # its own `__str__`, which may call sys.exit
         text = f"{type(error).__name__}: (its message raised {type(broken).__name__})"
-    return cut(storable(text), MESSAGE_LIMIT)
+    return cut(storable(text.removesuffix(": ")), MESSAGE_LIMIT)  # of many errors the message is empty
 
 
 def account_of(error: BaseException, *, installed: bool = False) -> str:

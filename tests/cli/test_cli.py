@@ -212,6 +212,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_plugin_that_takes_standard_output_away_is_named(here: Path) -> None:
+    (here / "takes.py").write_text(
+        "import sys\nfrom agentrig import hookimpl\n@hookimpl\ndef register_agents():\n    sys.stdout = None\n    return []\n"
+    )
+    command = [str(Path(sys.executable).with_name("agentrig")), "plugins", "--plugin", "takes.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == 1
+    assert "has set sys.stdout to None" in done.stderr
+
+
 def test_what_a_file_brings_is_shown_with_its_path(toy_file: str) -> None:
     for words in ([], ["show", "toy-number"], ["show", "toy_plugin"]):
         done = invoke("plugins", "--plugin", toy_file, *words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -110,8 +111,9 @@ class Lock:
         """Release the lock; does nothing if it is not held."""
         if self._descriptor is not None:
             _held.discard(self)
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-            self._close()
+            with contextlib.suppress(OSError):  # code in this process closed it, and so released it
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+                self._close()
             self._descriptor = None
 
 
