@@ -212,11 +212,21 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_plugin_that_takes_standard_output_away_is_named(here: Path) -> None:
-    (here / "takes.py").write_text(
-        "import sys\nfrom agentrig import hookimpl\n@hookimpl\ndef register_agents():\n    sys.stdout = None\n    return []\n"
-    )
-    command = [str(Path(sys.executable).with_name("agentrig")), "plugins", "--plugin", "takes.py"]
+TAKES = """
+import sys
+from agentrig.cli.commands import why
+from agentrig.cli.entry import main
+
+def take(**_given):
+    sys.stdout = None
+
+why.why.callback = take
+main()
+"""
+
+
+def test_a_command_whose_standard_output_was_taken_away_says_so(here: Path) -> None:
+    command = [sys.executable, "-c", TAKES, "why", str(here)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode == 1
