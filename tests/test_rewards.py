@@ -251,6 +251,21 @@ def test_a_thread_that_spins_is_ended_where_python_can() -> None:
     assert not left
 
 
+def test_a_reward_that_changes_the_current_directory_does_not_move_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run's files were sought in the reward's folder, and the run ended: its folder "was removed"."""
+    monkeypatch.chdir(tmp_path)
+
+    def reward(task: Task, outcome: Outcome, budget_s: float) -> Score:
+        os.chdir("/")
+        return Score.ok(1.0)
+
+    assert [s.value for s in Scorer(reward, budget_s=5)(ITEMS[:2])] == [1.0, 1.0]
+    assert Path.cwd() == tmp_path
+    assert f"the reward changed the current directory to /; it is {tmp_path} again" in caplog.text
+
+
 HOLDS = """
 import re, sys
 from agentrig import Outcome, Score, Task

@@ -6,6 +6,7 @@ import ctypes
 import inspect
 import json
 import logging
+import os
 import queue
 import threading
 import time
@@ -141,6 +142,7 @@ class Scorer:
             reward, "score_many", None
         )
         self._sees_trace = sees_trace
+        self._folder = _current_folder()
 
     def __call__(self, rollouts: Sequence[tuple[Task, Outcome, Trace]]) -> list[Score]:
         """Score a batch; returns a score for each item, in their order. Never raises."""
@@ -163,6 +165,15 @@ class Scorer:
             return self._batch(items) if self._many is not None else self._each(items)
         finally:
             self._beat(None)
+            self._go_back()
+
+    def _go_back(self) -> None:
+        """Undo a change of the current directory: paths of the run are relative to it."""
+        now = _current_folder()
+        if self._folder and now != self._folder:
+            os.chdir(self._folder)
+            name = f" {self._plan.name}" if self._plan is not None else ""
+            log.warning("the reward%s changed the current directory to %s; it is %s again", name, now, self._folder)
 
     def _each(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
         scores: list[Score | None] = [None] * len(items)
@@ -366,3 +377,11 @@ def _copied(item: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _raised(error: BaseException) -> Score:
     return Score.invalid(f"the reward raised {words_of(error)}{place_of(error)}")
+
+
+def _current_folder() -> str:
+    """Return the current directory; '' if it was deleted."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
