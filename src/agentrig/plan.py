@@ -20,6 +20,7 @@ from agentrig.plugins.specs import RUN_KINDS
 from agentrig.pools import RunnerSettings as RunnerSettings
 from agentrig.secrets import sources
 from agentrig.settings import check_any, meant_in_file, setting, structure
+from agentrig.text import read_text
 
 if TYPE_CHECKING:
     from agentrig.plugins.registry import Component, Registry
@@ -87,7 +88,7 @@ def script_of(directory: Path) -> str:
     """
     resumes: Any = RESUME
     with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
-        resumes = json.loads((directory / "manifest.json").read_text("utf-8")).get("resumes", RESUME)
+        resumes = json.loads(read_text(directory / "manifest.json")).get("resumes", RESUME)
     return "" if resumes == RESUME else resume_command(str(resumes), directory)
 
 

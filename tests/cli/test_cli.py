@@ -212,6 +212,34 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+TAKES = """
+import sys
+from agentrig.cli.commands import why
+from agentrig.cli.entry import main
+
+def take(**_given):
+    sys.stdout = None
+
+why.why.callback = take
+main()
+"""
+
+
+def test_a_command_whose_standard_output_was_taken_away_says_so(here: Path) -> None:
+    command = [sys.executable, "-c", TAKES, "why", str(here)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == 1
+    assert "has set sys.stdout to None" in done.stderr
+
+
+def test_what_a_file_brings_is_shown_with_its_path(toy_file: str) -> None:
+    for words in ([], ["show", "toy-number"], ["show", "toy_plugin"]):
+        done = invoke("plugins", "--plugin", toy_file, *words)
+        assert toy_file in done.stdout, done.stdout
+        assert "file -" not in done.stdout, done.stdout
+
+
 def test_a_component_shows_its_settings(toy_file: str) -> None:
     result = invoke("plugins", "--plugin", toy_file, "show", "toy-number", "--json")
     (shown,) = json.loads(result.stdout)

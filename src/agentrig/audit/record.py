@@ -15,6 +15,7 @@ import attrs
 
 from agentrig.audit.verdicts import CannotLook
 from agentrig.errors import ConfigError, RunFileError
+from agentrig.text import check_regular, read_text
 from agentrig.traces import LLM_CALL, SERVER, items, mapping, weights_version
 
 OTHERWISE = (
@@ -112,7 +113,7 @@ class Record:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.config = tomllib.loads((path / "config.toml").read_text("utf-8"))
+            self.config = tomllib.loads(read_text(path / "config.toml"))
         except FileNotFoundError:
             raise ConfigError(f"{path} is not a run directory: it has no config.toml") from None
         self.settings: Mapping[str, Any] = self.config["algorithm"]
@@ -176,8 +177,6 @@ class Record:
         if not file.exists():
             return []
         with readable(file):
-            if not file.is_file():  # to read a pipe would wait for ever
-                raise OSError("it is no regular file")
             there = pq.read_schema(file).names
             if lacking := [name for name in columns if name not in there]:
                 raise ValueError(f"it has no column {lacking[0]}")
@@ -195,9 +194,10 @@ def readable(file: Path) -> Iterator[None]:
         RunFileError: Replaces the block's exception.
     """
     try:
+        check_regular(file)
         yield
     except Exception as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
+        why = getattr(error, "strerror", "") or (str(error).splitlines() or [type(error).__name__])[0]
         raise RunFileError(f"{file} cannot be read: {why}") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -122,7 +123,7 @@ class Sketch:
     def read(cls, run: Path, step: int) -> Sketch | None:
         """Return the sketch of a step; None if none was taken."""
         file = run / FILE.format(step)
-        if not file.is_file():
+        if not os.path.lexists(file):
             return None
         found = cls(step)
         with readable(file):

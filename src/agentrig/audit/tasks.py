@@ -100,7 +100,7 @@ def held_out(step: Step) -> Iterator[Verdict]:
     record, splits, looked, notes = step.record, step.sources.splits, 0, []
     file = record.path / "progress.json"
     with readable(file):
-        progress = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+        progress = json.loads(file.read_text("utf-8")) if file.exists() else {}
     trained = {_text(task.input) for task in splits["train"]}
     temperature = record.settings.get("val_temperature", 0.0)
     for mode in ("report", "validation"):

@@ -230,7 +230,8 @@ def gradient(step: Step) -> Iterator[Verdict]:
     if not sketch.updates:
         yield ok("the step made no update")
         return
-    if not math.isfinite(figures.get("grad_norm", 0.0)):
+    norm = figures.get("grad_norm", 0.0)
+    if norm is None or not math.isfinite(norm):
         raise CannotLook("an update was skipped, because its gradient was not finite")
     advantages, epochs, kl = scores.by_call(step), settings["ppo_epochs"], settings["kl_loss_coef"]
     times: Counter[tuple[str, str]] = Counter(tuple(call) for update in sketch.updates for call in update["calls"])

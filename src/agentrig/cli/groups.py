@@ -113,11 +113,11 @@ class Group(NearestGroup):
         try:
             with no_silent_end():
                 result = super().main(*args, **options)
-            sys.stdout.flush()
+            _flush()
             return result
         except SystemExit as end:
             try:
-                sys.stdout.flush()
+                _flush()
             except OSError as error:
                 _fail(_unprintable(error), status=end.code if isinstance(end.code, int) and end.code else 1)
             raise
@@ -190,6 +190,17 @@ def _printing(error: OSError) -> bool:
     """Whether an error is that of writing to the terminal, or to what stands in for it."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     return any(Path(file).parent.name in ("click", "rich") for file in files[-2:])
+
+
+def _flush() -> None:
+    """Write what was printed.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    if sys.stdout is None:
+        _fail("the output is lost: code of a plugin, such as the agent or the reward, has set sys.stdout to None")
+    sys.stdout.flush()
 
 
 def _unprintable(error: OSError) -> str:

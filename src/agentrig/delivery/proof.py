@@ -27,6 +27,7 @@ from agentrig.delivery.verdict import Expected, Learner, compare, measured, roun
 from agentrig.endpoints import Endpoint
 from agentrig.errors import RunFileError, RunStopped
 from agentrig.rollouts import Rollout
+from agentrig.text import read_text
 from agentrig.traces import SERVER
 
 log = logging.getLogger(__name__)
@@ -399,13 +400,12 @@ def _at_once(ask_one: Callable[[Endpoint], T], servers: Sequence[Endpoint]) -> l
 def _kept(file: Path) -> list[int]:
     """Return the probe of a run directory; empty without one."""
     try:
-        ids: list[int] = json.loads(file.read_text("utf-8"))["ids"]
+        ids: list[int] = json.loads(read_text(file))["ids"]
         if len(ids) < 2 or not all(isinstance(token, int) and token >= 0 for token in ids):
             raise ValueError("ids must be two token ids or more")
         return ids
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFileError(
-            f"{file} cannot be read ({type(error).__name__}: {error}). Delete it: the run then chooses another probe"
-        ) from None
+        why = f"it has no {error}" if isinstance(error, KeyError) else getattr(error, "strerror", None) or str(error)
+        raise RunFileError(f"{file} cannot be read: {why}. Delete it: the run then chooses another probe") from None

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from agentrig.errors import AgentrigError
 from agentrig.processes.channel import Channel
+from agentrig.text import check_regular
 
 TAIL_BYTES = 1 << 16
 POLL_S = 0.2
@@ -225,6 +226,5 @@ def _opened(log: Path | None) -> IO[bytes]:
     if log is None:
         return tempfile.TemporaryFile(prefix="agentrig-server-")
     log.parent.mkdir(parents=True, exist_ok=True)
-    if log.exists() and not log.is_file():
-        raise OSError("it is no regular file")
+    check_regular(log)
     return log.open("a+b")

@@ -15,10 +15,10 @@ from agentrig.agents import Outcome
 from agentrig.audit.record import Row, Sources
 from agentrig.audit.sketch import FILE, Sketch
 from agentrig.audit.verdicts import LINKS, UNSEEN
-from agentrig.errors import AgentrigError, RunStopped
+from agentrig.errors import AgentrigError, RunFileError, RunStopped
 from agentrig.plan import RESUME, Plan
 from agentrig.rewards import Score
-from agentrig.run.damage import writing
+from agentrig.run.damage import reading, writing
 from agentrig.run.files import write_whole
 from agentrig.run.setup import Setup
 from agentrig.run.splits import load_splits
@@ -139,8 +139,9 @@ class Auditing:
     def _write(self, found: Audited) -> None:
         file = self._run / "audit" / VERDICTS.format(found.step)
         told = attrs.asdict(found)
-        if file.is_file():  # the audit of the run's end may find a fault of an audited step
-            before, links = json.loads(file.read_text("utf-8")), {verdict.link for verdict in found.verdicts}
+        before = _verdicts(file) if file.exists() else None
+        if before is not None:  # the audit of the run's end may find a fault of an audited step
+            links = {verdict.link for verdict in found.verdicts}
             told["seconds"] += before["seconds"]
             told["verdicts"] += [verdict for verdict in before["verdicts"] if verdict["link"] not in links]
         with writing(file):
@@ -150,7 +151,7 @@ class Auditing:
     def summary(self) -> dict[str, Any]:
         """Return the entry of `summary.json`: links that were looked at, why others were not, steps and faults."""
         files = sorted((self._run / "audit").glob("verdicts-*.json"))
-        steps = [json.loads(file.read_text("utf-8")) for file in files]
+        steps = [told for file in files if (told := _verdicts(file)) is not None]
         verdicts = [
             (verdict["link"], verdict["result"], verdict["detail"]) for one in steps for verdict in one["verdicts"]
         ]
@@ -163,6 +164,20 @@ class Auditing:
             "seconds": sum(one["seconds"] for one in steps),
             "faults": [f"{link}: {detail}" for link, result, detail in verdicts if result == "fault"],
         }
+
+
+def _verdicts(file: Path) -> dict[str, Any] | None:
+    """Return what the run wrote of an audited step; None if the file is damaged, which is said: no step needs it."""
+    try:
+        with reading(file, "Its verdicts are left out"):
+            told: dict[str, Any] = json.loads(file.read_text("utf-8"))
+            told["step"], told["seconds"] = int(told["step"]), float(told["seconds"])
+            keys = ("link", "result", "detail")
+            told["verdicts"] = [{**verdict, **{key: str(verdict[key]) for key in keys}} for verdict in told["verdicts"]]
+            return told
+    except RunFileError as error:
+        log.warning("%s", error)
+        return None
 
 
 def sources_of(plan: Plan, scorer: Scorer, *, seconds: float = 5.0) -> Sources:

@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import ConfigError, RunFileError, RunInUse
+from agentrig.figures import number
 from agentrig.plan import Plan, RunSettings, script_of, to_toml
 from agentrig.processes.locks import Lock
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
 from agentrig.run.checkpoints import Checkpoints
-from agentrig.run.damage import read_object, reading, writing
+from agentrig.run.damage import CURES, read_object, reading, writing
 from agentrig.run.files import append_line, replacing, sha256_of, write_whole
 from agentrig.run.manifest import FORMAT
 from agentrig.run.rows import call_schema, rollout_schema, row_of
-from agentrig.text import storable
+from agentrig.text import storable, without_nan
 
 ROLLOUTS = re.compile(r"[a-z]+-\d+\.parquet")
 """Name of a rollout file: `MODE-STEP.parquet`; other files in that folder belong to the user."""
@@ -159,9 +160,9 @@ class RunDirectory:
         return facts
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
-        """Add a step's line to `metrics.jsonl`."""
+        """Add a step's line to `metrics.jsonl`; NaN and infinities, which are no JSON, become null."""
         with writing(self.path / "metrics.jsonl"):
-            append_line(self.path / "metrics.jsonl", json.dumps(line, default=float))
+            append_line(self.path / "metrics.jsonl", _metrics_text(line))
 
     def read_metrics(self) -> tuple[list[dict[str, Any]], list[int]]:
         """Return what `metrics.jsonl` holds; see the function `read_metrics`."""
@@ -178,11 +179,14 @@ class RunDirectory:
         """Check that `rewind` can do its work, so that it never fails half-way.
 
         Raises:
-            RunFileError: A folder cannot be written, or there is a directory where the run has a file.
+            RunFileError: A folder cannot be read or written, or there is a directory where the run has a file.
         """
-        for folder in (self.path, *(self.path / part for part in FOLDERS)):
+        for folder in (self.path, *(self.path / part for part in (*FOLDERS, "audit"))):
             if not os.path.lexists(folder):
                 continue
+            if folder.is_dir():
+                with reading(folder):
+                    os.scandir(folder).close()
             with writing(folder):
                 os.scandir(folder).close()
                 if not os.access(folder, os.W_OK | os.X_OK):
@@ -210,7 +214,7 @@ class RunDirectory:
                 file.unlink(missing_ok=True)
         self.checkpoints.remove_incomplete()
         self.checkpoints.drop_after(step)
-        self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+        self.write("metrics.jsonl", "".join(_metrics_text(line) + "\n" for line in kept))
         return kept
 
     def remove_end(self) -> None:
@@ -242,8 +246,9 @@ class RunDirectory:
         found: Counter[str] = Counter()
         for file in (self.path / "rollouts").glob("*.parquet"):
             if ROLLOUTS.fullmatch(file.name) and not file.name.startswith("train-") and stays(file, step):
-                with reading(file, "Remove it: its rollouts are then missing from the run's failure counts"):
-                    kinds = pq.read_table(file, columns=["failure"])["failure"].to_pylist()
+                cure = "Remove it: its rollouts are then missing from the run's failure counts"
+                with reading(file, cure), pq.ParquetFile(file) as stored:  # `read_table` takes a folder too
+                    kinds = stored.read(columns=["failure"])["failure"].to_pylist()
                 found.update(kind or "" for kind in kinds)
         return dict(found)
 
@@ -283,18 +288,39 @@ class RunDirectory:
             return sha256_of(part)
 
 
+def _metrics_text(line: Mapping[str, Any]) -> str:
+    return json.dumps(without_nan(line), allow_nan=False)
+
+
 def check_format(run: Path, facts: Mapping[str, Any]) -> None:
     """Reject a run directory of a later version.
 
     Raises:
         ConfigError: It has a later format; the message names the version that wrote it.
+        RunFileError: What it says of its format is no number.
     """
-    found = facts.get("format", FORMAT)
-    if not isinstance(found, int) or found > FORMAT:
+    found, file = facts.get("format", FORMAT), run / "manifest.json"
+    if not isinstance(found, int):
+        raise RunFileError(f"{file} is damaged: format is {found!r:.80}, not a number. {CURES[file.name]}")
+    if found > FORMAT:
         raise ConfigError(
             f"{run} was written by agentrig {facts.get('agentrig', '(no version)')} in format {found}; this version "
             f"reads formats up to {FORMAT}. Use the version that wrote it"
         )
+
+
+def checked_summary(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what `summary.json` holds.
+
+    Raises:
+        ValueError: It does not say how many steps the run had, or whether it was complete.
+    """
+    steps, complete = summary.get("steps", 0), summary.get("complete", True)
+    if number(steps) is None:
+        raise ValueError(f"steps is {steps!r:.80}, not a number")
+    if not isinstance(complete, bool):
+        raise ValueError(f"complete is {complete!r:.80}, not true or false")
+    return summary
 
 
 def table_name(kind: str, step: int) -> str:

@@ -43,12 +43,13 @@ from agentrig.run.metrics import component_means, count_failures, count_nodes, r
 from agentrig.run.past import Past
 from agentrig.run.setup import Setup
 from agentrig.run.splits import ROLES
-from agentrig.run.trends import SOLVED, Guards
+from agentrig.run.trends import LOOKED_AT, SOLVED, Guards
 from agentrig.runners.engine import RolloutEngine, Versions
 from agentrig.runners.runtime import Runtime
 from agentrig.runners.scorer import Scorer
 from agentrig.servers import Server, ServerPlan
 from agentrig.tasks import Task
+from agentrig.text import flat, without_nan
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +125,7 @@ class RunSession:
         self._measured = sum(past.measured.values())
         self._warnings: list[str] = []
         self._notes: list[str] = []
+        self._odd: set[str] = set()  # metrics that were not finite
         self._warned = self._constrained = self._unseen = self._fields_told = False
         self._ahead: RolloutsAhead | None = None
         self._rollouts_s = 0.0  # of the step's training rollouts, whether the run waited for them or not
@@ -455,6 +457,7 @@ class RunSession:
             line["digests"] = dict(digests)
         line[FILES] = {**self._files, "calls": self._run.write_calls(books.rows, step=step)}
         self._run.append_metrics(line)
+        self._warn_of_nan(step, line["algorithm"])
         self.lines.append(line)
         self._guards.add(line)
         self.solved = self._guards.solved
@@ -464,6 +467,14 @@ class RunSession:
         self._rollouts_s, self._overlap_s = 0.0, None
         self._step_start = time.perf_counter()
         return line
+
+    def _warn_of_nan(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Name the metrics that are not finite, each once; what the guards look at stops the run if it stays so."""
+        odd = {n: v for n, v in flat(metrics) if v is not None and without_nan(v) is None}
+        new = [f"{name} is {value}" for name, value in odd.items() if name not in {*self._odd, *LOOKED_AT}]
+        self._odd.update(odd)
+        if new:
+            log.warning("step %d: the algorithm's %s: metrics.jsonl has null there", step, " and ".join(new))
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
         """Save a checkpoint, atomically; the first one after an earlier end of the run replaces that end."""

@@ -148,7 +148,8 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
     few = ""
     doubt: Literal["fact", "warn"] = "fact" if evidence.run.running else "warn"
     if 0 < len(evidence.run.steps) < FEW and not evidence.run.running:
-        few = f"; {len(evidence.run.steps)} steps are few, so this is not surprising"
+        n = len(evidence.run.steps)
+        few = f"; {n} {'step is' if n == 1 else 'steps are'} few, so this is not surprising"
     tasks = f"{count(judged)} {evidence.where.partition(' split')[0]} tasks measured at both ends"
     if not better + worse:
         yield Finding(doubt, f"none of {tasks} changed its outcome{few}")
