@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from audit_faults import FAULTS
+from audit_faults import FAULTS, SAMPLE, Fault
 from audited_runs import plant, tiny_model, trained, verdicts
 
 from agentrig.audit.verdicts import LINKS
 from agentrig.errors import RunStopped
+from agentrig.plan import resolve
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 
@@ -73,6 +74,20 @@ def test_a_fault_is_named_with_a_credit_of_ones_own_too(
     plant(FAULTS["token weights times 10"], tmp_path, monkeypatch)
     with pytest.raises(RunStopped, match="\n  gradient: "):
         trained(tmp_path, model, "algorithm.use=bar")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stated", "sampled"), [(1.0, 0.7), (0.7, 1.0)])
+def test_a_small_fault_of_temperature_is_named_in_the_recipe_mini(
+    stated: float, sampled: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = f"evolve(settings, temperature=settings.temperature * {sampled / stated})"
+    body = f"tokens = real(logits, {other}, uniforms, allowed)[0]"
+    plant(Fault(link="distribution", where="server", code=SAMPLE.format(body=body)), tmp_path, monkeypatch)
+    settings = ("algorithm.steps=2", f"algorithm.temperature={stated}", "algorithm.validate_every=0")
+    own = (f"run.directory={tmp_path}", "run.name=run", "run.report_tasks=2", 'run.block=["report"]')
+    with pytest.raises(RunStopped, match=r"\n  distribution: .* times likelier with"):
+        train(resolve("mini", overrides=[*settings, *own]))
 
 
 @pytest.mark.slow

@@ -187,6 +187,14 @@ FAULTS = {
         "def pairs(*key):\n    return real(*key[:-1], key[-1] // 2 if isinstance(key[-1], int) else key[-1])\n"
         "engine.Uniforms = pairs",
     ),
+    "one random number for all tokens of a request": Fault(
+        link="distribution",
+        where="server",
+        code="from agentrig_grpo.server import engine\nreal = engine.Uniforms\n"
+        "def one(*key):\n    number = real(*key)()\n    return lambda: number\n"
+        "engine.Uniforms = one",
+        names="one random number for several tokens of a reply, in the order of the vocabulary",
+    ),
     "rewards are exchanged between two tasks": Fault(
         link="score", code=SCORES.format(body=SWAP.format(first="n", second="n, 2 * n"))
     ),

@@ -34,6 +34,8 @@ CHANCE = 1e-9
 ALTERNATIVES = {
     "a quarter of the temperature": 4.0,
     "half the temperature": 2.0,
+    "0.7 of the temperature": 1 / 0.7,
+    "the temperature over 0.7": 0.7,
     "twice the temperature": 0.5,
     "the 2 likeliest tokens only": 2,
     "the 3 likeliest tokens only": 3,
@@ -48,7 +50,17 @@ COPIES = "random numbers used twice, so that a reply repeats another one of its 
 UNSCALED = "the temperature 1"
 """An alternative to another stated temperature T: p to the power T."""
 
-MOST = math.log((len(ALTERNATIVES) + 2) / CHANCE)
+SAME_NUMBER = (
+    "one random number for several tokens of a reply, in the order of the vocabulary",
+    "one random number for several tokens of a reply, in the order of their probability",
+)
+"""Alternatives too: a token is the one whose part of [0, 1] has the number that gave the tokens before it."""
+
+SAME_NOISE = "the same noise for several tokens of a reply, so that its tokens come again"
+"""An alternative too: a token of the reply comes again with a weight of one over what it was sampled with, as if
+argmax(log p + noise) had the same noise at each place."""
+
+MOST = math.log((len([*ALTERNATIVES, *SAME_NUMBER]) + 3) / CHANCE)
 """What the logarithm of a likelihood ratio may reach: all alternatives share the chance."""
 
 
@@ -103,8 +115,10 @@ def distribution(step: Step) -> Iterator[Verdict]:
         if temperature > 0:
             unscaled = {UNSCALED: float(temperature)} if temperature != 1 else {}
             _weigh(evidence, log_p, own, {**ALTERNATIVES, **unscaled})
-            for call, mine in zip(part, torch.split(own, [len(call.reply) for call in part]), strict=True):
+            lengths = [len(call.reply) for call in part]
+            for call, mine, whole in zip(part, own.split(lengths), log_p.split(lengths), strict=True):
                 _weigh_copies(evidence, mine.tolist(), call.reply, earlier[call])
+                _weigh_noise(evidence, whole.exp(), call.reply)
     bounds = [(gap, most + 8 * spread, name) for gap, most, name in off]
     gap, bound, where = max(bounds, key=lambda each: each[0] / each[1], default=(0.0, 1.0, ""))
     if gap > bound:
@@ -190,6 +204,33 @@ def _weigh_copies(
         likelier = math.log(share) - own[at] if share else -math.inf
         evidence[COPIES] += float(np.logaddexp(0.0, likelier)) - math.log(2)
         alive = [other for other in alive if other[at] == token]
+
+
+def _weigh_noise(evidence: MutableMapping[str, float], p: torch.Tensor, reply: Sequence[int]) -> None:
+    """Add the log likelihood ratios of a reply whose tokens depend on the noise of those before them.
+
+    `p` is the stated distribution of each token, [tokens, vocabulary].
+    """
+    import torch
+
+    ids = torch.tensor(reply, device=p.device)
+    own, places = p.gather(-1, ids[:, None]), torch.arange(p.shape[-1], device=p.device)
+    before = places < ids[:, None]
+    for name, smaller in zip(SAME_NUMBER, (before, (p > own) | ((p == own) & before)), strict=True):
+        low = (p * smaller).sum(-1)
+        begin, end = 0.0, 1.0  # where the number lies, by the tokens so far
+        for first, last in zip(low.tolist(), (low + own[:, 0]).tolist(), strict=True):
+            inside = max(0.0, min(end, last) - max(begin, first))
+            evidence[name] += math.log(0.5 + 0.5 * inside / (end - begin) / (last - first))
+            same = inside > 1e-6  # else rounding, or a new number
+            begin, end = (max(begin, first), min(end, last)) if same else (first, last)
+    weights: dict[int, float] = {}  # of the tokens that the reply has
+    there = p[:, ids].tolist()
+    for at, token in enumerate(reply):
+        now = dict(zip(reply[:at], there[at], strict=False))
+        total = 1.0 + math.fsum(now[one] * (weight - 1.0) for one, weight in weights.items())
+        evidence[SAME_NOISE] += math.log(0.5 + 0.5 * weights.get(token, 1.0) / total)
+        weights[token] = max(weights.get(token, 1.0), 1.0 / there[at][at])
 
 
 def _nucleus(log_p: torch.Tensor, top_p: float, ids: torch.Tensor) -> tuple[torch.Tensor, int]:
