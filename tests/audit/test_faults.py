@@ -6,16 +6,18 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import audited_runs
 import pytest
 import torch
 from audit_faults import FAULTS, SAMPLE, Fault
-from audited_runs import plant, tiny_model, trained, verdicts
+from audited_runs import PLUGIN, plant, tiny_model, trained, verdicts
 
 from agentrig.audit.verdicts import LINKS
 from agentrig.errors import RunStopped
 from agentrig.plan import resolve
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
+from agentrig.view.diagnosis import diagnose
 
 QUICK = ("the same tasks in every step", "the agent gets the text of another reply", "sampled at half the temperature",
          "rewards are exchanged within a group", "the size of advantages is ignored", "token weights times 0.1",
@@ -58,6 +60,17 @@ def test_the_table_of_faults_in_the_docs_counts_those_of_each_link() -> None:
     page = (Path(__file__).parents[2] / "docs" / "proofs.md").read_text("utf-8")
     counts = Counter(fault.link for fault in FAULTS.values())
     assert [link for link, n in counts.items() if f"| `{link}` ({n}) |" not in page] == []
+
+
+def test_why_warns_of_inputs_that_the_prompts_cut_off(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = PLUGIN.replace('"content": given["text"]', '"content": given["text"][:21]')
+    monkeypatch.setattr(audited_runs, "PLUGIN", cut.replace('f"{split} {word}"', 'f"{split} {word}, and say it all"'))
+    run = trained(tmp_path, model, "algorithm.steps=1")
+    note = verdicts(run)[1]["tasks"]["note"]
+    assert re.match(r"the prompts cut off inputs of \d of \d tasks: text of task train-\d, 21 of \d\d characters", note)
+    assert f"the auditor noted: {note}" in [finding.text for finding in diagnose(run).findings]
 
 
 def test_of_a_credit_of_ones_own_only_the_advantages_are_not_looked_at(model: Path, tmp_path: Path) -> None:

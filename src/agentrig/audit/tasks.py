@@ -63,7 +63,8 @@ def tasks(step: Step) -> Iterator[Verdict]:
         most = kinds.most_common(1)[0][0]
         detail = f"{len(known)} training tasks have {len(kinds)} different inputs, {most:.80} most"
         yield fault(detail, "the task set fills the wrong field of `input`")
-    yield ok(f"{len(groups)} groups of {len(rows)} rollouts, {len(known)} training tasks")
+    note = _cut(rows, {task.id: task.input for task in split})
+    yield ok(f"{len(groups)} groups of {len(rows)} rollouts, {len(known)} training tasks", note=note)
 
 
 def _inputs(rows: Sequence[Row], known: Mapping[str, str]) -> Iterator[Verdict]:
@@ -216,6 +217,26 @@ def _own_texts(rows: Sequence[Row], inputs: Mapping[str, Any]) -> Iterator[Verdi
         if own and wrong:
             causes = "calls that were recorded with another rollout, an agent whose rollouts share what they should not"
             yield fault(f"{len(wrong)} calls are about another task: {some(wrong)}", causes)
+
+
+def _cut(rows: Sequence[Row], inputs: Mapping[str, Any]) -> str:
+    """Return in how many tasks a text of the input is cut off in the messages; '' if none is.
+
+    It is cut if `TEXT` characters of its beginning are there and as many of its end are not. It may be meant to be.
+    """
+    short, seen = dict[str, str](), set[str]()
+    for row in (row for row in rows if row.calls and isinstance(inputs.get(row.task_id), Mapping)):
+        said = " ".join(" ".join(map(_said, row.calls)).split())
+        for key, value in inputs[row.task_id].items():
+            text = " ".join(value.split()) if isinstance(value, str) else ""
+            if len(text) >= 2 * TEXT and text[:TEXT] in said:
+                seen.add(row.task_id)
+                if text[-TEXT:] not in said:
+                    most = next(n for n in range(len(text), 0, -1) if text[:n] in said)
+                    short.setdefault(row.task_id, f"{key} of task {row.task_id}, {most} of {len(text)} characters")
+    return (
+        f"the prompts cut off inputs of {len(short)} of {len(seen)} tasks: {some([*short.values()])}" if short else ""
+    )
 
 
 def _said(call: Call) -> str:

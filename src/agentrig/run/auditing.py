@@ -153,7 +153,7 @@ class Auditing:
             write_whole(file, json.dumps(told, indent=1) + "\n")
 
     def summary(self) -> dict[str, Any]:
-        """Return the entry of `summary.json`: links that were looked at, why others were not, steps and faults."""
+        """Return the entry of `summary.json`: links looked at, why others were not, steps, notes and faults."""
         files = sorted((self._run / "audit").glob("verdicts-*.json"))
         steps = [json.loads(file.read_text("utf-8")) for file in files]
         verdicts = [
@@ -166,6 +166,7 @@ class Auditing:
             "steps": [one["step"] for one in steps],
             "not_looked_at": {link: why for link, result, why in verdicts if result == UNSEEN and link not in looked},
             "seconds": sum(one["seconds"] for one in steps),
+            "notes": list(dict.fromkeys(v["note"] for one in steps for v in one["verdicts"] if v.get("note"))),
             "faults": [f"{link}: {detail}" for link, result, detail in verdicts if result == "fault"],
         }
 
