@@ -70,7 +70,7 @@ def test_why_warns_of_inputs_that_the_prompts_cut_off(
     run = trained(tmp_path, model, "algorithm.steps=1")
     note = verdicts(run)[1]["tasks"]["note"]
     assert re.match(r"the prompts cut off inputs of \d of \d tasks: text of task train-\d, 21 of \d\d characters", note)
-    assert f"the auditor noted: {note}" in [finding.text for finding in diagnose(run).findings]
+    assert f"the auditor noted: {note}" in [finding.text for finding in diagnose(run).warnings]
 
 
 def test_of_a_credit_of_ones_own_only_the_advantages_are_not_looked_at(model: Path, tmp_path: Path) -> None:
