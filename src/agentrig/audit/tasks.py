@@ -179,7 +179,7 @@ def _answers(step: Step, rows: Sequence[Row], calls: Sequence[Call], role: str) 
         _, wrong, _ = differences(step, some_calls)
         if wrong:
             yield fault(some(wrong), TEXT_CAUSES)
-        if len(versions) == 1 and (version := versions.pop()) is not None:
+        if role == "report" and len(versions) == 1 and (version := versions.pop()) is not None:  # a model loads twice
             alone: dict[Call, Sequence[Sequence[int]]] = dict.fromkeys(plain, ())
             yield from compared(step, step.weights(version), alone, temperature=heat, top_p=1.0, of=len(calls))
     except CannotLook as why:
