@@ -113,7 +113,7 @@ def held_out(step: Step) -> Iterator[Verdict]:
     accuracy is that of the rollouts of the file: `correct` over those without failure. At the end of a run the summary
     states the same.
     """
-    record, splits, looked, notes = step.record, step.sources.splits, 0, []
+    record, splits, looked, notes, worst = step.record, step.sources.splits, 0, [], 0.0
     file = record.path / "progress.json"
     with readable(file):
         progress = json.loads(file.read_text("utf-8")) if file.is_file() else {}
@@ -150,6 +150,7 @@ def held_out(step: Step) -> Iterator[Verdict]:
                 yield fault(detail, "a transfer of weights that was not waited for")
             if at == step.number or step.number == 1:
                 for verdict in _answers(step, rows, calls, mode):
+                    worst = max(worst, verdict.ratio)
                     if verdict.result == "fault":
                         yield attrs.evolve(verdict, detail=f"{of}: {verdict.detail}")
                     elif verdict.result == UNSEEN:
@@ -163,7 +164,7 @@ def held_out(step: Step) -> Iterator[Verdict]:
                 yield from _accuracy(rows, (step.stated or {}).get(when), of)
     if not looked:
         raise CannotLook(f"nothing was measured at the start and at step {step.number}")
-    yield ok("; ".join([f"{looked} rollouts", *notes[:3]]))
+    yield ok("; ".join([f"{looked} rollouts", *notes[:3]]), worst)
 
 
 def _answers(step: Step, rows: Sequence[Row], calls: Sequence[Call], role: str) -> Iterator[Verdict]:
