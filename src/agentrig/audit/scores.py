@@ -10,10 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrig.audit.record import Call, Row
+from agentrig.audit.record import Row
 from agentrig.audit.step import Step
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
-from agentrig.traces import items, mapping
 
 SCORED_N = 16
 """So many answers of a step are scored again, however long it takes."""
@@ -62,7 +61,7 @@ def _exchanged(rows: Sequence[Row]) -> Iterator[Verdict]:
             groups[row.group].append(row)
     own, wrong = 0, list[str]()
     for members in groups.values():
-        said = {row.id: "\n".join(_reply(call) for call in row.calls) for row in members}
+        said = {row.id: "\n".join(call.answered for call in row.calls) for row in members}
         lost = [row.id for row in members if texts[row.id] not in said[row.id]]
         own += len(members) - len(lost)
         here = [(a, b) for a in lost for b in lost if texts[a] in said[b]]
@@ -79,12 +78,6 @@ def _longest(answer: Any) -> str:
         return answer.strip()
     inside = answer.values() if isinstance(answer, Mapping) else answer if isinstance(answer, list) else ()
     return max(map(_longest, inside), key=len, default="")
-
-
-def _reply(call: Call) -> str:
-    message = mapping(call.choice.get("message"))
-    calls = [str(mapping(mapping(one).get("function")).get("arguments")) for one in items(message.get("tool_calls"))]
-    return "\n".join([str(message.get("content") or ""), *calls])
 
 
 def scored_again(step: Step, rows: Sequence[Row], role: str) -> tuple[int, list[str]]:

@@ -18,7 +18,6 @@ from agentrig.audit.step import Step
 from agentrig.audit.text import CAUSES as TEXT_CAUSES
 from agentrig.audit.text import differences
 from agentrig.audit.verdicts import UNSEEN, CannotLook, Verdict, fault, ok, some
-from agentrig.traces import items, mapping
 
 HELD_OUT = 16
 """Calls of a measurement whose texts, tokens and log-probabilities are looked at."""
@@ -210,7 +209,7 @@ def _own_texts(rows: Sequence[Row], inputs: Mapping[str, Any]) -> Iterator[Verdi
         for row in (row for row in rows if row.task_id in texts):
             mine = texts[row.task_id]
             for call in row.calls:
-                said = _said(call)
+                said = call.asked
                 own += mine in said
                 other = next((task for task, text in texts.items() if text in said and text not in mine), None)
                 if mine not in said and other is not None:
@@ -227,22 +226,19 @@ def _cut(rows: Sequence[Row], inputs: Mapping[str, Any]) -> str:
     """
     short, seen = dict[str, str](), set[str]()
     for row in (row for row in rows if row.calls and isinstance(inputs.get(row.task_id), Mapping)):
-        said = " ".join(" ".join(map(_said, row.calls)).split())
+        said = " ".join(" ".join(call.asked for call in row.calls).split())
         for key, value in inputs[row.task_id].items():
             text = " ".join(value.split()) if isinstance(value, str) else ""
             if len(text) >= 2 * TEXT and text[:TEXT] in said:
                 seen.add(row.task_id)
-                if text[-TEXT:] not in said:
-                    most = next(n for n in range(len(text), 0, -1) if text[:n] in said)
-                    short.setdefault(row.task_id, f"{key} of task {row.task_id}, {most} of {len(text)} characters")
-    return (
-        f"the prompts cut off inputs of {len(short)} of {len(seen)} tasks: {some([*short.values()])}" if short else ""
-    )
-
-
-def _said(call: Call) -> str:
-    parts = [mapping(message).get("content") for message in items(call.request.get("messages"))]
-    return "\n".join(part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in parts)
+                if text[-TEXT:] not in said and row.task_id not in short:
+                    most = TEXT
+                    while text[: most + 1] in said:
+                        most += 1
+                    short[row.task_id] = f"{key} of task {row.task_id}, {most} of {len(text)} characters"
+    if not short:
+        return ""
+    return f"the prompts cut off inputs of {len(short)} of {len(seen)} tasks: {some([*short.values()])}"
 
 
 def _text(value: Any) -> str:
