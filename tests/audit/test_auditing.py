@@ -61,7 +61,7 @@ def test_the_first_two_steps_are_audited_and_then_as_many_as_two_percent_of_the_
 
 
 def test_a_learner_cannot_tell_which_steps_are_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditing, "SHARE", 0.0)
+    monkeypatch.setattr(auditing, "CHANCE", 0.0)
     audited = Auditing(tmp_path, resolve("mini"))
     trained = {f"layer-{i}": torch.nn.Parameter(torch.ones(40, 3)) for i in range(9)}
     optimizer = torch.optim.AdamW(trained.values(), lr=0.1)
