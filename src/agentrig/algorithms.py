@@ -138,8 +138,8 @@ class Session(Protocol):
     ) -> float | None:
         """Measure the held-out accuracy that `summary.json` states; once before and once after training."""
 
-    def sketch(self, step: int) -> Sketch | None:
-        """Return what to fill during a step's updates if the run's auditor looks at this step; None if it does not.
+    def sketch(self, step: int) -> Sketch:
+        """Return what to fill during a step's updates, whether the run's auditor looks at this step or not.
 
         Call `take` right before each `optimizer.step()` and `after` right behind it. An algorithm that does not ask
         for it has fewer links audited; the report names them.

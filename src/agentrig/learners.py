@@ -63,8 +63,8 @@ class Learner(delivery.Learner, Protocol):
         Args:
             samples: All calls of the step that the credit gives a worth, also a worth of 0.
             step: Derive every random stream from it, so that a resumed run repeats the step.
-            sketch: What the auditor of this step gets: call `take` right before each `optimizer.step()`, and `after`
-                right behind it. None if the step is not audited.
+            sketch: What the run's auditor gets: call `take` right before each `optimizer.step()`, and `after` right
+                behind it. A run passes one in each step; None outside of a run.
 
         Returns:
             The step's figures, see `Session.end_step`: `weight_change` is required. `sampled_difference`, the mean

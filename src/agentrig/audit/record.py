@@ -58,6 +58,19 @@ class Call:
         return mapping(choices[0]) if choices else {}
 
     @property
+    def asked(self) -> str:
+        """The text of its messages."""
+        parts = [mapping(message).get("content") for message in items(self.request.get("messages"))]
+        return "\n".join(part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in parts)
+
+    @property
+    def answered(self) -> str:
+        """The text of its reply, and the arguments of its tool calls."""
+        message = mapping(self.choice.get("message"))
+        tools = [mapping(mapping(one).get("function")).get("arguments") for one in items(message.get("tool_calls"))]
+        return "\n".join(str(part or "") for part in (message.get("content"), *tools))
+
+    @property
     def plain(self) -> bool:
         """Whether it was sampled from the whole distribution, with random numbers of its own."""
         form = self.request.get("response_format") or {"type": "text"}

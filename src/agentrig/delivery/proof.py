@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -267,11 +267,14 @@ class Delivery:
         start, figures, wrong = time.perf_counter(), Figures(), ""
         known = held() or [{}] * len(servers)
 
+        @cache  # most servers sample the same tokens
+        def learners(tokens: tuple[int, ...], temperature: float) -> Sequence[float]:
+            return self._use(lambda: learner.logprobs([*ids, *tokens], temperature=temperature))
+
         def right(server: Endpoint, tokens: tuple[int, ...]) -> Sequence[float]:
             """Return the learner's log-probabilities of tokens after the probe, else the server's without its cache."""
-            whole, temperature = [*ids, *tokens], _temperature(server)
-            found = self._use(lambda: learner.logprobs(whole, temperature=temperature))
-            return (found or ask(server, whole).logprobs)[len(ids) - 1 :]
+            found = learners(tokens, _temperature(server)) or ask(server, [*ids, *tokens]).logprobs
+            return found[len(ids) - 1 :]
 
         try:
             asked = _at_once(partial(self._answers, ids), servers)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -42,6 +43,9 @@ VERDICTS = "verdicts-{:05d}.json"
 SHARE = 0.02
 """Of the run's time: what the audits of later steps may take."""
 
+CHANCE = 0.5
+"""How likely a step is audited that could be: nothing that happens every so many steps stays out of sight."""
+
 
 class Auditing:
     """Audits the first steps of a run, and then as many as a share of its time allows.
@@ -58,32 +62,33 @@ class Auditing:
         self._auditor: Auditor | None = None
         self._scorer: Scorer | None = None
         self._sketch: Sketch | None = None
+        self._due = False
         self._start, self._spent, self._last = time.monotonic(), 0.0, 0.0
 
-    def sketch(self, step: int) -> Sketch | None:
-        """Return the sketch of a step that is to be audited; None for other steps.
+    def sketch(self, step: int) -> Sketch:
+        """Return the sketch of a step, and decide whether the step is to be audited, which the learner can't tell.
 
-        A later step is, if its audit, as long as the last one, stays within the share.
+        A later step is, if its audit, as long as the last one, stays within the share, and by chance.
         """
-        share = SHARE * (time.monotonic() - self._start)
-        due = self._on and (step < self._sure or self._spent + self._last <= share)
-        self._sketch = Sketch(step) if due else None
+        affordable = self._spent + self._last <= SHARE * (time.monotonic() - self._start)
+        self._due = self._on and (step < self._sure or (affordable and SystemRandom().random() < CHANCE))
+        self._sketch = Sketch(step, whole=self._due)
         return self._sketch
 
     def end(self, step: int, line: Mapping[str, Any]) -> None:
-        """Audit a step whose sketch was asked for, or one of the first; of others, look at what costs nothing.
+        """Audit a step that is due, or one of the first; of others, look at what costs next to nothing.
 
         Raises:
             RunStopped: A link does not hold.
         """
-        sketch, self._sketch = self._sketch, None
+        (sketch, due), self._sketch, self._due = (self._sketch, self._due), None, False
         if not self._on:
             return
         from agentrig.audit import auditor  # imports numpy: no run needs it before its first step
 
-        if sketch is None and step >= self._sure:
+        if not due and step >= self._sure:
             if self._auditor is not None:
-                self._stop_at_fault(self._auditor.audit(step, line=line, links=auditor.QUICK))
+                self._stop_at_fault(self._auditor.audit(step, sketch=sketch, line=line, links=auditor.QUICK))
             return
 
         if sketch is not None:
@@ -149,7 +154,7 @@ class Auditing:
             write_whole(file, json.dumps(told, indent=1) + "\n")
 
     def summary(self) -> dict[str, Any]:
-        """Return the entry of `summary.json`: links that were looked at, why others were not, steps and faults."""
+        """Return the entry of `summary.json`: links looked at, why others were not, steps, notes and faults."""
         files = sorted((self._run / "audit").glob("verdicts-*.json"))
         steps = [told for file in files if (told := _verdicts(file)) is not None]
         verdicts = [
@@ -162,6 +167,7 @@ class Auditing:
             "steps": [one["step"] for one in steps],
             "not_looked_at": {link: why for link, result, why in verdicts if result == UNSEEN and link not in looked},
             "seconds": sum(one["seconds"] for one in steps),
+            "notes": list(dict.fromkeys(v["note"] for one in steps for v in one["verdicts"] if v.get("note"))),
             "faults": [f"{link}: {detail}" for link, result, detail in verdicts if result == "fault"],
         }
 

@@ -58,7 +58,7 @@ class Loop:
 
     def __init__(self, algorithm: LoopAlgorithm) -> None:
         self.algorithm, self.settings, self.best = algorithm, algorithm.config, Best()
-        self._best_weights = ""  # their digest, if they were kept in this launch
+        self._start_weights = ""  # their digest, if they were validated in this launch
 
     def run(self, session: RunSession) -> None:
         """Train until `steps` are done, the tasks are solved or the user asked to end."""
@@ -306,7 +306,8 @@ class Loop:
             self.best = Best(step, accuracy, reward, kept=self.settings.final == "best")
             if self.best.kept:
                 self.learner.keep()
-                self._best_weights = self.learner.fingerprint()
+                if not step:
+                    self._start_weights = self.learner.fingerprint()
 
     def _take_best(self, step: int) -> None:
         """End a run with the weights that did best in validation."""
@@ -318,7 +319,8 @@ class Loop:
             figures = best.accuracy, best.reward
             log.warning("ending with the weights of %s, validation accuracy %.3f, mean reward %.4g", kept, *figures)
             self.learner.restore()
-            if self._best_weights not in ("", self.learner.fingerprint()):
+            recorded = self._recorded(best.step) if best.step else self._start_weights
+            if recorded and recorded != self.learner.fingerprint():
                 raise RunStopped(
                     f"the weights of {kept}, which did best, cannot be restored: what the learner set has another "
                     "digest. Its `keep` has to copy the weights, not to refer to them"
@@ -345,8 +347,7 @@ class Loop:
         """
         weights_of, self.best = read_state(checkpoint)
         self.learner.load(checkpoint)
-        line = next((line for line in self.session.lines if line["step"] == weights_of), {})
-        recorded = line.get("digests", {}).get("weights")
+        recorded = self._recorded(weights_of)
         if recorded and recorded != self.learner.fingerprint():
             raise CheckpointDamaged(
                 checkpoint,
@@ -355,6 +356,11 @@ class Loop:
         if self.settings.final == "best" and self.best.accuracy is not None and not self.best.kept:
             log.warning("the best weights of the earlier steps were not saved (final was last): only later steps count")
             self.best = Best()
+
+    def _recorded(self, step: int) -> str:
+        """Return the digest of the weights after a step; '' if none was recorded."""
+        line = next((line for line in self.session.lines if line["step"] == step), {})
+        return str(line.get("digests", {}).get("weights", ""))
 
 
 def runnable(built: Algorithm | LoopAlgorithm) -> Algorithm:

@@ -410,8 +410,8 @@ class RunSession:
         self._step_start = time.perf_counter()
         return found.accuracy
 
-    def sketch(self, step: int) -> Sketch | None:
-        """Return what the learner fills in a step that is audited; None in other steps."""
+    def sketch(self, step: int) -> Sketch:
+        """Return what the learner fills, whether the step is audited or not."""
         return self.auditing.sketch(step)
 
     def end_step(

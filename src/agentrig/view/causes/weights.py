@@ -76,8 +76,11 @@ def links_audited(run: RunData) -> str:
 
 
 def audited(evidence: Evidence) -> Iterator[Finding]:
-    """What the auditor has looked at, and the fault that it found."""
-    faults = mapping(evidence.run.summary.get("audited")).get("faults")
+    """What the auditor has looked at, the fault that it found, and what else it noted."""
+    seen = mapping(evidence.run.summary.get("audited"))
+    faults, notes = seen.get("faults"), seen.get("notes")
+    if isinstance(notes, list) and notes:
+        yield Finding("warn", f"the auditor noted: {notes[0]}")
     if isinstance(faults, list) and faults:
         yield Finding("warn", f"the auditor found a fault: {faults[0]}")
     elif text := links_audited(evidence.run):
