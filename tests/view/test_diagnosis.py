@@ -78,7 +78,11 @@ PLANTED: Mapping[str, tuple[str, list[str], dict[str, Any]]] = {
     "the model is right in 1 of 50 cases": ("tasks-too-hard", ["algorithm.steps=4"], {"model": beginner}),
     "the model is wrong in 1 of 50 cases": ("tasks-too-easy", ["algorithm.steps=4"], {"model": expert}),
     "the model always says the same": ("no-exploration", ["algorithm.steps=4"], {"model": parrot}),
-    "the model has memorised its training tasks": ("memorised", ["algorithm.steps=3", "run.report_tasks=24"], {"model": memory}),
+    "the model has memorised its training tasks": (
+        "memorised",
+        ["algorithm.steps=3", "run.report_tasks=24"],
+        {"model": memory},
+    ),
     "the adapter matches nothing": ("unmatched-calls", ["adapter.match=check"], {}),
     "the adapter matches two thirds of the tasks": ("unmatched-calls", ["adapter.match=write"], {"agent": "two-names"}),
     "the adapter returns calls twice": ("lost-calls", [], {"adapter": "twice"}),
@@ -125,7 +129,8 @@ def test_the_planted_cause_is_named_first(tmp_path: Path, served: ScriptedServer
 
 def test_a_run_that_memorised_is_not_told_to_go_on(tmp_path: Path, served: ScriptedServer) -> None:
     said = str(diagnose(toy_run(tmp_path, served, "algorithm.steps=3", "run.report_tasks=24", model=memory)))
-    assert re.search(r"1\. memorised: .*: 7\d% of the last training rollouts are right, and 0 of 24 held-out tasks", said)
+    assert "1. memorised: " in said
+    assert re.search(r": 7\d% of the last training rollouts are right, and 0 of 24 held-out tasks", said)
     assert "More steps do not help" in said
     assert "steps are few" not in said
     assert "more steps" not in said

@@ -165,8 +165,8 @@ def memorised(evidence: Evidence) -> Iterator[Finding]:
         seen=(n - known, n, f"{split} tasks"),
         since=evidence.since("right"),
         settings=("tasks.use", "algorithm.model"),
-        advice="More steps do not help. Train on more tasks, or more varied ones; a model of agentrig warmup needs more "
-        "labels (--labels), or demonstrations that vary. Are held-out tasks of the same kind as training tasks?",
+        advice="More steps do not help. Train on more tasks, or more varied ones; a model of agentrig warmup needs "
+        "more labels (--labels), or demonstrations that vary. Are held-out tasks of the same kind as training tasks?",
         lost=1.0,
         explains=("tasks-too-easy", "zero-variance-groups", "no-exploration", "low-entropy"),
     )
