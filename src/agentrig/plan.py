@@ -64,6 +64,9 @@ class RunSettings:
     plugins: list[str] = setting(list, help="Python files that are plugins too, relative to the run file")
 
 
+MATCHING = "agent-match"
+"""The adapter of a run that names none; it then trains every call of the agent."""
+
 RESUME = "agentrig train --resume {run}"
 """Resumes a run."""
 
@@ -399,6 +402,8 @@ def _select(
     for kind in RUN_KINDS:
         keys = dict(merged[kind])
         use = keys.pop("use", "auto" if kind in ("hardware", "server", "runners") else None)
+        if kind == "adapter" and use is None and any(c.answers_to(MATCHING) for c in registry.components(kind)):
+            use, keys = MATCHING, {"match": "", **keys}
         if not isinstance(use, str):
             names = ", ".join(c.spec.name for c in registry.components(kind))
             raise ConfigError(f'[{kind}] does not say what to use; write use = "NAME" with one of: {names or "none"}')
