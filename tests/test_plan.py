@@ -329,3 +329,14 @@ def test_a_run_that_names_no_adapter_trains_every_call(tmp_path: Path) -> None:
     named = resolve("dates", files=[str(file)], overrides=["adapter.match=ask"])
     assert named.configs["adapter"].match == "ask"
     assert resolve("mini").configs["adapter"].match == "write"
+
+
+def test_a_plugin_file_that_a_run_file_names_too_is_loaded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(__file__).resolve().parents[1]
+    run = root / "examples" / "my_run.toml"
+    monkeypatch.chdir(root)
+    plan = resolve(str(run), files=["examples/my_agent.py"])
+    assert plan.components["agent"].spec.name == "vote"
+    assert [p.name for p in plan.registry.plugins].count("my_agent") == 1

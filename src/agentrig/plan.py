@@ -304,7 +304,8 @@ def resolve(
     # `use` first: a new component drops keys that only the old one has, and a new algorithm those of the server too.
     parsed.sort(key=lambda override: (override[1] != "use", override[0] != "algorithm"))
     wanted = {**own.get("run", {}), **{key: value for section, key, value in parsed if section == "run"}}
-    needed = [*_strings(wanted, "plugins"), *files]
+    # A run's config.toml names its plugin files; one that is given again is the same plugin.
+    needed = list({str(Path(file).resolve()): file for file in [*_strings(wanted, "plugins"), *files]}.values())
     try:
         registry = load(block=_strings(wanted, "block"), files=needed, strict=strict_plugins)
     except PluginError as error:

@@ -41,8 +41,8 @@ def span_tree(rollout: Rollout) -> Tree:
     row, parts = shown.row, {part.id: part for part in shown.parts}
     head = Text(f"rollout {row['id']}", style="bold")
     head.append(f"  task {row['task_id']}", style="not bold")
-    calls = f"{row['calls']} calls, {row['triplets']} for training"
-    head.append(f"  {row['duration_s']:.2f} s, {calls}", style="not bold dim")
+    counted_calls = f"{row['calls']} calls, {row['triplets']} for training"
+    head.append(f"  {row['duration_s']:.2f} s, {counted_calls}", style="not bold dim")
     tree = Tree(head, guide_style="dim")
     tree.add(_verdict(shown))
     _fields(tree, [(key, f"…/{PurePath(text).name}" if text.startswith("/") else text) for key, text in shown.input])
