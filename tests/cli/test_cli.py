@@ -72,9 +72,10 @@ def test_the_list_of_commands_is_grouped() -> None:
 def test_the_list_of_plugins_is_grouped_by_kind(toy_file: str) -> None:
     lines = invoke("plugins", "--plugin", toy_file).stdout.splitlines()
     heads = [line for line in lines if not line.startswith(" ")]
-    assert heads[:3] == ["tasks", "agent", "reward"]
+    assert [head.partition(": ")[0] for head in heads[:3]] == ["tasks", "agent", "reward"]
     assert heads[-1] == "plugins"
-    rewards = lines[lines.index("reward") + 1 : lines.index("adapter")]
+    adapters = "adapter: chooses which of the agent's calls to the model are trained on"
+    rewards = lines[lines.index("reward: scores each answer") + 1 : lines.index(adapters)]
     assert {line.split()[0] for line in rewards} >= {"own", "judge", "toy-parity"}
     assert [line for line in lines[lines.index("plugins") :] if line.startswith("    agentrig ") and "  ok  " in line]
 
