@@ -65,6 +65,9 @@ class RunSettings:
     plugins: list[str] = setting(list, help="Python files that are plugins too, relative to the run file")
 
 
+MATCHING = "agent-match"
+"""The adapter of a run that names none; it then trains every call of the agent."""
+
 RESUME = "agentrig train --resume {run}"
 """Resumes a run."""
 
@@ -302,7 +305,8 @@ def resolve(
     # `use` first: a new component drops keys that only the old one has, and a new algorithm those of the server too.
     parsed.sort(key=lambda override: (override[1] != "use", override[0] != "algorithm"))
     wanted = {**own.get("run", {}), **{key: value for section, key, value in parsed if section == "run"}}
-    needed = [*_strings(wanted, "plugins"), *files]
+    # A run's config.toml names its plugin files; one that is given again is the same plugin.
+    needed = list({str(Path(file).resolve()): file for file in [*_strings(wanted, "plugins"), *files]}.values())
     try:
         registry = load(block=_strings(wanted, "block"), files=needed, strict=strict_plugins)
     except PluginError as error:
@@ -400,6 +404,8 @@ def _select(
     for kind in RUN_KINDS:
         keys = dict(merged[kind])
         use = keys.pop("use", "auto" if kind in ("hardware", "server", "runners") else None)
+        if kind == "adapter" and use is None and any(c.answers_to(MATCHING) for c in registry.components(kind)):
+            use, keys = MATCHING, {"match": "", **keys}
         if not isinstance(use, str):
             names = ", ".join(c.spec.name for c in registry.components(kind))
             raise ConfigError(f'[{kind}] does not say what to use; write use = "NAME" with one of: {names or "none"}')

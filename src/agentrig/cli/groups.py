@@ -40,7 +40,7 @@ class Group(NearestGroup):
 
     sections: ClassVar[dict[str, dict[str, tuple[str, str]]]] = {
         "Start": {
-            "train": ("train:train", "Train from a recipe or a run file."),
+            "train": ("train:train", "Train by a recipe (a complete configuration) or a run file."),
             "dev": ("dev:dev", "Run an agent on a few tasks and show every span; nothing is learned."),
             "eval": ("eval:eval_", "Measure a model through an agent."),
             "warmup": ("warmup:warmup", "Make a small starting model for your own tasks."),
@@ -54,7 +54,7 @@ class Group(NearestGroup):
             "export-traces": ("export_traces:export_traces", "Send a run's traces to OpenTelemetry, or into a file."),
         },
         "Extend": {
-            "new": ("new:new", "Start a component of your own, from a template."),
+            "new": ("new:new", "Start an agent, tasks, a reward … of your own, from a template."),
             "validate": ("validate:validate", "Check what a plugin brings, and play its agent on a dozen tasks."),
             "plugins": ("plugins:plugins_", "List the plugins and what each brings."),
             "doctor": ("doctor:doctor", "Find what would keep a recipe from running here."),

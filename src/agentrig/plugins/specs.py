@@ -305,5 +305,19 @@ KINDS: Mapping[str, type[Spec]] = {
 }
 """Every kind of component, in the order of a run file's sections; the only list of them."""
 
+PURPOSES: Mapping[str, str] = {
+    "tasks": "what the agent is asked",
+    "agent": "the program that answers tasks by asking the model",
+    "reward": "scores each answer",
+    "adapter": "chooses which of the agent's calls to the model are trained on",
+    "algorithm": "changes the model so that it answers better",
+    "server": "answers the agent's calls with the model",
+    "hardware": "what the model is trained on",
+    "runners": "the processes that run the agent",
+    "observer": "is told what happens in a run: trackers, collectors",
+    "recipe": "a complete configuration with a name",
+}
+"""What each kind does in a run, for help texts and lists."""
+
 RUN_KINDS: Sequence[str] = tuple(kind for kind in KINDS if kind not in (ObserverSpec.kind, RecipeSpec.kind))
 """The kinds of which a run has exactly one component each, in a section of that name."""

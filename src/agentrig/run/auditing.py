@@ -107,7 +107,11 @@ class Auditing:
             self._spent += found.seconds
         if not found.faults:  # else it is written below
             self._write(found)
-        log.info("step %d audited in %.1f s: %d of %d links", step, found.seconds, len(found.looked), len(LINKS))
+        result = "a fault" if found.faults else "no fault"
+        log.info(
+            "step %d recomputed by the auditor in %.1f s: %d of %d links compared, %s",
+            *(step, found.seconds, len(found.looked), len(LINKS), result),
+        )
         self._stop_at_fault(found)
 
     def finish(self, step: int, accuracy: Mapping[str, Any]) -> None:

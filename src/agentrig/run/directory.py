@@ -6,6 +6,7 @@ import contextlib
 import errno
 import itertools
 import json
+import logging
 import os
 import re
 import shlex
@@ -27,13 +28,15 @@ from agentrig.run.damage import CURES, read_object, reading, writing
 from agentrig.run.files import append_line, replacing, sha256_of, write_whole
 from agentrig.run.manifest import FORMAT
 from agentrig.run.rows import call_schema, rollout_schema, row_of
-from agentrig.text import storable, without_nan
+from agentrig.text import cut, storable, without_nan
 
 ROLLOUTS = re.compile(r"[a-z]+-\d+\.parquet")
 """Name of a rollout file: `MODE-STEP.parquet`; other files in that folder belong to the user."""
 
 FILES = "files"
 """The key of `metrics.jsonl` and `progress.json` with the SHA-256 of the files of rollouts and calls."""
+
+log = logging.getLogger(__name__)
 
 LAST_STEP = 10**9
 """No run has more steps: a larger number in `metrics.jsonl` is damage."""
@@ -45,6 +48,9 @@ ENDED = ("error.json", "summary.json")
 
 REWRITTEN = ("metrics.jsonl", "progress.json", "config.toml", "manifest.json", "checkpoints/latest")
 """What a resumed run writes again."""
+
+BESIDE = ("log.jsonl", "report.html")
+"""What else a run has written when it ends before its first step."""
 
 LONGEST_NAME = 200
 """Longest run name in bytes; file systems allow 255, and some file names are longer than the run's name."""
@@ -76,8 +82,10 @@ class RunDirectory:
     def create(cls, plan: Plan) -> RunDirectory:
         """Create and lock a new run directory; runs without a `run.name` that start together get different ones.
 
+        A run of that name that ended before its first step is replaced, and the log says so.
+
         Raises:
-            ConfigError: The name is not valid, or a run of that name exists.
+            ConfigError: The name is not valid, or a run of that name exists that has a step.
             RunInUse: Another process is creating a run of that name.
         """
         parent = Path(plan.run.directory)
@@ -92,7 +100,8 @@ class RunDirectory:
             run = cls(path)
             run._first = first
             run.lock()
-            _check_vacant(path)  # another run may have started and ended in between
+            if _check_vacant(path):  # anew: another run may have started and ended in between
+                run.remove_failed()
             run.write("config.toml", to_toml(plan.as_dict()))
         except KeyboardInterrupt:
             if made:
@@ -121,6 +130,16 @@ class RunDirectory:
         if self._first:
             with contextlib.suppress(OSError):  # another run may be there by now
                 self.path.parent.rmdir()
+
+    def remove_failed(self) -> None:
+        """Delete the files of a run that ended before its first step; other files in its directory stay."""
+        error = "it was ended by force"
+        with contextlib.suppress(RunFileError):
+            error = str(self.read_json("error.json").get("message") or error).partition("\n")[0]
+        log.info("the run in %s ended before its first step and is replaced: %s", self.path, cut(error, 200))
+        with writing(self.path):
+            for file in (*self._after(-1), *(self.path / name for name in (*ENDED, *REWRITTEN, *BESIDE))):
+                file.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Allow other runs to use this directory."""
@@ -349,9 +368,24 @@ def run_name(settings: RunSettings, recipe: str) -> str:
     return name
 
 
-def _check_vacant(path: Path) -> None:
-    if (path / "config.toml").exists():
+def _check_vacant(path: Path) -> bool:
+    """Return whether a run is there that ended before its first step, and may be replaced.
+
+    Raises:
+        ConfigError: A run is there that has a step, or an end.
+    """
+    if not (path / "config.toml").exists():
+        return False
+    metrics, checkpoints = path / "metrics.jsonl", path / "checkpoints"
+    begun = (
+        (metrics.exists() and metrics.stat().st_size > 0)
+        or (path / "summary.json").exists()
+        or any(checkpoints.glob("*"))
+        or any((path / "rollouts").glob("train-*"))
+    )
+    if begun:
         raise ConfigError(f"{path} already has a run; continue it with --resume {path}, or set another run.name")
+    return True
 
 
 def _own_folder(parent: Path, name: str) -> Path:

@@ -41,6 +41,7 @@ RULES: Sequence[Rule] = (
     policy.clipped,
     policy.barely_moved,
     weights.tokens,
+    outcome.memorised,
     outcome.changes,
     outcome.observers,
     calls.ledger,

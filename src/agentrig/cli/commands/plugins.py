@@ -46,12 +46,12 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
 
 def _print_kinds(registry: Registry) -> None:
     """Print all components, kind by kind, and a line for each plugin."""
-    from agentrig.plugins.specs import KINDS
+    from agentrig.plugins.specs import KINDS, PURPOSES
 
     for kind in KINDS:
         components = registry.components(kind)
         if components:
-            click.echo(kind)
+            click.echo(f"{kind}: {PURPOSES[kind]}")
         width = max((len(c.spec.name) for c in components), default=0)
         for c in components:
             click.echo(f"    {c.spec.name:<{width}}  {c.spec.summary}  ({c.distribution})")
