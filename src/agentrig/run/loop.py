@@ -354,9 +354,9 @@ class Loop:
         """Copy what a step's checkpoint holds, and begin to write it; a learner that can't be copied is waited for."""
         session, learner, every = self.session, self.learner, self.settings.keep_every
         keep = bool(every) and step % every == 0
+        session.delivery.settle()  # until then the proof uses the model
 
         def copy() -> Callable[[], object]:
-            session.delivery.settle()  # until then the proof uses the model
             sign, best = session.delivery.signature(), self.best
             write_learner = learner.copied() if isinstance(learner, Copying) else None
 
