@@ -45,7 +45,7 @@ class HostCopy:
         self._locked = True
 
     def reserve(self, size: int) -> None:
-        """Begin to make page-locked memory for so many bytes in the background: it takes a second for some GB."""
+        """Begin to make page-locked memory for so many bytes in the background: it takes seconds for a large model."""
         if self._module is not None:
             self._reserved = in_background(lambda: self._grow(size), "host memory")
 
