@@ -4,9 +4,10 @@
         [--steps 8] [--without-checkpoints] [KEY=VALUE …]
 
 The run has the default settings, its checkpoints among them (`algorithm.save_every = "auto"`). Compare the mean step
-with that of `--without-checkpoints`, which saves once at the end. Prints the parts of each step, their medians over all steps after the first two, and how long the first step took to end
-after the command, with the parts of the start that the server's log names. With `--server vllm`, run it twice: the
-first run writes vLLM's caches. On a CPU: --shape 18m --server embedded --hardware cpu --rows 2x4x64+16.
+with that of `--without-checkpoints`, which saves once at the end. Prints the parts of each step, their medians over all
+steps after the first two, what the checkpoints cost, and how long the first step took to end after the command, with
+the parts of the start that the server's log names. With `--server vllm`, run it twice: the first run writes vLLM's
+caches. On a CPU: --shape 18m --server embedded --hardware cpu --rows 2x4x64+16.
 """
 
 from __future__ import annotations

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from typing import Any
 
 import torch  # noqa: TID253  (imported with the learner only)
-
-from agentrig.background import in_background
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +39,14 @@ class HostCopy:
         self._sources: list[torch.Tensor] = []  # alive until they are copied
         self._buffers: dict[str, torch.Tensor] = {}
         self._slabs: list[tuple[torch.UntypedStorage, int]] = []  # page-locked memory, and how much of it is in use
-        self._reserved: Future[None] | None = None
+        self._reserving: threading.Thread | None = None
         self._locked = True
 
     def reserve(self, size: int) -> None:
         """Begin to make page-locked memory for so many bytes in the background: it takes seconds for a large model."""
         if self._module is not None:
-            self._reserved = in_background(lambda: self._grow(size), "host memory")
+            self._reserving = threading.Thread(target=self._grow, args=(size,), name="host memory", daemon=True)
+            self._reserving.start()
 
     @torch.no_grad()
     def take(self, state: Any, *, frozen: Mapping[str, torch.Tensor] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -60,9 +59,9 @@ class HostCopy:
         Returns:
             The copy of the state, and those of the frozen tensors by name.
         """
-        if self._reserved is not None:
-            self._reserved.result()
-            self._reserved = None
+        if self._reserving is not None:
+            self._reserving.join()
+            self._reserving = None
         if self._module is None:
             seen: dict[Any, torch.Tensor] = {}
             copy = self._each(state, "", lambda name, tensor: tensor.clone(), seen)

@@ -394,7 +394,8 @@ class Learner:
             self._host.reserve(held)
         kept = weights if self.config.final == "best" else 0
         written: torch.dtype = getattr(torch, self._dtype)
-        return moments + weights + kept + int(written.itemsize) * sum(t.numel() for t in model)
+        model_bytes: int = written.itemsize * sum(t.numel() for t in model)
+        return moments + weights + kept + model_bytes
 
     def copied(self) -> Callable[[Path], None] | None:
         """Copy what `save` writes, and return what writes the copy; see `agentrig.learners.Copying`."""
