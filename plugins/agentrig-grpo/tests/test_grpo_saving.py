@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
 import logging
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.host_copy import HostCopy
 from agentrig_grpo.learner import Learner, TrainSample
+from safetensors.torch import load_file
 
 KINDS = {
     "all weights": ("float32", {}),
@@ -133,3 +136,94 @@ def test_a_tensor_that_comes_twice_is_copied_once():
     tensor.zero_()
     assert (made["a"].tolist(), made["view"].tolist()) == ([0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5])
     assert (made["b"][1], made["none"].numel()) == (3, 0)
+
+
+class FakeDevice:
+    """What `HostCopy` calls of `torch.cuda` or `torch.npu`, in the order of the calls."""
+
+    def __init__(self):
+        self.calls = []
+
+    def Stream(self, device):
+        return self
+
+    def current_stream(self, device):
+        return self
+
+    def wait_stream(self, stream):
+        self.calls.append("the copies wait for the device")
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        self.calls.append("copies begin")
+        yield
+        self.calls.append("copies are queued")
+
+    def record_event(self):
+        return self
+
+    def wait_event(self, event):
+        self.calls.append("the device waits for the copies")
+
+    def synchronize(self):
+        self.calls.append("the host waits for the copies")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_accelerators_copies_are_ordered_and_their_buffers_are_kept(tmp_path):
+    """The order of calls, and the buffers, with a device that is the CPU; a GPU's are tested in the test below."""
+    host, device = HostCopy(torch.device("cpu")), FakeDevice()
+    host._module = device
+    host.before_change()
+    assert device.calls == [], "nothing was copied yet"
+    host.reserve(1000)
+    tensors = {"large": torch.randn(300, 70), "small": torch.arange(3), "none": torch.empty(0), "one": torch.ones(())}
+    base = torch.randn(8)
+    first, frozen = host.take(tensors, frozen={"base": base})
+    host.before_change()
+    held, where = {n: t.clone() for n, t in tensors.items()}, {n: t.data_ptr() for n, t in first.items()}
+    assert device.calls == [
+        *("the copies wait for the device", "copies begin", "copies are queued", "the device waits for the copies")
+    ]
+    for tensor in tensors.values():
+        tensor.add_(1)
+    assert_equal(first, held)
+    torch.save(first, tmp_path / "file")
+    assert (tmp_path / "file").stat().st_size < 300 * 70 * 4 + 3000, "a buffer is saved without those beside it"
+    host.wait()
+    assert device.calls[-1] == "the host waits for the copies"
+    pieces = len(host._slabs)
+    base.add_(1)
+    second, still = host.take(tensors, frozen={"base": base})
+    assert_equal(second, tensors)
+    assert {n: t.data_ptr() for n, t in second.items()} == where
+    assert (len(host._slabs), torch.equal(still["base"], base - 1)) == (pieces, True), (
+        "what never changes is copied once"
+    )
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in (*second.values(), frozen["base"]) if t.numel())
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize("settings", [{}, {"lora_rank": 8}, {"kl_loss_coef": 0.1}])
+def test_a_copy_from_a_gpu_is_written_as_the_learner_was(make_model, tokenizer, tmp_path, settings):
+    """Large enough that copies are under way when the next update changes the weights."""
+    model = make_model(vocab=4000, hidden=1024, layers=8).to("cuda")
+    config = GrpoConfig(lr=1e-2, tokens_per_batch=512, **settings)
+    learner = Learner(model, config, dtype="bfloat16", seed=0, tokenizer=tokenizer)
+    learner.plan_saving()
+    for step in range(4):
+        learner.update(samples_of(step), step=step)
+        at_once, later = tmp_path / f"{step}-at-once", tmp_path / f"{step}-later"
+        at_once.mkdir()
+        later.mkdir()
+        learner.save(at_once)
+        write = learner.copied()
+        learner.update(samples_of(step + 10), step=step)
+        write(later)
+        assert_equal(learned(at_once), learned(later))
+        ours, theirs = (load_file(folder / "model.safetensors") for folder in (later, at_once))
+        for name, tensor in theirs.items():  # a merged weight is rounded where it is merged
+            torch.testing.assert_close(ours[name], tensor, atol=0, rtol=2**-7 if "lora_rank" in settings else 0)
+    assert all(tensor.is_pinned() for tensor in learner._host._buffers.values() if tensor.numel())

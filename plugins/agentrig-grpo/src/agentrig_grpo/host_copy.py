@@ -102,7 +102,7 @@ class HostCopy:
         return value
 
     def _to_buffer(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.device.type == "cpu":  # the optimizer's counts, or moments in host memory
+        if tensor.device.type != self._device.type:  # the optimizer's counts, or moments in host memory
             return tensor.clone()
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
