@@ -241,7 +241,7 @@ def launch(folder: Path, name: str, *more: str, **wish: Any) -> tuple[int, list[
     (folder / "plant.py").write_text(PLANT)
     environment = {**os.environ, "SAVING_WISH": json.dumps({"told": str(told), **wish}), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, str(folder), name, *more]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
     assert done.returncode in (0, -signal.SIGKILL), done.stdout + done.stderr
     return done.returncode, told.read_text().splitlines()
 

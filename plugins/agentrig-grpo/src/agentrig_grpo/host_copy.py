@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -17,8 +18,21 @@ SLAB = 1 << 31
 LEAST = 1 << 26
 """Least bytes of a piece that is made for a tensor for which there is no room in the others."""
 
+FEW = 4096
+"""Elements: a tensor with fewer that is in host memory already gets no buffer."""
+
 ALIGNED = 64
 """Bytes to which a buffer's place in such a piece is rounded up."""
+
+
+def stand_in_of(model: Any) -> Any:
+    """Return a model of the same structure for the host, whose parameters are still those of this one.
+
+    Give each a value in host memory (`parameter.data = …`) before it is used.
+    """
+    known: dict[int, Any] = {id(p): torch.nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    known |= {id(b): b.detach().cpu().clone() for b in model.buffers()}
+    return copy.deepcopy(model, known)
 
 
 class HostCopy:
@@ -40,7 +54,7 @@ class HostCopy:
         self._buffers: dict[str, torch.Tensor] = {}
         self._slabs: list[tuple[torch.UntypedStorage, int]] = []  # page-locked memory, and how much of it is in use
         self._reserving: threading.Thread | None = None
-        self._locked = True
+        self._locked, self._settled = True, False
 
     def reserve(self, size: int) -> None:
         """Begin to make page-locked memory for so many bytes in the background: it takes seconds for a large model."""
@@ -64,16 +78,17 @@ class HostCopy:
             self._reserving = None
         if self._module is None:
             seen: dict[Any, torch.Tensor] = {}
-            copy = self._each(state, "", lambda name, tensor: tensor.clone(), seen)
-            return copy, {name: tensor.detach() for name, tensor in (frozen or {}).items()}
+            copied = self._each(state, "", lambda name, tensor: tensor.clone(), seen)
+            return copied, {name: tensor.detach() for name, tensor in (frozen or {}).items()}
         if self._stream is None:
             self._stream = self._module.Stream(device=self._device)
+        self._settled = False
         self._stream.wait_stream(self._module.current_stream(self._device))
-        with self._module.stream(self._stream):
-            copy = self._each(state, "", self._to_buffer, {})
+        with self._module.stream(self._stream):  # on the host, copies from there take place at once
+            copied = self._each(state, "", self._to_buffer, {})
             held = {name: self._once(f"frozen.{name}", tensor) for name, tensor in (frozen or {}).items()}
             self._copied = self._stream.record_event()
-        return copy, held
+        return copied, held
 
     def before_change(self) -> None:
         """Let what is queued on the device from here on begin after the latest copies; the host does not wait."""
@@ -87,23 +102,27 @@ class HostCopy:
             self._sources = []
 
     def _each(
-        self, value: Any, name: str, copy: Callable[[str, torch.Tensor], torch.Tensor], seen: dict[Any, torch.Tensor]
+        self, value: Any, name: str, make: Callable[[str, torch.Tensor], torch.Tensor], seen: dict[Any, torch.Tensor]
     ) -> Any:
         if isinstance(value, torch.Tensor):
             tensor = value.detach()
             key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if tensor.numel() else name
             if key not in seen:
-                seen[key] = copy(name, tensor)
+                seen[key] = make(name, tensor)
             return seen[key]
         if isinstance(value, Mapping):
-            return {key: self._each(each, f"{name}.{key}", copy, seen) for key, each in value.items()}
+            return {key: self._each(each, f"{name}.{key}", make, seen) for key, each in value.items()}
         if isinstance(value, list):
-            return [self._each(each, f"{name}.{i}", copy, seen) for i, each in enumerate(value)]
+            return [self._each(each, f"{name}.{i}", make, seen) for i, each in enumerate(value)]
         return value
 
     def _to_buffer(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.device.type != self._device.type:  # the optimizer's counts, or moments in host memory
+        elsewhere = tensor.device.type != self._device.type
+        if elsewhere and tensor.numel() < FEW:  # the optimizer's counts
             return tensor.clone()
+        if elsewhere and not self._settled:  # moments in host memory, which the device may still be writing
+            self._module.current_stream(self._device).synchronize()
+            self._settled = True
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             buffer = self._buffers[name] = self._buffer(tensor)

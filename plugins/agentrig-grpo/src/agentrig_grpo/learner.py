@@ -31,8 +31,8 @@ from agentrig_grpo.building import build
 from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.context import context_of
 from agentrig_grpo.figures import Figures, of_pass
-from agentrig_grpo.host_copy import HostCopy
-from agentrig_grpo.lora import live_weights, standing_in
+from agentrig_grpo.host_copy import HostCopy, stand_in_of
+from agentrig_grpo.lora import live_weights
 from agentrig_grpo.loss import sample_weights, token_losses, tokens_in_loss
 from agentrig_grpo.loss_inputs import LossInputs
 from agentrig_grpo.masters import computing_with
@@ -407,7 +407,7 @@ class Learner:
         copy, frozen = host.take(state, frozen=frozen)
         model, weights = self.model, copy["model"]
         if adapted:  # merged from the copies, when they are written
-            self._stand_in = self._stand_in or standing_in(self.model)
+            self._stand_in = self._stand_in or stand_in_of(self.model)
             for name, parameter in self._stand_in.named_parameters():
                 parameter.data = frozen[name] if name in frozen else copy["trainer"]["trained"][name]
             model, weights = self._stand_in, None

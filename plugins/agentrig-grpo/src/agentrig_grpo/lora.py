@@ -84,16 +84,6 @@ def merged(model: Any) -> Any:
         raise AgentrigError(f"the LoRA adapters cannot be merged: {error}. Try a lower algorithm.lr") from error
 
 
-def standing_in(model: Any) -> Any:
-    """Return a wrapped model of the same structure for the host, whose parameters are still those of this one.
-
-    Give each a value in host memory (`parameter.data = …`) before it is used.
-    """
-    known: dict[int, Any] = {id(p): torch.nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
-    known |= {id(b): b.detach().cpu().clone() for b in model.buffers()}
-    return copy.deepcopy(model, known)
-
-
 @torch.no_grad()
 def live_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield what the model computes with, under the plain model's names: read from its layers, not from a state dict.
