@@ -39,13 +39,13 @@ import pyarrow.parquet as pq
 
 AIM = Path(__file__).with_name("kills_aim.py")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-AIMS = {"update": 4, "transfer": 4, "checkpoint": 4, "report": 1, "rename": 30, "flush": 60, "begin": 1}
+AIMS = {"update": 4, "transfer": 4, "copy": 4, "checkpoint": 4, "report": 1, "rename": 30, "flush": 60, "begin": 1}
 """Moments, and up to which call of a launch one is chosen."""
 
 TASKS, GROUP = 4, 4
 SETTINGS = (
     f"algorithm.tasks_per_step={TASKS}", f"algorithm.group_size={GROUP}", "algorithm.validate_every=0",
-    'algorithm.final="last"', "algorithm.save_every=1", "run.validation_tasks=1", "run.report_tasks=4", "runners.n=1",
+    'algorithm.final="last"', "run.validation_tasks=1", "run.report_tasks=4", "runners.n=1",
 )  # fmt: skip
 
 
