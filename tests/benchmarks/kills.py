@@ -5,9 +5,9 @@ python tests/benchmarks/kills.py --kills 100 --seed 0
 ```
 
 The recipe `mini` trains on four tasks a step. Each launch is ended at a random moment by SIGKILL, SIGTERM
-or Ctrl-C, half of them inside a function that is aimed at (`kills_aim.py`): the update, the transfer of weights, a
-checkpoint, the report, a rename, a flush, the beginning of a resumed run. The next launch resumes it. After every kill
-and at every run's end:
+or Ctrl-C, half of them inside a function that is aimed at (`kills_aim.py`): the update, the transfer of weights, the
+copy or the write of a checkpoint, the report, a rename, a flush, the beginning of a resumed run. The next launch
+resumes it. After every kill and at every run's end:
 
 - each step is in `metrics.jsonl` once, and each has its file of training rollouts, with every rollout once;
 - no process is left that the run has started, nothing in shared memory, and in the temporary folder (its own `TMPDIR`)
