@@ -17,7 +17,7 @@ from typing import Any
 import agentrig_grpo.checkpoint
 import pytest
 import torch
-from agentrig_grpo.learner import Learner
+from agentrig_grpo import trainer_files
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
@@ -242,13 +242,13 @@ def test_a_link_with_a_later_steps_name_is_removed_as_a_link(run: Path) -> None:
 def test_a_finished_result_stays_until_the_next_checkpoint(
     run: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
-    real = Learner.save
+    real = trainer_files.write
 
-    def full(learner: Learner, folder: Path) -> None:
-        real(learner, folder)
+    def full(folder: Path, state: Mapping[str, Any]) -> None:
+        real(folder, state)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Learner, "save", full)
+    monkeypatch.setattr(trainer_files, "write", full)
     before = whole(run)
     ended = [f"rollouts/report-0000{step}.parquet" for step in (0, 3)] + ["summary.json"]
     after = json.loads((run / "progress.json").read_text())["after"]
@@ -266,7 +266,7 @@ def test_a_finished_result_stays_until_the_next_checkpoint(
     assert (status(shown), shown.summary["steps"]) == ("finished" if killed else "stopped by an error", 3)
     assert any("the run went on after step 3 and did not reach the next checkpoint" in m for m in shown.missing)
     assert not any("no step wrote" in m or "is not there" in m for m in shown.missing), shown.missing
-    monkeypatch.setattr(Learner, "save", real)
+    monkeypatch.setattr(trainer_files, "write", real)
     assert train(resume_plan(run), resume=run)["steps"] == 4
     assert not (run / ended[1]).exists()
     assert not (run / "checkpoints" / "step-00004" / "keep").exists(), "the last step's is kept like any other"

@@ -248,9 +248,17 @@ class Delivery:
         Raises:
             RunStopped: The proof of the latest transfer has failed.
         """
+        self.signature()(checkpoint)
+
+    def signature(self) -> Callable[[Path], None]:
+        """Return what does the work of `sign` later, in any thread: with what was proven up to now.
+
+        Raises:
+            RunStopped: The proof of the latest transfer has failed.
+        """
         self.settle()
-        if self._expected is not None:
-            sign(checkpoint, self._expected)
+        expected = self._expected
+        return (lambda checkpoint: None) if expected is None else partial(sign, expected=expected)
 
     # --- in the background ------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ class Auditing:
         self._auditor: Auditor | None = None
         self._scorer: Scorer | None = None
         self._sketch: Sketch | None = None
-        self._due = False
+        self.due = False
         self._start, self._spent, self._last = time.monotonic(), 0.0, 0.0
 
     def sketch(self, step: int) -> Sketch:
@@ -71,8 +71,8 @@ class Auditing:
         A later step is, if its audit, as long as the last one, stays within the share, and by chance.
         """
         affordable = self._spent + self._last <= SHARE * (time.monotonic() - self._start)
-        self._due = self._on and (step < self._sure or (affordable and SystemRandom().random() < CHANCE))
-        self._sketch = Sketch(step, whole=self._due)
+        self.due = self._on and (step < self._sure or (affordable and SystemRandom().random() < CHANCE))
+        self._sketch = Sketch(step, whole=self.due)
         return self._sketch
 
     def end(self, step: int, line: Mapping[str, Any]) -> None:
@@ -81,7 +81,7 @@ class Auditing:
         Raises:
             RunStopped: A link does not hold.
         """
-        (sketch, due), self._sketch, self._due = (self._sketch, self._due), None, False
+        (sketch, due), self._sketch, self.due = (self._sketch, self.due), None, False
         if not self._on:
             return
         from agentrig.audit import auditor  # imports numpy: no run needs it before its first step

@@ -8,6 +8,8 @@ learner's loss corrects for that:
     rollouts k+1 (weights k-1)  ┐
     update k  (makes weights k) ┘  wait for both, the server takes weights k, validate, end the step, save
 
+A checkpoint is copied at the end of its step, and written while the next one runs (`agentrig.run.saving`).
+
 An algorithm says what each call of a step is worth (its credit), how the model is served, and brings the learner.
 """
 
@@ -17,7 +19,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -29,12 +31,13 @@ from agentrig.background import in_background
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunStopped, place_of
 from agentrig.hardware import Hardware
-from agentrig.learners import Learner, TrainSample
+from agentrig.learners import Copying, Learner, TrainSample
 from agentrig.ledger import LEFT_OUT_BY_CREDIT, ZERO_ADVANTAGE, Call, Entry
 from agentrig.rollouts import Rollout
 from agentrig.run.ahead import END_S, RolloutsAhead
 from agentrig.run.checkpoints import Best, loading, read_state, write_state
 from agentrig.run.guards import dead_server_first
+from agentrig.run.saving import Saving, check_room
 from agentrig.servers import MakeServer, Server
 from agentrig.tasks import Task, tasks_of_step
 from agentrig.text import words_of
@@ -58,6 +61,7 @@ class Loop:
 
     def __init__(self, algorithm: LoopAlgorithm) -> None:
         self.algorithm, self.settings, self.best = algorithm, algorithm.config, Best()
+        self.saving = Saving(self.settings.save_every)
         self._start_weights = ""  # their digest, if they were validated in this launch
 
     def run(self, session: RunSession) -> None:
@@ -67,7 +71,7 @@ class Loop:
             raise ConfigError('[algorithm] final = "best" needs validation, and validate_every = 0 turns it off')
         plan = self.algorithm.serving(session.hardware, session.checkpoint)
         plan = attrs.evolve(plan, seed=session.seed, log=session.directory / "server.log", sleeps=settings.server_sleep)
-        with session.server(plan) as self.server, dead_server_first(self.server, session):
+        with self.saving, session.server(plan) as self.server, dead_server_first(self.server, session):
             if session.resumed:
                 self.learner = learner = self.algorithm.learner(session)  # a server may start meanwhile
                 if session.checkpoint is not None:
@@ -79,6 +83,7 @@ class Loop:
                 self._prove(0, loaded=True)  # what the server loaded itself, and has answered with
             self._deliver(session.first_step - 1)
             learner.ready()
+            self._plan_saving()
             if session.resumed:
                 session.plan_steps(settings.steps)  # it rewrites its directory from here on
                 if session.checkpoint is None:
@@ -89,6 +94,7 @@ class Loop:
             step, ahead = session.first_step - 1, None
             while step < settings.steps and not (session.stopping or session.solved):
                 step += 1
+                self.saving.check()
                 fresh = ahead is None
                 if ahead is not None:
                     rollouts = ahead.rollouts()
@@ -125,10 +131,13 @@ class Loop:
                     self._validate(step)
                 validated = time.perf_counter()
 
+                if session.auditing.due:
+                    self.saving.settle()  # the auditor reads the checkpoint of the step before
                 session.end_step(
                     step,
                     metrics=metrics,
                     time_s={
+                        **self.saving.waited(),
                         "update": update_s,
                         "push": delivered - updated - proof_s,
                         "validation": validated - delivered,
@@ -137,9 +146,10 @@ class Loop:
                     calls=[*self._entries(samples), *left_out],
                 )
                 last = step == settings.steps or session.stopping or session.solved
-                if last or step % settings.save_every == 0:
+                if self.saving.due(step) or last:
                     self._save(step, weights_of=step)
 
+            self.saving.settle()  # what is measured from here on replaces the end of a run that is extended
             session.delivery.settle()
             if session.stopping:
                 return
@@ -327,17 +337,44 @@ class Loop:
                 )
             self._deliver(best.step)
             self._save(step, weights_of=best.step)
+            self.saving.settle()
+
+    def _plan_saving(self) -> None:
+        """Get ready to save, and check that the disk has room; see `check_room` for the error."""
+        session, settings, learner = self.session, self.settings, self.learner
+        if not isinstance(learner, Copying):
+            return
+        self.saving.size = learner.plan_saving()
+        steps = range(session.first_step, settings.steps + 1)
+        every = 1 if settings.save_every == "auto" else settings.save_every
+        kept = sum(step % settings.keep_every == 0 for step in steps) if settings.keep_every else 0
+        writes = max(1, -(-len(steps) // every))
+        check_room(session.directory / "checkpoints", size=self.saving.size, writes=writes, kept=kept)
 
     def _save(self, step: int, *, weights_of: int) -> None:
-        session, every = self.session, self.settings.keep_every
+        """Copy what a step's checkpoint holds, and begin to write it; a learner that can't be copied is waited for."""
+        session, learner, every = self.session, self.learner, self.settings.keep_every
+        keep = bool(every) and step % every == 0
+        session.delivery.settle()  # until then the proof uses the model
 
-        def write(directory: Path) -> None:
-            session.delivery.settle()  # until then the proof uses the model
-            self.learner.save(directory)
-            session.delivery.sign(directory)
-            write_state(directory, step=step, weights_of=weights_of, seed=session.seed, best=self.best)
+        def copy() -> Callable[[], object]:
+            sign, best = session.delivery.signature(), self.best
+            write_learner = learner.copied() if isinstance(learner, Copying) else None
 
-        session.save_checkpoint(step, write, keep=bool(every) and step % every == 0)
+            def write(directory: Path) -> None:
+                (write_learner or learner.save)(directory)
+                sign(directory)
+                write_state(directory, step=step, weights_of=weights_of, seed=session.seed, best=best)
+
+            def save() -> object:
+                return session.save_checkpoint(step, write, keep=keep)
+
+            if write_learner is None:
+                save()
+                return lambda: None
+            return save
+
+        self.saving.save(copy)
 
     def _resume(self, checkpoint: Path) -> None:
         """Load the learner and the best weights so far.

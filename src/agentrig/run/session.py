@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -100,6 +101,8 @@ class RunSession:
         self._second = second
         self._begin_run, self.begun = begin, False
         self._progress: dict[str, Any] = dict(past.progress)
+        self._progressing = threading.RLock()  # a checkpoint may be saved in another thread
+        self._saved = {"written": 0, "bytes": 0, "seconds": 0.0}
         self.lines: list[Mapping[str, Any]] = list(past.lines)
         self._step_rollouts: list[Rollout] = []
         self._judged: list[Rollout] = []  # of the latest step that was learned
@@ -357,9 +360,10 @@ class RunSession:
         """Write a batch of rollouts into the run directory."""
         digest = self._run.write_rollouts(rollouts, mode=mode, step=step, second=second)
         if mode == "report" or (mode == "validation" and step < self.first_step):  # part of no step
-            self._progress.setdefault(FILES, {})[table_name(mode, step)] = digest
-            if mode == "report" or self.first_step == 1:  # else it is written with the next checkpoint
-                self._run.write_json("progress.json", self._progress)
+            with self._progressing:
+                self._progress.setdefault(FILES, {})[table_name(mode, step)] = digest
+                if mode == "report" or self.first_step == 1:  # else it is written with the next checkpoint
+                    self._run.write_json("progress.json", self._progress)
         else:
             self._files[mode] = digest
 
@@ -371,9 +375,10 @@ class RunSession:
         self.measured = found = Measurement.of(rollouts)
         if step < self.first_step:  # not part of a step; in a resumed run it measures the checkpoint, not the start
             if self.first_step == 1:
-                self._progress["validation_before"] = found.accuracy
-                self._progress["validation_reward_before"] = found.reward
-                self._run.write_json("progress.json", self._progress)
+                with self._progressing:
+                    self._progress["validation_before"] = found.accuracy
+                    self._progress["validation_reward_before"] = found.reward
+                    self._run.write_json("progress.json", self._progress)
             self._step_start = time.perf_counter()
         else:
             self._validated = found
@@ -404,8 +409,9 @@ class RunSession:
             self._report_tasks, n=1, endpoint=endpoint, step=0 if when == "before" else max(step, 1), mode="report"
         )
         self.measured = found = Measurement.of(rollouts)
-        self._progress[when] = {**attrs.asdict(found), "failures": count_failures(rollouts)}
-        self._run.write_json("progress.json", self._progress)
+        with self._progressing:
+            self._progress[when] = {**attrs.asdict(found), "failures": count_failures(rollouts)}
+            self._run.write_json("progress.json", self._progress)
         self.keeps_end = self.keeps_end and when == "before"
         self._step_start = time.perf_counter()
         return found.accuracy
@@ -477,30 +483,35 @@ class RunSession:
             log.warning("step %d: the algorithm's %s: metrics.jsonl has null there", step, " and ".join(new))
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
-        """Save a checkpoint, atomically; the first one after an earlier end of the run replaces that end."""
+        """Save a checkpoint, atomically, in any thread; the first one after an earlier end of the run replaces that."""
         self.runtime.check()
-        there = self._run.checkpoints
+        there, begun = self._run.checkpoints, time.perf_counter()
 
         def record(digest: str) -> None:
             names, name = {there.path(s).name for s in there.steps()}, there.path(step).name
-            kept = {n: digests for n, digests in self._progress.get(SAVED, {}).items() if n in names}
-            self._progress[SAVED] = {**kept, name: [*kept.get(name, []), digest]}  # one of before counts until then
-            self._run.write_json("progress.json", self._progress)
+            with self._progressing:
+                kept = {n: digests for n, digests in self._progress.get(SAVED, {}).items() if n in names}
+                self._progress[SAVED] = {**kept, name: [*kept.get(name, []), digest]}  # one of before counts until then
+                self._run.write_json("progress.json", self._progress)
 
         try:
             saved = there.save(step, write, keep=keep, record=record)
         except BaseException:
-            if not there.path(step).exists() and self._progress.get(SAVED, {}).pop(there.path(step).name, None):
-                with suppress(RunFileError):
+            with self._progressing, suppress(RunFileError):
+                if not there.path(step).exists() and self._progress.get(SAVED, {}).pop(there.path(step).name, None):
                     self._run.write_json("progress.json", self._progress)
             raise
         if self.keeps_end:
-            self.keeps_end = False
-            self._progress.pop("after", None)
-            files = self._progress.get(FILES, {})
-            self._progress[FILES] = {name: digest for name, digest in files.items() if not is_end(Path(name))}
-            self._run.write_json("progress.json", self._progress)
+            with self._progressing:
+                self.keeps_end = False
+                self._progress.pop("after", None)
+                files = self._progress.get(FILES, {})
+                self._progress[FILES] = {name: digest for name, digest in files.items() if not is_end(Path(name))}
+                self._run.write_json("progress.json", self._progress)
             self._run.remove_end()
+        self._saved["written"] += 1
+        self._saved["bytes"] = sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())
+        self._saved["seconds"] += time.perf_counter() - begun
         return saved
 
     def note(self, text: str) -> None:
@@ -547,6 +558,7 @@ class RunSession:
             "notes": list(self._notes),
             "delivery": self.delivery.summary(),
             "audited": self.auditing.summary(),
+            "checkpoints": {**self._saved, "waited": times.get("checkpoint", 0.0)},
             **({"observer_writes": dict(writes)} if (writes := self.plan.registry.settle()) else {}),
             "observer_errors": dict(self.plan.registry.observer_errors),
         }

@@ -78,7 +78,7 @@ class Grpo:
         import torch
 
         from agentrig_grpo import checkpoint
-        from agentrig_grpo.fitting import check_left, plan_memory
+        from agentrig_grpo.fitting import check_left, free_memory, plan_memory
         from agentrig_grpo.learner import Learner
         from agentrig_grpo.passes import too_small
 
@@ -101,6 +101,7 @@ class Grpo:
             recomputed=memory.recomputed,
             tokenizer=tokenizer,
             ready=partial(check_left, memory, device),
+            host_memory=partial(free_memory, "cpu"),
         )
         if not learner.share:
             session.note(learner.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,14 @@ def check_vocabulary(model: Any, tokenizer: Any) -> None:
         )
 
 
-def save(model: Any, tokenizer: Any, directory: Path, *, dtype: torch.dtype | None = None) -> None:
+def save(
+    model: Any,
+    tokenizer: Any,
+    directory: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    state: Mapping[str, torch.Tensor] | None = None,
+) -> None:
     """Write config, generation config, `model.safetensors` and tokenizer.
 
     Args:
@@ -120,10 +128,11 @@ def save(model: Any, tokenizer: Any, directory: Path, *, dtype: torch.dtype | No
         tokenizer: Its tokenizer. When it was loaded from a directory, those files are copied as they are.
         directory: Is made if it does not exist.
         dtype: The weights' dtype on disk; None for the model's own.
+        state: Weights to write in place of the model's own, as `weights` returns them.
     """
     directory.mkdir(parents=True, exist_ok=True)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    state = weights(model)
+    state = weights(model) if state is None else state
     if dtype is not None:
         state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
     from safetensors.torch import save_file

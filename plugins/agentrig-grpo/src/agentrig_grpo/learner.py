@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import random
 import time
@@ -22,6 +23,7 @@ from agentrig.errors import AgentrigError
 from agentrig.forest.scoring import CHUNK, score, why_not_shared
 from agentrig.forest.segments import Pack
 from agentrig.forest.sequences import Batch, collate, packed
+from agentrig.hardware.memory import in_words
 from agentrig.learners import TrainSample as TrainSample
 from agentrig.ledger import NOT_FINITE, ZERO_ADVANTAGE
 from agentrig_grpo import checkpoint, trainer_files
@@ -29,14 +31,20 @@ from agentrig_grpo.building import build
 from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.context import context_of
 from agentrig_grpo.figures import Figures, of_pass
+from agentrig_grpo.host_copy import HostCopy, stand_in_of
 from agentrig_grpo.lora import live_weights
 from agentrig_grpo.loss import sample_weights, token_losses, tokens_in_loss
 from agentrig_grpo.loss_inputs import LossInputs
 from agentrig_grpo.masters import computing_with
 from agentrig_grpo.model_files import weight_files
-from agentrig_grpo.optimizers import check_state, learning_rate, optimizer_of
+from agentrig_grpo.optimizers import check_state, learning_rate, optimizer_bytes, optimizer_of
 from agentrig_grpo.passes import check_recorded, memory_in_words
 from agentrig_grpo.server.chat import Chat, TooLong
+
+log = logging.getLogger(__name__)
+
+HOST_MARGIN = 1.1
+"""A copy for a checkpoint is made if so many times its size is free in host memory."""
 
 GPU_CHUNK = 1 << 28
 """Most logits in memory at once on a GPU: almost two thousand tokens of a large vocabulary. With 2^29 an update takes
@@ -56,6 +64,7 @@ class Learner:
         recomputed: With gradient checkpointing: how many layers compute their activations twice; None for all.
         tokenizer: The model's, for `save` and `prompt`.
         ready: Checks the memory once the model's server has the weights too.
+        host_memory: Returns the free bytes of host memory, for copies of what is saved; None if nobody needs to ask.
 
     Attributes:
         share: Whether tokens that calls share are computed once.
@@ -74,6 +83,7 @@ class Learner:
         recomputed: int | None = None,
         tokenizer: Any = None,
         ready: Callable[[], None] = lambda: None,
+        host_memory: Callable[[], int] | None = None,
     ) -> None:
         self.config, self.tokenizer, self.ready = config, tokenizer, ready
         self._dtype, self._seed = dtype, seed
@@ -96,6 +106,9 @@ class Learner:
         self._reasons: dict[int, str] = {}  # why a sample was not trained in some epoch
         self._kept: dict[str, torch.Tensor] = {}
         self._sketch: Sketch | None = None
+        self._host, self._copies = HostCopy(self._device), True
+        self._host_memory = host_memory
+        self._stand_in: Any = None  # with LoRA: the model's structure around copies in host memory
 
     def update(self, samples: Sequence[TrainSample], *, step: int, sketch: Sketch | None = None) -> dict[str, float]:
         """Update the weights on a step's samples; see `agentrig.learners.Learner`.
@@ -198,6 +211,7 @@ class Learner:
             figures.before = [p.detach().clone() for p in self.trained.values()]
         if self._sketch is not None:
             self._sketch.take(self.trained, self.optimizer, [s.call for s in samples if s.call is not None], norm)
+        self._host.before_change()
         self.optimizer.step()
         if self._masters is not None:
             self._masters.refresh()
@@ -362,6 +376,50 @@ class Learner:
         checkpoint.save(self.model, self.tokenizer, directory, dtype=getattr(torch, self._dtype))
         trainer_files.write(directory, self.state())
 
+    def plan_saving(self) -> int:
+        """Make room in host memory for `copied`; return about how many bytes `save` writes."""
+        model, trained = list(self.model.parameters()), list(self.trained.values())
+        moments = optimizer_bytes(trained, self.config.optimizer)
+        weights = sum(t.nbytes for t in trained)
+        held = moments + sum(t.nbytes for t in model) + (weights if self._masters is not None else 0)
+        free = None if self._host_memory is None else self._host_memory()
+        if free is not None and held * HOST_MARGIN > free:
+            self._copies = False
+            log.warning(
+                "each checkpoint is written while the run waits: a copy of what it holds needs %s of host memory, and "
+                "%s is free",
+                *(in_words(held), in_words(free)),
+            )
+        else:
+            self._host.reserve(held)
+        kept = weights if self.config.final == "best" else 0
+        written: torch.dtype = getattr(torch, self._dtype)
+        model_bytes: int = written.itemsize * sum(t.numel() for t in model)
+        return moments + weights + kept + model_bytes
+
+    def copied(self) -> Callable[[Path], None] | None:
+        """Copy what `save` writes, and return what writes the copy; see `agentrig.learners.Copying`."""
+        if not self._copies:
+            return None
+        host, adapted, kept = self._host, bool(self.config.lora_rank), self._kept
+        state = {"trainer": self._state(), "model": {} if adapted else checkpoint.weights(self.model)}
+        frozen = {n: p for n, p in self.model.named_parameters() if n not in self.trained} if adapted else {}
+        copy, frozen = host.take(state, frozen=frozen)
+        model, weights = self.model, copy["model"]
+        if adapted:  # merged from the copies, when they are written
+            self._stand_in = self._stand_in or stand_in_of(self.model)
+            for name, parameter in self._stand_in.named_parameters():
+                parameter.data = frozen[name] if name in frozen else copy["trainer"]["trained"][name]
+            model, weights = self._stand_in, None
+        dtype = getattr(torch, self._dtype)
+
+        def write(directory: Path) -> None:
+            host.wait()
+            checkpoint.save(model, self.tokenizer, directory, dtype=dtype, state=weights)
+            trainer_files.write(directory, {**copy["trainer"], "kept": kept})
+
+        return write
+
     def load(self, directory: Path) -> None:
         """Continue from what `save` wrote; see `agentrig.learners.Learner`."""
         with trainer_files.fitting(directory):
@@ -370,9 +428,14 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs: trained weights, optimizer, number of updates, the weights that are kept."""
-        trained = {name: p.detach().cpu() for name, p in self.trained.items()}
-        state = {"trained": trained, "optimizer": self.optimizer.state_dict(), "updates": self.updates}
-        return {**state, "kept": self._kept}
+        state = self._state()
+        trained = {name: tensor.cpu() for name, tensor in state["trained"].items()}
+        return {**state, "trained": trained, "kept": self._kept}
+
+    def _state(self) -> dict[str, Any]:
+        """Return the part of `state` that an update changes, on its device."""
+        trained = {name: p.detach() for name, p in self.trained.items()}
+        return {"trained": trained, "optimizer": self.optimizer.state_dict(), "updates": self.updates}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned; see `_set` for the errors."""
@@ -395,6 +458,7 @@ class Learner:
                 "the checkpoint's trained weights do not fit this configuration: "
                 "resume with the model and the LoRA settings that the run started with"
             )
+        self._host.before_change()
         for name, tensor in trained.items():
             self.trained[name].copy_(tensor)
         if self._masters is not None:
