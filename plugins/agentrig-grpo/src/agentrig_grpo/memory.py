@@ -22,6 +22,7 @@ from agentrig.forest.sequences import collate, packed
 from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.loss import token_losses
+from agentrig_grpo.model_files import stored_in
 from agentrig_grpo.optimizers import optimizer_bytes
 
 GIB = 1 << 30
@@ -143,6 +144,7 @@ def need_of(
                 seed=0,
                 chunk=chunk,
                 recomputed=recomputed,
+                frozen_exact=stored_in(directory, "BF16"),
             )
         if not learner.share:
             raise NotImplementedError(f"the calls of a {settings.model_type} share no tokens")

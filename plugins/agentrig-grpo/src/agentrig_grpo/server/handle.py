@@ -192,7 +192,7 @@ class LLMServer:
         processes have.
 
         Args:
-            weights: Names, as in the model's own files, and tensors on any device.
+            weights: Names, as in the model's own files, and tensors on any device; see `Sender.pack`.
             version: Reported with every response, and part of the seed of requests that bring none.
             timeout_s: Requests that run are finished first.
 
@@ -209,7 +209,7 @@ class LLMServer:
         if self._sender is None:
             self._sender = Sender(getattr(torch, self.dtype), self.settings.device)
         try:
-            message, descriptor = self._sender.pack(dict(weights))
+            message, descriptor = self._sender.pack(weights)
         except OSError as error:
             raise ServerError(f"the weights cannot be sent to the server: {exhausted(error) or error}") from None
         try:
