@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import random
 import time
@@ -18,6 +19,7 @@ from agentrig.audit.sketch import Sketch
 from agentrig.delivery.digests import digests, fingerprint
 from agentrig.delivery.noise import with_noise
 from agentrig.delivery.verdict import difference
+from agentrig.device_memory import give_memory_back
 from agentrig.errors import AgentrigError
 from agentrig.forest.scoring import CHUNK, score, why_not_shared
 from agentrig.forest.segments import Pack
@@ -111,6 +113,14 @@ class Learner:
             step's change of all trained weights), `learner_tokens_per_s` (all tokens through the model a second) and
             `sharing` (1 if shared tokens are computed once, 0 if each call is computed in full).
         """
+        try:
+            return self._update(samples, step, sketch)
+        finally:
+            if self.config.server_sleep:
+                gc.collect()  # of activations that are still part of a cycle
+                give_memory_back(self._device)
+
+    def _update(self, samples: Sequence[TrainSample], step: int, sketch: Sketch | None) -> dict[str, float]:
         self._sketch = sketch
         self._in_loss, self._reasons, self.used = [], {}, ()
         if not samples:

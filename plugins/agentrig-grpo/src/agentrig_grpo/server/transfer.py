@@ -145,10 +145,7 @@ class Receiver:
             ValueError: The message is the first, and brings none.
         """
         if descriptor is not None or "handle" in message:
-            self._bytes = None
-            if self._memory is not None:
-                self._memory.close()
-                self._memory = None
+            self.close()
         if descriptor is not None:
             try:
                 self._bytes = _mapped(descriptor)
@@ -162,6 +159,13 @@ class Receiver:
         if self._bytes is None:
             raise ValueError("no weights came with the message")
         return {entry["name"]: _view(self._bytes, entry) for entry in message["tensors"]}
+
+    def close(self) -> None:
+        """Let go of the run's memory; no tensor of `unpack` may be read afterwards."""
+        self._bytes = None
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
 
 
 def _view(memory: torch.Tensor, entry: Mapping[str, Any]) -> torch.Tensor:
