@@ -2,7 +2,7 @@
 
 import httpx
 import pytest
-from agentrig_grpo import register_servers
+from agentrig_grpo import checkpoint, register_servers
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.server.handle import Embedded
 from proof_runs import ProofSession, run
@@ -55,17 +55,21 @@ def test_the_kit(check):
 
 
 @pytest.mark.slow
-def test_sleep_frees_the_kept_prompts(server):
+def test_sleep_frees_the_weights_and_the_kept_prompts(server, make_model):
     def prefills():
         return server.health()["counts"]["prefills"]
 
     ask(server.endpoints[0])
     ask(server.endpoints[0])
     assert prefills() == 1
-    server.sleep()
-    server.wake()
-    ask(server.endpoints[0])
-    assert prefills() == 2
+    for version in (1, 2):
+        server.sleep()
+        server.wake()
+        with pytest.raises(httpx.HTTPStatusError, match="503"):
+            ask(server.endpoints[0])
+        server.take(checkpoint.weights(make_model()).items(), version)
+        ask(server.endpoints[0])
+        assert prefills() == 1 + version
 
 
 def test_auto_selects_it_only_if_no_other_server_can_be_used():

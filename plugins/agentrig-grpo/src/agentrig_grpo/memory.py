@@ -139,7 +139,7 @@ def need_of(
             )
             learner = Learner(
                 model.eval(),
-                attrs.evolve(config, kl_loss_coef=0.0, optimizer="adamw"),
+                attrs.evolve(config, kl_loss_coef=0.0, optimizer="adamw", moments="device"),
                 dtype=dtype,
                 seed=0,
                 chunk=chunk,
@@ -171,7 +171,7 @@ def need_of(
     return Need(
         weights=weights + _bytes(reference),
         gradients=held - weights,
-        optimizer=optimizer_bytes(trained, config.optimizer),
+        optimizer=optimizer_bytes(trained, config.optimizer, config.moments),
         activations=counter.peak - held,
         change=bytes_trained,
         earlier=bytes_trained // (1 if learner._masters is None else 2) if config.max_staleness else 0,
