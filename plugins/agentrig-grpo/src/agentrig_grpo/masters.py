@@ -129,7 +129,8 @@ def computing_in(model: Any, dtype: torch.dtype) -> Iterator[None]:
                 parameter.data = kept.pop(parameter)
 
     hooks: list[Any] = []
-    with computing_with({p: master_of(p).data.to(dtype) for p in whole}):
+    # A copy of the dtype is its weight's rounding already.
+    with computing_with({p: master_of(p).data.to(dtype) for p in whole if p.dtype != dtype}):
         try:
             for module in model.modules():
                 if any(p not in whole for p in module.parameters(recurse=False)):
