@@ -1,5 +1,8 @@
 """The server `embedded` under the contract of `agentrig.servers`: start, weights, sleep, end, crash."""
 
+import json
+from types import SimpleNamespace
+
 import httpx
 import pytest
 import torch
@@ -153,6 +156,7 @@ def test_memory_that_runs_out_beside_the_update_is_named(model_dir, tmp_path, mo
         monkeypatch.setattr(checkpoint, "load_model", fail)
     session = ProofSession(tmp_path)
     session.make = lambda plan: Failing(EmbeddedConfig(), plan)
+    session.runtime = SimpleNamespace(end_results=lambda error: None)
     with pytest.raises(OutOfMemory, match=words) as caught:
         run(tmp_path, model_dir, session, steps=1, server_sleep=True)
     assert caught.value.cause == "out-of-memory"
@@ -181,3 +185,26 @@ def test_a_server_whose_device_is_full_says_what_to_set(model_dir, tmp_path):
     )
     assert "server.kv_cache_mb" in cure
     assert log == f"  its log: {tmp_path / 'server.log'}"
+
+
+@pytest.mark.slow
+def test_the_command_ends_in_one_message_and_why_repeats_it(tmp_path, monkeypatch):
+    from click.testing import CliRunner
+
+    from agentrig.cli import main
+
+    def fail(*_, **__):
+        raise torch.OutOfMemoryError(TORCH)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoint, "load_model", fail)
+    few = ["algorithm.steps=1", "run.validation_tasks=4", "run.report_tasks=4", "hardware.threads=1"]
+    done = CliRunner().invoke(main, ["train", "mini", "run.name=full", *few])
+    assert done.exit_code == 1, done.output
+    assert "agentrig: the learner's model could not be loaded: the device ran out of memory: 20.0 MiB" in done.stderr
+    assert "Traceback" not in done.output
+    told = CliRunner().invoke(main, ["why", "runs/full"])
+    assert "out-of-memory" in told.output or "ran out of memory" in told.output
+    assert "algorithm.lora_rank = 16" in told.output
+    error = json.loads((tmp_path / "runs/full/error.json").read_text())
+    assert (error["cause"], error["error"]) == ("out-of-memory", "OutOfMemory")
