@@ -60,6 +60,8 @@ class Learner(delivery.Learner, Protocol):
     def update(self, samples: Sequence[TrainSample], *, step: int, sketch: Sketch | None = None) -> Mapping[str, float]:
         """Update the weights on a step's samples.
 
+        With `server_sleep`, give the device the memory back that is kept for later: the server wakes next.
+
         Args:
             samples: All calls of the step that the credit gives a worth, also a worth of 0.
             step: Derive every random stream from it, so that a resumed run repeats the step.

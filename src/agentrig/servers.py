@@ -137,7 +137,10 @@ class Server(Protocol):
         """
 
     def wake(self) -> None:
-        """Take the memory back; called once after each `sleep`, before `take`.
+        """Take the memory back, at least that of the weights; called once after each `sleep`, before `take`.
+
+        Memory that only requests need, as for keys and values, may also come back at the end of `take`: until then the
+        transfer may need it.
 
         Raises:
             ServerError: The memory is not free any more, or the server has died.

@@ -69,6 +69,19 @@ def test_the_estimate_is_what_an_update_holds(make_model, directory, way) -> Non
     assert need.peak == pytest.approx(real, rel=0.05)
 
 
+@pytest.mark.slow
+def test_the_estimate_of_adapters_knows_a_model_that_stays_in_16_bits(make_model, tokenizer, tmp_path) -> None:
+    from agentrig_grpo import checkpoint
+
+    checkpoint.save(make_model(**LARGE), tokenizer, tmp_path, dtype=torch.bfloat16)
+    config = GrpoConfig(tokens_per_batch=1024, group_size=4, max_tokens=100, lora_rank=4)
+    need = need_of(tmp_path, config, dtype="bfloat16", device="cpu", attention="sdpa", chunk=CHUNK)
+    real = measured(make_model(**LARGE).to(torch.bfloat16), config, "bfloat16", CHUNK)
+    assert need.peak == pytest.approx(real, rel=0.05)
+    held = sum(p.numel() for p in make_model(**LARGE).parameters())
+    assert 2 * held < need.weights < 3 * held
+
+
 def weights_of(directory):
     """Return the bytes that are left to the model's server on a CPU."""
     return sum(file.stat().st_size for file in directory.glob("*.safetensors"))

@@ -25,7 +25,7 @@ from agentrig.delivery.asking import Answer, CannotAnswer, CannotScore, ask
 from agentrig.delivery.exported import sign
 from agentrig.delivery.verdict import Expected, Learner, compare, measured, rounding
 from agentrig.endpoints import Endpoint
-from agentrig.errors import RunFileError, RunStopped
+from agentrig.errors import RunFileError, RunStopped, memory_named
 from agentrig.rollouts import Rollout
 from agentrig.text import read_text
 from agentrig.traces import SERVER
@@ -45,6 +45,11 @@ ASKED = 4
 
 CALLS: Mapping[str, float] = {"float32": 0.02, "bfloat16": 0.8, "float16": 0.8}
 """Largest mean difference of the recorded log-probabilities in a dtype, in nats, where nothing was measured."""
+
+LESS_BESIDE = (
+    "The learner scores a few tokens beside its server for it. Give the server less of the device in [server], or "
+    "leave the proof out: run.delivery = false"
+)
 
 CURE = (
     "What is sampled from now on would not be the policy that is trained. Look at the server's log, and resume from "
@@ -224,7 +229,8 @@ class Delivery:
         start, (version, found, loaded) = time.perf_counter(), pending
         if not loaded:
             self.step.add(Figures(version=version, proofs=1))
-        figures, self._expected, wrong = found.result()
+        with memory_named(f"step {version}: the proof of delivery", LESS_BESIDE):
+            figures, self._expected, wrong = found.result()
         self.step.add(figures)
         if wrong:
             raise RunStopped(wrong, cause="weights-not-arriving")

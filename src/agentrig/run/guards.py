@@ -345,7 +345,7 @@ def dead_server_first(server: Server, session: Session) -> Iterator[None]:
                 if not session.lines:
                     raise
                 lost = f"The unfinished step is lost; resume with: {session.resumes}"
-                raise ServerError(f"{dead}\n  {lost}") from stopped
+                raise type(dead)(f"{dead}\n  {lost}") from stopped
             if time.monotonic() > end:
                 break
             time.sleep(0.05)

@@ -29,7 +29,7 @@ import attrs
 from agentrig.algorithms import Algorithm, LoopAlgorithm
 from agentrig.background import in_background
 from agentrig.endpoints import Endpoint
-from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunStopped, place_of
+from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunStopped, memory_named, place_of
 from agentrig.hardware import Hardware
 from agentrig.learners import Copying, Learner, TrainSample
 from agentrig.ledger import LEFT_OUT_BY_CREDIT, ZERO_ADVANTAGE, Call, Entry
@@ -46,6 +46,18 @@ if TYPE_CHECKING:
     from agentrig.run.session import RunSession
 
 log = logging.getLogger(__name__)
+
+GIVE_SERVER_LESS = (
+    "Give the model's server less of the device in [server], or let it sleep during updates: "
+    "algorithm.server_sleep = true"
+)
+"""What helps where the learner needs a little more beside its server."""
+
+SMALLER = (
+    "End the other processes on the device, or train adapters only (algorithm.lora_rank = 16); a smaller model helps "
+    "too"
+)
+"""What helps where a model does not fit at all."""
 
 
 class Loop:
@@ -73,7 +85,7 @@ class Loop:
         plan = attrs.evolve(plan, seed=session.seed, log=session.directory / "server.log", sleeps=settings.server_sleep)
         with self.saving, session.server(plan) as self.server, dead_server_first(self.server, session):
             if session.resumed:
-                self.learner = learner = self.algorithm.learner(session)  # a server may start meanwhile
+                self.learner = learner = self._load()  # a server may start meanwhile
                 if session.checkpoint is not None:
                     with loading(session.checkpoint):
                         self._resume(session.checkpoint)
@@ -113,7 +125,8 @@ class Loop:
                 metrics = learner.update(samples, step=step, sketch=session.sketch(step))
                 digests = {"dtype": plan.dtype, "weights": learner.fingerprint()}
                 if settings.server_sleep:
-                    self.server.wake()
+                    with memory_named(f"step {step}: the server's waking after the update", GIVE_SERVER_LESS):
+                        self.server.wake()
                 gap = metrics.get("sampled_difference")
                 if gap is not None and fresh:  # since stale calls the policy has moved
                     session.delivery.sampled(step=step, difference=gap, dtype=plan.dtype)
@@ -167,13 +180,17 @@ class Loop:
             measured = self._greedy()
             yield measured if len(measured) > 1 else measured[0]
 
+    def _load(self) -> Learner:
+        with memory_named("the learner's model could not be loaded", SMALLER):
+            return self.algorithm.learner(self.session)
+
     def _measure_and_load(self) -> Learner:
         """Measure the held-out accuracy before training; return the learner, which loads meanwhile."""
         session, served = self.session, self._greedy()
 
         def load() -> Learner:
             try:
-                return self.algorithm.learner(session)
+                return self._load()
             except Exception as error:
                 session.runtime.end_results(error)  # nobody needs the measurement any more
                 raise
@@ -285,7 +302,8 @@ class Loop:
         if not self.settings.server_sleep:
             self.session.delivery.prepare(self._sampling())
         prepared = time.perf_counter()
-        self.server.take(self.learner.weights(), version)
+        with memory_named(f"step {version}: the way of the new weights to the server", GIVE_SERVER_LESS):
+            self.server.take(self.learner.weights(), version)
         taken = time.perf_counter()
         self._prove(version)
         return prepared - start + time.perf_counter() - taken

@@ -80,6 +80,7 @@ class Grpo:
         from agentrig_grpo import checkpoint
         from agentrig_grpo.fitting import check_left, free_memory, plan_memory
         from agentrig_grpo.learner import Learner
+        from agentrig_grpo.model_files import stored_in
         from agentrig_grpo.passes import too_small
 
         config, hardware = self.config, session.hardware
@@ -90,7 +91,10 @@ class Grpo:
         tokenizer, attention = checkpoint.load_tokenizer(source), checkpoint.attention_of(hardware)
         dtype = check_device(hardware, config.dtype)
         memory = plan_memory(source, config, dtype=dtype, device=device, attention=attention)
-        model = checkpoint.load_model(source, device=device, attention=attention)
+        # Adapters leave the model as its files have it: in bfloat16 it needs half the memory.
+        short = bool(config.lora_rank) and dtype == "bfloat16" and stored_in(source, "BF16")
+        kept = torch.bfloat16 if short else torch.float32
+        model = checkpoint.load_model(source, dtype=kept, device=device, attention=attention)
         checkpoint.check_vocabulary(model, tokenizer)
         learner = Learner(
             model,
@@ -99,6 +103,7 @@ class Grpo:
             seed=session.seed,
             chunk=memory.chunk,
             recomputed=memory.recomputed,
+            frozen_exact=True if short else None,
             tokenizer=tokenizer,
             ready=partial(check_left, memory, device),
             host_memory=partial(free_memory, "cpu"),

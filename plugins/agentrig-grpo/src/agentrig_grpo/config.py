@@ -20,6 +20,12 @@ class LearnerConfig(LoopSettings):
         help="AdamW with its two moments in fp32, or in 8 bits (agentrig-grpo[8bit]), which saves 6 bytes a weight",
         choices=("adamw", "adamw8bit"),
     )
+    moments: str = setting(
+        "device",
+        help="where AdamW's two moments are: on the learner's device, or in host memory, from which they pass through "
+        "the device in parts; the weights are the same",
+        choices=("device", "host"),
+    )
     lr: float = setting(1e-6, help="learning rate of AdamW", gt=0)
     warmup_steps: int = setting(0, help="updates over which the learning rate rises from 0", ge=0)
     lr_scheduler_type: str = setting(
@@ -59,6 +65,14 @@ class LearnerConfig(LoopSettings):
     rollout_is_threshold: float = setting(
         2.0, help="with max_staleness = 1, importance weights of sampled tokens are truncated here", ge=1
     )
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        if self.moments == "host" and self.optimizer != "adamw":
+            raise ValueError(
+                'moments = "host" is for optimizer = "adamw": bitsandbytes keeps the moments of adamw8bit on the '
+                "device. Leave one of them out"
+            )
 
 
 @attrs.frozen(kw_only=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from agentrig.audit.sketch import Sketch
 from agentrig.delivery.digests import digests, fingerprint
 from agentrig.delivery.noise import with_noise
 from agentrig.delivery.verdict import difference
+from agentrig.device_memory import give_memory_back
 from agentrig.errors import AgentrigError
 from agentrig.forest.scoring import CHUNK, score, why_not_shared
 from agentrig.forest.segments import Pack
@@ -35,7 +37,7 @@ from agentrig_grpo.host_copy import HostCopy, stand_in_of
 from agentrig_grpo.lora import live_weights
 from agentrig_grpo.loss import sample_weights, token_losses, tokens_in_loss
 from agentrig_grpo.loss_inputs import LossInputs
-from agentrig_grpo.masters import computing_with
+from agentrig_grpo.masters import computing_in
 from agentrig_grpo.model_files import weight_files
 from agentrig_grpo.optimizers import check_state, learning_rate, optimizer_bytes, optimizer_of
 from agentrig_grpo.passes import check_recorded, memory_in_words
@@ -55,13 +57,16 @@ class Learner:
     """Implements `agentrig.learners.Learner`: holds the trained model and its optimizer.
 
     Args:
-        model: A Hugging Face causal language model in fp32, on its device; adapters are added here.
+        model: A Hugging Face causal language model on its device, in fp32, or as its files have it if adapters are
+            trained; these are added here.
         config: Settings.
         dtype: `float32`, or `bfloat16`: then the model computes with 16-bit copies of its weights, or under autocast
-            (with LoRA, and for models whose calls share no tokens). Weights, gradients and the optimizer stay fp32.
+            (models whose calls share no tokens, and adapters of a model that has more than 16 bits). Trained weights,
+            gradients and the optimizer stay fp32.
         seed: Of the order of mini-batches and of new adapters.
         chunk: Most logits that are held at once; None for the device's usual number.
         recomputed: With gradient checkpointing: how many layers compute their activations twice; None for all.
+        frozen_exact: With LoRA: whether rounding the model to bfloat16 changes nothing; None to compare its weights.
         tokenizer: The model's, for `save` and `prompt`.
         ready: Checks the memory once the model's server has the weights too.
         host_memory: Returns the free bytes of host memory, for copies of what is saved; None if nobody needs to ask.
@@ -81,6 +86,7 @@ class Learner:
         seed: int,
         chunk: int | None = None,
         recomputed: int | None = None,
+        frozen_exact: bool | None = None,
         tokenizer: Any = None,
         ready: Callable[[], None] = lambda: None,
         host_memory: Callable[[], int] | None = None,
@@ -88,7 +94,7 @@ class Learner:
         self.config, self.tokenizer, self.ready = config, tokenizer, ready
         self._dtype, self._seed = dtype, seed
         self._bf16 = dtype == "bfloat16"
-        built = build(model, config, bf16=self._bf16, seed=seed, recomputed=recomputed)
+        built = build(model, config, bf16=self._bf16, seed=seed, recomputed=recomputed, frozen_exact=frozen_exact)
         self.model, self.share, self.trained = built.model, built.share, built.trained
         self._reference, self._masters = built.reference, built.masters
         self.path = (
@@ -120,6 +126,14 @@ class Learner:
             step's change of all trained weights), `learner_tokens_per_s` (all tokens through the model a second) and
             `sharing` (1 if shared tokens are computed once, 0 if each call is computed in full).
         """
+        try:
+            return self._update(samples, step, sketch)
+        finally:
+            if self.config.server_sleep:
+                gc.collect()  # of activations that are still part of a cycle
+                give_memory_back(self._device)
+
+    def _update(self, samples: Sequence[TrainSample], step: int, sketch: Sketch | None) -> dict[str, float]:
         self._sketch = sketch
         self._in_loss, self._reasons, self.used = [], {}, ()
         if not samples:
@@ -256,9 +270,7 @@ class Learner:
         try:
             if dtype is None:
                 return self._score(self.model, self._collate(pack), temperature)[0].tolist()
-            parameters = dict(self.model.named_parameters())
-            exact = parameters if self._masters is None else self._masters.trained
-            with computing_with(parameters, {name: p.data.to(dtype) for name, p in exact.items()}):
+            with computing_in(self.model, dtype):
                 batch = collate(pack, share=self.share).to(self._device)
                 return score(self.model, batch, temperature)[0].tolist()
         finally:
@@ -343,9 +355,9 @@ class Learner:
             chosen = set(groups[part :: min(parts, len(groups))])
             yield [i for i, s in enumerate(samples) if s.group in chosen]
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights for the model's server, adapters merged."""
-        yield from checkpoint.weights(self.model).items()
+    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Return the weights for the model's server; adapters are merged one matrix at a time, when it is read."""
+        return checkpoint.weights(self.model).items()
 
     def fingerprint(self) -> str:
         """Return a digest of the trained weights."""

@@ -22,6 +22,7 @@ from agentrig.forest.sequences import collate, packed
 from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.loss import token_losses
+from agentrig_grpo.model_files import stored_in
 from agentrig_grpo.optimizers import optimizer_bytes
 
 GIB = 1 << 30
@@ -138,11 +139,12 @@ def need_of(
             )
             learner = Learner(
                 model.eval(),
-                attrs.evolve(config, kl_loss_coef=0.0, optimizer="adamw"),
+                attrs.evolve(config, kl_loss_coef=0.0, optimizer="adamw", moments="device"),
                 dtype=dtype,
                 seed=0,
                 chunk=chunk,
                 recomputed=recomputed,
+                frozen_exact=stored_in(directory, "BF16"),
             )
         if not learner.share:
             raise NotImplementedError(f"the calls of a {settings.model_type} share no tokens")
@@ -169,7 +171,7 @@ def need_of(
     return Need(
         weights=weights + _bytes(reference),
         gradients=held - weights,
-        optimizer=optimizer_bytes(trained, config.optimizer),
+        optimizer=optimizer_bytes(trained, config.optimizer, config.moments),
         activations=counter.peak - held,
         change=bytes_trained,
         earlier=bytes_trained // (1 if learner._masters is None else 2) if config.max_staleness else 0,

@@ -150,6 +150,7 @@ def _take_weights(channel: Channel, api: Any, loop: asyncio.AbstractEventLoop) -
             os._exit(0)
         if message.get("free"):
             asyncio.run_coroutine_threadsafe(api.free(), loop).result()
+            receiver.close()
             _empty_cache(str(api.engine.decoder.device))
             channel.send({})
             continue
