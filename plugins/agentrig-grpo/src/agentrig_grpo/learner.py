@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import logging
 import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import torch  # noqa: TID253  (imported by the algorithm when it runs)
@@ -25,10 +27,11 @@ from agentrig.forest.sequences import Batch, collate, packed
 from agentrig.learners import TrainSample as TrainSample
 from agentrig.ledger import NOT_FINITE, ZERO_ADVANTAGE
 from agentrig_grpo import checkpoint, trainer_files
-from agentrig_grpo.building import build
+from agentrig_grpo.building import build, recompute
 from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.context import context_of
 from agentrig_grpo.figures import Figures, of_pass
+from agentrig_grpo.fitting import CPU_PASS, group_length, lower
 from agentrig_grpo.lora import live_weights
 from agentrig_grpo.loss import sample_weights, token_losses, tokens_in_loss
 from agentrig_grpo.loss_inputs import LossInputs
@@ -38,9 +41,16 @@ from agentrig_grpo.optimizers import check_state, learning_rate, optimizer_of
 from agentrig_grpo.passes import check_recorded, memory_in_words
 from agentrig_grpo.server.chat import Chat, TooLong
 
+log = logging.getLogger(__name__)
+
 GPU_CHUNK = 1 << 28
 """Most logits in memory at once on a GPU: almost two thousand tokens of a large vocabulary. With 2^29 an update takes
 1% less time and 3 GiB more."""
+
+COUNTED = ("tokens", "computed", "traced", "repeated", "longest")
+"""The figures that passes add to."""
+
+T = TypeVar("T")
 
 
 class Learner:
@@ -53,7 +63,7 @@ class Learner:
             (with LoRA, and for models whose calls share no tokens). Weights, gradients and the optimizer stay fp32.
         seed: Of the order of mini-batches and of new adapters.
         chunk: Most logits that are held at once; None for the device's usual number.
-        recomputed: With gradient checkpointing: how many layers compute their activations twice; None for all.
+        recomputed: How many layers compute their activations twice; None for what `gradient_checkpointing` says.
         tokenizer: The model's, for `save` and `prompt`.
         ready: Checks the memory once the model's server has the weights too.
 
@@ -61,6 +71,8 @@ class Learner:
         share: Whether tokens that calls share are computed once.
         path: That, in words: one sentence.
         layers: How many blocks the model has.
+        tokens: Most tokens of a pass.
+        recomputed: How many layers compute their activations twice.
     """
 
     def __init__(
@@ -90,12 +102,17 @@ class Learner:
         self.optimizer = optimizer_of(self.trained.values(), config)
         self._chunk = chunk or (CHUNK if self._device.type == "cpu" else GPU_CHUNK)
         self.layers: int = getattr(model.config, "num_hidden_layers", 1)
+        self.tokens: int = CPU_PASS if config.tokens_per_batch == "auto" else config.tokens_per_batch
+        every = self.layers if config.gradient_checkpointing is True else 0
+        self.recomputed = every if recomputed is None else min(recomputed, self.layers)
+        self.measured: Callable[[int], None] | None = None
         self.updates = 0
         self.used: Sequence[tuple[int, str]] = ()
         self._in_loss: list[list[int]] = []  # for each epoch, the tokens of each sample that the gradient came from
         self._reasons: dict[int, str] = {}  # why a sample was not trained in some epoch
         self._kept: dict[str, torch.Tensor] = {}
         self._sketch: Sketch | None = None
+        self._latest = 0  # tokens of the latest pass
 
     def update(self, samples: Sequence[TrainSample], *, step: int, sketch: Sketch | None = None) -> dict[str, float]:
         """Update the weights on a step's samples; see `agentrig.learners.Learner`.
@@ -115,14 +132,17 @@ class Learner:
         figures = Figures(recorded=all(s.logprobs is not None for s in samples))
         if self.config.max_staleness:
             check_recorded(samples, step)
-        samples = self._with_behaviour(samples, figures)
-        with memory_in_words(figures, self.config, step):
+        with memory_in_words(self.config, step, lambda: (self._latest, self.tokens)):
+            samples = self._with_behaviour(samples, figures, step)
             for epoch in range(self.config.ppo_epochs):
                 self._in_loss.append([0] * len(samples))
                 for mini_batch in self._mini_batches(samples, step=step, epoch=epoch):
                     self._one_update([samples[i] for i in mini_batch], figures, mini_batch, step)
         self.used = [self._used(place, len(sample.response_ids)) for place, sample in enumerate(samples)]
         wall = time.perf_counter() - start
+        if self.measured is not None and figures.updates:
+            self.measured(int(torch.get_device_module(self._device.type).max_memory_reserved()))
+            self.measured = None
         return {
             **figures.metrics(),
             "lr": self.optimizer.param_groups[0]["lr"],
@@ -132,7 +152,7 @@ class Learner:
         }
 
     def _one_update(self, samples: Sequence[TrainSample], figures: Figures, places: Sequence[int], step: int) -> None:
-        """Accumulate a mini-batch's gradient in passes of `tokens_per_batch` tokens, then step the optimizer.
+        """Accumulate a mini-batch's gradient in passes of at most `tokens` tokens, then step the optimizer.
 
         Args:
             samples: The mini-batch.
@@ -150,11 +170,46 @@ class Learner:
         if not active:
             return
         chosen, shares = [samples[i] for i in active], [weights[i] for i in active]
-        batches = self._batches(chosen, figures)
-        inputs = LossInputs.of(chosen, shares, self._device)
-        in_loss = torch.zeros(len(active), dtype=torch.int64, device=self._device)
+        parts, in_loss = self._with_room(lambda: self._gradient(chosen, shares, figures), figures, step)
+        figures.add(parts)  # it waits for a device: what the host alone does comes before it
+        norm = float(torch.nn.utils.clip_grad_norm_(self.trained.values(), config.max_grad_norm))
+        figures.norms.append(norm)
+        if not math.isfinite(norm):  # skipped: it would make all weights NaN; the run's guard sees the metric
+            self.optimizer.zero_grad(set_to_none=True)
+            self._reasons |= {places[i]: NOT_FINITE for i in active}
+            return
+        self.updates += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(config, step=step, update=self.updates)
+        if not figures.before:  # not earlier: activations need the memory
+            figures.before = [p.detach().clone() for p in self.trained.values()]
+        if self._sketch is not None:
+            self._sketch.take(self.trained, self.optimizer, [s.call for s in samples if s.call is not None], norm)
+        self.optimizer.step()
+        if self._masters is not None:
+            self._masters.refresh()
+        if self._sketch is not None:
+            self._sketch.after(self.trained, None if self._masters is None else self._masters.copies)
+        self.optimizer.zero_grad(set_to_none=True)
+        figures.updates += 1
+        for i, tokens in zip(active, in_loss.tolist(), strict=True):
+            self._in_loss[-1][places[i]] += tokens
+
+    def _gradient(
+        self, samples: Sequence[TrainSample], shares: Sequence[float], figures: Figures
+    ) -> tuple[list[dict[str, torch.Tensor]], torch.Tensor]:
+        """Accumulate the gradient of samples in passes; return each pass's figures, and each sample's trained tokens.
+
+        Args:
+            samples: Those with a gradient.
+            shares: What each of their tokens counts in the loss.
+            figures: Is added to.
+        """
+        config = self.config
+        inputs = LossInputs.of(samples, shares, self._device)
+        in_loss = torch.zeros(len(samples), dtype=torch.int64, device=self._device)
         parts: list[dict[str, torch.Tensor]] = []
-        for batch in batches:
+        for batch in self._batches(samples, figures):
             behaviour, advantage, weight = inputs.look_up(batch)
             reference = self._reference_logprobs(batch) if config.kl_loss_coef else None
             logprobs, entropy = self._score(self.model, batch)
@@ -184,29 +239,49 @@ class Learner:
             in_loss.index_add_(0, batch.sample, tokens_in_loss(logprobs, out, advantage).long())
             figures.tokens += len(batch.targets)
             parts.append(of_pass(loss, out, entropy, config.rollout_is_threshold))
-        figures.add(parts)  # it waits for a device: what the host alone does comes before it
-        norm = float(torch.nn.utils.clip_grad_norm_(self.trained.values(), config.max_grad_norm))
-        figures.norms.append(norm)
-        if not math.isfinite(norm):  # skipped: it would make all weights NaN; the run's guard sees the metric
+        return parts, in_loss
+
+    def _with_room(self, passes: Callable[[], T], figures: Figures, step: int) -> T:
+        """Return what passes return; where the device has too little memory for them, repeat them with smaller ones.
+
+        They begin again from the same state, so the weights after the update are those of a run that began with the
+        smaller pass.
+        """
+        while True:
+            before = {name: getattr(figures, name) for name in COUNTED}
+            try:
+                return passes()
+            except torch.OutOfMemoryError as error:
+                alone = self._latest > self.tokens  # one call that is longer than a pass: no smaller pass is left
+                group = group_length(self.config, context_of(self.model.config, self.config.max_length))
+                most = self.layers if self.config.gradient_checkpointing == "auto" else self.recomputed
+                tokens = min(self.tokens, self._latest)
+                smaller = lower(tokens, self.recomputed, group=tokens if alone else group, most=most)
+                if smaller is None or (alone and smaller[0] < tokens):
+                    raise
+                said = str(error).splitlines()[0]
+            # Only here is the memory of the failed pass free: the error held it.
+            for name, count in before.items():
+                setattr(figures, name, count)
             self.optimizer.zero_grad(set_to_none=True)
-            self._reasons |= {places[i]: NOT_FINITE for i in active}
-            return
-        self.updates += 1
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(config, step=step, update=self.updates)
-        if not figures.before:  # not earlier: activations need the memory
-            figures.before = [p.detach().clone() for p in self.trained.values()]
-        if self._sketch is not None:
-            self._sketch.take(self.trained, self.optimizer, [s.call for s in samples if s.call is not None], norm)
-        self.optimizer.step()
-        if self._masters is not None:
-            self._masters.refresh()
-        if self._sketch is not None:
-            self._sketch.after(self.trained, None if self._masters is None else self._masters.copies)
-        self.optimizer.zero_grad(set_to_none=True)
-        figures.updates += 1
-        for i, tokens in zip(active, in_loss.tolist(), strict=True):
-            self._in_loss[-1][places[i]] += tokens
+            if self._masters is not None:
+                self._masters.drop()
+            gc.collect()
+            if self._device.type != "cpu":
+                torch.get_device_module(self._device.type).empty_cache()
+            self.fit(*smaller)
+            log.warning(
+                "step %d: the device ran out of memory (%s): its passes begin again, with at most %d tokens and %d of "
+                "%d layers computed twice, and stay so",
+                *(step, said, self.tokens, self.recomputed, self.layers),
+            )
+
+    def fit(self, tokens: int, recomputed: int) -> None:
+        """Change the most tokens of a pass, and how many layers compute their activations twice."""
+        self.tokens = tokens
+        if recomputed != self.recomputed:
+            self.recomputed = recomputed
+            recompute(self.model, recomputed)
 
     def _used(self, place: int, tokens: int) -> tuple[int, str]:
         """Return how many of a sample's tokens were trained, in the epoch that is furthest from all, and why not."""
@@ -280,7 +355,7 @@ class Learner:
 
     def _batches(self, samples: Sequence[TrainSample], figures: Figures) -> Iterator[Batch]:
         """Yield the batches of the packs of the samples' forest, each made when it is asked for."""
-        packs = packed(samples, self.config.tokens_per_batch, share=self.share)
+        packs = packed(samples, self.tokens, share=self.share)
         figures.traced += sum(len(s.prompt_ids) + len(s.response_ids) - 1 for s in samples)
         seen: set[int] = set()
         for pack in packs:
@@ -289,10 +364,11 @@ class Learner:
             batch = self._collate(pack)
             figures.computed += batch.computed
             figures.longest = max(figures.longest, batch.computed)
+            self._latest = batch.computed
             yield batch
 
     @torch.no_grad()
-    def _with_behaviour(self, samples: Sequence[TrainSample], figures: Figures) -> list[TrainSample]:
+    def _with_behaviour(self, samples: Sequence[TrainSample], figures: Figures, step: int) -> list[TrainSample]:
         """Fill in missing behaviour log-probabilities with those of the current weights; of stale samples the proximal.
 
         With a single update, the update's own forward pass gives them, so nothing is computed here; nor is it for
@@ -305,11 +381,15 @@ class Learner:
         if not lacking or (single and len(lacking) == len(active)):
             return list(samples)
         found: dict[int, list[float]] = {i: [0.0] * len(samples[i].response_ids) for i in lacking}
-        for batch in self._batches([samples[i] for i in lacking], figures):
-            logprobs, _ = self._score(self.model, batch)
-            places = zip(batch.sample.tolist(), batch.place.tolist(), logprobs.tolist(), strict=True)
-            for sample, place, logprob in places:
-                found[lacking[sample]][place] = logprob
+
+        def compute() -> None:
+            for batch in self._batches([samples[i] for i in lacking], figures):
+                logprobs, _ = self._score(self.model, batch)
+                places = zip(batch.sample.tolist(), batch.place.tolist(), logprobs.tolist(), strict=True)
+                for sample, place, logprob in places:
+                    found[lacking[sample]][place] = logprob
+
+        self._with_room(compute, figures, step)
         filled: dict[int, Any] = {i: {name: values} for i, values in found.items()}
         return [attrs.evolve(s, **filled.get(i, {})) for i, s in enumerate(samples)]
 

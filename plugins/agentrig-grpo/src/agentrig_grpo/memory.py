@@ -20,11 +20,10 @@ from torch.utils._pytree import tree_leaves  # noqa: TID253
 
 from agentrig.forest.sequences import collate, packed
 from agentrig_grpo.config import LearnerConfig
+from agentrig_grpo.fitting import in_gib
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.loss import token_losses
 from agentrig_grpo.optimizers import optimizer_bytes
-
-GIB = 1 << 30
 
 
 @attrs.frozen(kw_only=True)
@@ -57,11 +56,6 @@ class Need:
         parts = {name: size for name, size in attrs.asdict(self).items() if name not in ("change", "earlier")}
         more = {"weights one version back": self.earlier} if self.earlier else {}
         return ", ".join(f"{name} {in_gib(size)}" for name, size in {**parts, **more}.items())
-
-
-def in_gib(size: float) -> str:
-    """Return bytes as text."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):.1f} MiB"
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -105,22 +99,24 @@ def need_of(
     directory: Path,
     config: LearnerConfig,
     *,
+    tokens: int,
     dtype: str,
     device: str,
     attention: str,
     chunk: int,
     recomputed: int | None = None,
 ) -> Need:
-    """Return what an update needs: passes of `tokens_per_batch` tokens, of groups with the longest replies.
+    """Return what an update needs: passes of so many tokens, of groups with the longest replies.
 
     Args:
         directory: The model's directory.
         config: Settings; `gradient_checkpointing` is "auto" for off here.
+        tokens: Tokens of a pass.
         dtype: The learner's dtype.
         device: torch's name of the device.
         attention: The attention, as in `load_model`.
         chunk: Most logits at once.
-        recomputed: With gradient checkpointing: how many layers compute their activations twice; None for all.
+        recomputed: How many layers compute their activations twice; None for what `gradient_checkpointing` says.
 
     Raises:
         NotImplementedError: The model's calls share no tokens: its passes depend on values, which fake tensors lack.
@@ -129,7 +125,7 @@ def need_of(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     settings = AutoConfig.from_pretrained(str(directory), local_files_only=True)
-    pack = next(packed(_full(config), config.tokens_per_batch, share=True))
+    pack = next(packed(_full(config, tokens), tokens, share=True))
     real = collate(pack, share=True, varlen=dtype == "bfloat16" and torch.device(device).type == "cuda")
     with FakeTensorMode(allow_non_fake_inputs=True):
         with torch.device(device), _staying():
@@ -191,9 +187,9 @@ def _staying() -> Iterator[None]:
         torch.nn.Module.to = move  # type: ignore[method-assign]
 
 
-def _full(config: LearnerConfig) -> list[TrainSample]:
-    """Return the samples of one full pass: answers as long as allowed, each after the same, longest possible prompt."""
-    budget, size = config.tokens_per_batch, config.group_size
+def _full(config: LearnerConfig, budget: int) -> list[TrainSample]:
+    """Return the samples of a full pass: answers as long as allowed, each after the same, longest possible prompt."""
+    size = config.group_size
     answer = max(1, min(config.max_tokens, budget // (2 * size)))
     prompt = [5] * max(1, budget - size * (answer + 1))
     return [
