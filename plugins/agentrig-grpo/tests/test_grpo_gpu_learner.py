@@ -8,9 +8,10 @@ import pytest
 import torch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.config import GrpoConfig
-from agentrig_grpo.fitting import free_memory, plan_memory
+from agentrig_grpo.fitting import ServerNeed
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.memory import need_of
+from agentrig_grpo.planning import measured, plan_memory
 
 from agentrig.errors import ConfigError
 from agentrig.forest import head
@@ -122,7 +123,7 @@ def test_the_estimate_of_an_updates_memory_is_what_the_gpu_counts(make_model, to
     checkpoint.save(make_model(**SHAPE), tokenizer, tmp_path)
     config = GrpoConfig(tokens_per_batch=8192, group_size=4, max_tokens=256, **more)
     fit = {"dtype": dtype, "device": "cuda", "attention": "sdpa"}
-    need = need_of(tmp_path, config, chunk=1 << 29, **fit)
+    need = need_of(tmp_path, config, tokens=8192, chunk=1 << 29, **fit)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     learner = Learner(make_model(**SHAPE).to("cuda"), config, dtype=dtype, seed=0)
@@ -138,9 +139,10 @@ def test_the_estimate_of_an_updates_memory_is_what_the_gpu_counts(make_model, to
 def test_what_does_not_fit_into_the_gpu_is_refused_before_anything_is_loaded(make_model, tokenizer, tmp_path):
     checkpoint.save(make_model(**SHAPE), tokenizer, tmp_path)
     config = GrpoConfig(tokens_per_batch=1 << 22, group_size=4, max_tokens=256, gradient_checkpointing=False)
-    assert free_memory("cuda") > 1 << 30
-    with pytest.raises(ConfigError, match=r"are free for it; its server takes .*\n  Set algorithm\."):
-        plan_memory(tmp_path, config, dtype="bfloat16", device="cuda", attention="sdpa")
+    device, server = measured("cuda"), ServerNeed(weights=1 << 28)
+    assert device.budget > 1 << 30
+    with pytest.raises(ConfigError, match=r"are free for it: .* its server takes .*\n  Set algorithm\."):
+        plan_memory(tmp_path, config, dtype="bfloat16", device=device, attention="sdpa", server=server)
 
 
 @pytest.mark.parametrize("checkpointing", [True, False])

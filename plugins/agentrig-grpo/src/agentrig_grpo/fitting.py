@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, Protocol
 
 import attrs
@@ -26,8 +26,11 @@ from agentrig_grpo.config import LearnerConfig
 
 GIB = 1 << 30
 
-MARGIN = 1.1
-"""Factor over the estimate of an update that must be free: for fragmentation and the workspaces of libraries."""
+MARGIN = 1.15
+"""Factor over the estimate of an update's passes that must be free: for fragmentation and libraries' workspaces."""
+
+ROUNDING = 1.02
+"""Factor over weights, gradients and moments, which are few large pieces."""
 
 PASSES = (49152, 32768, 24576, 16384, 12288, 8192, 6144, 4096, 3072, 2048, 1024, 512, 256)
 """Tokens of a pass that may be chosen. More than the first make no update faster, on any device that was measured."""
@@ -37,6 +40,9 @@ CPU_PASS = 8192
 
 CACHES = (1.0, 0.75, 0.5, 0.25)
 """Shares of the key-value cache of all calls that may be chosen: with less, calls wait for each other."""
+
+LEAST_CACHE = 0.125
+"""The share that is chosen if nothing else of these helps."""
 
 PROMPT = 4096
 """Longest prompt that is planned for, in tokens, where `max_length` does not say it."""
@@ -189,25 +195,26 @@ def server_need(
 class Needs:
     """What an update needs, for any pass and any number of layers that compute their activations twice.
 
-    Only the smallest and the largest pass are estimated, with none and with all of these layers, and only when they are
-    asked for. In between the need is at most what a straight line says: it is the largest of several straight lines.
+    Only a few passes are estimated, with none and with all of these layers, and only when they are asked for. In
+    between the need is at most what a straight line says: it is the largest of several straight lines, as long as no
+    chunk of logits becomes full.
 
     Args:
         estimate: Returns the need of a pass of so many tokens, with so many layers.
         layers: How many layers the model has.
-        passes: The smallest and the largest pass.
+        passes: The passes that are estimated, ascending: the smallest, that whose chunk of logits is full, the largest.
     """
 
-    def __init__(self, estimate: Callable[[int, int], Sizes], *, layers: int, passes: tuple[int, int]) -> None:
+    def __init__(self, estimate: Callable[[int, int], Sizes], *, layers: int, passes: Sequence[int]) -> None:
         self._estimate, self._layers, self._passes = cache(estimate), layers, passes
 
     def __call__(self, tokens: int, recomputed: int) -> Any:
         """Return the need of a pass of so many tokens, of which so many layers compute their activations twice."""
         if 0 < recomputed < self._layers:
             return _between(self(tokens, 0), self(tokens, self._layers), recomputed / self._layers)
-        low, high = self._passes
-        if tokens == high:
-            return self._estimate(high, recomputed)
+        if tokens in self._passes:
+            return self._estimate(tokens, recomputed)
+        low, high = next(pair for pair in pairwise(self._passes) if tokens < pair[1])
         share = (tokens - low) / (high - low)
         return _between(self._estimate(low, recomputed), self._estimate(high, recomputed), share)
 
@@ -304,13 +311,13 @@ class Fitting:
         may_sleep = self.device.accelerator and self.server.memory() and not self.config.max_staleness
         sleeping = ([False, True] if may_sleep else [False]) if asked == "auto" else [asked]
         hosts = [False, True] if moments == "auto" and self.device.accelerator else [moments == "host"]
-        return list(product(hosts, sleeping, CACHES))
+        return [*product(hosts, sleeping, CACHES), (hosts[-1], sleeping[-1], LEAST_CACHE)]
 
     def fits(self, choice: Choice) -> bool:
         """Whether an update fits beside the server, and the learner's state beside the server that is awake."""
         budget, server = self.device.budget, self.server.memory(choice.cache)
         during = self.server.asleep if choice.sleeps else server
-        return self.update(choice) * MARGIN + during <= budget and self.state(choice) + server <= budget
+        return self.room(choice) + during <= budget and self.state(choice) * ROUNDING + server <= budget
 
     def state(self, choice: Choice) -> int:
         """Return the bytes that the learner holds between updates."""
@@ -322,6 +329,12 @@ class Fitting:
         need: Sizes = self.needs(self.config)(choice.tokens, choice.recomputed)
         buffer = min(BUFFER, need.optimizer) if choice.on_host else 0
         return self.state(choice) + int(need.gradients) + max(self.passes(choice), need.change) + buffer
+
+    def room(self, choice: Choice) -> int:
+        """Return the bytes that must be free for an update."""
+        need = self.needs(self.config)(choice.tokens, choice.recomputed)
+        passes = max(self.passes(choice) * MARGIN, need.change * ROUNDING)
+        return int((self.update(choice) - max(self.passes(choice), need.change)) * ROUNDING + passes)
 
     def passes(self, choice: Choice) -> int:
         """Return the bytes that the passes of an update add."""
@@ -341,7 +354,7 @@ class Fitting:
                 cached = max(int(self.server.cache * choice.cache), self.server.least) / GIB
                 some = "" if choice.cache == 1 else f" {choice.cache:.0%} of"
                 inside += f",{some} the cache of {self.server.calls} calls {cached:.1f}"
-            asleep = f"; asleep during updates: {self.server.asleep / GIB:.1f}" if choice.sleeps else ""
+            asleep = f"; {self.server.asleep / GIB:.1f} while it sleeps during updates" if choice.sleeps else ""
             parts.append(f"server {server / GIB:.1f} ({inside}{asleep})")
         layers = {0: "no layer", self.layers: "all layers"}.get(choice.recomputed, f"{choice.recomputed} layers")
         host = ", moments in host memory" if choice.on_host else ""
@@ -360,12 +373,19 @@ class Fitting:
         need = self.needs(self.config)(tightest.tokens, tightest.recomputed)
         limit = f" ([hardware] memory_gib = {self.device.limit / GIB:g})" if self.device.limit else ""
         others = f", of which others hold {in_gib(self.device.others)}" if self.device.others else ""
+        asleep = f", asleep {in_gib(self.server.asleep)}" if tightest.sleeps else ""
         what = (
-            f"an update needs about {in_gib(self.update(tightest) * MARGIN)} of memory, and "
+            f"an update needs about {in_gib(self.room(tightest))} of memory, and "
             f"{in_gib(max(0, self.left(tightest)))} of {self.device.name} are free for it{limit}: it has "
-            f"{in_gib(self.device.total)}{others}; its server takes {in_gib(self.server.memory(tightest.cache))}; "
-            f"{need.describe()}, with tokens_per_batch = {tightest.tokens}.\n  "
+            f"{in_gib(self.device.total)}{others}; its server takes {in_gib(self.server.memory(tightest.cache))}"
+            f"{asleep}; {need.describe()}, with tokens_per_batch = {tightest.tokens}.\n  "
         )
+        if self.room(tightest) <= self.left(tightest):  # then it is the time between updates
+            what = (
+                f"between updates the learner needs {in_gib(self.state(tightest) * ROUNDING)} and its server "
+                f"{in_gib(self.server.memory(tightest.cache))}, and {in_gib(self.device.budget)} of {self.device.name} "
+                f"are free for both{limit}: it has {in_gib(self.device.total)}{others}.\n  "
+            )
         return what + next((cure for cure, way in self._cures() if way.first()), OTHERWISE)
 
     @property
@@ -411,12 +431,13 @@ def passes_of(config: LearnerConfig, device: Device, group: int) -> list[int]:
     return sorted({n for n in PASSES if n <= most} | {min(most, -(-group // 64) * 64)}, reverse=True)
 
 
-def lower(tokens: int, recomputed: int, *, group: int, most: int) -> tuple[int, int] | None:
+def lower(tokens: int, recomputed: int, *, latest: int, group: int, most: int) -> tuple[int, int] | None:
     """Return a smaller pass, and how many layers compute their activations twice, after an update ran out of memory.
 
     Args:
-        tokens: Tokens of the pass that was too large.
+        tokens: Most tokens of a pass.
         recomputed: How many layers computed their activations twice.
+        latest: Tokens of the pass that was too large; more than `tokens` for one call, of which no part is a pass.
         group: Tokens of a whole group: it is cut apart last.
         most: How many layers may compute them twice.
 
@@ -424,8 +445,9 @@ def lower(tokens: int, recomputed: int, *, group: int, most: int) -> tuple[int, 
         None if there is nothing smaller.
     """
     half = tokens // 2
-    if half >= max(group, PASSES[-1]):
-        return half, recomputed
-    if recomputed < most:
+    while half >= latest:
+        half //= 2
+    smaller = (half, recomputed) if half >= PASSES[-1] and latest <= tokens else None
+    if recomputed < most and (smaller is None or half < group):
         return tokens, most
-    return (half, recomputed) if half >= PASSES[-1] else None
+    return smaller

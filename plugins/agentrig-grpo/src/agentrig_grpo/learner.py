@@ -252,12 +252,10 @@ class Learner:
             try:
                 return passes()
             except torch.OutOfMemoryError as error:
-                alone = self._latest > self.tokens  # one call that is longer than a pass: no smaller pass is left
                 group = group_length(self.config, context_of(self.model.config, self.config.max_length))
                 most = self.layers if self.config.gradient_checkpointing == "auto" else self.recomputed
-                tokens = min(self.tokens, self._latest)
-                smaller = lower(tokens, self.recomputed, group=tokens if alone else group, most=most)
-                if smaller is None or (alone and smaller[0] < tokens):
+                smaller = lower(self.tokens, self.recomputed, latest=self._latest, group=group, most=most)
+                if smaller is None:
                     raise
                 said = str(error).splitlines()[0]
             # Only here is the memory of the failed pass free: the error held it.

@@ -172,7 +172,8 @@ def plan_memory(
             more: dict[str, Any] = {"device": device.name, "attention": attention, "chunk": chunk}
             return need_of(directory, asked, tokens=tokens, recomputed=recomputed, dtype=dtype, **more)
 
-        return Needs(estimate, layers=layers, passes=(PASSES[-1], most))
+        full = min(-(-chunk // shape.vocabulary), most) if shape else most
+        return Needs(estimate, layers=layers, passes=sorted({min(PASSES[-1], most), full, most}))
 
     group = group_length(config, context)
     most = passes_of(config, device, group)[0]
