@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 
+import attrs
 import pytest
 import torch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.fitting import ServerNeed
 from agentrig_grpo.learner import Learner, TrainSample
-from agentrig_grpo.memory import need_of
+from agentrig_grpo.memory import _full, need_of
 from agentrig_grpo.planning import measured, plan_memory
 
 from agentrig.errors import ConfigError
@@ -127,7 +128,8 @@ def test_the_estimate_of_an_updates_memory_is_what_the_gpu_counts(make_model, to
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     learner = Learner(make_model(**SHAPE).to("cuda"), config, dtype=dtype, seed=0)
-    samples = calls_of(groups=2, size=4, prompt=8192 - 4 * 257, answer=256)
+    full = _full(config, 8192)
+    samples = [attrs.evolve(s, prompt_ids=[first, *s.prompt_ids[1:]]) for first in (8, 9) for s in full]
     learner.update(samples, step=1)
     torch.cuda.reset_peak_memory_stats()
     learner.update(samples, step=2)

@@ -106,7 +106,7 @@ def need_of(
     chunk: int,
     recomputed: int | None = None,
 ) -> Need:
-    """Return what an update needs: passes of so many tokens, of groups with the longest replies.
+    """Return what an update needs: passes of so many tokens, half of them of the longest answers.
 
     Args:
         directory: The model's directory.
@@ -188,15 +188,22 @@ def _staying() -> Iterator[None]:
 
 
 def _full(config: LearnerConfig, budget: int) -> list[TrainSample]:
-    """Return the samples of a full pass: answers as long as allowed, each after the same, longest possible prompt."""
+    """Return the samples of a full pass: groups whose answers, as long as allowed, are half of its tokens."""
     size = config.group_size
-    answer = max(1, min(config.max_tokens, budget // (2 * size)))
-    prompt = [5] * max(1, budget - size * (answer + 1))
+    answer = max(1, min(config.max_tokens, budget // (2 * size) - 1))
+    groups = max(1, budget // (2 * size * (answer + 1)))
+    prompt = max(2, budget // groups - size * (answer + 1))
     return [
         # The last token differs, or several would have one hidden state in common, which depends on values.
         TrainSample(
-            prompt_ids=[*prompt, 6 + i], response_ids=[7] * answer, logprobs=None, advantage=1.0, rollout=i, group=""
+            prompt_ids=[5 + group // 64, 5 + group % 64, *[5] * (prompt - 2), 6 + i],
+            response_ids=[7] * answer,
+            logprobs=None,
+            advantage=1.0,
+            rollout=group * size + i,
+            group="",
         )
+        for group in range(groups)
         for i in range(size)
     ]
 

@@ -172,7 +172,7 @@ def plan_memory(
             more: dict[str, Any] = {"device": device.name, "attention": attention, "chunk": chunk}
             return need_of(directory, asked, tokens=tokens, recomputed=recomputed, dtype=dtype, **more)
 
-        full = min(-(-chunk // shape.vocabulary), most) if shape else most
+        full = min(-(-2 * chunk // shape.vocabulary), most) if shape else most  # half of the tokens have logits
         return Needs(estimate, layers=layers, passes=sorted({min(PASSES[-1], most), full, most}))
 
     group = group_length(config, context)
