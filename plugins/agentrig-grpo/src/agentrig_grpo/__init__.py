@@ -38,6 +38,8 @@ def from_credit(
 
         return Grpo(settings, credit)
 
+    from agentrig_grpo.checks import check_memory_plan
+
     return AlgorithmSpec(
         name=name,
         summary=summary,
@@ -48,6 +50,7 @@ def from_credit(
         server=True,
         make_start=make_start,
         formulas=("update",) if credit else ("update", "advantages"),
+        checks=(check_memory_plan,),
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise, product
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
@@ -54,19 +54,36 @@ CONTEXT = 1 << 29
 """Bytes of the device that belong to this process, and to none of its tensors: a limit counts them too."""
 
 
-class Sizes(Protocol):
-    """Bytes of an update by part, of which only the activations depend on the pass; see `agentrig_grpo.memory.Need`."""
+@attrs.frozen(kw_only=True)
+class Need:
+    """Bytes that an update needs on its device, by part.
+
+    Attributes:
+        weights: Trained and frozen weights, and copies with fewer bits.
+        gradients: Gradients of the trained weights.
+        optimizer: The optimizer's state.
+        activations: The most that the passes of one update add to these.
+        change: The weights before the update, to measure how far it moved them; after the passes.
+        earlier: The weights that sampled stale rollouts, to prove what was sampled; 0 without such rollouts.
+    """
 
     weights: int
     gradients: int
     optimizer: int
     activations: int
     change: int
-    earlier: int
+    earlier: int = 0
 
     @property
     def peak(self) -> int:
         """Most at any time."""
+        return self.weights + self.gradients + self.optimizer + self.earlier + max(self.activations, self.change)
+
+    def describe(self) -> str:
+        """Return the parts as text."""
+        parts = {name: size for name, size in attrs.asdict(self).items() if name not in ("change", "earlier")}
+        more = {"weights one version back": self.earlier} if self.earlier else {}
+        return ", ".join(f"{name} {in_gib(size)}" for name, size in {**parts, **more}.items())
 
 
 def in_gib(size: float) -> str:
@@ -205,7 +222,7 @@ class Needs:
         passes: The passes that are estimated, ascending: the smallest, that whose chunk of logits is full, the largest.
     """
 
-    def __init__(self, estimate: Callable[[int, int], Sizes], *, layers: int, passes: Sequence[int]) -> None:
+    def __init__(self, estimate: Callable[[int, int], Need], *, layers: int, passes: Sequence[int]) -> None:
         self._estimate, self._layers, self._passes = cache(estimate), layers, passes
 
     def __call__(self, tokens: int, recomputed: int) -> Any:
@@ -326,7 +343,7 @@ class Fitting:
 
     def update(self, choice: Choice) -> int:
         """Return the most bytes that an update holds."""
-        need: Sizes = self.needs(self.config)(choice.tokens, choice.recomputed)
+        need: Need = self.needs(self.config)(choice.tokens, choice.recomputed)
         buffer = min(BUFFER, need.optimizer) if choice.on_host else 0
         return self.state(choice) + int(need.gradients) + max(self.passes(choice), need.change) + buffer
 

@@ -20,42 +20,10 @@ from torch.utils._pytree import tree_leaves  # noqa: TID253
 
 from agentrig.forest.sequences import collate, packed
 from agentrig_grpo.config import LearnerConfig
-from agentrig_grpo.fitting import in_gib
+from agentrig_grpo.fitting import Need
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.loss import token_losses
 from agentrig_grpo.optimizers import optimizer_bytes
-
-
-@attrs.frozen(kw_only=True)
-class Need:
-    """Bytes that an update needs on its device, by part.
-
-    Attributes:
-        weights: Trained and frozen weights, and copies with fewer bits.
-        gradients: Gradients of the trained weights.
-        optimizer: The optimizer's state.
-        activations: The most that the passes of one update add to these.
-        change: The weights before the update, to measure how far it moved them; after the passes.
-        earlier: The weights that sampled stale rollouts, to prove what was sampled; 0 without such rollouts.
-    """
-
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-    change: int
-    earlier: int = 0
-
-    @property
-    def peak(self) -> int:
-        """Most at any time."""
-        return self.weights + self.gradients + self.optimizer + self.earlier + max(self.activations, self.change)
-
-    def describe(self) -> str:
-        """Return the parts as text."""
-        parts = {name: size for name, size in attrs.asdict(self).items() if name not in ("change", "earlier")}
-        more = {"weights one version back": self.earlier} if self.earlier else {}
-        return ", ".join(f"{name} {in_gib(size)}" for name, size in {**parts, **more}.items())
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
