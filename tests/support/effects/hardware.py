@@ -26,7 +26,9 @@ def threads(settings: Settings) -> tuple[int, str]:
     before = torch.get_num_threads()
     hardware = build("hardware.cpu", settings)
     try:
-        session = SimpleNamespace(hardware=hardware, seed=0, train_tasks=[], note=lambda text: None)
+        session = SimpleNamespace(
+            hardware=hardware, seed=0, train_tasks=[], note=lambda text: None, record=lambda *_: None
+        )
         Grpo(config_of("algorithm.grpo", {})).learner(session)
         return torch.get_num_threads(), hardware.environment()["OMP_NUM_THREADS"]
     finally:

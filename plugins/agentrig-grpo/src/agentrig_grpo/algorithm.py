@@ -132,7 +132,10 @@ class Grpo:
             torch.set_num_threads(threads)
         tokenizer, attention = checkpoint.load_tokenizer(source), checkpoint.attention_of(hardware)
         dtype = check_device(hardware, config.dtype)
-        memory = self._memory or self._plan_memory(hardware, None)
+        if self._memory is None:
+            self._memory = self._plan_memory(hardware, None)
+            session.record("memory", self._memory.facts())
+        memory = self._memory
         if memory.fitting.device.limit:
             share = memory.fitting.left(memory.choice) / memory.fitting.device.total
             torch.get_device_module(device.split(":")[0]).set_per_process_memory_fraction(share)
