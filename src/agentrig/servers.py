@@ -64,6 +64,7 @@ class ServerMemory:
         prefill: Tokens of prompts that go through the model at once.
         asleep: Bytes that it keeps while it sleeps, beside weights.
         keeps_weights: Whether it keeps its weights while it sleeps.
+        transfer: Bytes that the learner's process keeps on the device to hand weights over; 0 for as many as they have.
         share: Share of the device's memory that the settings give it, from 0 to 1; 0 if the plan may choose.
         cache: Bytes for keys and values that the settings give it; 0 if the plan may choose.
         elsewhere: Whether it runs on another device than the learner.
@@ -74,6 +75,7 @@ class ServerMemory:
     prefill: int = 8192
     asleep: int = 3 << 29
     keeps_weights: bool = False
+    transfer: int = 0
     share: float = 0.0
     cache: int = 0
     elsewhere: bool = False

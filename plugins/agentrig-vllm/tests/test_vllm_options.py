@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
 import sys
 from argparse import ArgumentParser
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from agentrig_vllm import options, schema
@@ -158,3 +160,30 @@ def test_graphs_are_recorded_for_every_number_of_requests_up_to_the_most():
         padded = [next(size for size in sizes if size >= n) - n for n in range(1, most + 1)]
         assert max(padded) < 32
     assert options.graph_sizes(4096)[-1] == 512
+
+
+def test_the_worker_makes_a_share_of_the_plans_bytes(monkeypatch):
+    """Before vLLM compares it with what is free; a share of the settings' own is left as it is."""
+    asked = []
+
+    class GpuWorker:
+        def __init__(self, additional):
+            self.vllm_config, self.local_rank = SimpleNamespace(additional_config=additional), 0
+            self.cache_config = SimpleNamespace(gpu_memory_utilization=0.4)
+
+        def init_device(self):
+            asked.append(self.cache_config.gpu_memory_utilization)
+
+    stand_in = ModuleType("vllm.v1.worker.gpu_worker")
+    stand_in.Worker = GpuWorker
+    for name in ("vllm", "vllm.v1", "vllm.v1.worker"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+    monkeypatch.delitem(sys.modules, "agentrig_vllm.worker", raising=False)
+    worker = importlib.import_module("agentrig_vllm.worker")
+    monkeypatch.delitem(sys.modules, "agentrig_vllm.worker")
+    monkeypatch.setattr(worker, "end_with_parent", lambda parent: None)
+    monkeypatch.setattr(worker.torch.cuda, "mem_get_info", lambda device: (1, 80 << 30))
+    for additional in ({options.PLANNED: 8 << 30}, {}, None):
+        worker.Worker(additional).init_device()
+    assert asked == [0.1, 0.4, 0.4]

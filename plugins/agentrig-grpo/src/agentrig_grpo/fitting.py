@@ -137,6 +137,7 @@ class ServerNeed:
         calls: How many calls run at once.
         asleep: What it keeps while it sleeps.
         given: What its own settings give it; 0 if the plan chooses.
+        transfer: What the learner's process keeps beside its tensors, to hand weights over.
     """
 
     weights: int = 0
@@ -146,6 +147,7 @@ class ServerNeed:
     calls: int = 0
     asleep: int = 0
     given: int = 0
+    transfer: int = 0
 
     def memory(self, share: float = 1.0) -> int:
         """Return all that it takes, with a share of the cache of all calls."""
@@ -189,9 +191,11 @@ def server_need(
     if says.elsewhere:
         return ServerNeed()
     calls = min(n for n in (config.tasks_per_step * config.group_size, says.sequences, runners) if n)
+    transfer = min(says.transfer or weights, weights)
     asleep = says.asleep + (weights if says.keeps_weights else 0)
     if shape is None:
-        return ServerNeed(weights=weights, calls=calls, asleep=asleep, given=int((says.share or 0.4) * total))
+        share = int((says.share or 0.4) * total)
+        return ServerNeed(weights=weights, calls=calls, asleep=asleep, given=share, transfer=transfer)
 
     def kept(tokens: int) -> int:
         return shape.kv_bytes(tokens + 32) * element // 2  # a cache is made of blocks
@@ -206,6 +210,7 @@ def server_need(
         calls=calls,
         asleep=asleep,
         given=int(says.share * total),
+        transfer=transfer,
     )
 
 
@@ -332,7 +337,7 @@ class Fitting:
 
     def fits(self, choice: Choice) -> bool:
         """Whether an update fits beside the server, and the learner's state beside the server that is awake."""
-        budget, server = self.device.budget, self.server.memory(choice.cache)
+        budget, server = self.device.budget - self.server.transfer, self.server.memory(choice.cache)
         during = self.server.asleep if choice.sleeps else server
         return self.room(choice) + during <= budget and self.state(choice) * ROUNDING + server <= budget
 
@@ -359,7 +364,8 @@ class Fitting:
 
     def left(self, choice: Choice) -> int:
         """Return the bytes that the learner may take during an update."""
-        return self.device.budget - (self.server.asleep if choice.sleeps else self.server.memory(choice.cache))
+        server = self.server.asleep if choice.sleeps else self.server.memory(choice.cache)
+        return self.device.budget - self.server.transfer - server
 
     def describe(self, choice: Choice) -> str:
         """Return the plan as one line."""

@@ -107,7 +107,7 @@ class MemoryPlan:
         if not self.known or not device.accelerator or self.choice.sleeps:
             return
         # What is taken beside this process is the server's, what others held before, and what they took since.
-        taken = measured(device.name, device.limit).others - device.others
+        taken = measured(device.name, device.limit).others - device.others - server.transfer
         self._measured(server=attrs.evolve(server, given=max(taken, server.memory(self.choice.cache))))
         self._choose(learner, self.fitting.choose())
 
