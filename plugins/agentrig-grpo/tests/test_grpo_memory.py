@@ -318,6 +318,7 @@ def test_server_and_learner_are_planned_before_the_server_starts(directory, monk
     config = GrpoConfig(model=str(directory), max_length=128, max_tokens=32)
     asked = ServerPlan(model=directory, name="policy", hardware=hardware)
     plan = algorithm.Grpo(config).fit(asked, session)
+    assert algorithm.Grpo(config).serving(hardware, None).memory == (limit * GIB or None)  # for an evaluation
     shape = planning.shape_of(directory)
     beside = GIB + 8192 * (8 * shape.hidden + 3 * shape.intermediate) * 2 + 20 * 64 * shape.vocabulary
     cache = min(64, runners) * shape.kv_bytes(128 + 32)

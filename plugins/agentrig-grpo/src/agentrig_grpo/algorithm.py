@@ -75,7 +75,10 @@ class Grpo:
         source = checkpoint or model_directory(config.model)
         dtype = check_device(hardware, config.dtype)
         check_context(source, max_length=config.max_length, max_tokens=config.max_tokens)
-        return ServerPlan(model=source, name=MODEL_NAME, hardware=hardware, dtype=dtype, context=config.max_length)
+        limit = hardware.memory_limit or None  # all of it for an evaluation; `fit` plans for training
+        return ServerPlan(
+            model=source, name=MODEL_NAME, hardware=hardware, dtype=dtype, context=config.max_length, memory=limit
+        )
 
     def fit(self, plan: ServerPlan, session: Session) -> ServerPlan:
         """Plan the device's memory for server and learner together, before either starts.
