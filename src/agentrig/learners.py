@@ -157,8 +157,10 @@ class LoopSettings:
         help="weights that the run ends with: the last, or the best in validation by accuracy, then mean reward",
         choices=("last", "best"),
     )
-    server_sleep: bool = setting(
-        False, help="let the model's server give its device memory to the learner during each update"
+    server_sleep: Literal["auto", True, False] = setting(
+        "auto",
+        help="let the model's server give its device memory to the learner during each update; "
+        '"auto" where both would not fit otherwise',
     )
     max_staleness: int = setting(
         0,
@@ -169,7 +171,7 @@ class LoopSettings:
     )
 
     def __attrs_post_init__(self) -> None:
-        if self.max_staleness and self.server_sleep:
+        if self.max_staleness and self.server_sleep is True:
             raise ValueError(
                 "max_staleness = 1 and server_sleep = true exclude each other: the server samples during an update, so "
                 "it can't give its memory to the learner. Leave one of them out; without server_sleep both must fit"

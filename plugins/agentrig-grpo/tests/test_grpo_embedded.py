@@ -44,8 +44,8 @@ def test_the_plan_and_the_keys_reach_the_process(server, model_dir):
     assert endpoint.token_ids
     assert server.held() is None, "the digests come with its answers"
     settings = server.settings
-    assert (settings.slots, settings.threads, settings.seed, settings.share) == (4, 1, 3, 0.25)
-    assert Embedded(EmbeddedConfig(), plan_of(model_dir, share=0.5)).settings.share == 0.5
+    assert (settings.slots, settings.threads, settings.seed, settings.memory) == (4, 1, 3, 0)
+    assert Embedded(EmbeddedConfig(), plan_of(model_dir, memory=5 << 30)).settings.memory == 5 << 30
     assert Embedded(EmbeddedConfig(threads=2), plan_of(model_dir)).settings.threads == 2
 
 
@@ -120,7 +120,7 @@ def test_server_sleep_frees_memory_before_each_update(model_dir, tmp_path, monke
         run(tmp_path / str(sleeps), model_dir, session, steps=1, server_sleep=sleeps)
         assert told == [f"sleeps {sleeps}", "take 0", "rollouts", *between, "take 1"]
         assert session.delivery.summary()["arrived"] == 2
-    assert not GrpoConfig().server_sleep
+    assert GrpoConfig().server_sleep == "auto"  # which is never on a CPU
 
 
 TORCH = (

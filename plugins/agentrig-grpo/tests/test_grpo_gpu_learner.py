@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 
+import attrs
 import pytest
 import torch
 from agentrig_grpo import checkpoint, host_moments
 from agentrig_grpo.config import GrpoConfig
-from agentrig_grpo.fitting import free_memory, plan_memory
+from agentrig_grpo.fitting import ServerNeed
 from agentrig_grpo.learner import Learner, TrainSample
-from agentrig_grpo.memory import need_of
+from agentrig_grpo.memory import _full, need_of
+from agentrig_grpo.planning import measured, plan_memory
 
 from agentrig.delivery.digests import digests
 from agentrig.errors import ConfigError
@@ -123,11 +125,12 @@ def test_the_estimate_of_an_updates_memory_is_what_the_gpu_counts(make_model, to
     checkpoint.save(make_model(**SHAPE), tokenizer, tmp_path)
     config = GrpoConfig(tokens_per_batch=8192, group_size=4, max_tokens=256, **more)
     fit = {"dtype": dtype, "device": "cuda", "attention": "sdpa"}
-    need = need_of(tmp_path, config, chunk=1 << 29, **fit)
+    need = need_of(tmp_path, config, tokens=8192, chunk=1 << 29, **fit)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     learner = Learner(make_model(**SHAPE).to("cuda"), config, dtype=dtype, seed=0)
-    samples = calls_of(groups=2, size=4, prompt=8192 - 4 * 257, answer=256)
+    full = _full(config, 8192)
+    samples = [attrs.evolve(s, prompt_ids=[first, *s.prompt_ids[1:]]) for first in (8, 9) for s in full]
     learner.update(samples, step=1)
     torch.cuda.reset_peak_memory_stats()
     learner.update(samples, step=2)
@@ -139,9 +142,10 @@ def test_the_estimate_of_an_updates_memory_is_what_the_gpu_counts(make_model, to
 def test_what_does_not_fit_into_the_gpu_is_refused_before_anything_is_loaded(make_model, tokenizer, tmp_path):
     checkpoint.save(make_model(**SHAPE), tokenizer, tmp_path)
     config = GrpoConfig(tokens_per_batch=1 << 22, group_size=4, max_tokens=256, gradient_checkpointing=False)
-    assert free_memory("cuda") > 1 << 30
-    with pytest.raises(ConfigError, match=r"are free for it; its server takes .*\n  Set algorithm\."):
-        plan_memory(tmp_path, config, dtype="bfloat16", device="cuda", attention="sdpa")
+    device, server = measured("cuda"), ServerNeed(weights=1 << 28)
+    assert device.budget > 1 << 30
+    with pytest.raises(ConfigError, match=r"are free for it: .* its server takes .*\n  Set algorithm\."):
+        plan_memory(tmp_path, config, dtype="bfloat16", device=device, attention="sdpa", server=server)
 
 
 @pytest.mark.parametrize("checkpointing", [True, False])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agentrig.hardware.memory import Workload
     from agentrig.pools import MakePool
     from agentrig.rewards import Reward
-    from agentrig.servers import MakeServer
+    from agentrig.servers import MakeServer, ServerMemory
     from agentrig.tasks import Tasks
 
 
@@ -209,6 +209,8 @@ class ServerSpec(Spec):
             must import nothing heavy. None for a server that runs on any hardware.
         sequences: `sequences(config)` returns how many requests it samples at once at most, for the doctor's memory
             estimate; None if it is unknown.
+        memory: `memory(config)` returns an `agentrig.servers.ServerMemory`, so that a run can plan the device's memory
+            for server and learner together; None for a server whose memory is not planned.
     """
 
     kind: ClassVar[str] = "server"
@@ -217,6 +219,7 @@ class ServerSpec(Spec):
     rank: int | None = None
     refusal: Callable[[Hardware], str] | None = None
     sequences: Callable[[Any], int] | None = None
+    memory: Callable[[Any], ServerMemory] | None = None
 
 
 def _extends_runner_settings(spec: RunnersSpec, attribute: attrs.Attribute[type], config: Any) -> None:

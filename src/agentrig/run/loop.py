@@ -70,6 +70,7 @@ class Loop:
     session: RunSession
     server: Server
     learner: Learner
+    sleeps = False
 
     def __init__(self, algorithm: LoopAlgorithm) -> None:
         self.algorithm, self.settings, self.best = algorithm, algorithm.config, Best()
@@ -82,7 +83,11 @@ class Loop:
         if settings.final == "best" and not settings.validate_every:
             raise ConfigError('[algorithm] final = "best" needs validation, and validate_every = 0 turns it off')
         plan = self.algorithm.serving(session.hardware, session.checkpoint)
-        plan = attrs.evolve(plan, seed=session.seed, log=session.directory / "server.log", sleeps=settings.server_sleep)
+        sleeps = settings.server_sleep is True
+        plan = attrs.evolve(plan, seed=session.seed, log=session.directory / "server.log", sleeps=sleeps)
+        if fit := getattr(self.algorithm, "fit", None):
+            plan = fit(plan, session)
+        self.sleeps = plan.sleeps
         with self.saving, session.server(plan) as self.server, dead_server_first(self.server, session):
             if session.resumed:
                 self.learner = learner = self._load()  # a server may start meanwhile
@@ -115,16 +120,16 @@ class Loop:
                     rollouts = session.rollouts(self._tasks(step), n=each, endpoint=now, step=step, version=step - 1)
                 ahead = self._begin_rollouts(step + 1)
                 session.delivery.settle()
-                if settings.server_sleep:
+                if self.sleeps:
                     session.delivery.prepare(self._sampling())
 
                 start = time.perf_counter()
                 samples, left_out = self._samples(rollouts)
-                if settings.server_sleep:
+                if self.sleeps:
                     self.server.sleep()
                 metrics = learner.update(samples, step=step, sketch=session.sketch(step))
                 digests = {"dtype": plan.dtype, "weights": learner.fingerprint()}
-                if settings.server_sleep:
+                if self.sleeps:
                     with memory_named(f"step {step}: the server's waking after the update", GIVE_SERVER_LESS):
                         self.server.wake()
                 gap = metrics.get("sampled_difference")
@@ -299,7 +304,7 @@ class Loop:
             How long the proof held the run up, seconds.
         """
         start = time.perf_counter()
-        if not self.settings.server_sleep:
+        if not self.sleeps:
             self.session.delivery.prepare(self._sampling())
         prepared = time.perf_counter()
         with memory_named(f"step {version}: the way of the new weights to the server", GIVE_SERVER_LESS):

@@ -48,7 +48,7 @@ from agentrig.run.trends import LOOKED_AT, SOLVED, Guards
 from agentrig.runners.engine import RolloutEngine, Versions
 from agentrig.runners.runtime import Runtime
 from agentrig.runners.scorer import Scorer
-from agentrig.servers import Server, ServerPlan
+from agentrig.servers import Server, ServerMemory, ServerPlan
 from agentrig.tasks import Task
 from agentrig.text import flat, without_nan
 
@@ -84,6 +84,7 @@ class RunSession:
         past: Past | None = None,
         begin: Callable[[], None] = lambda: None,
         resumed: bool = False,
+        facts: dict[str, Any] | None = None,
     ) -> None:
         past = past or Past()
         self.train_tasks, self.validation_tasks, self._report_tasks = (tasks[role] for role in ROLES)
@@ -100,6 +101,7 @@ class RunSession:
         self._run = run
         self._second = second
         self._begin_run, self.begun = begin, False
+        self._facts = facts if facts is not None else {}
         self._progress: dict[str, Any] = dict(past.progress)
         self._progressing = threading.RLock()  # a checkpoint may be saved in another thread
         self._saved = {"written": 0, "bytes": 0, "seconds": 0.0}
@@ -518,6 +520,24 @@ class RunSession:
         """Implement `Session.note`."""
         self._notes.append(text)
         log.info("%s", text)
+
+    @property
+    def calls(self) -> int:
+        """Implement `Session.calls`."""
+        return self.plan.runners.n * self.plan.runners.threads
+
+    @property
+    def server_memory(self) -> ServerMemory | None:
+        """Implement `Session.server_memory`."""
+        say = getattr(self.plan.components["server"].spec, "memory", None)
+        found: ServerMemory | None = say(self.plan.configs["server"]) if say else None
+        return found
+
+    def record(self, name: str, value: Mapping[str, Any]) -> None:
+        """Implement `Session.record`; a resumed run writes its manifest when it begins."""
+        self._facts[name] = value
+        if self.begun or not self.resumed:
+            self._run.write_json("manifest.json", self._facts)
 
     # --- figures ----------------------------------------------------------------------------------
 

@@ -159,6 +159,7 @@ def _train(
         past=past,
         begin=begin_run,
         resumed=resume is not None,
+        facts=facts,
     )
     sessions.append(session)
     ending.callback(session.delivery.end)

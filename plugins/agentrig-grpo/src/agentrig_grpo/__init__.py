@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from agentrig.credit import Credit
     from agentrig.demonstrations import StartingModel, StartPlan, Turn
     from agentrig.hardware.memory import Workload
-    from agentrig.servers import MakeServer
+    from agentrig.servers import MakeServer, ServerMemory
 
 
 def from_credit(
@@ -38,6 +38,8 @@ def from_credit(
 
         return Grpo(settings, credit)
 
+    from agentrig_grpo.checks import check_memory_plan
+
     return AlgorithmSpec(
         name=name,
         summary=summary,
@@ -48,6 +50,7 @@ def from_credit(
         server=True,
         make_start=make_start,
         formulas=("update",) if credit else ("update", "advantages"),
+        checks=(check_memory_plan,),
     )
 
 
@@ -64,7 +67,7 @@ def workload(config: LearnerConfig) -> Workload | None:
     context = config.max_length or 4096
     return Workload(
         model=str(model),
-        micro_batch=max(1, config.tokens_per_batch // context),
+        micro_batch=max(1, (8192 if config.tokens_per_batch == "auto" else config.tokens_per_batch) // context),
         context=context,
         trained=0.01 if config.lora_rank else 1.0,
     )
@@ -94,6 +97,16 @@ def build_server(config: EmbeddedConfig) -> MakeServer:
     return partial(Embedded, config)
 
 
+def server_memory(config: EmbeddedConfig) -> ServerMemory:
+    """Return what the settings of `embedded` say of its memory."""
+    from agentrig.servers import ServerMemory
+
+    beside = (1 << 30) + (config.prompt_cache_mb << 20)
+    return ServerMemory(
+        sequences=config.batch, beside=beside, asleep=1 << 30, keeps_weights=True, cache=config.kv_cache_mb << 20
+    )
+
+
 @hookimpl
 def register_servers() -> Iterable[ServerSpec]:
     """Register `embedded`."""
@@ -104,6 +117,7 @@ def register_servers() -> Iterable[ServerSpec]:
         build=build_server,
         rank=0,
         sequences=lambda config: config.batch,
+        memory=server_memory,
     )
 
 

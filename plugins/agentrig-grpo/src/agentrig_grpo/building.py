@@ -50,16 +50,11 @@ def build(
         config: Settings.
         bf16: Whether to compute in bfloat16.
         seed: Of new adapters.
-        recomputed: With gradient checkpointing: how many layers compute their activations twice; None for all.
+        recomputed: How many layers compute their activations twice; None for what `gradient_checkpointing` says.
         frozen_exact: Whether rounding to bfloat16 changes no number of the given model; None to compare.
     """
-    checkpointing = config.gradient_checkpointing is True  # "auto" is decided before (agentrig_grpo.fitting)
-    if checkpointing:
-        # transformers 5.2x renamed it, and warns about the former name.
-        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
-        for layer in checkpointed(model)[recomputed:] if recomputed is not None else ():
-            layer.gradient_checkpointing = False  # type: ignore[assignment]
+    if recomputed is None and config.gradient_checkpointing is not True:  # "auto" was decided before (fitting.py)
+        recomputed = 0
     share = prepare(model)
     reference = None
     if config.lora_rank:
@@ -78,8 +73,7 @@ def build(
     if masters is not None and model.device.type == "cuda":
         fuse_norms(model)
     trained = masters.trained if masters else {name: p for name, p in model.named_parameters() if p.requires_grad}
-    # Checkpointing needs training mode. Dropout stays off: the ratio needs the same function that sampled.
-    model.train(checkpointing)
+    recompute(model, recomputed)
     for module in model.modules():
         _without_dropout(module)
     return Built(model=model, share=share, reference=reference, masters=masters, trained=trained)
@@ -99,6 +93,23 @@ def _exact(model: Any, *, given: bool | None) -> bool:
         return True
     model.float()
     return False
+
+
+def recompute(model: Any, layers: int | None) -> None:
+    """Let the first layers of a model compute their activations twice, and the others once.
+
+    Args:
+        model: The model.
+        layers: How many; None for all.
+    """
+    if layers != 0:
+        # transformers 5.2x renamed it, and warns about the former name.
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+    for layer in checkpointed(model)[layers:] if layers is not None else ():
+        layer.gradient_checkpointing = False  # type: ignore[assignment]
+    # Checkpointing needs training mode. Dropout stays off: the ratio needs the same function that sampled.
+    model.train(layers != 0)
 
 
 def checkpointed(model: Any) -> list[torch.nn.Module]:

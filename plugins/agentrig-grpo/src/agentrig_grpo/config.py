@@ -21,10 +21,10 @@ class LearnerConfig(LoopSettings):
         choices=("adamw", "adamw8bit"),
     )
     moments: str = setting(
-        "device",
+        "auto",
         help="where AdamW's two moments are: on the learner's device, or in host memory, from which they pass through "
-        "the device in parts; the weights are the same",
-        choices=("device", "host"),
+        "the device in parts; the weights are the same. auto: on the host where they would not fit otherwise",
+        choices=("auto", "device", "host"),
     )
     lr: float = setting(1e-6, help="learning rate of AdamW", gt=0)
     warmup_steps: int = setting(0, help="updates over which the learning rate rises from 0", ge=0)
@@ -47,8 +47,12 @@ class LearnerConfig(LoopSettings):
     )
     ppo_epochs: int = setting(1, help="passes over a step's rollouts", ge=1, le=1000)
     mini_batches: int = setting(1, help="updates in one pass, each on its share of the groups", ge=1, le=1000)
-    tokens_per_batch: int = setting(
-        8192, help="tokens in one forward pass; gradients add up over passes", ge=64, le=1 << 24
+    tokens_per_batch: Literal["auto"] | int = setting(
+        "auto",
+        help="tokens in one forward pass; gradients add up over passes. `auto`: as many as the device has memory for, "
+        "up to 49152, and on a CPU 8192",
+        ge=64,
+        le=1 << 24,
     )
     dtype: str = setting("auto", help="what is computed in; weights stay fp32", choices=("auto", "float32", "bfloat16"))
     gradient_checkpointing: Literal["auto", True, False] = setting(
@@ -98,7 +102,8 @@ class EmbeddedConfig:
     port: int = setting(0, help="port that it listens on; 0 for a free one", ge=0, le=65535)
     kv_cache_mb: int = setting(
         0,
-        help="MiB for keys and values of requests that run; others wait. 0 for a quarter of the device's",
+        help="MiB for keys and values of requests that run; others wait. 0 for what the run's memory plan gives it, "
+        "else for a quarter of the device's",
         ge=0,
         le=1 << 24,
     )

@@ -63,6 +63,12 @@ class Masters:
             torch._foreach_add_(sums, more)
         self._waiting = []
 
+    def drop(self) -> None:
+        """Drop the gradients of a backward pass that failed."""
+        self._waiting = []
+        for copy in self.copies.values():
+            copy.grad = None
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the trained weights into the model."""

@@ -54,8 +54,8 @@ class ServerSettings:
         seed: Of requests that bring none.
         prompt_cache_mb: Memory for prompts that are kept for reuse, MiB.
         prefill_tokens: Most prompt tokens between two decode steps.
-        kv_cache_mb: Memory for the keys and values of running requests, MiB; 0 for `share` of the device's.
-        share: See `kv_cache_mb`.
+        kv_cache_mb: Memory for the keys and values of running requests, MiB; 0 for what `memory` leaves.
+        memory: Bytes of the device's memory for all of the server; 0 for a quarter of the device's for keys and values.
         host: Address to listen on.
         port: 0 for a free one.
     """
@@ -71,7 +71,7 @@ class ServerSettings:
     prompt_cache_mb: int = 256
     prefill_tokens: int = 8192
     kv_cache_mb: int = 0
-    share: float = 0.25
+    memory: int = 0
     host: str = "127.0.0.1"
     port: int = 0
 
@@ -316,7 +316,7 @@ class Embedded(LLMServer):
             seed=plan.seed,
             kv_cache_mb=config.kv_cache_mb,
             prompt_cache_mb=config.prompt_cache_mb,
-            share=plan.share or 0.25,
+            memory=plan.memory or 0,
             host=config.host,
             port=config.port,
         )
