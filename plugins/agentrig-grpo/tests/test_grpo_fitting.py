@@ -203,7 +203,7 @@ def test_others_that_hold_memory_are_not_taken_for_the_server() -> None:
 
 
 def test_almost_no_free_memory_is_refused_with_the_numbers() -> None:
-    words = r"and 0\.0 MiB of cuda are free for it: it has 79\.2 GiB, of which others hold 77\.2 GiB"
+    words = r"and 0\.0 MiB of cuda are free for it: it has 79\.2 GiB, of which 77\.2 GiB were taken before"
     with pytest.raises(ConfigError, match=words):
         fitting(others=77.2).choose()
 

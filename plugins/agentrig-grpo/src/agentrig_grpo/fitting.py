@@ -396,7 +396,7 @@ class Fitting:
         tightest = attrs.evolve(tightest, tokens=self.asked or tightest.tokens)
         need = self.needs(self.config)(tightest.tokens, tightest.recomputed)
         limit = f" ([hardware] memory_gib = {self.device.limit / GIB:g})" if self.device.limit else ""
-        others = f", of which others hold {in_gib(self.device.others)}" if self.device.others else ""
+        others = f", of which {in_gib(self.device.others)} were taken before" if self.device.others else ""
         asleep = f", asleep {in_gib(self.server.asleep)}" if tightest.sleeps else ""
         what = (
             f"an update needs about {in_gib(self.room(tightest))} of memory, and "
