@@ -82,13 +82,6 @@ def fitting(model="1.5B", rows="32x4", card="80", *, others=0.0, limit=0.0, says
     return Fitting(config=config, device=device, server=server, needs=needs, layers=shape.layers, group=group)
 
 
-@attrs.frozen(kw_only=True)
-class Movable(GrpoConfig):
-    """Settings whose moments may be in host memory."""
-
-    moments: str = "auto"
-
-
 def rung(found: Fitting, choice: Choice | None) -> str:
     """Return the most expensive rung that a choice uses, in a word."""
     if choice is None:
@@ -124,15 +117,15 @@ FULL = {
     ("0.5B", "32x4"): ("pass 8192", "pass 24576", "pass 49152", "pass 49152"),
     ("0.5B", "16x8"): ("layers", "pass 16384", "pass 49152", "pass 49152"),
     ("0.5B", "4x16"): ("layers", "pass 16384", "pass 49152", "pass 49152"),
-    ("1.5B", "32x4"): ("refused", "cache", "pass 16384", "pass 49152"),
-    ("1.5B", "16x8"): ("refused", "sleep", "pass 16384", "pass 49152"),
-    ("1.5B", "4x16"): ("refused", "sleep", "pass 16384", "pass 49152"),
+    ("1.5B", "32x4"): ("host", "cache", "pass 16384", "pass 49152"),
+    ("1.5B", "16x8"): ("host", "sleep", "pass 16384", "pass 49152"),
+    ("1.5B", "4x16"): ("host", "sleep", "pass 16384", "pass 49152"),
     ("3B", "32x4"): ("refused", "refused", "pass 3072", "pass 24576"),
     ("3B", "16x8"): ("refused", "refused", "cache", "pass 16384"),
     ("3B", "4x16"): ("refused", "refused", "cache", "pass 16384"),
-    ("7B", "32x4"): ("refused", "refused", "refused", "refused"),
-    ("7B", "16x8"): ("refused", "refused", "refused", "refused"),
-    ("7B", "4x16"): ("refused", "refused", "refused", "refused"),
+    ("7B", "32x4"): ("refused", "refused", "refused", "host"),
+    ("7B", "16x8"): ("refused", "refused", "refused", "host"),
+    ("7B", "4x16"): ("refused", "refused", "refused", "host"),
 }
 """For each model and each shape of rows: the rung on cards of 24, 40, 80 and 141 GB, all weights trained."""
 
@@ -232,16 +225,17 @@ def test_a_negative_limit_is_refused(name) -> None:
         resolve("mini", uses={"hardware": name}, overrides=["hardware.memory_gib=-1"]).configs["hardware"]
 
 
-def test_moments_move_to_host_memory_before_groups_are_cut_and_only_if_the_settings_have_that() -> None:
-    found = fitting("1.5B", "32x4", "24")
-    moved = attrs.evolve(found, config=Movable(**attrs.asdict(found.config)))
+def test_moments_move_to_host_memory_before_groups_are_cut() -> None:
+    assert fitting("1.5B", "32x4", "24", moments="device").first() is None
+    moved = fitting("1.5B", "32x4", "24")
     choice = moved.choose()
-    assert (found.first(), choice.on_host, choice.sleeps) == (None, True, True)
+    assert (choice.on_host, choice.sleeps) == (True, True)
     assert choice.tokens >= moved.group
     assert sums_hold(moved, choice)
     for where, expected in (("device", False), ("host", True)):
-        set_ = attrs.evolve(found, config=Movable(**attrs.asdict(found.config), moments=where), device=BIG)
+        set_ = fitting("1.5B", "32x4", "141", moments=where)
         assert {choice.on_host for choice in set_.choices()} == {expected}
+    assert not any(choice.on_host for choice in fitting(optimizer="adamw8bit").choices())
     assert "moments in host memory" in moved.describe(choice)
 
 

@@ -334,7 +334,11 @@ class Fitting:
         sleeping = ([False, True] if may_sleep else [False]) if asked == "auto" else [asked]
         may_move = moments == "auto" and self.device.accelerator and self.config.optimizer == "adamw"
         hosts = [False, True] if may_move else [moments == "host"]
-        return [*product(hosts, sleeping, CACHES), (hosts[-1], sleeping[-1], LEAST_CACHE)]
+        return [
+            beside
+            for host in hosts
+            for beside in (*product([host], sleeping, CACHES), (host, sleeping[-1], LEAST_CACHE))
+        ]
 
     def fits(self, choice: Choice) -> bool:
         """Whether an update fits beside the server, and the learner's state beside the server that is awake."""
