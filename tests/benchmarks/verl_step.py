@@ -109,6 +109,9 @@ def make_model(shape: str, folder: Path, *, context: int) -> None:
         model = Qwen2ForCausalLM(config).to(torch.bfloat16)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters", file=sys.stderr)
     checkpoint.save(model, tokenizer, folder)
+    del model
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # what is measured next gets the whole device
     # A random model samples any id, and an OpenAI endpoint answers with text.
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text("utf-8"))

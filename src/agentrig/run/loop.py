@@ -60,6 +60,10 @@ SMALLER = (
 """What helps where a model does not fit at all."""
 
 
+AUDITED = 4_000_000_000
+"""Bytes: an audit waits until a checkpoint of at most this size is written; of a larger one it says what it lacks."""
+
+
 class Loop:
     """Runs an algorithm that is a credit and a learner, once; as `agentrig.algorithms.Algorithm` does it itself.
 
@@ -98,6 +102,8 @@ class Loop:
                 session.plan_steps(settings.steps)
                 self.learner = learner = self._measure_and_load()
                 self._prove(0, loaded=True)  # what the server loaded itself, and has answered with
+            if self.sleeps:  # later, it is done before the server sleeps
+                session.delivery.prepare(self._sampling())
             self._deliver(session.first_step - 1)
             learner.ready()
             self._plan_saving()
@@ -149,7 +155,7 @@ class Loop:
                     self._validate(step)
                 validated = time.perf_counter()
 
-                if session.auditing.due:
+                if session.auditing.due and self.saving.size <= AUDITED:
                     self.saving.settle()  # the auditor reads the checkpoint of the step before
                 session.end_step(
                     step,

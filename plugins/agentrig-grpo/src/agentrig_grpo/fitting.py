@@ -353,15 +353,21 @@ class Fitting:
 
     def update(self, choice: Choice) -> int:
         """Return the most bytes that an update holds."""
-        need: Need = self.needs(self.config)(choice.tokens, choice.recomputed)
-        buffer = min(BUFFER, need.optimizer) if choice.on_host else 0
-        return self.state(choice) + int(need.gradients) + max(self.passes(choice), need.change) + buffer
+        return self._held(choice) + max(self.passes(choice), self._change(choice))
 
     def room(self, choice: Choice) -> int:
         """Return the bytes that must be free for an update."""
-        need = self.needs(self.config)(choice.tokens, choice.recomputed)
-        passes = max(self.passes(choice) * MARGIN, need.change * ROUNDING)
-        return int((self.update(choice) - max(self.passes(choice), need.change)) * ROUNDING + passes)
+        return int(self._held(choice) * ROUNDING + max(self.passes(choice) * MARGIN, self._change(choice) * ROUNDING))
+
+    def _held(self, choice: Choice) -> int:
+        """Return the bytes that an update holds beside its passes."""
+        need: Need = self.needs(self.config)(choice.tokens, choice.recomputed)
+        buffer = min(BUFFER, need.optimizer) if choice.on_host else 0
+        return self.state(choice) + int(need.gradients) + buffer
+
+    def _change(self, choice: Choice) -> int:
+        """Return the bytes of the weights before the update; they are where the moments are."""
+        return 0 if choice.on_host else int(self.needs(self.config)(choice.tokens, choice.recomputed).change)
 
     def passes(self, choice: Choice) -> int:
         """Return the bytes that the passes of an update add."""

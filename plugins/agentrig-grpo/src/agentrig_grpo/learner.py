@@ -35,6 +35,7 @@ from agentrig_grpo.context import context_of
 from agentrig_grpo.figures import Figures, of_pass
 from agentrig_grpo.fitting import CPU_PASS, group_length, lower
 from agentrig_grpo.host_copy import HostCopy, stand_in_of
+from agentrig_grpo.host_moments import PART
 from agentrig_grpo.lora import live_weights
 from agentrig_grpo.loss import sample_weights, token_losses, tokens_in_loss
 from agentrig_grpo.loss_inputs import LossInputs
@@ -206,7 +207,7 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, step=step, update=self.updates)
         if not figures.before:  # not earlier: activations need the memory
-            figures.before = [p.detach().clone() for p in self.trained.values()]
+            figures.before = [self._copy(p) for p in self.trained.values()]
         if self._sketch is not None:
             self._sketch.take(self.trained, self.optimizer, [s.call for s in samples if s.call is not None], norm)
         self._host.before_change()
@@ -317,8 +318,21 @@ class Learner:
         """Return the L2 norm of the step's change, into the memory of the weights before; 0 if none was made."""
         if not before:
             return 0.0
+        if self.config.moments == "host":
+            squares: list[Any] = []
+            for trained, whole in zip(self.trained.values(), before, strict=True):
+                parts = zip(torch.split(trained.view(-1), PART), torch.split(whole.view(-1), PART), strict=True)
+                squares += [(now - old.to(now.device, non_blocking=True)).square().sum() for now, old in parts]
+            return float(torch.stack(squares).sum().sqrt())
         torch._foreach_sub_(before, list(self.trained.values()))  # in place: a third copy of all weights would be much
         return float(torch.stack(torch._foreach_norm(before)).norm())
+
+    def _copy(self, weights: torch.Tensor) -> torch.Tensor:
+        """Return a copy of trained weights, beside the optimizer's moments: on the device or in host memory."""
+        if self.config.moments != "host":
+            return weights.detach().clone()
+        copy = torch.empty_like(weights, device="cpu", requires_grad=False, pin_memory=self._device.type != "cpu")
+        return copy.copy_(weights.detach(), non_blocking=True)  # the update comes after it on the same stream
 
     @torch.no_grad()
     def logprobs(
