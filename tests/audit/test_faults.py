@@ -60,7 +60,7 @@ def test_the_table_of_faults_in_the_docs_counts_those_of_each_link() -> None:
 
 
 def test_of_a_credit_of_ones_own_only_the_advantages_are_not_looked_at(model: Path, tmp_path: Path) -> None:
-    found = verdicts(trained(tmp_path, model, "algorithm.use=bar"))
+    found = verdicts(trained(tmp_path, model, "credit.use=bar"))
     results = {link: each["result"] for link, each in found[2].items()}
     assert results == {**dict.fromkeys(LINKS, "ok"), "advantages": "not looked at"}
     assert "bar has a formula of its own" in found[2]["advantages"]["detail"]
@@ -72,7 +72,7 @@ def test_a_fault_is_named_with_a_credit_of_ones_own_too(
 ) -> None:
     plant(FAULTS["token weights times 10"], tmp_path, monkeypatch)
     with pytest.raises(RunStopped, match="\n  gradient: "):
-        trained(tmp_path, model, "algorithm.use=bar")
+        trained(tmp_path, model, "credit.use=bar")
 
 
 @pytest.mark.slow
@@ -92,8 +92,7 @@ HEALTHY = {
     "adapters": ("algorithm.lora_rank=4",),
     "adapters and KL": ("algorithm.lora_rank=4", "algorithm.kl_loss_coef=0.1"),
     "KL, by rollout, scaled": (
-        "algorithm.kl_loss_coef=0.1", "algorithm.loss_agg_mode=seq-mean-token-mean", "algorithm.scale_rewards=true",
-        "algorithm.negative_scale=0.5",
+        "algorithm.kl_loss_coef=0.1", "algorithm.loss_agg_mode=seq-mean-token-mean", "credit.negative_scale=0.7",
     ),
     "a schedule, decay, a nucleus": (
         "algorithm.lr_scheduler_type=linear", "algorithm.warmup_steps=3", "algorithm.weight_decay=0.1",

@@ -12,7 +12,7 @@ from agentrig.learners import LoopSettings
 
 @attrs.frozen(kw_only=True)
 class LearnerConfig(LoopSettings):
-    """Settings of the learner, and of the loop around it: those of each algorithm that is a credit for this learner."""
+    """Settings of the learner, and of the loop around it: those of each algorithm with this learner."""
 
     model: str = setting("mini", help="a local Hugging Face directory, a shipped model, or OWNER/NAME of the hub")
     optimizer: str = setting(
@@ -63,10 +63,7 @@ class LearnerConfig(LoopSettings):
 
 @attrs.frozen(kw_only=True)
 class GrpoConfig(LearnerConfig):
-    """Settings of `grpo`."""
-
-    scale_rewards: bool = setting(False, help="divide advantages by the group's standard deviation")
-    negative_scale: float = setting(1.0, help="negative advantages are multiplied by this", ge=0)
+    """Settings of `grpo`: it has no others."""
 
 
 @attrs.frozen(kw_only=True)
