@@ -81,7 +81,7 @@ def grpo(groups: Sequence[Sequence[Rollout]], config: GroupConfig) -> Iterator[l
 
 
 def dr_grpo(groups: Sequence[Sequence[Rollout]], config: GroupConfig) -> Iterator[list[Worth]]:
-    """Yield Dr. GRPO's credit (arXiv:2503.20783, section 3.2): v - mean of the group's rewards.
+    """Yield Dr. GRPO's credit (arXiv:2503.20783): v - mean of the group's rewards.
 
     Without GRPO's division, tasks that are almost always or almost never solved are not favoured. The paper's other
     change, a loss that is not divided by the length of each reply, is `algorithm.loss_agg_mode`.
@@ -93,7 +93,7 @@ def dr_grpo(groups: Sequence[Sequence[Rollout]], config: GroupConfig) -> Iterato
 
 
 def rloo(groups: Sequence[Sequence[Rollout]], config: RelativeConfig) -> Iterator[list[Worth]]:
-    """Yield the credit of REINFORCE leave-one-out (RLOO, arXiv:2402.14740, equation 8), of k scored rollouts:
+    """Yield the credit of REINFORCE leave-one-out (RLOO, arXiv:2402.14740), of k scored rollouts:
 
         A_i = v_i - 1 / (k - 1) sum_{j != i} v_j
 

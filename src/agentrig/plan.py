@@ -555,6 +555,8 @@ def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]
     shared = {section: common(section) for section in more if section in RUN_KINDS}
     if shared.get("algorithm") == {}:
         into["server"], into["credit"] = {}, {}  # the former algorithm's
+    elif shared.get("algorithm") is not None and not _takes_credit(more["algorithm"]["use"], registry):
+        into["credit"] = {}
     for section, keys in more.items():
         _check_section(section)
         if section in observing.SECTIONS:
@@ -565,6 +567,13 @@ def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]
         for key, value in keys.items():
             old = into[section].get(key)
             into[section][key] = {**old, **value} if isinstance(value, Mapping) and isinstance(old, Mapping) else value
+
+
+def _takes_credit(name: Any, registry: Registry) -> bool:
+    try:
+        return bool(getattr(registry.find("algorithm", str(name)).spec, "credit", ""))
+    except LookupFailed:
+        return True  # told when the component is built
 
 
 class Deferred(Mapping[str, Any]):

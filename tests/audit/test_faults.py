@@ -98,6 +98,16 @@ HEALTHY = {
         "algorithm.lr_scheduler_type=linear", "algorithm.warmup_steps=3", "algorithm.weight_decay=0.1",
         "algorithm.top_p=0.9", "algorithm.temperature=0.8",
     ),
+    "rloo, cispo": (
+        "credit.use=rloo", "algorithm.loss=cispo", "algorithm.ppo_epochs=2", "algorithm.mini_batches=2",
+    ),
+    "reinforce++, sapo": ("credit.use=reinforce++", "algorithm.loss=sapo", "algorithm.ppo_epochs=2"),
+    "best-of-group, gspo": (
+        "credit.use=best-of-group", "algorithm.loss=gspo", "algorithm.loss_agg_mode=seq-mean-token-mean",
+        "algorithm.clip_low=3e-4", "algorithm.clip_high=4e-4", "algorithm.ppo_epochs=2", "algorithm.mini_batches=2",
+    ),
+    "turn, by call": ("credit.use=turn",),
+    "dr-grpo, by call": ("credit.use=dr-grpo", "credit.weighting=call"),
     "stale": ("algorithm.max_staleness=1", "algorithm.steps=4"),
     "bfloat16": ("algorithm.dtype=bfloat16",),
     "bfloat16, adapters": ("algorithm.dtype=bfloat16", "algorithm.lora_rank=4"),

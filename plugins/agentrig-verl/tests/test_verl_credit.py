@@ -122,3 +122,34 @@ def test_advantages_of_single_calls_agree_with_verl(needs_verl: None) -> None:
     assert next(iter(credit_of("dr-grpo", {})([group]))) == pytest.approx(theirs[:, 0].tolist(), abs=1e-6)
     theirs, _ = compute_rloo_outcome_advantage(*given)
     assert next(iter(credit_of("rloo", {})([group]))) == pytest.approx(theirs[:, 0].tolist(), abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("loss", ["clip", "gspo", "cispo", "sapo"])
+def test_the_same_batch_has_the_same_loss_in_both(needs_verl: None, loss: str) -> None:
+    import torch
+    from agentrig_grpo.loss import sample_weights, token_losses
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+
+    chance, lengths = torch.Generator().manual_seed(1), [3, 5, 2, 4]
+    mask = torch.zeros(4, 5)
+    for row, length in zip(mask, lengths, strict=True):
+        row[:length] = 1
+    now = (torch.randn(4, 5, generator=chance) * 0.1 - 2).requires_grad_()
+    old, worth = now.detach() + torch.randn(4, 5, generator=chance) * 0.3, torch.tensor([1.0, -0.5, 0.25, -1.0])
+    mode = "vanilla" if loss == "clip" else loss
+    config = FSDPActorConfig(
+        strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True, clip_ratio_low=0.2, clip_ratio_high=0.28,
+        policy_loss=PolicyLossConfig(loss_mode=mode),
+    )  # fmt: skip
+    given = {"old_log_prob": old, "log_prob": now, "advantages": worth[:, None].expand(4, 5), "response_mask": mask}
+    theirs, _ = get_policy_loss_fn(mode)(**given, loss_agg_mode="seq-mean-token-mean", config=config)
+    kept = mask.bool()
+    calls = torch.arange(4).repeat_interleave(torch.tensor(lengths))
+    out = token_losses(now[kept], old[kept], worth[calls], kind=loss, calls=calls, clip_low=0.2, clip_high=0.28)
+    weights = torch.tensor(sample_weights(lengths, list(range(4)), "seq-mean-token-mean"))
+    ours = (out.loss * weights[calls]).sum()
+    assert float(ours) == pytest.approx(float(theirs), abs=1e-6)
+    (mine,), (other,) = torch.autograd.grad(ours, now), torch.autograd.grad(theirs, now)
+    torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)

@@ -11,6 +11,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from agentrig_verl.checks import MERGEABLE_LOSSES
@@ -77,15 +78,17 @@ def group_of(talks: dict[str, float]) -> list[Rollout]:
 
     def calls(talk: str) -> Iterator[Triplet]:
         told: dict[str, list[int]] = {}
-        for name in talk:
+        for i, name in enumerate(talk):
             prompt = told.get(name, []) + some(9)
             response = some(6)
             logprobs = (-5 * torch.rand(len(response), generator=chance)).tolist()
             told[name] = prompt + response
             told.setdefault(name.upper(), told[name])
-            yield Triplet(prompt_ids=tuple(prompt), response_ids=tuple(response), logprobs=tuple(logprobs))
+            given = {"prompt_ids": tuple(prompt), "response_ids": tuple(response), "logprobs": tuple(logprobs)}
+            yield Triplet(**given, span_id=f"c{i}")
 
-    return [rollout(value, triplets=tuple(calls(talk))) for talk, value in talks.items()] + [rollout(failure="x")]
+    made = [rollout(value, triplets=tuple(calls(talk))) for talk, value in talks.items()] + [rollout(failure="x")]
+    return [attrs.evolve(r, id=f"r{i}") for i, r in enumerate(made)]
 
 
 @contextmanager

@@ -324,7 +324,7 @@ def test_a_credit_is_refused_where_verl_takes_its_own_advantages(composed):
     for credit in (halved, partial(dr_grpo, config=GroupConfig()), lambda groups: groups):
         with pytest.raises(ConfigError, match=r"adv_estimator rloo takes verl's own advantages, so what \[credit\]"):
             check(composed(**{"algorithm.adv_estimator": "rloo"}), credit=credit, merge=False)
-    undivided = {"algorithm.norm_adv_by_std_in_grpo": False}
+    undivided = {"algorithm.norm_adv_by_std_in_grpo": "false"}
     check(composed(**undivided), credit=partial(dr_grpo, config=GroupConfig()))
     with pytest.raises(ConfigError, match=r'norm_adv_by_std_in_grpo = false would change nothing.*use = "dr-grpo"'):
         check(composed(**undivided))

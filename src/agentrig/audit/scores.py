@@ -93,7 +93,7 @@ def dr_grpo(values: Sequence[float], weights: Sequence[int]) -> list[float]:
 
 
 def rloo(values: Sequence[float], weights: Sequence[int]) -> list[float]:
-    """V - mean of the others: RLOO, arXiv:2402.14740, equation 8."""
+    """V - mean of the others: RLOO, arXiv:2402.14740."""
     if len(set(values)) < 2:
         return [0.0] * len(values)
     others = [[*values[:i], *values[i + 1 :]] for i in range(len(values))]

@@ -30,7 +30,7 @@ from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.context import context_of
 from agentrig_grpo.figures import Figures, of_pass
 from agentrig_grpo.lora import live_weights
-from agentrig_grpo.loss import sample_weights, token_losses, tokens_in_loss
+from agentrig_grpo.loss import check_single_calls, sample_weights, token_losses, tokens_in_loss
 from agentrig_grpo.loss_inputs import LossInputs
 from agentrig_grpo.masters import computing_with
 from agentrig_grpo.model_files import weight_files
@@ -115,6 +115,8 @@ class Learner:
         figures = Figures(recorded=all(s.logprobs is not None for s in samples))
         if self.config.max_staleness:
             check_recorded(samples, step)
+        if self.config.loss == "gspo":
+            check_single_calls(samples)
         samples = self._with_behaviour(samples, figures)
         with memory_in_words(figures, self.config, step):
             for epoch in range(self.config.ppo_epochs):
@@ -169,6 +171,8 @@ class Learner:
                 logprobs,
                 behaviour,
                 advantage,
+                kind=config.loss,
+                calls=batch.sample,
                 clip_low=config.clip_low,
                 clip_high=config.clip_high,
                 reference=reference,

@@ -84,7 +84,11 @@ def entries_of(
             if call in worths and worth is None:
                 found.append(Entry(call, "dropped", length, LEFT_OUT_BY_CREDIT))
                 found += [Entry(call, "trained", tokens)] if tokens else []
-            elif always or not any(row.mask) or any(row.gradient[start : start + length] if worths else row.gradient):
+            elif (
+                always
+                or not any(row.mask)
+                or any(row.gradient[start : start + length] if worths and tokens else row.gradient)
+            ):
                 found += [Entry(call, "trained", tokens, advantage=worth)] if tokens else []
                 found += [Entry(call, "masked", length - tokens)] if rejects and tokens < length else []
             else:
