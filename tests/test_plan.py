@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable
 from importlib.metadata import version
@@ -317,3 +318,26 @@ def test_a_component_with_the_settings_of_the_recipes_keeps_its_keys(tmp_path: P
 def test_a_component_whose_spec_gives_no_settings_class_is_told_so(toy_plan: Callable[..., Plan]) -> None:
     with pytest.raises(ConfigError, match=r'has no key "lr"[^\n]*\n  its keys: none; its spec gives no settings class'):
         toy_plan("reward.lr=1", reward="own")
+
+
+def test_a_run_that_names_no_adapter_trains_every_call(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[1]
+    (block,) = re.findall(r"```python\n(.*?)```", (root / "README.md").read_text("utf-8"), re.S)
+    file = tmp_path / "my_agent.py"
+    file.write_text(block)
+    plan = resolve("dates", files=[str(file)])
+    assert (plan.components["adapter"].spec.name, plan.configs["adapter"].match) == ("agent-match", "")
+    named = resolve("dates", files=[str(file)], overrides=["adapter.match=ask"])
+    assert named.configs["adapter"].match == "ask"
+    assert resolve("mini").configs["adapter"].match == "write"
+
+
+def test_a_plugin_file_that_a_run_file_names_too_is_loaded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(__file__).resolve().parents[1]
+    run = root / "examples" / "my_run.toml"
+    monkeypatch.chdir(root)
+    plan = resolve(str(run), files=["examples/my_agent.py"])
+    assert plan.components["agent"].spec.name == "vote"
+    assert [p.name for p in plan.registry.plugins].count("my_agent") == 1

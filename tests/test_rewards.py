@@ -251,6 +251,21 @@ def test_a_thread_that_spins_is_ended_where_python_can() -> None:
     assert not left
 
 
+def test_a_reward_that_changes_the_current_directory_does_not_move_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run's files were sought in the reward's folder, and the run ended: its folder "was removed"."""
+    monkeypatch.chdir(tmp_path)
+
+    def reward(task: Task, outcome: Outcome, budget_s: float) -> Score:
+        os.chdir("/")
+        return Score.ok(1.0)
+
+    assert [s.value for s in Scorer(reward, budget_s=5)(ITEMS[:2])] == [1.0, 1.0]
+    assert Path.cwd() == tmp_path
+    assert f"the reward changed the current directory to /; it is {tmp_path} again" in caplog.text
+
+
 HOLDS = """
 import re, sys
 from agentrig import Outcome, Score, Task
@@ -275,7 +290,32 @@ def test_a_reward_that_keeps_the_interpreter_ends_the_command_with_its_name_and_
     ended = subprocess.run([sys.executable, "-c", HOLDS], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "[1.0]\n")
     assert "this command is killed: the reward stuck ran past its budget of 0.2 s" in ended.stderr
+    assert "(tasks that it judged then: held)" in ended.stderr
     assert "run.reward_process=true" in ended.stderr
+
+
+STOPPED = """
+import os, signal, time
+from agentrig.processes.held import Watch
+
+watch = Watch("late: {during}")
+watch.beat(0.5)
+os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(0.5)  # it goes on: the next sign of life comes within CONTINUED_S
+watch.beat(30)
+time.sleep(4)
+watch.close()
+print("ended", flush=True)
+"""
+
+
+def test_a_command_that_was_stopped_by_the_terminal_is_not_killed_when_it_goes_on() -> None:
+    with subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        time.sleep(6)
+        os.kill(process.pid, signal.SIGCONT)
+        assert process.communicate(timeout=60) == (b"ended\n", b"")
 
 
 FORKS = """

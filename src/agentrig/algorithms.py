@@ -18,7 +18,7 @@ from agentrig.hardware import Hardware
 from agentrig.learners import Learner, LoopSettings
 from agentrig.ledger import Entry
 from agentrig.rollouts import Mode, OnGroups, Rollout
-from agentrig.servers import Server, ServerPlan
+from agentrig.servers import Server, ServerMemory, ServerPlan
 from agentrig.tasks import Task
 
 
@@ -97,6 +97,17 @@ class Session(Protocol):
             agentrig.errors.PluginError: The server can't be built.
         """
 
+    @property
+    def calls(self) -> int:
+        """How many rollouts the runners run at once at most; 0 if that is not known, for runners of other machines."""
+
+    @property
+    def server_memory(self) -> ServerMemory | None:
+        """What the settings of `[server]` say of the server's memory; None if the server does not say."""
+
+    def record(self, name: str, value: Mapping[str, Any]) -> None:
+        """Keep a fact about this run in `manifest.json`, under a name of its own; it replaces an earlier one."""
+
     def rollouts(
         self,
         tasks: Sequence[Task],
@@ -141,8 +152,8 @@ class Session(Protocol):
     ) -> float | None:
         """Measure the held-out accuracy that `summary.json` states; once before and once after training."""
 
-    def sketch(self, step: int) -> Sketch | None:
-        """Return what to fill during a step's updates if the run's auditor looks at this step; None if it does not.
+    def sketch(self, step: int) -> Sketch:
+        """Return what to fill during a step's updates, whether the run's auditor looks at this step or not.
 
         Call `take` right before each `optimizer.step()` and `after` right behind it. An algorithm that does not ask
         for it has fewer links audited; the report names them.
@@ -204,7 +215,11 @@ class Session(Protocol):
 
 
 class LoopAlgorithm(Protocol):
-    """What `AlgorithmSpec.build` returns for an algorithm in the run's own loop, `agentrig.run.loop`."""
+    """What `AlgorithmSpec.build` returns for an algorithm in the run's own loop, `agentrig.run.loop`.
+
+    It may also have a method `fit(plan, session) -> ServerPlan`, which plans the device's memory for server and learner
+    together: called after `serving`, before the server starts, it returns the plan with `memory` and `sleeps`.
+    """
 
     @property
     def config(self) -> LoopSettings:

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from agentrig.device_memory import out_of_device_memory, shortage
+
 
 class AgentrigError(Exception):
     """Base of all errors that a user can fix. The command line prints it without a traceback.
@@ -47,6 +49,36 @@ class RunStopped(AgentrigError):
     def __init__(self, message: str, *, cause: str = "") -> None:
         super().__init__(message)
         self.cause = cause
+
+
+class OutOfMemory(RunStopped):
+    """A device has too little memory; the message says what was asked for, who holds what, and what to set.
+
+    Args:
+        message: That.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, cause="out-of-memory")
+
+
+@contextmanager
+def memory_named(what: str, cure: str) -> Iterator[None]:
+    """Raise `OutOfMemory` where the block runs out of a device's memory.
+
+    Args:
+        what: What the block does, as the beginning of the message: `step 3: the weights' way to the server`.
+        cure: The setting that helps, as a sentence without its full stop.
+    """
+    try:
+        yield
+    except AgentrigError:
+        raise
+    except Exception as error:
+        text = out_of_device_memory(error)
+        if not text:
+            raise
+        raise OutOfMemory(f"{what}: the device ran out of memory: {shortage(text)}\n  {cure}") from error
 
 
 class RunInUse(AgentrigError):
@@ -178,6 +210,8 @@ def exhausted(error: BaseException | None) -> str:
 
     Libraries raise errors of their own about it, so the text and the causes of the error are looked at too.
     """
+    if text := out_of_device_memory(error):
+        return f"the device ran out of memory: {shortage(text)}. Use a smaller model, or a device with more memory"
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         seen.append(error)

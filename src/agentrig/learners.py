@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import attrs
 
@@ -60,11 +60,13 @@ class Learner(delivery.Learner, Protocol):
     def update(self, samples: Sequence[TrainSample], *, step: int, sketch: Sketch | None = None) -> Mapping[str, float]:
         """Update the weights on a step's samples.
 
+        With `server_sleep`, give the device the memory back that is kept for later: the server wakes next.
+
         Args:
             samples: All calls of the step that the credit gives a worth, also a worth of 0.
             step: Derive every random stream from it, so that a resumed run repeats the step.
-            sketch: What the auditor of this step gets: call `take` right before each `optimizer.step()`, and `after`
-                right behind it. None if the step is not audited.
+            sketch: What the run's auditor gets: call `take` right before each `optimizer.step()`, and `after` right
+                behind it. A run passes one in each step; None outside of a run.
 
         Returns:
             The step's figures, see `Session.end_step`: `weight_change` is required. `sampled_difference`, the mean
@@ -111,6 +113,24 @@ class Learner(delivery.Learner, Protocol):
         """
 
 
+@runtime_checkable
+class Copying(Protocol):
+    """A learner with these methods too is saved while it trains on; the run waits for `save` of any other."""
+
+    def plan_saving(self) -> int:
+        """Get ready for `copied`, before the first step; return about how many bytes `save` writes."""
+
+    def copied(self) -> Callable[[Path], None] | None:
+        """Copy what `save` writes, and return what writes the copy.
+
+        The returned function writes the same files as `save`, in another thread, while the next `update` runs. It is
+        called once, and has ended before `copied` is called again.
+
+        Returns:
+            None if there is no memory for a copy: the run then waits for `save`.
+        """
+
+
 @attrs.frozen(kw_only=True)
 class LoopSettings:
     """The keys of the loop: `[algorithm]` of each algorithm that is a credit and a learner has them."""
@@ -123,7 +143,12 @@ class LoopSettings:
     max_tokens: int = setting(256, help="most tokens of one reply", ge=1, le=1 << 24)
     val_temperature: float = setting(0.0, help="temperature of validation and report rollouts", ge=0, le=2)
     validate_every: int = setting(10, help="validate after every so many steps; 0 for never", ge=0)
-    save_every: int = setting(1, help="save a checkpoint after every so many steps", ge=1)
+    save_every: Literal["auto"] | int = setting(
+        "auto",
+        help="save a checkpoint after every so many steps; `auto` as often as the run waits at most 5% of its time for "
+        "it and a crash loses at most ten minutes: a small model after every step",
+        ge=1,
+    )
     keep_every: int = setting(
         0, help="keep the checkpoint of every so many steps for good; 0 for the latest two only", ge=0
     )
@@ -132,8 +157,10 @@ class LoopSettings:
         help="weights that the run ends with: the last, or the best in validation by accuracy, then mean reward",
         choices=("last", "best"),
     )
-    server_sleep: bool = setting(
-        False, help="let the model's server give its device memory to the learner during each update"
+    server_sleep: Literal["auto", True, False] = setting(
+        "auto",
+        help="let the model's server give its device memory to the learner during each update; "
+        '"auto" where both would not fit otherwise',
     )
     max_staleness: int = setting(
         0,
@@ -144,7 +171,7 @@ class LoopSettings:
     )
 
     def __attrs_post_init__(self) -> None:
-        if self.max_staleness and self.server_sleep:
+        if self.max_staleness and self.server_sleep is True:
             raise ValueError(
                 "max_staleness = 1 and server_sleep = true exclude each other: the server samples during an update, so "
                 "it can't give its memory to the learner. Leave one of them out; without server_sleep both must fit"

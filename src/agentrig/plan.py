@@ -20,6 +20,7 @@ from agentrig.plugins.specs import RUN_KINDS
 from agentrig.pools import RunnerSettings as RunnerSettings
 from agentrig.secrets import sources
 from agentrig.settings import check_any, meant_in_file, setting, structure
+from agentrig.text import read_text
 
 if TYPE_CHECKING:
     from agentrig.plugins.registry import Component, Registry
@@ -64,6 +65,9 @@ class RunSettings:
     plugins: list[str] = setting(list, help="Python files that are plugins too, relative to the run file")
 
 
+MATCHING = "agent-match"
+"""The adapter of a run that names none; it then trains every call of the agent."""
+
 RESUME = "agentrig train --resume {run}"
 """Resumes a run."""
 
@@ -87,7 +91,7 @@ def script_of(directory: Path) -> str:
     """
     resumes: Any = RESUME
     with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
-        resumes = json.loads((directory / "manifest.json").read_text("utf-8")).get("resumes", RESUME)
+        resumes = json.loads(read_text(directory / "manifest.json")).get("resumes", RESUME)
     return "" if resumes == RESUME else resume_command(str(resumes), directory)
 
 
@@ -301,7 +305,8 @@ def resolve(
     # `use` first: a new component drops keys that only the old one has, and a new algorithm those of server and credit.
     parsed.sort(key=lambda override: (override[1] != "use", override[0] != "algorithm"))
     wanted = {**own.get("run", {}), **{key: value for section, key, value in parsed if section == "run"}}
-    needed = [*_strings(wanted, "plugins"), *files]
+    # A run's config.toml names its plugin files; one that is given again is the same plugin.
+    needed = list({str(Path(file).resolve()): file for file in [*_strings(wanted, "plugins"), *files]}.values())
     try:
         registry = load(block=_strings(wanted, "block"), files=needed, strict=strict_plugins)
     except PluginError as error:
@@ -399,6 +404,8 @@ def _select(
     for kind in RUN_KINDS:
         keys = dict(merged[kind])
         use = keys.pop("use", "auto" if kind in ("credit", "hardware", "server", "runners") else None)
+        if kind == "adapter" and use is None and any(c.answers_to(MATCHING) for c in registry.components(kind)):
+            use, keys = MATCHING, {"match": "", **keys}
         if not isinstance(use, str):
             names = ", ".join(c.spec.name for c in registry.components(kind))
             raise ConfigError(f'[{kind}] does not say what to use; write use = "NAME" with one of: {names or "none"}')

@@ -35,7 +35,7 @@ class ServerPlan:
         dtype: The dtype in which the server computes: `float32` or `bfloat16`. The proof of delivery rounds
             the learner's weights to it.
         context: Most tokens of a prompt and its answer together; 0 for the model's own limit.
-        share: Share of the device's memory that the server may take while it is awake, from 0 to 1; None if the
+        memory: Bytes of the device's memory that the server may take while it is awake, with its weights; None if the
             server's own settings say.
         seed: Of requests that bring none: a run with the same seed samples the same, where the server can.
         log: File that the server's output is appended to; None for none.
@@ -48,10 +48,37 @@ class ServerPlan:
     hardware: Hardware
     dtype: str = "float32"
     context: int = 0
-    share: float | None = None
+    memory: int | None = None
     seed: int = 0
     log: Path | None = None
     sleeps: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class ServerMemory:
+    """What a server's settings say of its memory, for the plan of a run; `ServerSpec.memory(config)` returns it.
+
+    Attributes:
+        sequences: Most requests that it samples at once.
+        beside: Bytes beside weights, keys and values, whatever the model is: the device's libraries, recorded graphs.
+        prefill: Tokens of prompts that go through the model at once.
+        asleep: Bytes that it keeps while it sleeps, beside weights.
+        keeps_weights: Whether it keeps its weights while it sleeps.
+        transfer: Bytes that the learner's process keeps on the device to hand weights over; 0 for as many as they have.
+        share: Share of the device's memory that the settings give it, from 0 to 1; 0 if the plan may choose.
+        cache: Bytes for keys and values that the settings give it; 0 if the plan may choose.
+        elsewhere: Whether it runs on another device than the learner.
+    """
+
+    sequences: int
+    beside: int = 1 << 30
+    prefill: int = 8192
+    asleep: int = 3 << 29
+    keeps_weights: bool = False
+    transfer: int = 0
+    share: float = 0.0
+    cache: int = 0
+    elsewhere: bool = False
 
 
 class Server(Protocol):
@@ -137,7 +164,10 @@ class Server(Protocol):
         """
 
     def wake(self) -> None:
-        """Take the memory back; called once after each `sleep`, before `take`.
+        """Take the memory back, at least that of the weights; called once after each `sleep`, before `take`.
+
+        Memory that only requests need, as for keys and values, may also come back at the end of `take`: until then the
+        transfer may need it.
 
         Raises:
             ServerError: The memory is not free any more, or the server has died.

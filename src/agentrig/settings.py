@@ -7,7 +7,8 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import attrs
 
@@ -57,7 +58,7 @@ def setting(
     checks: list[Any] = []
     for bound, check in ((ge, v.ge), (gt, v.gt), (le, v.le), (lt, v.lt)):
         if bound is not None:
-            checks.append(v.optional(check(bound)))
+            checks.append(_unless_word(check(bound)))
     if choices is not None:
         checks.append(v.in_(list(choices)))
     if validator is not None:
@@ -175,7 +176,28 @@ def meant_in_file(text: str, error: tomllib.TOMLDecodeError) -> str:
     return ""
 
 
+def _unless_word(check: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
+    """Return a validator that leaves out None, and a word that stands in place of a number (`"auto"`)."""
+
+    def checked(owner: Any, field: Any, value: Any) -> None:
+        if value is not None and value != "auto":
+            check(owner, field, value)
+
+    return checked
+
+
+def _words_and_type(type_: Any) -> tuple[tuple[Any, ...], type] | None:
+    """Return the words and the type of `Literal[WORD] | TYPE`; None for any other type."""
+    if get_origin(type_) not in (Union, UnionType):
+        return None
+    words = [part for part in get_args(type_) if get_origin(part) is Literal]
+    types = [part for part in get_args(type_) if get_origin(part) is not Literal]
+    return (get_args(words[0]), types[0]) if len(words) == len(types) == 1 else None
+
+
 def _type_name(type_: Any) -> str:
+    if parts := _words_and_type(type_):
+        return " or ".join([*map(repr, parts[0]), parts[1].__name__])
     return type_.__name__ if isinstance(type_, type) else str(type_)
 
 
@@ -197,4 +219,10 @@ def _converter() -> cattrs.Converter:
     converter = cattrs.Converter(forbid_extra_keys=True)
     for type_, accepted in ((bool, (bool,)), (int, (int,)), (float, (int, float)), (str, (str,))):
         converter.register_structure_hook(type_, _strict(type_, accepted))
+
+    def word_or_number(type_: Any) -> Callable[[Any, Any], Any]:
+        words, other = cast(Any, _words_and_type(type_))
+        return lambda value, _: value if value in words else converter.structure(value, other)
+
+    converter.register_structure_hook_factory(lambda type_: _words_and_type(type_) is not None, word_or_number)
     return converter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import re
@@ -9,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -20,6 +22,31 @@ LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 MESSAGE_LIMIT = 20_000
 """Longest message of a failure that is kept, in characters."""
+
+
+def check_regular(path: Path) -> None:
+    """Refuse to read or write what is no file, such as a pipe, at which `open` would wait for ever.
+
+    Raises:
+        OSError: It is there, and neither a regular file nor a directory, for which `open` has an error of its own.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+def read_text(path: Path, errors: str = "strict") -> str:
+    """Return the text of a file of a run, in UTF-8.
+
+    Args:
+        path: The file.
+        errors: What to do with bytes that are no text, as `open` has it.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+        UnicodeDecodeError: It holds other bytes, and `errors` is `strict`.
+    """
+    check_regular(path)
+    return path.read_text("utf-8", errors)
 
 
 SHORTEST_MASKED = 6
@@ -115,6 +142,22 @@ def flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(value, f"{above}{key}.")
         else:
             yield f"{above}{key}", value
+
+
+def without_nan(value: Any) -> Any:
+    """Return plain data with None in the place of NaN and infinities, which JSON can't hold; other numbers as floats.
+
+    Raises:
+        TypeError: It holds what is neither plain data nor a number.
+    """
+    if isinstance(value, Mapping):
+        return {key: without_nan(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(part) for part in value]
+    if value is None or isinstance(value, str | int):  # bool too
+        return value
+    value = float(value)  # a number of numpy or torch too
+    return value if math.isfinite(value) else None
 
 
 DEPTH_LIMIT = 254
@@ -231,7 +274,7 @@ def words_of(error: BaseException) -> str:
         raise
     except BaseException as broken:  # its own `__str__`, which may call sys.exit
         text = f"{type(error).__name__}: (its message raised {type(broken).__name__})"
-    return cut(storable(text), MESSAGE_LIMIT)
+    return cut(storable(text.removesuffix(": ")), MESSAGE_LIMIT)  # of many errors the message is empty
 
 
 def account_of(error: BaseException, *, installed: bool = False) -> str:

@@ -13,6 +13,7 @@ from audited_runs import tiny_model, trained
 
 from agentrig.audit import auditor
 from agentrig.audit.record import Row
+from agentrig.audit.sketch import Sketch
 from agentrig.audit.verdicts import Verdict
 from agentrig.errors import RunStopped
 from agentrig.plan import Plan, resolve
@@ -45,17 +46,51 @@ def test_the_first_two_steps_are_audited_and_then_as_many_as_two_percent_of_the_
     watched = Auditing(tmp_path, resolve("mini"), first=11)  # a resumed run
     audited, later = [], 0.0
     for step in range(11, 211):
-        sketch = watched.sketch(step)
+        watched.sketch(step)
+        due = watched._due
         clock[0] += 10.0
         before = clock[0]
         watched.end(step, {"step": step, "step_s": 10.0})
-        if sketch is not None:
+        if due:
             audited.append(step)
             later += (clock[0] - before) * (step > 12)
     assert audited[:2] == [11, 12]
     assert 8 <= len(audited) <= 12, audited
     assert 0.015 < later / clock[0] <= 0.02
     assert watched.summary()["steps"] == audited
+
+
+def test_a_learner_cannot_tell_which_steps_are_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditing, "CHANCE", 0.0)
+    audited = Auditing(tmp_path, resolve("mini"))
+    trained = {f"layer-{i}": torch.nn.Parameter(torch.ones(40, 3)) for i in range(9)}
+    optimizer = torch.optim.AdamW(trained.values(), lr=0.1)
+    followed = []
+    for step in (1, 2, 3):
+        sketch = audited.sketch(step)  # a learner that clears gradients for a sketch only clears them in each step
+        for p in trained.values():
+            p.grad = torch.ones_like(p)
+        assert sketch.take(trained, optimizer, [("rollout", "call")], 1.0) is None
+        optimizer.step()
+        sketch.after(trained)
+        (update,) = sketch.updates
+        assert all(seen["after"] != seen["weights"] for seen in update["tensors"].values())
+        followed.append([len(update["tensors"]), len(sketch.before)])
+    assert followed == [[9, 9], [9, 9], [4, 0]]
+
+
+def test_of_later_steps_any_update_is_looked_at() -> None:
+    weight = torch.nn.Parameter(torch.zeros(3))
+    optimizer, numbers = torch.optim.AdamW([weight]), dict[int, set[int]]()
+    for step in range(1, 60):
+        sketch = Sketch(step)
+        for number in range(4):
+            with torch.no_grad():
+                weight.fill_(number)
+            sketch.take({"weight": weight}, optimizer, [], 1.0)
+        assert (sketch.later if sketch.number else sketch.before)["weight"].tolist() == [sketch.number] * 3
+        numbers.setdefault(min(step, 3), set()).add(sketch.number)
+    assert numbers == {1: {0}, 2: {3}, 3: {0, 1, 2, 3}}
 
 
 def test_a_fault_at_the_end_of_a_run_keeps_what_its_last_audit_said(

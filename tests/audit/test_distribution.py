@@ -9,7 +9,16 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from agentrig.audit.distribution import ALTERNATIVES, COPIES, MOST, _weigh, _weigh_copies
+from agentrig.audit.distribution import (
+    ALTERNATIVES,
+    COPIES,
+    MOST,
+    SAME_NOISE,
+    SAME_NUMBER,
+    _weigh,
+    _weigh_copies,
+    _weigh_noise,
+)
 
 REPLIES, TOKENS, VOCABULARY = 16, 8, 50
 Sampler = Callable[[torch.Tensor, list[list[int]], torch.Generator], list[int]]
@@ -28,6 +37,7 @@ def evidence_of(sampler: Sampler, seed: int, groups: int) -> dict[str, float]:
             own = log_p.gather(-1, ids)[:, 0]
             _weigh(found, log_p, own)
             _weigh_copies(found, own.tolist(), reply, earlier)
+            _weigh_noise(found, log_p.exp(), reply)
             earlier.append(reply)
     return found
 
@@ -45,9 +55,25 @@ def in_pairs(log_p: torch.Tensor, earlier: list[list[int]], rng: torch.Generator
     return earlier[-1] if len(earlier) % 2 else drawn()(log_p, earlier, rng)
 
 
+def one_number(log_p: torch.Tensor, earlier: list[list[int]], rng: torch.Generator) -> list[int]:
+    number = torch.rand(1, generator=rng, dtype=torch.float64).repeat(TOKENS)[:, None]
+    return torch.searchsorted(log_p.exp().cumsum(-1), number)[:, 0].clamp(max=VOCABULARY - 1).tolist()
+
+
+def one_number_ranked(log_p: torch.Tensor, earlier: list[list[int]], rng: torch.Generator) -> list[int]:
+    ordered, index = log_p.sort(-1, descending=True)
+    ranks = torch.tensor(one_number(ordered, earlier, rng))[:, None]
+    return index.gather(-1, ranks)[:, 0].tolist()
+
+
+def one_noise(log_p: torch.Tensor, earlier: list[list[int]], rng: torch.Generator) -> list[int]:
+    noise = -(-torch.rand(VOCABULARY, generator=rng, dtype=torch.float64).log()).log()
+    return (log_p + noise).argmax(-1).tolist()
+
+
 @pytest.mark.slow
 def test_true_samples_reach_a_ratio_of_20_in_at_most_one_of_20_runs() -> None:
-    reached = dict.fromkeys([*ALTERNATIVES, COPIES], 0)
+    reached = dict.fromkeys([*ALTERNATIVES, COPIES, *SAME_NUMBER, SAME_NOISE], 0)
     runs = 100
     for seed in range(runs):
         for name, log_ratio in evidence_of(drawn(), seed, 2).items():
@@ -63,8 +89,11 @@ def test_true_samples_reach_a_ratio_of_20_in_at_most_one_of_20_runs() -> None:
         (drawn(power=0.5), "twice the temperature"),
         (drawn(top=3), "the 3 likeliest tokens only"),
         (in_pairs, COPIES),
+        (one_number, SAME_NUMBER[0]),
+        (one_number_ranked, SAME_NUMBER[1]),
+        (one_noise, SAME_NOISE),
     ],
-    ids=["half", "twice", "top 3", "pairs"],
+    ids=["half", "twice", "top 3", "pairs", "one number", "one number, ranked", "one noise"],
 )
 def test_samples_of_another_distribution_are_named(sampler: Sampler, named: str) -> None:
     found = evidence_of(sampler, 0, 4)

@@ -6,15 +6,18 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import audited_runs
 import pytest
 import torch
-from audit_faults import FAULTS
-from audited_runs import plant, tiny_model, trained, verdicts
+from audit_faults import FAULTS, SAMPLE, Fault
+from audited_runs import PLUGIN, plant, tiny_model, trained, verdicts
 
 from agentrig.audit.verdicts import LINKS
 from agentrig.errors import RunStopped
+from agentrig.plan import resolve
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
+from agentrig.view.diagnosis import diagnose
 
 QUICK = ("the same tasks in every step", "the agent gets the text of another reply", "sampled at half the temperature",
          "rewards are exchanged within a group", "the size of advantages is ignored", "token weights times 0.1",
@@ -59,6 +62,17 @@ def test_the_table_of_faults_in_the_docs_counts_those_of_each_link() -> None:
     assert [link for link, n in counts.items() if f"| `{link}` ({n}) |" not in page] == []
 
 
+def test_why_warns_of_inputs_that_the_prompts_cut_off(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = PLUGIN.replace('"content": given["text"]', '"content": given["text"][:21]')
+    monkeypatch.setattr(audited_runs, "PLUGIN", cut.replace('f"{split} {word}"', 'f"{split} {word}, and say it all"'))
+    run = trained(tmp_path, model, "algorithm.steps=1")
+    note = verdicts(run)[1]["tasks"]["note"]
+    assert re.match(r"the prompts cut off inputs of \d of \d tasks: text of task train-\d, 21 of \d\d characters", note)
+    assert f"the auditor noted: {note}" in [finding.text for finding in diagnose(run).warnings]
+
+
 def test_of_a_credit_of_ones_own_only_the_advantages_are_not_looked_at(model: Path, tmp_path: Path) -> None:
     found = verdicts(trained(tmp_path, model, "credit.use=bar"))
     results = {link: each["result"] for link, each in found[2].items()}
@@ -73,6 +87,20 @@ def test_a_fault_is_named_with_a_credit_of_ones_own_too(
     plant(FAULTS["token weights times 10"], tmp_path, monkeypatch)
     with pytest.raises(RunStopped, match="\n  gradient: "):
         trained(tmp_path, model, "credit.use=bar")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stated", "sampled"), [(1.0, 0.7), (0.7, 1.0)])
+def test_a_small_fault_of_temperature_is_named_in_the_recipe_mini(
+    stated: float, sampled: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = f"evolve(settings, temperature=settings.temperature * {sampled / stated})"
+    body = f"tokens = real(logits, {other}, uniforms, allowed)[0]"
+    plant(Fault(link="distribution", where="server", code=SAMPLE.format(body=body)), tmp_path, monkeypatch)
+    settings = ("algorithm.steps=2", f"algorithm.temperature={stated}", "algorithm.validate_every=0")
+    own = (f"run.directory={tmp_path}", "run.name=run", "run.report_tasks=2", 'run.block=["report"]')
+    with pytest.raises(RunStopped, match=r"\n  distribution: .* times likelier with"):
+        train(resolve("mini", overrides=[*settings, *own]))
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ python tests/benchmarks/kills.py --kills 100 --seed 0
 ```
 
 The recipe `mini` trains on four tasks a step. Each launch is ended at a random moment by SIGKILL, SIGTERM
-or Ctrl-C, half of them inside a function that is aimed at (`kills_aim.py`): the update, the transfer of weights, a
-checkpoint, the report, a rename, a flush, the beginning of a resumed run. The next launch resumes it. After every kill
-and at every run's end:
+or Ctrl-C, half of them inside a function that is aimed at (`kills_aim.py`): the update, the transfer of weights, the
+copy or the write of a checkpoint, the report, a rename, a flush, the beginning of a resumed run. The next launch
+resumes it. After every kill and at every run's end:
 
 - each step is in `metrics.jsonl` once, and each has its file of training rollouts, with every rollout once;
 - no process is left that the run has started, nothing in shared memory, and in the temporary folder (its own `TMPDIR`)
@@ -39,13 +39,13 @@ import pyarrow.parquet as pq
 
 AIM = Path(__file__).with_name("kills_aim.py")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-AIMS = {"update": 4, "transfer": 4, "checkpoint": 4, "report": 1, "rename": 30, "flush": 60, "begin": 1}
+AIMS = {"update": 4, "transfer": 4, "copy": 4, "checkpoint": 4, "report": 1, "rename": 30, "flush": 60, "begin": 1}
 """Moments, and up to which call of a launch one is chosen."""
 
 TASKS, GROUP = 4, 4
 SETTINGS = (
     f"algorithm.tasks_per_step={TASKS}", f"algorithm.group_size={GROUP}", "algorithm.validate_every=0",
-    'algorithm.final="last"', "algorithm.save_every=1", "run.validation_tasks=1", "run.report_tasks=4", "runners.n=1",
+    'algorithm.final="last"', "run.validation_tasks=1", "run.report_tasks=4", "runners.n=1",
 )  # fmt: skip
 
 

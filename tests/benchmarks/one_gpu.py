@@ -1,11 +1,13 @@
 """How long a step of `grpo` takes on one GPU, with each server: verl_step.py's model, prompts, lengths and n.
 
     python tests/benchmarks/one_gpu.py [--server vllm|embedded] [--shape 18m|135m|0.5b|1.5b] [--rows 32x4x816+128]
-        [--steps 8] [KEY=VALUE …]
+        [--steps 8] [--without-checkpoints] [KEY=VALUE …]
 
-Prints the parts of each step, their medians over all steps after the first two, and how long the first step took to end
-after the command, with the parts of the start that the server's log names. With `--server vllm`, run it twice: the
-first run writes vLLM's caches. On a CPU: --shape 18m --server embedded --hardware cpu --rows 2x4x64+16.
+The run has the default settings, its checkpoints among them (`algorithm.save_every = "auto"`). Compare the mean step
+with that of `--without-checkpoints`, which saves once at the end. Prints the parts of each step, their medians over all
+steps after the first two, what the checkpoints cost, and how long the first step took to end after the command, with
+the parts of the start that the server's log names. With `--server vllm`, run it twice: the first run writes vLLM's
+caches. On a CPU: --shape 18m --server embedded --hardware cpu --rows 2x4x64+16.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import audited
 import verl_step
 
-PARTS = ("rollout", "reward", "update", "push", "delivery", "validation")
+PARTS = ("rollout", "reward", "update", "push", "delivery", "validation", "checkpoint")
 STARTED = re.compile(r"agentrig: serving, seconds: (.*)")
 
 
@@ -36,6 +39,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=tuple(verl_step.SHAPES), default="1.5b")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rows", default="", help="tasks x n x prompt + response tokens of a step")
+    parser.add_argument("--without-checkpoints", action="store_true", help="save at the run's end only")
     parser.add_argument("--timeout", type=float, default=420.0, help="longest wait for the run, seconds")
     options, keys = parser.parse_known_args()
     with tempfile.TemporaryDirectory(prefix="agentrig-one-gpu-") as folder:
@@ -57,9 +61,11 @@ def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
         f"algorithm.tasks_per_step={tasks}", f"algorithm.group_size={n}", f"algorithm.max_tokens={answer}",
         f"algorithm.max_length={context}", "algorithm.lr=1e-6", "algorithm.validate_every=0",
         "algorithm.ppo_epochs=1", "algorithm.mini_batches=1",  # the recipe `mini` has two of each
-        "algorithm.save_every=1000", "run.report_tasks=2", "run.seed=0", "runners.n=4", "runners.threads=32",
+        "run.report_tasks=2", "run.seed=0", "runners.n=4", "runners.threads=32",
         f"run.directory={folder}", "run.name=run", *keys,
     ]  # fmt: skip
+    if options.without_checkpoints:
+        words.append("algorithm.save_every=1000")
     log = folder / "log.txt"
     begun = time.perf_counter()
     with log.open("wb") as out:
@@ -98,6 +104,8 @@ def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
         "shape": options.shape,
         "keys": keys,
         "step_s": statistics.median(line["step_s"] for line in late),
+        "mean_step_s": statistics.mean(line["step_s"] for line in lines[1:] or lines),
+        "checkpoints": checkpoints_of(lines, summary),
         **medians,
         "first_step_ended_after_s": first,
         "of_that_the_step": lines[0]["step_s"],
@@ -113,12 +121,25 @@ def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
     print(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in figures.items()}, indent=1), flush=True)
 
 
+def checkpoints_of(lines: list[dict[str, Any]], summary: dict[str, object]) -> dict[str, object]:
+    """Return what the checkpoints cost.
+
+    `waited_s` has the seconds that each step waited for the one before it, in its `step_s`; the last checkpoint is
+    written after the last step. `write_s` is the mean time that a write took in the background.
+    """
+    saved = summary["checkpoints"]
+    assert isinstance(saved, dict)
+    waited = {line["step"]: round(line["time_s"]["checkpoint"], 3) for line in lines if "checkpoint" in line["time_s"]}
+    write_s = round(saved["seconds"] / max(saved["written"], 1), 2)
+    return {"written": saved["written"], "bytes": saved["bytes"], "write_s": write_s, "waited_s": waited}
+
+
 def read(file: Path) -> str:
     """Return a log's text."""
     return file.read_text("utf-8", errors="replace")
 
 
-def lines_of(run: Path) -> list[dict[str, object]]:
+def lines_of(run: Path) -> list[dict[str, Any]]:
     """Return the lines of `metrics.jsonl`."""
     file = run / "metrics.jsonl"
     text = file.read_text("utf-8") if file.is_file() else ""

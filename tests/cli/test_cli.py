@@ -72,9 +72,10 @@ def test_the_list_of_commands_is_grouped() -> None:
 def test_the_list_of_plugins_is_grouped_by_kind(toy_file: str) -> None:
     lines = invoke("plugins", "--plugin", toy_file).stdout.splitlines()
     heads = [line for line in lines if not line.startswith(" ")]
-    assert heads[:3] == ["tasks", "agent", "reward"]
+    assert [head.partition(": ")[0] for head in heads[:3]] == ["tasks", "agent", "reward"]
     assert heads[-1] == "plugins"
-    rewards = lines[lines.index("reward") + 1 : lines.index("adapter")]
+    adapters = "adapter: chooses which of the agent's calls to the model are trained on"
+    rewards = lines[lines.index("reward: scores each answer") + 1 : lines.index(adapters)]
     assert {line.split()[0] for line in rewards} >= {"own", "judge", "toy-parity"}
     assert [line for line in lines[lines.index("plugins") :] if line.startswith("    agentrig ") and "  ok  " in line]
 
@@ -210,6 +211,34 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
+
+
+TAKES = """
+import sys
+from agentrig.cli.commands import why
+from agentrig.cli.entry import main
+
+def take(**_given):
+    sys.stdout = None
+
+why.why.callback = take
+main()
+"""
+
+
+def test_a_command_whose_standard_output_was_taken_away_says_so(here: Path) -> None:
+    command = [sys.executable, "-c", TAKES, "why", str(here)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == 1
+    assert "has set sys.stdout to None" in done.stderr
+
+
+def test_what_a_file_brings_is_shown_with_its_path(toy_file: str) -> None:
+    for words in ([], ["show", "toy-number"], ["show", "toy_plugin"]):
+        done = invoke("plugins", "--plugin", toy_file, *words)
+        assert toy_file in done.stdout, done.stdout
+        assert "file -" not in done.stdout, done.stdout
 
 
 def test_a_component_shows_its_settings(toy_file: str) -> None:
@@ -471,8 +500,14 @@ def test_a_failed_rollout_sets_the_exit_status_of_dev(here: Path, model: ModelSe
         assert "this agent cannot count" in result.stdout
 
 
-def test_dev_takes_ten_tasks_at_most() -> None:
-    assert invoke("dev", "toy", "--limit", "11").exit_code == 2
+def test_dev_says_when_no_call_would_be_trained_on(here: Path, model: ModelServer, toy_file: str) -> None:
+    words = ["dev", "toy", "--plugin", toy_file, "--endpoint", model.url, "--limit", "12"]
+    result = invoke(*words, "adapter.match=check", env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert "1 calls, 0 for training" in result.stdout
+    assert "warning: no call of this agent would be trained on" in result.stderr
+    assert "kept none of 12 calls. They were made under these nodes: write_query (12)" in result.stderr
+    assert "would be trained on" not in invoke(*words).stderr
 
 
 def test_predictions_of_a_measurement_that_did_not_begin_leave_no_file(tmp_path: Path) -> None:

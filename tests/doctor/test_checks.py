@@ -246,7 +246,7 @@ def test_checkpoints_count_for_the_disk(monkeypatch):
     usage = shutil.disk_usage("/")._replace(free=20 * 10**9)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     only(machine.check_disk(situation()), "ok")
-    assert "about 43.7 GB needed" in only(machine.check_disk(situation(QWEN)), "problem").evidence
+    assert "about 65.3 GB needed" in only(machine.check_disk(situation(QWEN)), "problem").evidence
 
 
 def test_a_port_in_use_is_found():

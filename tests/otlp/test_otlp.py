@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from google.protobuf.json_format import ParseDict
 from model_server import ModelServer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -229,6 +231,30 @@ def test_a_collector_that_does_not_answer_holds_nothing_up(kind: str, tmp_path: 
         assert (counts["unsent"], counts["dropped"]) == (3, 10)
     elif counts["failed"]:
         assert f"{url}/v1/traces did not take 256 spans" in counts["error"] or "spans: is an OTLP" in counts["error"]
+
+
+def exported(run: Path, file: Path) -> Result:
+    return CliRunner().invoke(main, ["export-traces", str(run), "--file", str(file)])
+
+
+def test_a_run_without_its_manifest_is_exported_all_the_same(ended_run: Callable[..., Path], tmp_path: Path) -> None:
+    run = ended_run("algorithm.steps=1", "algorithm.report=true")
+    assert exported(run, tmp_path / "before.jsonl").exit_code == 0
+    (run / "manifest.json").unlink()
+    assert exported(run, tmp_path / "after.jsonl").exit_code == 0
+    assert (tmp_path / "after.jsonl").read_text() == (tmp_path / "before.jsonl").read_text()
+    file = run / "rollouts" / "train-00001.parquet"
+    content = bytearray(file.read_bytes())
+    content[8 : len(content) // 3] = b"\x55" * (len(content) // 3 - 8)  # pages, not the footer
+    file.write_bytes(content)
+    done = exported(run, tmp_path / "damaged.jsonl")
+    assert (done.exit_code, type(done.exception)) == (1, SystemExit), done.exception
+    assert "train-00001.parquet" in done.stderr
+    shutil.rmtree(run / "rollouts")
+    done = exported(run, tmp_path / "nothing.jsonl")
+    assert done.exit_code == 1, done.output
+    assert "has no rollouts to export" in done.stderr
+    assert not (tmp_path / "nothing.jsonl").exists()
 
 
 @pytest.mark.parametrize(

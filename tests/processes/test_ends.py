@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -485,3 +486,19 @@ def test_a_reward_or_agent_that_ends_its_process_is_named(
     assert (code, said in told) == (1, True), told
     assert "Traceback" not in told
     command.leaves_nothing()
+
+
+TRACKED = """
+from multiprocessing import resource_tracker
+from agentrig.processes.forks import start_server
+
+start_server()
+print(open(f"/proc/{resource_tracker._resource_tracker._pid}/status").read())
+"""
+
+
+def test_a_closed_terminal_does_not_end_what_keeps_count_of_shared_memory() -> None:
+    """Python printed a warning of its own then: "resource_tracker: process died unexpectedly"."""
+    done = subprocess.run([sys.executable, "-c", TRACKED], capture_output=True, text=True, check=True)
+    (blocked,) = re.findall(r"SigBlk:\s*(\w+)", done.stdout)
+    assert int(blocked, 16) >> (signal.SIGHUP - 1) & 1

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from click.testing import CliRunner
 from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError, ConfigError, RunFileError
 from agentrig.plan import Plan
+from agentrig.run.auditing import Auditing
 from agentrig.run.damage import reading, writing
 from agentrig.run.directory import RunDirectory
 from agentrig.run.resume import resume_plan
@@ -45,6 +49,9 @@ def resume(run: Path) -> None:
             '{"recipe": ',
             r"manifest\.json is damaged: .*\. Restore it from a copy, or remove it: only the",
         ),
+        ("manifest.json", '{"format": "x"}', r"manifest\.json is damaged: format is 'x', not a number\. Restore it"),
+        ("summary.json", '{"complete": true, "steps": "x"}', r"summary\.json is damaged: steps is 'x', not a number"),
+        ("summary.json", '{"complete": null, "steps": 1}', r"summary\.json is damaged: complete is None, not true or"),
         ("manifest.json", "[1]", r"manifest\.json is damaged: it holds a list, not an object"),
         ("summary.json", "\x00\x00", r"summary\.json is damaged: .*\. Remove it: the run writes it again when it ends"),
         (
@@ -53,6 +60,9 @@ def resume(run: Path) -> None:
             r"progress\.json is damaged: .*\. Restore it from a copy, or remove it: the accuracy",
         ),
         ("config.toml", "[run\n", r"config\.toml is not TOML"),
+        ("config.toml", "", r"config\.toml is damaged: it has no reward\. Restore it from a copy, for example"),
+        ("probe.json", "", r"probe\.json cannot be read: Expecting value.*\. Delete it: the run then chooses another"),
+        ("probe.json", "{}", r"probe\.json cannot be read: it has no 'ids'\. Delete it: the run then"),
         (
             "rollouts/validation-00001.parquet",
             "PAR1 no",
@@ -69,8 +79,92 @@ def test_a_damaged_file_is_named_and_nothing_is_changed(run: Path, name: str, te
     assert {f: f.read_bytes() for f in run.rglob("*") if f.is_file() and f.name != "run.lock"} == before
     shown = CliRunner().invoke(main, ["report", str(run)])
     assert shown.exit_code == 0, shown.output  # the page says what it lacks
-    if name != "progress.json":  # which nothing can replace
+    if name not in ("progress.json", "probe.json"):  # which nothing can replace; which no page shows
         assert Path(name).name in (run / "report.html").read_text()
+
+
+@contextmanager
+def ending_within(seconds: float) -> Iterator[None]:
+    """Raise in this thread if the block takes longer; a system call that waits is interrupted."""
+
+    def late(_signal: int, _frame: object) -> None:
+        raise AssertionError(f"it still waits after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+READ_AND_GO_ON = (
+    *("error.json", "log.jsonl", "notes.json", "report.html", "plots/reward.png", "audit/verdicts-00001.json"),
+)
+"""Files without which a run goes on."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("run.lock", "manifest.json", "config.toml", "metrics.jsonl", "progress.json", "summary.json"),
+        *("checkpoints/latest", "checkpoints/step-00001", "checkpoints/step-00001/.files.json"),
+        *("rollouts/validation-00001.parquet", "rollouts", "calls/train-00001.parquet", *READ_AND_GO_ON),
+    ],
+)
+def test_no_reader_of_a_run_waits_at_a_pipe(run: Path, tmp_path: Path, name: str) -> None:
+    target = run / name
+    target.parent.mkdir(exist_ok=True)
+    shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+    os.mkfifo(target)
+    traces = tmp_path / "traces.jsonl"
+    for words in (["why"], ["report"], ["audit"], ["export"], ["export-traces", "--file", str(traces)]):
+        given = [*words[:1], str(run), *([str(tmp_path / "model")] if words == ["export"] else words[1:])]
+        with ending_within(60):
+            done = CliRunner().invoke(main, given)
+        assert done.exception is None or isinstance(done.exception, SystemExit), (words, done.exception)
+    with ending_within(120):
+        if name in (*READ_AND_GO_ON, "checkpoints/latest", "calls/train-00001.parquet"):
+            resume(run)
+            return
+        with pytest.raises(AgentrigError) as caught:
+            resume(run)
+    told = str(caught.value)
+    assert str(target) in told or (name.startswith("checkpoints") and str(target.parent) in told), told
+    assert "is missing" not in told, told
+
+
+def test_a_damaged_record_of_an_audit_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, text in (("verdicts-00001.json", '{"verdicts": ['), ("verdicts-00002.json", '{"verdicts": [1]}')):
+        (tmp_path / "audit").mkdir(exist_ok=True)
+        (tmp_path / "audit" / name).write_text(text)
+    auditing = Auditing.__new__(Auditing)
+    auditing._run = tmp_path
+    assert auditing.summary()["steps"] == []
+    assert [f"{name} is damaged" in caplog.text for name in ("verdicts-00001.json", "verdicts-00002.json")] == [
+        True
+    ] * 2
+
+
+def test_a_folder_in_the_place_of_rollouts_is_named(run: Path) -> None:
+    file = run / "rollouts" / "validation-00001.parquet"
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(AgentrigError, match=r"validation-00001\.parquet.* is a directory"):
+        resume(run)
+
+
+@pytest.mark.parametrize("value", [None, "much", [1], {"a": 1}])
+def test_metrics_of_another_type_end_no_page(run: Path, value: object) -> None:
+    line = json.loads((run / "metrics.jsonl").read_text())
+    for place in (line, line["algorithm"]):
+        changed = {**line, **{key: value for key in place if key not in ("step", "algorithm")}}
+        changed["algorithm"] = dict.fromkeys(line["algorithm"], value) if place is not line else line["algorithm"]
+        (run / "metrics.jsonl").write_text(json.dumps(changed) + "\n")
+        for word in ("why", "report"):
+            done = CliRunner().invoke(main, [word, str(run)])
+            assert done.exception is None or isinstance(done.exception, SystemExit), (word, done.exception)
 
 
 def test_the_advice_of_the_messages_works(run: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import agentrig_grpo.checkpoint
 import pytest
 import torch
-from agentrig_grpo.learner import Learner
+from agentrig_grpo import trainer_files
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
@@ -242,13 +242,13 @@ def test_a_link_with_a_later_steps_name_is_removed_as_a_link(run: Path) -> None:
 def test_a_finished_result_stays_until_the_next_checkpoint(
     run: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
-    real = Learner.save
+    real = trainer_files.write
 
-    def full(learner: Learner, folder: Path) -> None:
-        real(learner, folder)
+    def full(folder: Path, state: Mapping[str, Any]) -> None:
+        real(folder, state)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Learner, "save", full)
+    monkeypatch.setattr(trainer_files, "write", full)
     before = whole(run)
     ended = [f"rollouts/report-0000{step}.parquet" for step in (0, 3)] + ["summary.json"]
     after = json.loads((run / "progress.json").read_text())["after"]
@@ -266,7 +266,7 @@ def test_a_finished_result_stays_until_the_next_checkpoint(
     assert (status(shown), shown.summary["steps"]) == ("finished" if killed else "stopped by an error", 3)
     assert any("the run went on after step 3 and did not reach the next checkpoint" in m for m in shown.missing)
     assert not any("no step wrote" in m or "is not there" in m for m in shown.missing), shown.missing
-    monkeypatch.setattr(Learner, "save", real)
+    monkeypatch.setattr(trainer_files, "write", real)
     assert train(resume_plan(run), resume=run)["steps"] == 4
     assert not (run / ended[1]).exists()
     assert not (run / "checkpoints" / "step-00004" / "keep").exists(), "the last step's is kept like any other"
@@ -332,8 +332,11 @@ def without_permission(*words: str | Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["checkpoints", "rollouts", "checkpoints/step-00003/model.safetensors", "config.toml", "calls/train-00003.parquet"],
-)  # fmt: skip
+    [
+        *("checkpoints", "rollouts", "calls", "audit", "config.toml"),
+        *("checkpoints/step-00003/model.safetensors", "calls/train-00003.parquet"),
+    ],
+)
 def test_what_may_not_be_read_is_not_called_damaged(run: Path, tmp_path: Path, name: str) -> None:
     before, mode = whole(run), (run / name).stat().st_mode
     (run / name).chmod(0)
@@ -351,9 +354,9 @@ def test_what_may_not_be_read_is_not_called_damaged(run: Path, tmp_path: Path, n
         n: d for n, d in before.items() if not n.startswith("plots/")
     }
     for said in told[:-2]:
-        assert re.search(r"Permission denied.*(get permission to read it|Get write permission there)", said), said
+        assert re.search(rf"{name}\S* cannot be read: Permission denied.*get permission to read it", said), said
         assert not re.search(r"Remove it|(?<!Nothing) is damaged", said), said
-    if not name.startswith("checkpoints/"):
+    if not name.startswith(("checkpoints/", "audit")):
         assert "ermission" in told[-2], told[-2]
 
 

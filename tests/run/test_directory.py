@@ -15,7 +15,7 @@ import pytest
 from rollouts import rollout, trace_of
 
 from agentrig import Task, Triplet
-from agentrig.errors import ConfigError, RunFileError
+from agentrig.errors import ConfigError, RunFileError, RunInUse
 from agentrig.plan import Plan, resolve
 from agentrig.processes.ends import Interrupted
 from agentrig.run.directory import RunDirectory
@@ -37,9 +37,41 @@ def test_a_run_has_its_configuration_and_is_not_overwritten(toy_plan: Callable[.
     created = RunDirectory.create(plan)
     assert created.path.name == "toy"
     assert 'use = "toy-number"' in (created.path / "config.toml").read_text()
+    with pytest.raises(RunInUse, match="a run is active in"):
+        RunDirectory.create(plan)
+    created.append_metrics({"step": 1})
+    created.release()
     with pytest.raises(ConfigError, match=r"toy already has a run; continue it with --resume"):
         RunDirectory.create(plan)
     assert RunDirectory.create(toy_plan("run.name=''")).path.name.startswith("toy-20")
+
+
+def test_a_run_that_ended_before_its_first_step_is_replaced(
+    toy_plan: Callable[..., Plan], caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = RunDirectory.create(toy_plan("run.seed=1"))
+    failed.write_json("error.json", {"error": "RunStopped", "message": "step 1: nothing matched\n  more"})
+    failed.write("rollouts/report-00000.parquet", "measured before")
+    failed.write("notes.txt", "of the user")
+    failed.release()
+    with caplog.at_level("INFO"):
+        again = RunDirectory.create(toy_plan("run.seed=2"))
+    assert again.path == failed.path
+    said = f"the run in {failed.path} ended before its first step and is replaced: step 1: nothing matched"
+    assert said in caplog.messages
+    assert "seed = 2" in (again.path / "config.toml").read_text()
+    assert sorted(f.name for f in again.path.rglob("*") if f.is_file()) == ["config.toml", "notes.txt", "run.lock"]
+
+
+@pytest.mark.parametrize("kept", ["summary.json", "checkpoints/step-00001", "rollouts/train-00001.parquet"])
+def test_a_run_with_anything_of_a_step_is_never_replaced(toy_plan: Callable[..., Plan], kept: str) -> None:
+    run = RunDirectory.create(toy_plan())
+    run.write_json("error.json", {"message": "late"})
+    run.write(kept, "result")
+    run.release()
+    with pytest.raises(ConfigError, match="already has a run"):
+        RunDirectory.create(toy_plan())
+    assert (run.path / kept).read_text() == "result"
 
 
 def test_files_are_written_atomically(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

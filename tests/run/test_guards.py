@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -9,12 +10,14 @@ import pytest
 from rollouts import rollout, trace_of
 
 from agentrig import Outcome, Triplet
-from agentrig.errors import RunStopped
+from agentrig.errors import OutOfMemory, RunStopped
+from agentrig.processes.servers import ServerError, ServerOutOfMemory
 from agentrig.run.guards import (
     check_failures,
     check_rewards,
     check_sampling,
     check_triplets,
+    dead_server_first,
     unseen_calls,
     warn_of_constraints,
     warn_of_sampling,
@@ -237,3 +240,17 @@ def test_calls_are_counted_by_the_node_they_were_made_under() -> None:
         "seen": {"write": 2, "check": 1, "(no node)": 1},
         "trained": {"write_query": 2},
     }
+
+
+def test_a_servers_lack_of_memory_keeps_its_cause_when_a_run_stops() -> None:
+    class Server:
+        def check(self) -> None:
+            raise ServerOutOfMemory("the server could not answer: its device ran out of memory")
+
+    session: Any = SimpleNamespace(lines=[{"step": 1}], resumes="agentrig train --resume runs/x")
+    server: Any = Server()
+    words = r"(?s)ran out of memory.*lost; resume with"
+    with pytest.raises(OutOfMemory, match=words) as caught, dead_server_first(server, session):
+        raise RunStopped("every rollout failed", cause="failures")
+    assert caught.value.cause == "out-of-memory"
+    assert isinstance(caught.value, ServerError)

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow  # two runs; tests/run/test_session.py lets rollou
 NOTES = """
 import json
 import threading
+import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -41,6 +42,9 @@ def on_rollout_end(rollout):
     note("rollout", rollout.mode, rollout.step, rollout.version)
     order = HERE / f"signal-{rollout.mode}-{rollout.step}"
     if order.exists():
+        saved, end = HERE / "run" / "checkpoints" / f"step-{rollout.step - 2:05d}", time.monotonic() + 60
+        while not saved.exists() and time.monotonic() < end:  # it is written while the next step runs
+            time.sleep(0.01)
         number = int(order.read_text())
         order.unlink()
         os.kill(os.getpid(), number)

@@ -131,6 +131,22 @@ def test_a_run_from_start_to_end(model: ModelServer, toy_plan: MakePlan, tmp_pat
     assert not (run / "error.json").exists()
 
 
+def test_a_metric_that_is_not_finite_is_null_in_the_metrics_and_named_once(
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING", logger="agentrig"):
+        train(toy_plan("algorithm.report=false", "algorithm.figures={odd=nan,large=-inf}", "algorithm.steps=2"))
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    lines = (tmp_path / "runs" / "toy" / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line, parse_constant=refuse)["algorithm"] for line in lines]
+    assert [(each["odd"], each["large"]) for each in found] == [(None, None)] * 2
+    said = [r.getMessage() for r in caplog.records if "odd" in r.getMessage()]
+    assert said == ["step 1: the algorithm's odd is nan and large is -inf: metrics.jsonl has null there"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

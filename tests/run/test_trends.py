@@ -20,6 +20,7 @@ from agentrig.run.metrics import reward_figures
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.run.trends import Guards, Signal
+from agentrig.text import without_nan
 
 MakePlan = Callable[..., Plan]
 
@@ -58,7 +59,7 @@ def test_guards_rebuilt_from_lines_equal_those_of_an_uninterrupted_run() -> None
     ]
     lines = [line(step, **kinds[i]) for step, i in enumerate((0, 3, 1, 2, 2, 0, 4, 0, 1, 1, 3, 4), 1)]
     for done in range(len(lines)):
-        written = [json.loads(json.dumps(each)) for each in lines[:done]]
+        written = [json.loads(json.dumps(without_nan(each), allow_nan=False)) for each in lines[:done]]
         assert Guards.after(written) == followed(lines[:done])
     found = followed(lines[:5])
     assert (found.silent, found.one_value, found.agreeing) == (3, 4, 4), "those that are right don't count"

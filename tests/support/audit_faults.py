@@ -63,6 +63,20 @@ def run(self, tasks, *, n, mode, **more):
 RolloutEngine.run = run
 """
 
+MEASURED = """
+import attrs
+from agentrig.runners.engine import RolloutEngine
+real = RolloutEngine.run
+def run(self, tasks, *, n, mode, **more):
+    if mode == "report":
+        {before}
+    found = real(self, tasks, n=n, mode=mode, **more)
+    if mode == "report":
+        {after}
+    return found
+RolloutEngine.run = run
+"""
+
 SWAP = """pairs = [(i, j) for i in range({first}) for j in range({second}) if found[i].value != found[j].value]
         i, j = pairs[0]
         found[i], found[j] = (attrs.evolve(found[a], score=found[b].score) for a, b in ((i, j), (j, i)))"""
@@ -187,11 +201,28 @@ FAULTS = {
         "def pairs(*key):\n    return real(*key[:-1], key[-1] // 2 if isinstance(key[-1], int) else key[-1])\n"
         "engine.Uniforms = pairs",
     ),
+    "one random number for all tokens of a request": Fault(
+        link="distribution",
+        where="server",
+        code="from agentrig_grpo.server import engine\nreal = engine.Uniforms\n"
+        "def one(*key):\n    number = real(*key)()\n    return lambda: number\n"
+        "engine.Uniforms = one",
+        names="one random number for several tokens of a reply, in the order of the vocabulary",
+    ),
     "rewards are exchanged between two tasks": Fault(
         link="score", code=SCORES.format(body=SWAP.format(first="n", second="n, 2 * n"))
     ),
     "rewards are exchanged within a group": Fault(
         link="score", code=SCORES.format(body=SWAP.format(first="n", second="n"))
+    ),
+    "answers with their rewards are exchanged within a group": Fault(
+        link="score",
+        code=SCORES.format(
+            body=SWAP.format(first="n", second="n").replace(
+                "score=found[b].score", "score=found[b].score, outcome=found[b].outcome"
+            )
+        ),
+        names="in the replies of another rollout",
     ),
     "two groups are merged": Fault(
         link="tasks",
@@ -252,6 +283,45 @@ FAULTS = {
         "        found = [attrs.evolve(r, trace=attrs.evolve(r.trace, spans=())) for r in found]\n"
         "    return found\n"
         "RolloutEngine.run = without",
+    ),
+    "held-out answers count as correct": Fault(
+        link="held-out",
+        code=MEASURED.format(
+            before="pass",
+            after="found = [attrs.evolve(r, score=attrs.evolve(r.score, correct=not r.correct)) for r in found]",
+        ),
+        names="its answer scores",
+    ),
+    "held-out answers are those to one task": Fault(
+        link="held-out",
+        code=MEASURED.format(
+            before="tasks = [attrs.evolve(task, input=tasks[0].input) for task in tasks]", after="pass"
+        ),
+        names="another input than the task's",
+    ),
+    "held-out replies are sampled at the temperature 1": Fault(
+        link="held-out",
+        where="server",
+        code=SAMPLE.format(
+            body="tokens = real(logits, evolve(settings, greedy=None, all_greedy=False), uniforms, allowed)[0]"
+        ),
+        names="has the temperature 0, and a token of it is",
+    ),
+    "the agent gets the text of another reply in measurements only": Fault(
+        link="held-out",
+        where="server",
+        code=REPLY.format(
+            body='kept.extend([choice["message"]] * (chat.temperature == 0)); '
+            'choice["message"] = kept[0] if chat.temperature == 0 else choice["message"]'
+        ),
+        names="the client got the text",
+    ),
+    "a step states another accuracy of validation": Fault(
+        link="held-out",
+        settings=("algorithm.validate_every=1", "run.validation_tasks=2"),
+        code="from agentrig.run import session\nreal = session.RunSession._line\n"
+        "session.RunSession._line = lambda self, *given: {**real(self, *given), 'validation_accuracy': 0.987}",
+        names="the validation of step 1 states the accuracy 0.9870",
     ),
     "the summary states another accuracy": Fault(
         link="held-out",
@@ -367,6 +437,19 @@ FAULTS = {
     ),
     "the optimizer's step is made twice": Fault(
         link="weights", code=OPTIMIZER.format(body="step = made.step\n    made.step = lambda: (step(), step())")
+    ),
+    "the optimizer's step is made twice from the third step on": Fault(
+        link="weights",
+        settings=("algorithm.steps=4",),
+        code=OPTIMIZER.format(
+            body="step, made_steps = made.step, []\n"
+            "    def twice():\n"
+            "        made_steps.append(1)\n"
+            "        step()\n"
+            "        if len(made_steps) > 2:\n"
+            "            step()\n"
+            "    made.step = twice"
+        ),
     ),
     "the model computes with the copies of the weights before": Fault(
         link="weights",

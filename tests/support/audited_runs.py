@@ -138,7 +138,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         LossInputs: ("look_up",),
         torch.nn.utils: ("clip_grad_norm_",),
         RolloutEngine: ("run",),
-        session.RunSession: ("report", "summary"),
+        session.RunSession: ("report", "summary", "_line"),
         AgentMatch: ("_node",),
     }.items():
         for name in names:

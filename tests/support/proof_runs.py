@@ -66,6 +66,9 @@ class ProofSession:
     def note(self, text: str) -> None:
         """Do nothing."""
 
+    def record(self, name: str, value: Any) -> None:
+        """Do nothing."""
+
     def sketch(self, step: int) -> None:
         """Audit nothing."""
 

@@ -40,6 +40,18 @@ def test_a_domain_is_validated_and_its_costs_are_shown() -> None:
     assert trial["prompt_tokens_per_rollout"] > trial["response_tokens_per_rollout"] > 0
 
 
+def test_tasks_that_cannot_be_loaded_are_no_fault_of_the_agent(tmp_path: Path) -> None:
+    result = validate(f"{FILE}", "--tasks", "table", "--only", "agent.calls-endpoint")
+    assert result.exit_code == 1
+    assert ":adds cannot be loaded: [tasks] table needs a file of rows: tasks.file=ROWS.csv" in result.stderr
+    assert "agent.calls-endpoint" not in result.output
+    rows = tmp_path / "rows.csv"
+    rows.write_text("question,answer\n1 + 1,2\n2 + 2,4\n")
+    keys = [f"tasks.file={rows}", "tasks.private=['answer']"]
+    named = validate(FILE, "--tasks", "table", "--only", "agent.calls-endpoint", *keys)
+    assert named.exit_code == 0, named.output
+
+
 @pytest.mark.parametrize(
     ("right", "wrong", "caught", "said"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -117,3 +118,17 @@ def test_a_mistake_in_a_domain_is_red(validate: Callable[..., Result], mistake: 
     assert said in result.stdout
     assert "why it matters: " in result.stdout
     assert "what to do: " in result.stdout
+
+
+@pytest.mark.slow
+def test_the_readmes_agent_with_its_own_tasks_is_green(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (EXAMPLES.parent / "README.md").read_text("utf-8"), re.S)
+    (tmp_path / "my_agent.py").write_text(block)
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["validate", "my_agent.py", "--limit", "2", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert sorted({report["kind"] for report in found["reports"]}) == ["agent", "play", "recipe", "reward"]
+    (trial,) = found["trials"]
+    assert trial["reward_mean"] == {"gold": 1.0, "nonsense": 0.0}

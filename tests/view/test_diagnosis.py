@@ -42,6 +42,11 @@ def parrot(body: Mapping[str, Any], number: int) -> str:
     return "odd"
 
 
+def memory(body: Mapping[str, Any], number: int) -> str:
+    """Answer training tasks, whose numbers are below 100, right in 3 of 4 cases, and no others."""
+    return says(body, int(re.findall(r"\d+", body["messages"][-1]["content"])[0]) < 100 and number % 4 != 0)
+
+
 def says(body: Mapping[str, Any], right: bool) -> str:
     """Answer right or wrong."""
     asked = re.search(r"\d+", body["messages"][-1]["content"])
@@ -73,6 +78,11 @@ PLANTED: Mapping[str, tuple[str, list[str], dict[str, Any]]] = {
     "the model is right in 1 of 50 cases": ("tasks-too-hard", ["algorithm.steps=4"], {"model": beginner}),
     "the model is wrong in 1 of 50 cases": ("tasks-too-easy", ["algorithm.steps=4"], {"model": expert}),
     "the model always says the same": ("no-exploration", ["algorithm.steps=4"], {"model": parrot}),
+    "the model has memorised its training tasks": (
+        "memorised",
+        ["algorithm.steps=3", "run.report_tasks=24"],
+        {"model": memory},
+    ),
     "the adapter matches nothing": ("unmatched-calls", ["adapter.match=check"], {}),
     "the adapter matches two thirds of the tasks": ("unmatched-calls", ["adapter.match=write"], {"agent": "two-names"}),
     "the adapter returns calls twice": ("lost-calls", [], {"adapter": "twice"}),
@@ -101,7 +111,7 @@ PLANTED: Mapping[str, tuple[str, list[str], dict[str, Any]]] = {
     "the gradient is not finite": ("diverged", ["algorithm.figures={grad_norm=nan}"], {}),
 }  # fmt: skip
 """What was planted to the cause that must be named first, overrides, and components."""
-QUICK = ("the adapter matches nothing",)
+QUICK = ("the adapter matches nothing", "the model has memorised its training tasks")
 """The others run when asked for; test_recorded_runs.py reads recorded runs."""
 
 
@@ -115,6 +125,15 @@ def test_the_planted_cause_is_named_first(tmp_path: Path, served: ScriptedServer
     assert first.since is not None
     assert first.settings or cause == "failures"
     assert first.advice
+
+
+def test_a_run_that_memorised_is_not_told_to_go_on(tmp_path: Path, served: ScriptedServer) -> None:
+    said = str(diagnose(toy_run(tmp_path, served, "algorithm.steps=3", "run.report_tasks=24", model=memory)))
+    assert "1. memorised: " in said
+    assert re.search(r": 7\d% of the last training rollouts are right, and 0 of 24 held-out tasks", said)
+    assert "More steps do not help" in said
+    assert "steps are few" not in said
+    assert "more steps" not in said
 
 
 @pytest.mark.slow

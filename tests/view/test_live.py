@@ -95,7 +95,7 @@ def test_the_line_of_a_step_has_every_figure():
     shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
     assert buffer.getvalue().splitlines()[1] == (
         "step  3/20  reward 0.500 (mean of 1: 0.500)  validation 48.2%  12.3 rollouts/s  1,830 tokens/s"
-        "  10.0 s: rollout 60%, reward 5%, update 30%  failed 3 (2 deadline, 1 llm-error)  eta 2:50"
+        "  10.0 s: rollouts 60%, scoring 5%, update 30%  failed 3 (2 deadline, 1 llm-error)  eta 2:50"
     )
     shown, buffer = display()
     shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25, "validation_reward": -0.25}))
@@ -128,13 +128,13 @@ def test_the_panel_counts_running_rollouts():
         assert "step 0 of 20" in text
         assert "1 (1 deadline)" in text
         shown.on_rollout_end(rollout=rollout_of(1, right=True, mode="train", step=1))
-        assert "rolling out: 1 rollouts, 1 right" in panel(shown)
+        assert "the agent at work: 1 rollouts, 1 right" in panel(shown)
         shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25, "validation_reward": -0.25}))
         score = Score(status="ok", value=0.7, correct=True)
         shown.on_rollout_end(rollout=attrs.evolve(rollout_of(0, right=False, mode="train", step=4), score=score))
         shown.on_rollout_end(rollout=rollout_of(1, right=False, mode="train", step=4))
         text = panel(shown)
-        for expected in ("step 3 of 20", "48.2% (reward -0.250) at step 3", "1,830 tokens/s", "rollout 60%", "0.500"):
+        for expected in ("step 3 of 20", "48.2% (reward -0.250) at step 3", "1,830 tokens/s", "rollouts 60%", "0.500"):
             assert expected in text
         for expected in ("eta 2:50", "25.0%", "2 rollouts, 1 right, reward 0.350"):
             assert expected in text

@@ -217,6 +217,14 @@ def test_all_content_of_a_run_is_shown_as_text(tmp_path: Path):
         assert "{{ 7*7 }}" in page.text
 
 
+def test_a_running_run_counts_the_rollouts_that_a_finished_one_counts(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=5)
+    finished = row_of(read_run(directory))["rollouts"]
+    assert finished == json.loads((directory / "summary.json").read_text())["rollouts"]
+    (directory / "summary.json").unlink()
+    assert row_of(read_run(directory))["rollouts"] == finished
+
+
 def test_a_run_that_crashed_says_what_is_missing(tmp_path: Path):
     directory = write_run(tmp_path / "run", steps=5, ended=False)
     page = Page(build_report([directory]))

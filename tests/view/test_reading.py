@@ -37,6 +37,23 @@ def test_a_missing_directory_and_a_directory_without_a_run_are_errors(tmp_path: 
         read_run(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["config.toml", "manifest.json", "metrics.jsonl", "summary.json", "progress.json"])
+def test_a_link_to_nothing_is_named(tmp_path: Path, name: str) -> None:
+    directory = write_run(tmp_path / "run", steps=3)
+    (directory / name).unlink(missing_ok=True)
+    (directory / name).symlink_to(tmp_path / "gone")
+    assert f"{name} is a link to what is not there: {tmp_path}/gone" in read_run(directory).unread
+
+
+def test_an_ended_run_whose_metrics_are_empty_is_not_called_a_run_without_a_step(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", steps=3)
+    (directory / "summary.json").write_text(json.dumps({"complete": True, "steps": 3}))
+    (directory / "metrics.jsonl").write_text("")
+    told = str(diagnose(directory))
+    assert "metrics.jsonl has no line for step 1, 2 and 3" in told
+    assert "no training step has ended" not in told
+
+
 def test_the_later_line_of_a_repeated_step_counts(tmp_path: Path):
     directory = write_run(tmp_path / "run", steps=3)
     with (directory / "metrics.jsonl").open("a") as file:

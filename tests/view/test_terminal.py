@@ -48,7 +48,7 @@ def test_prompts_replies_tokens_timings_and_training_are_shown():
     assert len(lines_with(text, "messages as in the call before: 1")) == 3
     call = lines_with(text, "─ LLM call")
     assert all("60 + 20 tokens" in line and "0.310 s" in line for line in call)
-    assert [("trained" in line) for line in call] == [True, False, True, False]
+    assert [("for training" in line) for line in call] == [True, False, True, False]
     assert "score 1  judged in 1.0 ms" in text.splitlines()[1]
     assert lines_with(text, "─ answer: ") == ["├── answer: the text of a reply below"]
     other = attrs.evolve(rollout_of(0, right=True, mode="dev", step=0), outcome=Outcome(answer="42"))

@@ -1,13 +1,19 @@
 """The server `embedded` under the contract of `agentrig.servers`: start, weights, sleep, end, crash."""
 
+import json
+from types import SimpleNamespace
+
 import httpx
 import pytest
-from agentrig_grpo import register_servers
+import torch
+from agentrig_grpo import checkpoint, learner, register_servers
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.server.handle import Embedded
 from proof_runs import ProofSession, run
 
+from agentrig.errors import OutOfMemory
 from agentrig.hardware import Cpu, CpuConfig
+from agentrig.processes.servers import ServerError
 from agentrig.servers import ServerPlan
 from agentrig.testing import checks
 
@@ -38,8 +44,8 @@ def test_the_plan_and_the_keys_reach_the_process(server, model_dir):
     assert endpoint.token_ids
     assert server.held() is None, "the digests come with its answers"
     settings = server.settings
-    assert (settings.slots, settings.threads, settings.seed, settings.share) == (4, 1, 3, 0.25)
-    assert Embedded(EmbeddedConfig(), plan_of(model_dir, share=0.5)).settings.share == 0.5
+    assert (settings.slots, settings.threads, settings.seed, settings.memory) == (4, 1, 3, 0)
+    assert Embedded(EmbeddedConfig(), plan_of(model_dir, memory=5 << 30)).settings.memory == 5 << 30
     assert Embedded(EmbeddedConfig(threads=2), plan_of(model_dir)).settings.threads == 2
 
 
@@ -55,17 +61,21 @@ def test_the_kit(check):
 
 
 @pytest.mark.slow
-def test_sleep_frees_the_kept_prompts(server):
+def test_sleep_frees_the_weights_and_the_kept_prompts(server, make_model):
     def prefills():
         return server.health()["counts"]["prefills"]
 
     ask(server.endpoints[0])
     ask(server.endpoints[0])
     assert prefills() == 1
-    server.sleep()
-    server.wake()
-    ask(server.endpoints[0])
-    assert prefills() == 2
+    for version in (1, 2):
+        server.sleep()
+        server.wake()
+        with pytest.raises(httpx.HTTPStatusError, match="503"):
+            ask(server.endpoints[0])
+        server.take(checkpoint.weights(make_model()).items(), version)
+        ask(server.endpoints[0])
+        assert prefills() == 1 + version
 
 
 def test_auto_selects_it_only_if_no_other_server_can_be_used():
@@ -76,9 +86,10 @@ def test_auto_selects_it_only_if_no_other_server_can_be_used():
 
 
 @pytest.mark.slow
-def test_server_sleep_frees_memory_before_each_update(model_dir, tmp_path):
+def test_server_sleep_frees_memory_before_each_update(model_dir, tmp_path, monkeypatch):
     """`algorithm.server_sleep`: sleep comes between a step's rollouts and its update, wake before the new weights."""
     told = []
+    monkeypatch.setattr(learner, "give_memory_back", lambda device: told.append("the learner gives memory back"))
 
     class Telling(Embedded):
         def take(self, weights, version):
@@ -102,11 +113,98 @@ def test_server_sleep_frees_memory_before_each_update(model_dir, tmp_path):
         told.append(f"sleeps {plan.sleeps}")
         return Telling(EmbeddedConfig(), plan)
 
-    for sleeps, between in ((False, []), (True, ["sleep", "wake"])):
+    for sleeps, between in ((False, []), (True, ["sleep", "the learner gives memory back", "wake"])):
         told.clear()
         session = Session(tmp_path / str(sleeps))
         session.make = made
         run(tmp_path / str(sleeps), model_dir, session, steps=1, server_sleep=sleeps)
         assert told == [f"sleeps {sleeps}", "take 0", "rollouts", *between, "take 1"]
         assert session.delivery.summary()["arrived"] == 2
-    assert not GrpoConfig().server_sleep
+    assert GrpoConfig().server_sleep == "auto"  # which is never on a CPU
+
+
+TORCH = (
+    "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.18 GiB of which 19.62 MiB is "
+    "free. Including non-PyTorch memory, this process has 40.90 GiB memory in use."
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("take", r"step 0: the way of the new weights to the server: .*20\.0 MiB were .*\n.*algorithm\.server_sleep"),
+        (
+            "wake",
+            r"step 1: the server's waking after the update: .*holds 40\.9 GiB.*\n.*less of the device in \[server\]",
+        ),
+        ("digests", r"step 0: the proof of delivery: .*\n.*run\.delivery = false"),
+        ("loading", r"the learner's model could not be loaded: .*\n.*algorithm\.lora_rank = 16"),
+    ],
+)
+def test_memory_that_runs_out_beside_the_update_is_named(model_dir, tmp_path, monkeypatch, where, words):
+    def fail(*_, **__):
+        raise torch.OutOfMemoryError(TORCH)
+
+    class Failing(Embedded):
+        take = fail if where == "take" else Embedded.take
+        wake = fail if where == "wake" else Embedded.wake
+
+    if where == "digests":
+        monkeypatch.setattr(learner.Learner, "digests", fail)
+    if where == "loading":
+        monkeypatch.setattr(checkpoint, "load_model", fail)
+    session = ProofSession(tmp_path)
+    session.make = lambda plan: Failing(EmbeddedConfig(), plan)
+    session.runtime = SimpleNamespace(end_results=lambda error: None)
+    with pytest.raises(OutOfMemory, match=words) as caught:
+        run(tmp_path, model_dir, session, steps=1, server_sleep=True)
+    assert caught.value.cause == "out-of-memory"
+
+
+def test_a_server_whose_device_is_full_says_what_to_set(model_dir, tmp_path):
+    class Process:
+        exit_status = 1
+
+        def receive(self, what, timeout_s):
+            raise ServerError("the LLM server has died, asked to start (exit status 1)")
+
+        def tail(self, lines):
+            return f"Traceback (most recent call last):\n  File x\ntorch.OutOfMemoryError: {TORCH}\nclosed"
+
+        def stop(self, grace_s=0.0):
+            pass
+
+    server = Embedded(EmbeddedConfig(), plan_of(model_dir, log=tmp_path / "server.log"))
+    server._process = Process()
+    with pytest.raises(OutOfMemory) as caught:
+        server.ready()
+    first, cure, log = str(caught.value).splitlines()
+    assert first.startswith(
+        "the LLM server could not start: its device ran out of memory: 20.0 MiB were asked for; of "
+    )
+    assert "server.kv_cache_mb" in cure
+    assert log == f"  its log: {tmp_path / 'server.log'}"
+
+
+@pytest.mark.slow
+def test_the_command_ends_in_one_message_and_why_repeats_it(tmp_path, monkeypatch):
+    from click.testing import CliRunner
+
+    from agentrig.cli import main
+
+    def fail(*_, **__):
+        raise torch.OutOfMemoryError(TORCH)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoint, "load_model", fail)
+    few = ["algorithm.steps=1", "run.validation_tasks=4", "run.report_tasks=4", "hardware.threads=1"]
+    done = CliRunner().invoke(main, ["train", "mini", "run.name=full", *few])
+    assert done.exit_code == 1, done.output
+    assert "agentrig: the learner's model could not be loaded: the device ran out of memory: 20.0 MiB" in done.stderr
+    assert "Traceback" not in done.output
+    told = CliRunner().invoke(main, ["why", "runs/full"])
+    assert "out-of-memory" in told.output or "ran out of memory" in told.output
+    assert "algorithm.lora_rank = 16" in told.output
+    error = json.loads((tmp_path / "runs/full/error.json").read_text())
+    assert (error["cause"], error["error"]) == ("out-of-memory", "OutOfMemory")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 
+import attrs
 import pytest
 import torch
-from agentrig_grpo import checkpoint
+from agentrig_grpo import checkpoint, host_moments
 from agentrig_grpo.config import GrpoConfig
-from agentrig_grpo.fitting import free_memory, plan_memory
+from agentrig_grpo.fitting import ServerNeed
 from agentrig_grpo.learner import Learner, TrainSample
-from agentrig_grpo.memory import need_of
+from agentrig_grpo.memory import _full, need_of
+from agentrig_grpo.planning import measured, plan_memory
 
+from agentrig.delivery.digests import digests
 from agentrig.errors import ConfigError
 from agentrig.forest import head
 from agentrig.forest.attention import Blocks
@@ -122,11 +125,12 @@ def test_the_estimate_of_an_updates_memory_is_what_the_gpu_counts(make_model, to
     checkpoint.save(make_model(**SHAPE), tokenizer, tmp_path)
     config = GrpoConfig(tokens_per_batch=8192, group_size=4, max_tokens=256, **more)
     fit = {"dtype": dtype, "device": "cuda", "attention": "sdpa"}
-    need = need_of(tmp_path, config, chunk=1 << 29, **fit)
+    need = need_of(tmp_path, config, tokens=8192, chunk=1 << 29, **fit)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     learner = Learner(make_model(**SHAPE).to("cuda"), config, dtype=dtype, seed=0)
-    samples = calls_of(groups=2, size=4, prompt=8192 - 4 * 257, answer=256)
+    full = _full(config, 8192)
+    samples = [attrs.evolve(s, prompt_ids=[first, *s.prompt_ids[1:]]) for first in (8, 9) for s in full]
     learner.update(samples, step=1)
     torch.cuda.reset_peak_memory_stats()
     learner.update(samples, step=2)
@@ -138,9 +142,10 @@ def test_the_estimate_of_an_updates_memory_is_what_the_gpu_counts(make_model, to
 def test_what_does_not_fit_into_the_gpu_is_refused_before_anything_is_loaded(make_model, tokenizer, tmp_path):
     checkpoint.save(make_model(**SHAPE), tokenizer, tmp_path)
     config = GrpoConfig(tokens_per_batch=1 << 22, group_size=4, max_tokens=256, gradient_checkpointing=False)
-    assert free_memory("cuda") > 1 << 30
-    with pytest.raises(ConfigError, match=r"are free for it; its server takes .*\n  Set algorithm\."):
-        plan_memory(tmp_path, config, dtype="bfloat16", device="cuda", attention="sdpa")
+    device, server = measured("cuda"), ServerNeed(weights=1 << 28)
+    assert device.budget > 1 << 30
+    with pytest.raises(ConfigError, match=r"are free for it: .* its server takes .*\n  Set algorithm\."):
+        plan_memory(tmp_path, config, dtype="bfloat16", device=device, attention="sdpa", server=server)
 
 
 @pytest.mark.parametrize("checkpointing", [True, False])
@@ -175,3 +180,35 @@ def test_the_kernels_of_the_head_give_what_torchs_operations_give(temperature):
         torch.testing.assert_close(entropy, -(logp.exp() * logp).sum(-1), atol=1e-3, rtol=1e-3)
         for a, b in zip(torch.autograd.grad(found, (hidden, weight), gradient), theirs, strict=True):
             assert float((a - b).norm() / b.norm()) < 1e-2
+
+
+@pytest.mark.parametrize("part", [1 << 24, 1 << 16])
+def test_moments_in_host_memory_give_the_same_weights_on_a_gpu_bit_for_bit(make_model, monkeypatch, part):
+    monkeypatch.setattr(host_moments, "PART", part)
+    samples = calls_of(groups=2, size=4, prompt=200, answer=30)
+    found = []
+    for moments in ("device", "host"):
+        config = GrpoConfig(lr=1e-3, weight_decay=0.1, max_grad_norm=0.5, moments=moments)
+        learner = Learner(make_model(**SHAPE).to("cuda"), config, dtype="bfloat16", seed=0)
+        start = learner.fingerprint()
+        figures = [learner.update(samples, step=step)["loss"] for step in range(1, 6)]
+        found.append((figures[0], learner.fingerprint()))
+        assert learner.fingerprint() != start
+        state = learner.optimizer.state[next(iter(learner.trained.values()))]
+        assert state["exp_avg"].device.type == ("cuda" if moments == "device" else "cpu")
+        assert moments == "device" or state["exp_avg"].is_pinned()
+    assert found[0] == found[1]
+
+
+def test_adapters_are_merged_on_a_gpu_without_a_second_model(make_model):
+    model = make_model(**SHAPE).to("cuda").to(torch.bfloat16)
+    learner = Learner(model, GrpoConfig(lora_rank=16, lr=1e-3), dtype="bfloat16", seed=0)
+    learner.update(calls_of(groups=2, size=4, prompt=200, answer=30), step=1)
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    sent = digests(((name, tensor) for name, tensor in learner.weights()), torch.bfloat16)
+    assert sent == {name: digest for name, digest in learner.digests("bfloat16").items() if name in sent}
+    largest = max(p.numel() for p in learner.model.parameters())
+    assert torch.cuda.max_memory_allocated() - held < 8 * 4 * largest
+    assert torch.cuda.memory_allocated() - held < 4 * largest

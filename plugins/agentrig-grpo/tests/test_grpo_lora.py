@@ -1,12 +1,54 @@
-"""The weights that a model computes with."""
+"""The weights of models with adapters: merged one matrix at a time, with a frozen model in 16 bits."""
 
 from __future__ import annotations
 
+import copy
+import random
 import sys
+import weakref
 
 import pytest
 import torch
+from agentrig_grpo import checkpoint
+from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.lora import live_weights
+from agentrig_grpo.server.transfer import Sender
+
+from agentrig.delivery.digests import digests
+from agentrig.errors import AgentrigError
+
+ADAPTED = {"every linear layer": {}, "a head": {"lora_targets": "q_proj,lm_head"}, "embeddings": {
+    "lora_targets": "v_proj,embed_tokens"}}  # fmt: skip
+
+
+def samples_of():
+    rng = random.Random(0)
+    return [
+        TrainSample(
+            prompt_ids=[5 + i // 4, 7, 9],
+            response_ids=[rng.randrange(5, 300) for _ in range(6)],
+            logprobs=[-5.0] * 6,
+            advantage=rng.uniform(-1, 1),
+            rollout=i,
+            group=f"g{i // 4}",
+        )
+        for i in range(8)
+    ]
+
+
+def trained(model, dtype="float32", **settings):
+    """Return a learner whose adapters have moved far."""
+    config = GrpoConfig(**{"lora_rank": 2, "lr": 1e-2, **settings})
+    made = Learner(model, config, dtype=dtype, seed=0)
+    for step in range(2):
+        made.update(samples_of(), step=step)
+    return made
+
+
+def rounded(model):
+    """Return a model whose weights are those of a file in bfloat16, in fp32."""
+    return model.to(torch.bfloat16).to(torch.float32)
 
 
 def test_a_model_without_adapters_is_read_without_peft(make_model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,3 +60,118 @@ def test_a_model_without_adapters_is_read_without_peft(make_model, monkeypatch: 
     expected = model.state_dict()
     assert set(found) == set(expected)
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("adapted", ADAPTED)
+def test_a_merge_of_one_matrix_at_a_time_is_that_of_the_whole_model(make_model, adapted) -> None:
+    learner = trained(make_model(tie_word_embeddings=False), **ADAPTED[adapted])
+    whole = copy.deepcopy(learner.model).merge_and_unload(safe_merge=True).state_dict()
+    merged = checkpoint.weights(learner.model)
+    assert list(merged) == list(whole)
+    assert len(merged) == len(whole)
+    assert all(torch.equal(merged[name], tensor) for name, tensor in whole.items())
+    assert learner.digests("bfloat16") == digests(whole.items(), torch.bfloat16)
+    assert sum(not torch.equal(make_model(tie_word_embeddings=False).state_dict()[n], whole[n]) for n in whole) > 1
+
+
+def test_one_merged_matrix_is_in_memory_at_a_time(make_model) -> None:
+    learner = trained(make_model())
+    own = {tensor.data_ptr() for tensor in learner.model.state_dict().values()}
+    alive, most, merged = [], 0, 0
+
+    def watched():
+        nonlocal most, merged
+        for name, tensor in learner.weights():
+            if tensor.data_ptr() not in own:
+                merged += 1
+                alive.append(weakref.ref(tensor))
+            yield name, tensor
+            del tensor
+            most = max(most, sum(ref() is not None for ref in alive))
+
+    class Once:
+        """Weights that are merged again whenever they are read."""
+
+        def __iter__(self):
+            return watched()
+
+    sender = Sender(torch.bfloat16, "cpu")
+    message, descriptor = sender.pack(Once())
+    assert (most, merged, descriptor is not None) == (1, 2 * 14, True)  # to lay them out, and to copy them
+    found = dict(zip((e["name"] for e in message["tensors"]), sender._entries, strict=True))
+    assert sorted(found) == sorted(checkpoint.weights(learner.model))
+    again, none = sender.pack(Once())
+    assert (again, none, merged) == ({"tensors": message["tensors"]}, None, 3 * 14)
+
+
+def test_adapters_that_cannot_be_merged_are_named(make_model) -> None:
+    learner = trained(make_model())
+    name = next(name for name in learner.trained if "q_proj.lora_B" in name)
+    with torch.no_grad():
+        learner.trained[name].fill_(float("inf"))
+    with pytest.raises(
+        AgentrigError, match=r"merged: model\.layers\.0\.self_attn\.q_proj\.weight .*lower algorithm\.lr"
+    ):
+        dict(learner.weights())
+
+
+def test_a_frozen_model_with_16_bits_stays_so_and_what_is_served_is_rounded_once(make_model) -> None:
+    start = rounded(make_model())
+    plain = {name: tensor.clone() for name, tensor in start.state_dict().items()}
+    learner = trained(start, "bfloat16")
+    assert {p.dtype for p in learner.trained.values()} == {torch.float32}
+    assert {p.dtype for p in learner.model.parameters()} == {torch.bfloat16}
+    factors = {name.removeprefix("base_model.model.").replace(".default", ""): p for name, p in learner.trained.items()}
+    for name, tensor in checkpoint.weights(learner.model).items():
+        layer = name.removesuffix(".weight")
+        if f"{layer}.lora_A.weight" in factors:
+            change = factors[f"{layer}.lora_B.weight"] @ factors[f"{layer}.lora_A.weight"] * (16 / 2)
+            assert tensor.dtype == torch.float32
+            assert torch.equal(tensor, plain[name] + change.detach())
+            assert not torch.equal(tensor.bfloat16().float(), plain[name])
+        else:
+            assert torch.equal(tensor.float(), plain[name])
+    assert learner.digests("bfloat16") == {
+        **digests(checkpoint.weights(learner.model).items(), torch.bfloat16),
+        "lm_head.weight": learner.digests("bfloat16")["model.embed_tokens.weight"],
+    }
+
+
+def test_a_frozen_model_with_more_bits_keeps_them(make_model) -> None:
+    learner = trained(make_model(), "bfloat16")
+    assert learner._masters is None
+    assert {p.dtype for p in learner.model.parameters()} == {torch.float32}
+    loaded = Learner(
+        make_model().to(torch.bfloat16), GrpoConfig(lora_rank=2), dtype="bfloat16", seed=0, frozen_exact=True
+    )
+    assert {p.dtype for p in loaded.trained.values()} == {torch.float32}
+    assert loaded._masters is not None
+
+
+def test_a_frozen_model_in_16_bits_gives_the_gradient_of_fp32_and_scores_of_the_merged_model(make_model) -> None:
+    figures, gradients = [], []
+    for dtype in ("float32", "bfloat16"):
+        learner = Learner(rounded(make_model()), GrpoConfig(lora_rank=4, lr=1e-3), dtype=dtype, seed=0)
+        with torch.no_grad():
+            for name, p in learner.trained.items():
+                if "lora_B" in name:  # it starts at 0, and then no factor A has a gradient
+                    p.copy_(torch.linspace(-0.05, 0.05, p.numel()).view_as(p))
+        if learner._masters is not None:
+            learner._masters.refresh()
+        ids = [5, 6, 7, 8, 9, 10]
+        plain = make_model()
+        plain.load_state_dict(dict(checkpoint.weights(learner.model)), strict=False)
+        merged = Learner(plain, GrpoConfig(), dtype="float32", seed=0).logprobs(ids)
+        assert learner.logprobs(ids, dtype=torch.float32) == pytest.approx(merged, abs=1e-3)
+        assert max(abs(a - b) for a, b in zip(learner.logprobs(ids), merged, strict=True)) <= (
+            1e-3 if dtype == "float32" else learner.spread(ids, "bfloat16")
+        )
+        seen = {}
+        learner.optimizer.register_step_pre_hook(
+            lambda *_, learner=learner, seen=seen: seen.update({n: p.grad.clone() for n, p in learner.trained.items()})
+        )
+        figures.append(learner.update(samples_of(), step=1))
+        gradients.append(torch.cat([seen[name].flatten() for name in sorted(seen)]))
+    assert figures[0]["loss"] != figures[1]["loss"]
+    assert figures[0]["loss"] == pytest.approx(figures[1]["loss"], abs=0.05)
+    assert float((gradients[0] - gradients[1]).norm() / gradients[0].norm()) < 0.05

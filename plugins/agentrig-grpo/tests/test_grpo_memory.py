@@ -10,15 +10,19 @@ from types import SimpleNamespace
 import attrs
 import pytest
 import torch
-from agentrig_grpo import fitting
+from agentrig_cuda import Cuda, CudaConfig
+from agentrig_grpo import algorithm, planning
 from agentrig_grpo.config import GrpoConfig
-from agentrig_grpo.fitting import free_memory, plan_memory
+from agentrig_grpo.fitting import GIB, Device, ServerNeed
 from agentrig_grpo.learner import Learner
-from agentrig_grpo.memory import GIB, Counter, _full, need_of
+from agentrig_grpo.memory import Counter, _full, need_of
+from agentrig_grpo.planning import free_memory, measured, plan_memory
 from quick import quick_first
 
 from agentrig.errors import ConfigError, RunStopped
 from agentrig.forest.scoring import CHUNK
+from agentrig.hardware import Cpu
+from agentrig.servers import ServerMemory, ServerPlan
 
 LARGE = {"vocab": 4000, "hidden": 128, "layers": 4}
 """Activations that outweigh the state."""
@@ -33,10 +37,14 @@ def directory(make_model, tokenizer, tmp_path_factory):
     return path
 
 
-def measured(model, config, dtype, chunk, recomputed=None):
+def counted(model, config, dtype, chunk, recomputed=None):
     """Return the most bytes of tensors that were alive in a real update of two passes, in the second step."""
     learner = Learner(model, config, dtype=dtype, seed=0, chunk=chunk, recomputed=recomputed)
-    samples = [attrs.evolve(s, prompt_ids=[first, *s.prompt_ids[1:]]) for first in (8, 9) for s in _full(config)]
+    samples = [
+        attrs.evolve(s, prompt_ids=[first, *s.prompt_ids[1:]])
+        for first in (8, 9)
+        for s in _full(config, config.tokens_per_batch)
+    ]
     learner.update(samples, step=1)
     with Counter("cpu") as counter:
         counter.add(iter([p.data for p in (*learner.trained.values(), *learner.model.parameters())]))
@@ -64,9 +72,22 @@ WAYS = {
 def test_the_estimate_is_what_an_update_holds(make_model, directory, way) -> None:
     dtype, more, chunk = WAYS[way]
     config = GrpoConfig(tokens_per_batch=1024, group_size=4, max_tokens=100, **more)
-    need = need_of(directory, config, dtype=dtype, device="cpu", attention="sdpa", chunk=chunk)
-    real = measured(make_model(**LARGE), config, dtype, chunk)
+    need = need_of(directory, config, tokens=1024, dtype=dtype, device="cpu", attention="sdpa", chunk=chunk)
+    real = counted(make_model(**LARGE), config, dtype, chunk)
     assert need.peak == pytest.approx(real, rel=0.05)
+
+
+@pytest.mark.slow
+def test_the_estimate_of_adapters_knows_a_model_that_stays_in_16_bits(make_model, tokenizer, tmp_path) -> None:
+    from agentrig_grpo import checkpoint
+
+    checkpoint.save(make_model(**LARGE), tokenizer, tmp_path, dtype=torch.bfloat16)
+    config = GrpoConfig(tokens_per_batch=1024, group_size=4, max_tokens=100, lora_rank=4)
+    need = need_of(tmp_path, config, dtype="bfloat16", device="cpu", attention="sdpa", chunk=CHUNK)
+    real = measured(make_model(**LARGE).to(torch.bfloat16), config, "bfloat16", CHUNK)
+    assert need.peak == pytest.approx(real, rel=0.05)
+    held = sum(p.numel() for p in make_model(**LARGE).parameters())
+    assert 2 * held < need.weights < 3 * held
 
 
 def weights_of(directory):
@@ -74,41 +95,53 @@ def weights_of(directory):
     return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
 
-def fit(directory, free, monkeypatch, **settings):
-    monkeypatch.setattr(fitting, "free_memory", lambda device: free)
+def fit(directory, free, **settings):
+    """Return the plan of a run on a CPU with so much free memory."""
     config = GrpoConfig(group_size=4, max_tokens=100, **{"tokens_per_batch": 4096, **settings})
-    return plan_memory(directory, config, dtype="float32", device="cpu", attention="sdpa")
+    device, server = Device(name="cpu", total=free), ServerNeed(weights=weights_of(directory))
+    return plan_memory(directory, config, dtype="float32", device=device, attention="sdpa", server=server)
 
 
-def test_checkpointing_is_on_only_where_memory_is_short(directory, monkeypatch) -> None:
-    plenty = fit(directory, 64 * GIB, monkeypatch)
-    assert (plenty.config.gradient_checkpointing, plenty.need) == (False, None)
-    config = GrpoConfig(group_size=4, max_tokens=100, tokens_per_batch=4096)
-    need = need_of(directory, config, dtype="float32", device="cpu", attention="sdpa", chunk=CHUNK)
-    enough = fit(directory, int(need.peak * 1.3), monkeypatch)
-    assert (enough.config.gradient_checkpointing, enough.need) == (False, need)
-    short = fit(directory, int(need.peak * 0.9), monkeypatch)
-    assert short.config.gradient_checkpointing is True
-    assert short.need.peak < need.peak
+def test_checkpointing_is_on_only_where_memory_is_short(directory) -> None:
+    plenty = fit(directory, 64 * GIB)
+    assert (plenty.choice.recomputed, plenty.known) == (0, False)
+    config = GrpoConfig(group_size=4, max_tokens=100)
+    need = need_of(directory, config, tokens=4096, dtype="float32", device="cpu", attention="sdpa", chunk=CHUNK)
+    enough = fit(directory, int(need.peak * 1.3))
+    assert (enough.choice.recomputed, enough.known, enough.fitting.update(enough.choice)) == (0, True, need.peak)
+    short = fit(directory, int(need.peak * 0.9))
+    assert short.choice.recomputed > 0
+    assert short.fitting.update(short.choice) < need.peak
+
+
+def test_a_pass_that_is_not_set_is_the_largest_that_fits(directory) -> None:
+    assert fit(directory, 64 * GIB, tokens_per_batch="auto").choice.tokens == 8192
+    plan = fit(directory, 130 << 20, tokens_per_batch="auto")
+    assert plan.choice.tokens < 8192
+    assert plan.fitting.room(plan.choice) + weights_of(directory) <= 130 << 20
+    exact = partial(need_of, directory, plan.config, dtype="float32", device="cpu", attention="sdpa", chunk=CHUNK)
+    real = exact(tokens=plan.choice.tokens, recomputed=plan.choice.recomputed).peak
+    assert 0.98 * real <= plan.fitting.update(plan.choice) <= 1.2 * real
 
 
 @pytest.mark.slow
-def test_only_as_many_layers_as_needed_compute_their_activations_twice(make_model, directory, monkeypatch) -> None:
+def test_only_as_many_layers_as_needed_compute_their_activations_twice(make_model, directory) -> None:
     config = GrpoConfig(group_size=4, max_tokens=100, tokens_per_batch=1024)
-    need = partial(need_of, directory, dtype="float32", device="cpu", attention="sdpa", chunk=CHUNK)
-    none, every = need(config).peak, need(attrs.evolve(config, gradient_checkpointing=True)).peak
-    for share, layers in ((0.6, 2), (0.02, None)):
-        free = int(1.1 * (every + share * (none - every)) + weights_of(directory))
-        short = fit(directory, free, monkeypatch, tokens_per_batch=1024)
-        assert short.recomputed == layers
-        assert short.need.peak * 1.1 <= free
-    some = measured(make_model(**LARGE), attrs.evolve(config, gradient_checkpointing=True), "float32", CHUNK, 2)
-    assert need(attrs.evolve(config, gradient_checkpointing=True), recomputed=2).peak == pytest.approx(some, rel=0.05)
+    need = partial(need_of, directory, tokens=1024, dtype="float32", device="cpu", attention="sdpa", chunk=CHUNK)
+    none, every = need(config, recomputed=0), need(config, recomputed=4)
+    for share, layers in ((0.6, 2), (0.02, 4)):
+        activations = every.activations + share * (none.activations - every.activations)
+        free = 1.02 * (none.peak - none.activations) + 1.15 * activations + weights_of(directory)
+        short = fit(directory, int(free) + 1, tokens_per_batch=1024)
+        assert short.choice.recomputed == layers
+    twice = attrs.evolve(config, gradient_checkpointing=True)
+    some = counted(make_model(**LARGE), twice, "float32", CHUNK, 2)
+    assert need(config, recomputed=2).peak == pytest.approx(some, rel=0.05)
 
 
 ADVICE = {
     "recompute": (250, {"gradient_checkpointing": False}, r"Set algorithm\.gradient_checkpointing = true"),
-    "batches": (90, {}, r"Set algorithm\.tokens_per_batch = (1024|2048)"),
+    "batches": (90, {}, r"Set algorithm\.tokens_per_batch = (2048|3072)"),
     "optimizer": (
         26,
         {"tokens_per_batch": 256},
@@ -120,26 +153,30 @@ ADVICE = {
 
 
 @pytest.mark.parametrize("name", quick_first(ADVICE, ("batches",)))
-def test_an_update_that_does_not_fit_is_refused_with_advice(directory, monkeypatch, name) -> None:
+def test_an_update_that_does_not_fit_is_refused_with_advice(directory, name) -> None:
     mib, settings, cure = ADVICE[name]
-    words = rf"an update needs about [\d.]+ [GM]iB of memory, and [\d.]+ [GM]iB of cpu are free for it; .*\n  {cure}$"
+    words = rf"an update needs about [\d.]+ [GM]iB of memory, and [\d.]+ [GM]iB of cpu are free for it: .*\n  {cure}$"
     with pytest.raises(ConfigError, match=re.compile(words, re.DOTALL)) as error:
-        fit(directory, mib << 20, monkeypatch, **settings)
+        fit(directory, mib << 20, **settings)
     said = re.search(r"Set algorithm\.(\w+) = (\S+?)[ ,]?(\n|,| |$)", str(error.value))
     if said:  # it keeps its word
-        fit(directory, mib << 20, monkeypatch, **{**settings, said[1]: json.loads(said[2])})
+        fit(directory, mib << 20, **{**settings, said[1]: json.loads(said[2])})
 
 
 def test_free_memory_is_that_of_this_host() -> None:
-    assert 1 << 24 < free_memory("cpu") < 1 << 50
+    assert 1 << 24 < free_memory() < 1 << 50
+    now = measured("cpu")
+    assert (now.accelerator, now.others, now.limit) == (False, 0, 0)
 
 
-def test_a_model_whose_calls_share_no_tokens_is_not_estimated(make_model, tokenizer, tmp_path, monkeypatch, caplog):
+def test_a_model_whose_calls_share_no_tokens_is_not_estimated(make_model, tokenizer, tmp_path, caplog):
     from agentrig_grpo import checkpoint
 
     checkpoint.save(make_model("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=64), tokenizer, tmp_path)
-    found = fit(tmp_path, 64 * GIB, monkeypatch)
-    assert (found.need, found.config.gradient_checkpointing) == (None, False)
+    found = fit(tmp_path, 64 * GIB)
+    assert (found.known, found.recomputed) == (False, 0)
+    whole = fit(tmp_path, 64 * GIB, gradient_checkpointing=True)
+    assert whole.recomputed > 2
     words = (
         "how much memory an update needs is not known before the first one: NotImplementedError: the calls of a gpt2"
     )
@@ -150,44 +187,162 @@ def test_an_estimate_that_fails_does_not_stop_a_run(directory, monkeypatch, capl
     def broken(*_, **__):
         raise RuntimeError("an operation without fake tensors")
 
-    monkeypatch.setattr(fitting, "need_of", broken)
-    found = fit(directory, 200 << 20, monkeypatch)
-    assert (found.need, found.config.gradient_checkpointing, found.chunk) == (None, False, CHUNK)
+    monkeypatch.setattr("agentrig_grpo.memory.need_of", broken)
+    found = fit(directory, 200 << 20)
+    assert (found.known, found.recomputed, found.chunk) == (False, 0, CHUNK)
     assert "RuntimeError: an operation without fake tensors. Gradient checkpointing is off" in caplog.text
 
 
-def test_a_server_that_has_started_is_not_counted_twice(monkeypatch) -> None:
-    """80 GiB, of which a server takes 32: before it starts, and when it has 2, 32 or 40 GiB and this process 1."""
-    for used, asleep, left in ((0, False, 47), (2, False, 47), (32, False, 47), (40, False, 39), (40, True, 47)):
-        device = SimpleNamespace(
-            mem_get_info=lambda used=used: ((79 - used) * GIB, 80 * GIB), memory_reserved=lambda: GIB
+def test_what_others_hold_is_all_that_this_process_does_not(monkeypatch) -> None:
+    device = SimpleNamespace(mem_get_info=lambda: (30 * GIB, 80 * GIB), memory_reserved=lambda: 7 * GIB)
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: device)
+    found = measured("cuda", limit=60 * GIB)
+    assert found == Device(name="cuda", total=80 * GIB, others=43 * GIB, limit=60 * GIB)
+    assert found.budget == 37 * GIB
+    assert measured("cuda", limit=24 * GIB).budget == 24 * GIB - GIB // 2
+
+
+def runs_out(monkeypatch, learner, when):
+    """Let the learner run out of memory where `when(number of the pass, its tokens)` says so; return all its passes."""
+    passes, score = [], learner._score
+
+    def scored(model, batch, *more):
+        passes.append((batch.computed, learner.recomputed))
+        found = score(model, batch, *more)
+        if when(len(passes), batch.computed):
+            if found[0].requires_grad:
+                found[0].sum().backward()  # it has left gradients, too
+            raise torch.OutOfMemoryError("no room")
+        return found
+
+    monkeypatch.setattr(learner, "_score", scored)
+    return passes
+
+
+def groups(n=6, size=4):
+    """Return groups of calls, each of about 250 tokens together."""
+    samples = [s for first in range(8, 8 + n) for s in _full(GrpoConfig(group_size=size, max_tokens=40), 250)]
+    return [
+        attrs.evolve(
+            s, prompt_ids=[8 + i // size, *s.prompt_ids[1:]], group=str(i // size), rollout=i, advantage=i - 9.5
         )
-        monkeypatch.setattr(torch, "get_device_module", lambda kind, device=device: device)
-        assert fitting._left("cuda", 32 * GIB, asleep=asleep) == left * GIB
+        for i, s in enumerate(samples)
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"lora_rank": 4}, {"mini_batches": 2, "ppo_epochs": 2}, {"kl_loss_coef": 0.1}], ids=str
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_update_that_ran_out_of_memory_is_that_of_a_run_with_the_smaller_pass(
+    make_model, monkeypatch, caplog, settings, dtype
+) -> None:
+    """Digest for digest, weights and moments, over two steps."""
+
+    def learner(tokens):
+        config = GrpoConfig(lr=1e-3, max_length=64, max_tokens=8, group_size=4, tokens_per_batch=tokens, **settings)
+        return Learner(make_model(), config, dtype=dtype, seed=0)
+
+    short, whole = learner(600), learner(1200)
+    samples = [attrs.evolve(s, logprobs=[-5.0] * len(s.response_ids)) for s in groups()]
+    passes = runs_out(monkeypatch, whole, lambda n, tokens: tokens > 700)
+    for step in (1, 2):
+        expected, found = short.update(samples, step=step), whole.update(samples, step=step)
+        assert whole.fingerprint() == short.fingerprint()
+        assert whole.used == short.used
+        timeless = {name for name in expected if name != "learner_tokens_per_s"}
+        assert {name: found[name] for name in timeless} == {name: expected[name] for name in timeless}
+    for one, other in zip(short.optimizer.state.values(), whole.optimizer.state.values(), strict=True):
+        assert torch.equal(one["exp_avg_sq"], other["exp_avg_sq"])
+    too_large = [tokens for tokens, _ in passes if tokens > 700]
+    assert len(too_large) == 1
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING" and "ran out of memory" in r.message]
+    assert len(warnings) == 1
+    assert "step 1: the device ran out of memory (no room): its passes begin again, with at most" in warnings[0]
+
+
+def test_a_later_pass_that_runs_out_of_memory_repeats_the_ones_before(make_model, monkeypatch) -> None:
+    def learner(tokens):
+        config = GrpoConfig(lr=1e-3, max_length=64, max_tokens=8, group_size=4, tokens_per_batch=tokens)
+        return Learner(make_model(), config, dtype="float32", seed=0)
+
+    short, whole = learner(300), learner(600)
+    passes = runs_out(monkeypatch, whole, lambda n, tokens: n == 2)
+    assert whole.update(groups(), step=1)["computed_tokens"] == short.update(groups(), step=1)["computed_tokens"]
+    assert whole.fingerprint() == short.fingerprint()
+    assert [tokens > 300 for tokens, _ in passes] == [True, True] + [False] * (len(passes) - 2)
+
+
+def test_layers_compute_their_activations_twice_before_a_group_is_cut(make_model, monkeypatch) -> None:
+    """The weights are the same, too; `gradient_checkpointing = false` is kept."""
+
+    def learner(**more):
+        config = GrpoConfig(lr=1e-3, max_length=290, max_tokens=40, group_size=4, tokens_per_batch=450, **more)
+        return Learner(make_model(), config, dtype="float32", seed=0)
+
+    plain, auto = learner(gradient_checkpointing=False), learner()
+    passes = runs_out(monkeypatch, auto, lambda n, tokens: not auto.recomputed)
+    plain.update(groups(), step=1)
+    auto.update(groups(), step=1)
+    assert auto.fingerprint() == plain.fingerprint()
+    assert (auto.tokens, auto.recomputed, plain.recomputed) == (450, auto.layers, 0)
+    assert {twice for _, twice in passes} == {0, auto.layers}
+    kept = learner(gradient_checkpointing=False)
+    runs_out(monkeypatch, kept, lambda n, tokens: n == 1)
+    with pytest.raises(RunStopped, match=r"or set algorithm.gradient_checkpointing = true$"):
+        kept.update(groups(), step=1)
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({}, r"step 3: the device ran out of memory in a pass of at most 40\d tokens \(no room\)\n  Lower algorithm"),
         (
-            {"tokens_per_batch": 64},
-            r"A call of \d+ tokens is longer than algorithm.tokens_per_batch = 64. Set algorithm.m",
+            {},
+            r"step 3: the device ran out of memory in a pass of 2\d\d tokens, with at most 8192 a pass .*\n  Sm",
         ),
-        ({"gradient_checkpointing": True}, r"tokens_per_batch = 8192$"),
-        (
-            {"gradient_checkpointing": False},
-            r"tokens_per_batch = 8192, or set algorithm.gradient_checkpointing = true$",
-        ),
+        ({"tokens_per_batch": 64}, r"A call of \d+ tokens is longer than that. Set algorithm.max_length to less$"),
+        ({"gradient_checkpointing": True}, r"\n  Smaller ones were not left. Take a smaller model, or a device .* mem"),
+        ({"gradient_checkpointing": False}, r", or set algorithm.gradient_checkpointing = true$"),
     ],
 )
-def test_an_update_that_runs_out_of_memory_says_what_to_set(make_model, monkeypatch, settings, words) -> None:
+def test_an_update_whose_least_pass_runs_out_of_memory_says_what_to_do(make_model, monkeypatch, settings, words):
     learner = Learner(make_model(), GrpoConfig(**settings), dtype="float32", seed=0)
+    passes = runs_out(monkeypatch, learner, lambda n, tokens: True)
+    with pytest.raises(RunStopped, match=words) as error:
+        learner.update(_full(GrpoConfig(group_size=2, max_tokens=40), 240), step=3)
+    assert error.value.cause == "out-of-memory"
+    assert len(passes) < 8
 
-    def full(*_, **__):
-        raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(learner, "_score", full)
-    samples = _full(GrpoConfig(tokens_per_batch=408, group_size=2, max_tokens=100))
-    with pytest.raises(RunStopped, match=words):
-        learner.update(samples, step=3)
+@pytest.mark.parametrize(("limit", "runners"), [(0, 128), (24, 4)])
+def test_server_and_learner_are_planned_before_the_server_starts(directory, monkeypatch, limit, runners) -> None:
+    """On a made-up card: the server gets bytes for as many calls as the runners make, and the manifest the plan."""
+    noted, recorded = [], {}
+    hardware = attrs.evolve(Cuda(config=CudaConfig(memory_gib=limit)), attention=("sdpa",))
+    monkeypatch.setattr(algorithm, "check_device", lambda hardware, dtype: "bfloat16")
+
+    def now(device, limit):
+        return Device(name=device, total=80 * GIB, others=GIB, limit=limit)
+
+    monkeypatch.setattr(planning, "measured", now)
+    session = SimpleNamespace(
+        calls=runners, server_memory=ServerMemory(sequences=64), note=noted.append, record=recorded.__setitem__
+    )
+    config = GrpoConfig(model=str(directory), max_length=128, max_tokens=32)
+    asked = ServerPlan(model=directory, name="policy", hardware=hardware)
+    plan = algorithm.Grpo(config).fit(asked, session)
+    assert algorithm.Grpo(config).serving(hardware, None).memory == (limit * GIB or None)  # for an evaluation
+    shape = planning.shape_of(directory)
+    beside = GIB + 8192 * (8 * shape.hidden + 3 * shape.intermediate) * 2 + 20 * 64 * shape.vocabulary
+    cache = min(64, runners) * shape.kv_bytes(128 + 32)
+    assert plan.memory == 2 * shape.parameters + beside + cache
+    assert plan.sleeps is False
+    assert noted == [recorded["memory"]["line"]]
+    assert noted[0].startswith(f"memory: {23.5 if limit else 79.0} GiB of cuda: server ")
+    assert recorded["memory"]["device"]["limit"] == limit * GIB
+    json.dumps(recorded)
+
+
+def test_a_cpu_is_planned_when_the_learner_is_made(directory) -> None:
+    asked = ServerPlan(model=directory, name="policy", hardware=Cpu())
+    assert algorithm.Grpo(GrpoConfig(model=str(directory))).fit(asked, SimpleNamespace()) is asked

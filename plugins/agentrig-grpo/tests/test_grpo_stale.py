@@ -134,8 +134,8 @@ def test_a_server_that_sleeps_during_updates_cannot_sample_then() -> None:
 
 
 def test_the_memory_of_an_update_counts_the_weights_that_sampled(model_dir) -> None:
-    settings = {"model": str(model_dir), "tokens_per_batch": 256}
-    more = {"dtype": "float32", "device": "cpu", "attention": "sdpa", "chunk": 1 << 20}
+    settings = {"model": str(model_dir)}
+    more = {"tokens": 256, "dtype": "float32", "device": "cpu", "attention": "sdpa", "chunk": 1 << 20}
     now, stale = (need_of(model_dir, GrpoConfig(**settings, max_staleness=n), **more) for n in (0, 1))
     assert stale.peak - now.peak == stale.earlier == stale.change > 0
     assert "weights one version back" in stale.describe()

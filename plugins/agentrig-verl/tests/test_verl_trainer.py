@@ -65,7 +65,7 @@ class Session:
         self.stopping = step == self.stop_after
         self.lines.append({"algorithm": figures["metrics"]})
 
-    def save_checkpoint(self, step: int, write: Any, *, keep: bool) -> Path:
+    def save_checkpoint(self, step: int, write: Any, *, keep: bool = False) -> Path:
         self.note(f"file {step}")
         return self.run.checkpoints.save(step, write, keep=keep)
 
@@ -132,7 +132,7 @@ def test_a_checkpoint_is_found_only_with_its_line_of_metrics(train: Any, capsys:
     ]  # fmt: skip
     checkpoint, step = run.checkpoints.latest()
     assert step == 3
-    assert sorted(p.name for p in checkpoint.iterdir()) == [".files.json", "keep", "model.safetensors", "trainer"]
+    assert sorted(p.name for p in checkpoint.iterdir()) == [".files.json", "model.safetensors", "trainer"]
     assert (checkpoint / "trainer" / "global_step_3").is_dir()
     assert not (run.path / "checkpoints" / ".verl").exists()
 
@@ -157,7 +157,7 @@ def test_a_run_with_solved_tasks_ends_normally(train: Any, save_freq: int) -> No
     assert filed[-3:] == ["end 2", "file 2", "after"]
     checkpoint, step = run.checkpoints.latest()
     assert step == 2
-    assert (checkpoint / "keep").exists()
+    assert not (checkpoint / "keep").exists()
 
 
 def test_a_resumed_run_whose_tasks_are_solved_only_measures(train: Any) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+from agentrig_cuda import Cuda, CudaConfig
+from agentrig_verl.keys import keys_of
 from agentrig_verl.recipes import recipes
 from agentrig_verl.settings import VerlConfig, workload
 
+from agentrig.errors import ConfigError
 from agentrig.hardware.memory import GB, KNOWN, estimate
+from agentrig.plan import resolve
 
 RECIPES = {r.name: r.settings["algorithm"] for r in recipes()}
 
@@ -40,3 +45,9 @@ def test_lora_shards_and_token_budgets_count() -> None:
 
 def test_without_a_model_nothing_is_reported() -> None:
     assert workload(VerlConfig()) is None
+
+
+def test_a_memory_limit_that_verl_would_ignore_is_refused() -> None:
+    config = resolve("qwen", uses={"hardware": "cuda"}).configs["algorithm"]
+    with pytest.raises(ConfigError, match=r"\[hardware\] memory_gib: algorithm verl does not keep to it"):
+        keys_of(config, Cuda(config=CudaConfig(memory_gib=24)))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
 import sys
 from argparse import ArgumentParser
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from agentrig_vllm import options, schema
@@ -31,12 +33,12 @@ def words_of(config: VllmConfig, **more) -> list[str]:
 def test_every_argument_that_agentrig_gives_or_refuses_is_one_of_vllm():
     _, names = schema.known()
     whole = VllmConfig(kv_cache_mb=64)
-    given = options.arguments_of(plan(context=64, sleeps=True, share=0.5), whole)
+    given = options.arguments_of(plan(context=64, sleeps=True, memory=5 << 30), whole)
     assert given.keys() <= names
     assert set(schema.OWN) <= names
     assert {"model", "max_model_len", "enable_sleep_mode", "kv_cache_memory_bytes"} <= given.keys()
     free = {name for name in given if name not in schema.OWN}
-    assert free == {"disable_cascade_attn", "enable_flashinfer_autotune", "disable_log_stats"}
+    assert free == {"additional_config", "disable_cascade_attn", "enable_flashinfer_autotune", "disable_log_stats"}
 
 
 @pytest.mark.parametrize(
@@ -110,12 +112,12 @@ def test_a_plan_becomes_a_command_line_that_the_parser_reads_back(monkeypatch):
     from vllm.entrypoints.openai.cli_args import make_arg_parser
 
     config = VllmConfig(max_num_seqs=20, kv_cache_mb=3, vllm={"max_num_batched_tokens": 4096})
-    words = words_of(config, context=512, seed=5, dtype="bfloat16", sleeps=True, share=0.3)
+    words = words_of(config, context=512, seed=5, dtype="bfloat16", sleeps=True, memory=3 << 30)
     found = vars(make_arg_parser(ArgumentParser()).parse_args(words))
     assert found["model"] == "/models/m"
     assert found["served_model_name"] == ["policy"]
     assert (found["max_model_len"], found["seed"], found["dtype"]) == (512, 5, "bfloat16")
-    assert (found["gpu_memory_utilization"], found["kv_cache_memory_bytes"]) == (0.3, 3 << 20)
+    assert (found["additional_config"], found["kv_cache_memory_bytes"]) == ({"agentrig_memory": 3 << 30}, 3 << 20)
     assert (found["enable_prefix_caching"], found["enable_flashinfer_autotune"]) == (True, False)
     assert (found["enable_sleep_mode"], found["disable_log_stats"], found["max_num_batched_tokens"]) == (
         True,
@@ -130,12 +132,14 @@ def test_a_plan_becomes_a_command_line_that_the_parser_reads_back(monkeypatch):
 
 
 def test_settings_take_precedence_over_the_algorithm():
-    def share(config: VllmConfig, asked: float | None) -> float:
-        return options.arguments_of(plan(share=asked), config)["gpu_memory_utilization"]
+    def asked(config: VllmConfig, memory: int | None) -> tuple[float, object]:
+        found = options.arguments_of(plan(memory=memory), config)
+        return found["gpu_memory_utilization"], found.get("additional_config")
 
-    assert share(VllmConfig(), None) == options.SHARE
-    assert share(VllmConfig(), 0.2) == 0.2
-    assert share(VllmConfig(gpu_memory_utilization=0.7), 0.2) == 0.7
+    assert asked(VllmConfig(), None) == (options.SHARE, None)
+    assert asked(VllmConfig(), 5) == (options.SHARE, {options.PLANNED: 5})
+    assert asked(VllmConfig(gpu_memory_utilization=0.7), 5) == (0.7, None)
+    assert asked(VllmConfig(vllm={"additional_config": {"own": 1}}), 5)[1] == {"own": 1, options.PLANNED: 5}
     assert "--max-model-len" not in words_of(VllmConfig())
     assert "--enable-sleep-mode" not in words_of(VllmConfig())
     graphs = {
@@ -156,3 +160,30 @@ def test_graphs_are_recorded_for_every_number_of_requests_up_to_the_most():
         padded = [next(size for size in sizes if size >= n) - n for n in range(1, most + 1)]
         assert max(padded) < 32
     assert options.graph_sizes(4096)[-1] == 512
+
+
+def test_the_worker_makes_a_share_of_the_plans_bytes(monkeypatch):
+    """Before vLLM compares it with what is free; a share of the settings' own is left as it is."""
+    asked = []
+
+    class GpuWorker:
+        def __init__(self, additional):
+            self.vllm_config, self.local_rank = SimpleNamespace(additional_config=additional), 0
+            self.cache_config = SimpleNamespace(gpu_memory_utilization=0.4)
+
+        def init_device(self):
+            asked.append(self.cache_config.gpu_memory_utilization)
+
+    stand_in = ModuleType("vllm.v1.worker.gpu_worker")
+    stand_in.Worker = GpuWorker
+    for name in ("vllm", "vllm.v1", "vllm.v1.worker"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+    monkeypatch.delitem(sys.modules, "agentrig_vllm.worker", raising=False)
+    worker = importlib.import_module("agentrig_vllm.worker")
+    monkeypatch.delitem(sys.modules, "agentrig_vllm.worker")
+    monkeypatch.setattr(worker, "end_with_parent", lambda parent: None)
+    monkeypatch.setattr(worker.torch.cuda, "mem_get_info", lambda device: (1, 80 << 30))
+    for additional in ({options.PLANNED: 8 << 30}, {}, None):
+        worker.Worker(additional).init_device()
+    assert asked == [0.1, 0.4, 0.4]

@@ -124,8 +124,19 @@ def test_a_sleeping_server_refuses_and_an_awake_one_waits_for_weights(server, mo
         assert answer.status_code == 200
         assert [call for call in answer.json()["calls"] if "sleep" in call or "wake" in call] == [
             "sleep 2 wait",
-            "wake_up",
+            "wake_up weights",
+            "wake_up kv_cache",
         ]
+        made.take(weights(model).items(), 3)  # nothing is asleep any more
+        assert [call for call in ask(made).json()["calls"] if "wake" in call][2:] == []
+        for version in (4, 5):
+            made.sleep()
+            made.wake()
+            made.take(weights(model).items(), version)
+            assert ask(made).json()["system_fingerprint"] == f"v{version}"
+        order = ask(made).json()["calls"]
+        assert order.index("wake_up weights") < order.index("agentrig_load", order.index("sleep 2 wait"))
+        assert order[order.index("wake_up kv_cache") + 1] == "reset_prefix_cache"
 
 
 @pytest.mark.slow
@@ -238,8 +249,11 @@ def test_the_error_of_a_server_that_cannot_start_has_the_reason(server, monkeypa
     monkeypatch.setenv("STAND_IN_FAILS", fails)
     with server() as made:
         processes = family(made)
-        why = "max_model_len is larger" if fails == "configure" else "CUDA out of memory"
-        with pytest.raises(ServerError, match=rf"has died, asked to start \(exit status 1\): \w+Error: {why}"):
+        why = {
+            "configure": r"has died, asked to start \(exit status 1\): ValueError: max_model_len is larger",
+            "load": r"could not start: its device ran out of memory: .*MemoryError: CUDA out of memory\n  Set server\.",
+        }
+        with pytest.raises(ServerError, match=why[fails]):
             _ = made.endpoints
         assert gone(processes)
 

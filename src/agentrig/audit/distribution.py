@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agentrig.audit.model import MEASURED, batches, logits, logprobs, place, tokens
+from agentrig.audit.model import MEASURED, Weights, batches, logits, logprobs, place, tokens
 from agentrig.audit.record import Call, Row
 from agentrig.audit.step import Step
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, finite, ok
@@ -34,6 +34,8 @@ CHANCE = 1e-9
 ALTERNATIVES = {
     "a quarter of the temperature": 4.0,
     "half the temperature": 2.0,
+    "0.7 of the temperature": 1 / 0.7,
+    "the temperature over 0.7": 0.7,
     "twice the temperature": 0.5,
     "the 2 likeliest tokens only": 2,
     "the 3 likeliest tokens only": 3,
@@ -42,13 +44,27 @@ ALTERNATIVES = {
 }
 """Distributions that a fault would sample from: a power of p (a float), or p cut to its likeliest tokens (an int)."""
 
+SMALL = (1 / 0.7, 0.7)
+"""Powers that are tested as they are: half of p beside them would take four tenths of the evidence, and nothing is
+unlikely enough to need it."""
+
 COPIES = "random numbers used twice, so that a reply repeats another one of its group"
 """An alternative too: the token that an earlier rollout of the group, equal up to there, went on with."""
 
 UNSCALED = "the temperature 1"
 """An alternative to another stated temperature T: p to the power T."""
 
-MOST = math.log((len(ALTERNATIVES) + 2) / CHANCE)
+SAME_NUMBER = (
+    "one random number for several tokens of a reply, in the order of the vocabulary",
+    "one random number for several tokens of a reply, in the order of their probability",
+)
+"""Alternatives too: a token is the one whose part of [0, 1] has the number that gave the tokens before it."""
+
+SAME_NOISE = "the same noise for several tokens of a reply, so that its tokens come again"
+"""An alternative too: a token of the reply comes again with a weight of one over what it was sampled with, as if
+argmax(log p + noise) had the same noise at each place."""
+
+MOST = math.log((len([*ALTERNATIVES, *SAME_NUMBER]) + 3) / CHANCE)
 """What the logarithm of a likelihood ratio may reach: all alternatives share the chance."""
 
 
@@ -60,19 +76,37 @@ def distribution(step: Step) -> Iterator[Verdict]:
     independent errors add up to. Eight times the largest difference of two precisions, over some calls, is added, for a
     model that is more sensitive than a formula knows.
     """
-    import torch
-
-    end, settings, evidence = time.monotonic() + step.budget_s / 4, step.settings, step.evidence
-    temperature, top_p = settings.get("temperature", 1.0), settings.get("top_p", 1.0)
     version = step.number - 1 - int(step.line.get("max_staleness") or 0)
     weights = step.weights(version)
-    earlier = _chosen(step, version)
-    if not earlier:
+    chosen = _chosen(step, version)
+    if not chosen:
         raise CannotLook(f"no call of step {step.number} was sampled by the weights of version {version}")
+    temperature, top_p = step.settings.get("temperature", 1.0), step.settings.get("top_p", 1.0)
+    yield from compared(step, weights, chosen, temperature=temperature, top_p=top_p, of=len(step.calls))
+
+
+def compared(
+    step: Step,
+    weights: Weights,
+    earlier: Mapping[Call, Sequence[Sequence[int]]],
+    *,
+    temperature: float,
+    top_p: float,
+    of: int,
+) -> Iterator[Verdict]:
+    """Compare calls, of so many, with what weights say of their tokens; see `distribution`.
+
+    `earlier` has for each call the replies of its group that should be independent of it. At temperature 0 a token is
+    the likeliest, or within the bounds of two log-probabilities of it.
+    """
+    import torch
+
+    end, evidence = time.monotonic() + step.budget_s / 4, step.evidence
     precisions = step.precisions(place(weights.directory, 8), merged=True)
     model, other = (weights.load(precision) for precision in precisions)
     rounding = 16 * 2**-24 * math.sqrt(4 * int(getattr(model.config, "num_hidden_layers", 1)) + 1)
     off, spread, outside = list[tuple[float, float, str]](), 0.0, ""  # differences with their bounds from rounding
+    late = list[tuple[float, float, str]]()  # the same of tokens that should be the likeliest
     looked = sampled = computed = 0
     for part in batches(list(earlier), step.number):
         if looked and time.monotonic() > end:
@@ -83,7 +117,7 @@ def distribution(step: Step) -> Iterator[Verdict]:
             own = log_p.gather(-1, ids)[:, 0]
             by_call = list(zip(part, torch.split(own, [len(call.reply) for call in part]), strict=True))
             if strange := [call.name for call, mine in by_call if not mine.isfinite().all()]:
-                detail = f"the weights of version {version} give {strange[0]} log-probabilities that are not finite"
+                detail = f"the weights give {strange[0]} log-probabilities that are not finite"
                 yield fault(detail, "weights with NaN or infinity")
                 return
             if computed < MEASURED:
@@ -95,6 +129,10 @@ def distribution(step: Step) -> Iterator[Verdict]:
                 said = torch.tensor(call.logprobs, dtype=torch.float64, device=own.device)
                 gap = float((said - mine).abs().max()) if len(said) == len(mine) else math.inf
                 off.append((math.inf if math.isnan(gap) else gap, rounding * (1 + float(mine.abs().max())), call.name))
+        if temperature == 0:
+            short = torch.split(log_p.max(-1).values - own, [len(call.reply) for call in part])
+            pairs = zip(by_call, short, strict=True)
+            late += [(float(s.max()) / 2, rounding * (1 + float(m.abs().max())), c.name) for (c, m), s in pairs]
         if top_p < 1:
             log_p, cut = _nucleus(log_p, top_p, ids)
             if cut and not outside:
@@ -103,14 +141,19 @@ def distribution(step: Step) -> Iterator[Verdict]:
         if temperature > 0:
             unscaled = {UNSCALED: float(temperature)} if temperature != 1 else {}
             _weigh(evidence, log_p, own, {**ALTERNATIVES, **unscaled})
-            for call, mine in zip(part, torch.split(own, [len(call.reply) for call in part]), strict=True):
+            lengths = [len(call.reply) for call in part]
+            for call, mine, whole in zip(part, torch.split(own, lengths), torch.split(log_p, lengths), strict=True):
                 _weigh_copies(evidence, mine.tolist(), call.reply, earlier[call])
-    bounds = [(gap, most + 8 * spread, name) for gap, most, name in off]
-    gap, bound, where = max(bounds, key=lambda each: each[0] / each[1], default=(0.0, 1.0, ""))
+                _weigh_noise(evidence, whole.exp(), call.reply)
+    gap, bound, where = _farthest(off, spread)
     if gap > bound:
         detail = f"a log-probability of {where} differs from the model's by {gap:.3g}; the bound is {bound:.3g}"
         causes = "the server (temperature, weights, positions, cache), or tokens that are not those that it sampled"
         yield fault(f"{detail}, from rounding and measured", causes, gap / bound)
+    half, least, where = _farthest(late, spread)
+    if half > least:
+        detail = f"{where} has the temperature 0, and a token of it is exp({2 * half:.3g}) times less likely than the "
+        yield fault(f"{detail}likeliest; the bound is exp({2 * least:.3g})", "the server's sampling", half / least)
     if outside:
         yield fault(f"top_p = {top_p}: {outside}", "the server's nucleus sampling")
     what, most = max(evidence.items(), key=lambda each: each[1], default=("", 0.0))
@@ -119,11 +162,17 @@ def distribution(step: Step) -> Iterator[Verdict]:
         detail += f"distribution at temperature {temperature} and top_p {top_p} that is stated; chance reaches "
         detail += f"exp({MOST:.3g}) once in {1 / CHANCE:.0e} runs (Ville's inequality)"
         yield fault(detail, "the server's sampling or its random numbers", most / MOST)
-    share = f"{looked} of {len(step.calls)} calls, {sampled} tokens"
+    share = f"{looked} of {of} calls, {sampled} tokens"
     if what and most <= MOST:
         share += f"; no fault of sampling shows. The nearest to one: {what}, log likelihood ratio {most:.3g}, where "
         share += f"{MOST:.3g} would be one"
-    yield ok(share, max(gap / bound, most / MOST))
+    yield ok(share, max(gap / bound, half / least, most / MOST))
+
+
+def _farthest(found: Sequence[tuple[float, float, str]], spread: float) -> tuple[float, float, str]:
+    """Return the difference that is the largest share of its bound, the bound, and where it is."""
+    bounds = [(gap, most + 8 * spread, name) for gap, most, name in found]
+    return max(bounds, key=lambda each: each[0] / each[1], default=(0.0, 1.0, ""))
 
 
 def _chosen(step: Step, version: int) -> dict[Call, list[Sequence[int]]]:
@@ -172,9 +221,9 @@ def _weigh(
         else:
             kept = torch.logsumexp(log_p.topk(min(how, log_p.shape[-1])).values, -1)
             ratio = -kept + torch.where(ranks < how, 0.0, -torch.inf)
-        # A mixture, so that one token outside does not end the test: half of p stays.
-        mixed = torch.logaddexp(ratio, torch.zeros_like(ratio)) - math.log(2)
-        evidence[name] += float(mixed.sum())
+        if how not in SMALL:  # a mixture, so that one token outside does not end the test: half of p stays
+            ratio = torch.logaddexp(ratio, torch.zeros_like(ratio)) - math.log(2)
+        evidence[name] += float(ratio.sum())
 
 
 def _weigh_copies(
@@ -190,6 +239,33 @@ def _weigh_copies(
         likelier = math.log(share) - own[at] if share else -math.inf
         evidence[COPIES] += float(np.logaddexp(0.0, likelier)) - math.log(2)
         alive = [other for other in alive if other[at] == token]
+
+
+def _weigh_noise(evidence: MutableMapping[str, float], p: torch.Tensor, reply: Sequence[int]) -> None:
+    """Add the log likelihood ratios of a reply whose tokens depend on the noise of those before them.
+
+    `p` is the stated distribution of each token, [tokens, vocabulary].
+    """
+    import torch
+
+    ids = torch.tensor(reply, device=p.device)
+    own, places = p.gather(-1, ids[:, None]), torch.arange(p.shape[-1], device=p.device)
+    before = places < ids[:, None]
+    for name, smaller in zip(SAME_NUMBER, (before, (p > own) | ((p == own) & before)), strict=True):
+        low = (p * smaller).sum(-1)
+        begin, end = 0.0, 1.0  # where the number lies, by the tokens so far
+        for first, last in zip(low.tolist(), (low + own[:, 0]).tolist(), strict=True):
+            inside = max(0.0, min(end, last) - max(begin, first))
+            evidence[name] += math.log(0.5 + 0.5 * inside / (end - begin) / (last - first))
+            same = inside > 1e-6  # else rounding, or a new number
+            begin, end = (max(begin, first), min(end, last)) if same else (first, last)
+    weights: dict[int, float] = {}  # of the tokens that the reply has
+    there = p[:, ids].tolist()
+    for at, token in enumerate(reply):
+        now = dict(zip(reply[:at], there[at], strict=False))
+        total = 1.0 + math.fsum(now[one] * (weight - 1.0) for one, weight in weights.items())
+        evidence[SAME_NOISE] += math.log(0.5 + 0.5 * weights.get(token, 1.0) / total)
+        weights[token] = max(weights.get(token, 1.0), 1.0 / there[at][at])
 
 
 def _nucleus(log_p: torch.Tensor, top_p: float, ids: torch.Tensor) -> tuple[torch.Tensor, int]:

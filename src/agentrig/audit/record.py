@@ -15,6 +15,7 @@ import attrs
 
 from agentrig.audit.verdicts import CannotLook
 from agentrig.errors import ConfigError, RunFileError
+from agentrig.text import check_regular, read_text
 from agentrig.traces import LLM_CALL, SERVER, items, mapping, weights_version
 
 OTHERWISE = (
@@ -55,6 +56,19 @@ class Call:
         """The first choice of the response."""
         choices = items(self.response.get("choices"))
         return mapping(choices[0]) if choices else {}
+
+    @property
+    def asked(self) -> str:
+        """The text of its messages."""
+        parts = [mapping(message).get("content") for message in items(self.request.get("messages"))]
+        return "\n".join(part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in parts)
+
+    @property
+    def answered(self) -> str:
+        """The text of its reply, and the arguments of its tool calls."""
+        message = mapping(self.choice.get("message"))
+        tools = [mapping(mapping(one).get("function")).get("arguments") for one in items(message.get("tool_calls"))]
+        return "\n".join(str(part or "") for part in (message.get("content"), *tools))
 
     @property
     def plain(self) -> bool:
@@ -112,7 +126,7 @@ class Record:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.config = tomllib.loads((path / "config.toml").read_text("utf-8"))
+            self.config = tomllib.loads(read_text(path / "config.toml"))
         except FileNotFoundError:
             raise ConfigError(f"{path} is not a run directory: it has no config.toml") from None
         self.settings: Mapping[str, Any] = self.config["algorithm"]
@@ -183,8 +197,6 @@ class Record:
         if not file.exists():
             return []
         with readable(file):
-            if not file.is_file():  # to read a pipe would wait for ever
-                raise OSError("it is no regular file")
             there = pq.read_schema(file).names
             if lacking := [name for name in columns if name not in there]:
                 raise ValueError(f"it has no column {lacking[0]}")
@@ -202,9 +214,10 @@ def readable(file: Path) -> Iterator[None]:
         RunFileError: Replaces the block's exception.
     """
     try:
+        check_regular(file)
         yield
     except Exception as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
+        why = getattr(error, "strerror", "") or (str(error).splitlines() or [type(error).__name__])[0]
         raise RunFileError(f"{file} cannot be read: {why}") from error
 
 

@@ -11,12 +11,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from agentrig.audit.record import Row
 from agentrig.audit.step import Step
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
 from agentrig.traces import LLM_CALL, mapping
 
 SCORED_N = 16
 """So many answers of a step are scored again, however long it takes."""
+
+ANSWER = 8
+"""Characters of the shortest answer that is looked for in replies."""
+
+CAUSES = "rewards that went to other rollouts, a reward that depends on more than task and answer"
 
 EPSILON = 1e-6
 """What the credits add to a deviation, as the docstring of `agentrig.credit.advantages` says."""
@@ -34,14 +40,62 @@ def score(step: Step) -> Iterator[Verdict]:
     Rewards are equal or not: the contract of a reward is that equal answers get equal scores. One that gives two
     scores to one answer here can't be looked at, nor can an answer that can't be scored any more.
     """
-    known, sources = {task.id: task for task in step.sources.splits["train"]}, step.sources
     values, told = [r.value for r in step.rows if r.value is not None], step.line.get("reward")
     if values and step.line.get("rollouts") == len(step.rows) and isinstance(told, int | float):
         mean = math.fsum(values) / len(values)
         if not abs(told - mean) <= 1e-9 * max(1.0, abs(mean)):
             detail = f"metrics.jsonl has the reward {told}, and the mean of the step's {len(values)} rewards is {mean}"
             yield fault(detail, "a line of metrics.jsonl or a file of rollouts that was changed since")
-    rows = [r for r in step.rows if r.failure is None and r.status == "ok" and r.task_id in known]
+    yield from _exchanged(step.rows)
+    looked, wrong = scored_again(step, step.rows, "train")
+    if wrong:
+        yield fault(f"{len(wrong)} of {looked} scores are others: {some(wrong)}", CAUSES)
+    elif looked:
+        yield ok(f"{looked} of {len(step.rows)} scores")
+    else:
+        raise CannotLook("no rollout was scored")
+
+
+def _exchanged(rows: Sequence[Row]) -> Iterator[Verdict]:
+    """Check that answers are those of the rollouts whose calls are recorded with them.
+
+    An agent may change what the model says. Where most answers are in the replies of their rollouts as they are, some
+    of a group that are only in each other's were exchanged: an agent that changes texts gives none of them to another.
+    """
+    texts = {row.id: text for row in rows if len(text := _longest(row.answer)) >= ANSWER}
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.id in texts:
+            groups[row.group].append(row)
+    own, wrong = 0, list[str]()
+    for members in groups.values():
+        said = {row.id: "\n".join(call.answered for call in row.calls) for row in members}
+        lost = [row.id for row in members if texts[row.id] not in said[row.id]]
+        own += len(members) - len(lost)
+        here = [(a, b) for a in lost for b in lost if texts[a] in said[b]]
+        if lost and {a for a, _ in here} == set(lost) == {b for _, b in here}:
+            wrong += [f"rollouts {a} and {b}" for a, b in here]
+    if own > len(texts) / 2 and wrong:
+        detail = f"answers are only in the replies of another rollout of their group: {some(wrong)}"
+        yield fault(detail, "answers, calls or whole rollouts that were mixed up")
+
+
+def _longest(answer: Any) -> str:
+    """Return the longest text in an answer; '' without one."""
+    if isinstance(answer, str):
+        return answer.strip()
+    inside = answer.values() if isinstance(answer, Mapping) else answer if isinstance(answer, list) else ()
+    return max(map(_longest, inside), key=len, default="")
+
+
+def scored_again(step: Step, rows: Sequence[Row], role: str) -> tuple[int, list[str]]:
+    """Return how many answers were scored again, and those whose score is another, or whether it is correct.
+
+    Raises:
+        CannotLook: The reward gives two scores to one answer.
+    """
+    known, sources = {task.id: task for task in step.sources.splits[role]}, step.sources
+    rows = [r for r in rows if r.failure is None and r.status == "ok" and r.task_id in known]
     random.Random(step.number).shuffle(rows)
     end, wrong, looked = time.monotonic() + sources.seconds, [], 0
     for row in rows:
@@ -51,18 +105,13 @@ def score(step: Step) -> Iterator[Verdict]:
         if found.status != "ok":  # a limit of time, or something that was there when the answer was given
             continue
         looked += 1
-        if found.value != row.value:
+        if (found.value, found.correct) != (row.value, row.correct):
             again = sources.score(known[row.task_id], row)
-            if (again.status, again.value) != (found.status, found.value):
+            if (again.status, again.value, again.correct) != (found.status, found.value, found.correct):
                 raise CannotLook(f"the reward gives two scores to one answer: {found.value} and {again.value}")
-            wrong.append(f"rollout {row.id} of task {row.task_id} has {row.value}, and its answer scores {found.value}")
-    if wrong:
-        causes = "rewards that went to other rollouts, a reward that depends on more than task and answer"
-        yield fault(f"{len(wrong)} of {looked} scores are others: {some(wrong)}", causes)
-    elif looked:
-        yield ok(f"{looked} of {len(rows)} scores")
-    else:
-        raise CannotLook("no rollout was scored")
+            was, now = (f"{one.value}{' (correct)' if one.correct else ''}" for one in (row, found))
+            wrong.append(f"rollout {row.id} of task {row.task_id} has {was}, and its answer scores {now}")
+    return looked, wrong
 
 
 def handed(step: Step) -> Calls:

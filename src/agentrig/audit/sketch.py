@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +21,9 @@ PROJECTIONS = 4
 
 SPOTS = 16
 """Elements of each tensor whose update is followed."""
+
+FEW = 4
+"""Tensors that are followed in a step that is not audited."""
 
 LARGEST = 1 << 29
 """Parameters of the largest model of which weights are kept, in host memory, and which the CPU computes with again."""
@@ -56,20 +61,25 @@ def spots(size: int, name: str) -> list[int]:
 class Sketch:
     """Taken by the learner during one step; `take` right before each `optimizer.step()`, `after` right behind it.
 
+    A learner gets one in each step and cannot tell which steps are audited.
+
     Args:
         step: The training step.
+        whole: Whether it is audited; of other steps only the updates of `FEW` tensors are followed.
 
     Attributes:
         before: The trained tensors before the first update, in host memory; none if the auditor can't use them.
-        later: The same before the last update, if there are several.
+        later: The same before the update `number`, if that is another.
+        number: Whose gradient is audited, from 0: the first of step 1, the last of step 2, of later steps any.
         updates: The numbers of each update.
     """
 
-    def __init__(self, step: int) -> None:
-        self.step = step
+    def __init__(self, step: int, *, whole: bool = True) -> None:
+        self.step, self.number = step, 0
         self.before: dict[str, torch.Tensor] = {}
         self.later: dict[str, torch.Tensor] = {}
         self.updates: list[dict[str, Any]] = []
+        self._whole, self._random = whole, random.Random(f"updates {step}")
 
     def take(
         self,
@@ -86,14 +96,21 @@ class Sketch:
             calls: The calls of the mini-batch, by rollout and span, those without a gradient too.
             norm: Of the whole gradient before clipping.
         """
-        if sum(p.numel() for p in trained.values()) <= LARGEST:
-            kept = self.later if self.updates else self.before
+        number = len(self.updates)
+        chosen = self.step > 1 and (self.step == 2 or self._random.random() * (number + 1) < 1)  # each is as likely
+        small = self._whole and sum(p.numel() for p in trained.values()) <= LARGEST
+        if small and (not number or chosen):
+            kept = self.later if number else self.before
             kept.update({name: p.detach().to("cpu", copy=True) for name, p in trained.items()})
+            self.number = number
         tensors = {}
-        for name, p in trained.items():
+        for name in (
+            trained if self._whole else random.Random(self.step).sample(sorted(trained), min(FEW, len(trained)))
+        ):
+            p = trained[name]
             at, state = spots(p.numel(), name), optimizer.state.get(p) or {}
             tensors[name] = {
-                "gradient": None if p.grad is None else projections(p.grad, name),
+                "gradient": projections(p.grad, name) if self._whole and p.grad is not None else None,
                 "at": at,
                 "gradients": None if p.grad is None else _at(p.grad, at),
                 "weights": _at(p, at),
@@ -105,9 +122,8 @@ class Sketch:
 
     def after(self, trained: Mapping[str, torch.Tensor], copies: Mapping[str, torch.Tensor] | None = None) -> None:
         """Note the weights after an update, and their bf16 copies if the model computes with such."""
-        for name, p in trained.items():
-            seen = self.updates[-1]["tensors"][name]
-            seen["after"] = _at(p, seen["at"])
+        for name, seen in self.updates[-1]["tensors"].items():
+            seen["after"] = _at(trained[name], seen["at"])
             seen["copies"] = _at(copies[name], seen["at"]) if copies else None
 
     def write(self, run: Path) -> None:
@@ -122,7 +138,7 @@ class Sketch:
     def read(cls, run: Path, step: int) -> Sketch | None:
         """Return the sketch of a step; None if none was taken."""
         file = run / FILE.format(step)
-        if not file.is_file():
+        if not os.path.lexists(file):
             return None
         found = cls(step)
         with readable(file):
@@ -145,6 +161,6 @@ def _moment(state: Mapping[str, Any], number: int, at: Sequence[int]) -> list[fl
     if not kept.dtype.is_floating_point:
         scales, table = state[f"absmax{number}"].reshape(-1), state[f"qmap{number}"]
         block = -(-kept.numel() // len(scales))
-        values, of_blocks = _at(table[kept.reshape(-1).long()], at), _at(scales, [i // block for i in at])
+        values, of_blocks = _at(table, [int(i) for i in _at(kept, at)]), _at(scales, [i // block for i in at])
         return [value * scale for value, scale in zip(values, of_blocks, strict=True)]
     return _at(kept, at)

@@ -8,10 +8,19 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
+
+from agentrig.audit.distribution import compared
 from agentrig.audit.record import Call, Row, readable
+from agentrig.audit.scores import CAUSES as SCORE_CAUSES
+from agentrig.audit.scores import scored_again
 from agentrig.audit.step import Step
-from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
-from agentrig.traces import items, mapping
+from agentrig.audit.text import CAUSES as TEXT_CAUSES
+from agentrig.audit.text import differences
+from agentrig.audit.verdicts import UNSEEN, CannotLook, Verdict, fault, ok, some
+
+HELD_OUT = 16
+"""Calls of a measurement whose texts, tokens and log-probabilities are looked at."""
 
 TEXT = 16
 """Characters of the shortest text that stands for a task."""
@@ -34,9 +43,7 @@ def tasks(step: Step) -> Iterator[Verdict]:
     strange = sorted({row.task_id for row in rows if row.task_id not in known})
     if strange and step.record.knows_update:
         yield fault(f"{some(strange)}: not in the training split of the task set, loaded again", CAUSES)
-    changed = sorted({r.task_id for r in rows if known.get(r.task_id, _text(r.input)) != _text(r.input)})
-    if changed:
-        yield fault(f"the agent got another input than the task's in {some(changed)}", CAUSES)
+    yield from _inputs(rows, known)
     groups: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         groups[row.group].append(row.task_id)
@@ -55,7 +62,14 @@ def tasks(step: Step) -> Iterator[Verdict]:
         most = kinds.most_common(1)[0][0]
         detail = f"{len(known)} training tasks have {len(kinds)} different inputs, {most:.80} most"
         yield fault(detail, "the task set fills the wrong field of `input`")
-    yield ok(f"{len(groups)} groups of {len(rows)} rollouts, {len(known)} training tasks")
+    note = _cut(rows, {task.id: task.input for task in split})
+    yield ok(f"{len(groups)} groups of {len(rows)} rollouts, {len(known)} training tasks", note=note)
+
+
+def _inputs(rows: Sequence[Row], known: Mapping[str, str]) -> Iterator[Verdict]:
+    changed = sorted({r.task_id for r in rows if known.get(r.task_id, _text(r.input)) != _text(r.input)})
+    if changed:
+        yield fault(f"the agent got another input than the task's in {some(changed)}", CAUSES)
 
 
 def _drawn(step: Step, drawn: list[str]) -> Iterator[Verdict]:
@@ -93,14 +107,15 @@ def _drawn(step: Step, drawn: list[str]) -> Iterator[Verdict]:
 def held_out(step: Step) -> Iterator[Verdict]:
     """Check the tasks, the temperature and the weights that the accuracies stated at the start and at a step are of.
 
-    Every task of the split once; each call sampled at `val_temperature`, by the weights of the step that the file is
-    of; and the accuracy in `progress.json` is that of the rollouts of the file: `correct` over those without failure.
-    At the end of a run the summary states the same.
+    Every task of the split once, with its own input; each call sampled at `val_temperature`, by the weights of the step
+    that the file is of; answers scored again, texts and tokens of `HELD_OUT` calls as in training; and each stated
+    accuracy is that of the rollouts of the file: `correct` over those without failure. At the end of a run the summary
+    states the same.
     """
-    record, splits, looked, notes = step.record, step.sources.splits, 0, []
+    record, splits, looked, notes, worst = step.record, step.sources.splits, 0, [], 0.0
     file = record.path / "progress.json"
     with readable(file):
-        progress = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+        progress = json.loads(file.read_text("utf-8")) if file.exists() else {}
     trained = {_text(task.input) for task in splits["train"]}
     temperature = record.settings.get("val_temperature", 0.0)
     for mode in ("report", "validation"):
@@ -115,6 +130,7 @@ def held_out(step: Step) -> Iterator[Verdict]:
                 foreign = {row.task_id for row in rows} - {task.id for task in split}
                 detail = f"{of} has {len(rows)} rollouts of {len(split)} tasks, each once; {len(foreign)} of its tasks "
                 yield fault(f"{detail}are not in the split", "the measurement, or a task set that changed since")
+            yield from _inputs(rows, {task.id: _text(task.input) for task in split})
             calls = [call for row in rows for call in row.calls]
             if rows and not calls and step.calls:
                 detail = f"no rollout of {of} called the model; those of training did"
@@ -131,21 +147,51 @@ def held_out(step: Step) -> Iterator[Verdict]:
             if others and record.settings.get("final", "last") == "last":
                 detail = f"{of} was answered with the weights of version {others[0]}"
                 yield fault(detail, "a transfer of weights that was not waited for")
+            if at == step.number or step.number == 1:
+                for verdict in _answers(step, rows, calls, mode):
+                    worst = max(worst, verdict.ratio)
+                    if verdict.result == "fault":
+                        yield attrs.evolve(verdict, detail=f"{of}: {verdict.detail}")
+                    elif verdict.result == UNSEEN:
+                        notes.append(f"{of}: {verdict.detail}")
             when = "before" if at == 0 else "after"
-            if mode == "report" and at in (0, max(measured)) and when in progress:
-                yield from _accuracy(rows, progress[when].get("accuracy"), at)
-                yield from _accuracy(rows, (step.stated or {}).get(when), at)
+            if mode == "validation":
+                start, line = progress.get("validation_before"), record.lines.get(at, {})
+                yield from _accuracy(rows, line.get("validation_accuracy") if at else start, of)
+            elif at in (0, max(measured)) and when in progress:
+                yield from _accuracy(rows, progress[when].get("accuracy"), of)
+                yield from _accuracy(rows, (step.stated or {}).get(when), of)
     if not looked:
         raise CannotLook(f"nothing was measured at the start and at step {step.number}")
-    yield ok("; ".join([f"{looked} rollouts", *notes[:3]]))
+    yield ok("; ".join([f"{looked} rollouts", *notes[:3]]), worst)
 
 
-def _accuracy(rows: Sequence[Row], stated: float | None, at: int) -> Iterator[Verdict]:
+def _answers(step: Step, rows: Sequence[Row], calls: Sequence[Call], role: str) -> Iterator[Verdict]:
+    """Look at the answers of a measurement, and at some of its calls, as at those of training."""
+    heat = step.settings.get("val_temperature", 0.0)
+    some_calls = random.Random(step.number).sample(calls, min(HELD_OUT, len(calls)))
+    plain = [call for call in some_calls if call.plain and call.request.get("temperature") == heat]
+    versions = {call.version for call in plain}
+    try:
+        looked, wrong = scored_again(step, rows, role)
+        if wrong:
+            yield fault(f"{len(wrong)} of {looked} scores are others: {some(wrong)}", SCORE_CAUSES)
+        _, wrong, _ = differences(step, some_calls)
+        if wrong:
+            yield fault(some(wrong), TEXT_CAUSES)
+        if role == "report" and len(versions) == 1 and (version := versions.pop()) is not None:  # a model loads twice
+            alone: dict[Call, Sequence[Sequence[int]]] = dict.fromkeys(plain, ())
+            yield from compared(step, step.weights(version), alone, temperature=heat, top_p=1.0, of=len(calls))
+    except CannotLook as why:
+        yield Verdict(result=UNSEEN, detail=str(why))
+
+
+def _accuracy(rows: Sequence[Row], stated: float | None, of: str) -> Iterator[Verdict]:
     valid = [row.correct for row in rows if row.correct is not None]
     found = sum(valid) / len(rows) if rows else None
     without = sum(valid) / len(valid) if valid else None
     if stated is not None and all(one is None or not abs(one - stated) <= 1e-9 for one in (found, without)):
-        detail = f"the report of step {at} states the accuracy {stated:.4f}; {len(rows)} rollouts give {found:.4f}"
+        detail = f"{of} states the accuracy {stated:.4f}; {len(rows)} rollouts give {found:.4f}"
         yield fault(detail, "the measurement counts other rollouts than those of the file")
 
 
@@ -163,7 +209,7 @@ def _own_texts(rows: Sequence[Row], inputs: Mapping[str, Any]) -> Iterator[Verdi
         for row in (row for row in rows if row.task_id in texts):
             mine = texts[row.task_id]
             for call in row.calls:
-                said = _said(call)
+                said = call.asked
                 own += mine in said
                 other = next((task for task, text in texts.items() if text in said and text not in mine), None)
                 if mine not in said and other is not None:
@@ -173,9 +219,26 @@ def _own_texts(rows: Sequence[Row], inputs: Mapping[str, Any]) -> Iterator[Verdi
             yield fault(f"{len(wrong)} calls are about another task: {some(wrong)}", causes)
 
 
-def _said(call: Call) -> str:
-    parts = [mapping(message).get("content") for message in items(call.request.get("messages"))]
-    return "\n".join(part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in parts)
+def _cut(rows: Sequence[Row], inputs: Mapping[str, Any]) -> str:
+    """Return in how many tasks a text of the input is cut off in the messages; '' if none is.
+
+    It is cut if `TEXT` characters of its beginning are there and as many of its end are not. It may be meant to be.
+    """
+    short, seen = dict[str, str](), set[str]()
+    for row in (row for row in rows if row.calls and isinstance(inputs.get(row.task_id), Mapping)):
+        said = " ".join(" ".join(call.asked for call in row.calls).split())
+        for key, value in inputs[row.task_id].items():
+            text = " ".join(value.split()) if isinstance(value, str) else ""
+            if len(text) >= 2 * TEXT and text[:TEXT] in said:
+                seen.add(row.task_id)
+                if text[-TEXT:] not in said and row.task_id not in short:
+                    most = TEXT
+                    while text[: most + 1] in said:
+                        most += 1
+                    short[row.task_id] = f"{key} of task {row.task_id}, {most} of {len(text)} characters"
+    if not short:
+        return ""
+    return f"the prompts cut off inputs of {len(short)} of {len(seen)} tasks: {some([*short.values()])}"
 
 
 def _text(value: Any) -> str:

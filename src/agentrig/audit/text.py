@@ -19,23 +19,8 @@ CAUSES = (
 
 def text(step: Step) -> Iterator[Verdict]:
     """Compare tokens and text of each call of a step. All is equal or not: there is no bound."""
-    record, calls = step.record, list(step.calls.values())
-    tokenizer, ends = load_tokenizer(record.model)
-    config = json.loads((record.model / "config.json").read_text("utf-8"))
-    limits = record.settings.get("max_length"), config.get("max_position_embeddings")
-    context = min(filter(None, limits), default=0)
-    own = record.config["server"]["use"] == "embedded"  # another may take thoughts or spaces out of the text
-    dated = "strftime_now" in str(tokenizer.chat_template)  # what it renders depends on the day
-    chats = [call for call in calls if isinstance(call.request.get("messages"), list)]
-    wrong, looked = list[str](), 0
-    for call in chats:
-        try:
-            prompt = "" if dated else _prompt(call, tokenizer)
-            said = (prompt, _reply(call, tokenizer, own), _end(call, ends, context, own))
-        except (TypeError, AttributeError, LookupError, ValueError):  # a field that is not what a chat has there
-            continue
-        looked += 1
-        wrong += [f"{call.name}: {what}" for what in said if what]
+    calls = list(step.calls.values())
+    looked, wrong, what = differences(step, calls)
     if wrong:
         yield fault(f"{len(wrong)} differences in {len(calls)} calls: {some(wrong)}", CAUSES)
     elif not looked:
@@ -43,8 +28,34 @@ def text(step: Step) -> Iterator[Verdict]:
     else:
         foreign = len(calls) - looked
         left = f"; {foreign} not looked at, which are not calls of a chat" if foreign else ""
-        what = "reply and end; not the prompt, whose template has the date" if dated else "prompt, reply and end"
         yield ok(f"{looked} calls: {what}{left}")
+
+
+def differences(step: Step, calls: Sequence[Call]) -> tuple[int, list[str], str]:
+    """Compare tokens and text of calls; return how many it could look at, the differences, and what was compared."""
+    record = step.record
+    tokenizer, ends = load_tokenizer(record.model)
+    config = json.loads((record.model / "config.json").read_text("utf-8"))
+    limits = record.settings.get("max_length"), config.get("max_position_embeddings")
+    context = min(filter(None, limits), default=0)
+    own = record.config["server"]["use"] == "embedded"  # another may take thoughts or spaces out of the text
+    dated = "strftime_now" in str(tokenizer.chat_template)  # what it renders depends on the day
+    wrong, looked = list[str](), 0
+    for call in calls:
+        if not isinstance(call.request.get("messages"), list):
+            continue
+        try:
+            prompt = "" if dated else _prompt(call, tokenizer)
+            said = (prompt, _reply(call, tokenizer, own), _end(call, ends, context, own))
+        except (TypeError, AttributeError, LookupError, ValueError):  # a field that is not what a chat has there
+            continue
+        looked += 1
+        wrong += [f"{call.name}: {what}" for what in said if what]
+    return (
+        looked,
+        wrong,
+        "reply and end; not the prompt, whose template has the date" if dated else "prompt, reply and end",
+    )
 
 
 def _prompt(call: Call, tokenizer: Any) -> str:

@@ -255,13 +255,14 @@ def repeat(update: Update, precisions: Sequence[Precision], *, seed: int, end: f
 def gradient(step: Step) -> Iterator[Verdict]:
     """Compare the gradient that the optimizer got with that of the whole update's loss.
 
-    Of several updates of a step it is the first in odd steps and the last in even ones, whose weights before are kept.
+    Of several updates of a step it is the one whose weights before are kept (`Sketch.number`).
     """
     settings, figures, sketch = step.settings, step.line.get("algorithm", {}), step.updates
     if not sketch.updates:
         yield ok("the step made no update")
         return
-    if not math.isfinite(figures.get("grad_norm", 0.0)):
+    norm = figures.get("grad_norm", 0.0)
+    if norm is None or not math.isfinite(norm):
         raise CannotLook("an update was skipped, because its gradient was not finite")
     advantages, epochs, kl = scores.by_call(step), settings["ppo_epochs"], settings["kl_loss_coef"]
     times: Counter[tuple[str, str]] = Counter(tuple(call) for update in sketch.updates for call in update["calls"])
@@ -274,7 +275,7 @@ def gradient(step: Step) -> Iterator[Verdict]:
     if odd:
         named = some([f"call {span} of rollout {rollout}: {times[rollout, span]}" for rollout, span in odd])
         yield fault(f"{len(odd)} calls are not in {epochs} updates: {named}", "mini-batches")
-    number = len(sketch.updates) - 1 if sketch.later and step.number % 2 == 0 else 0
+    number = sketch.number
     told, begin = sketch.updates[number], _begun(step, set(sketch.updates[0]["tensors"]))
     precisions = step.precisions(place(begin.directory, 48 if kl else 36), merged=False)
     update = Update(
@@ -351,8 +352,13 @@ def weights(step: Step) -> Iterator[Verdict]:
     """Compare what the optimizer did to some elements of every tensor with AdamW's step; see `adamw` for the bound."""
     import torch
 
-    sketch, made, settings = step.updates, step.made, step.settings
     yield from schedule(step)
+    sketch, made, settings = step.updates, step.made, step.settings
+    stated = step.line["algorithm"].get("updates", len(sketch.updates))
+    if stated != len(sketch.updates):
+        detail = f"the step states {stated:.0f} updates, and the learner took a sketch of {len(sketch.updates)}"
+        yield fault(detail, "updates that were made or counted twice, or a learner that fills no sketch")
+        return
     before, wrong, worst, elements = Sketch.read(step.record.path, step.number - 1), list[str](), 0.0, 0
     names = {name for update in sketch.updates for name in update["tensors"]} if settings["lora_rank"] else set()
     if others := sorted(name for name in names if not FACTOR.fullmatch(name)):

@@ -23,6 +23,7 @@ class Verdict:
         ratio: The largest difference, as a share of its bound; 0 where things are equal or not.
         causes: Of a fault: what it may come from.
         link: One of `LINKS`; the auditor fills it in.
+        note: What is no fault but may hold learning back; '' if nothing is known.
     """
 
     result: Literal["ok", "fault", "not looked at"]
@@ -30,15 +31,16 @@ class Verdict:
     ratio: float = 0.0
     causes: str = ""
     link: str = ""
+    note: str = ""
 
 
 class CannotLook(Exception):
     """A link can't be looked at; the text says why."""
 
 
-def ok(detail: str, ratio: float = 0.0) -> Verdict:
+def ok(detail: str, ratio: float = 0.0, note: str = "") -> Verdict:
     """Return the verdict on a link that holds."""
-    return Verdict(result="ok", detail=detail, ratio=ratio)
+    return Verdict(result="ok", detail=f"{detail}; {note}" if note else detail, ratio=ratio, note=note)
 
 
 def fault(detail: str, causes: str, ratio: float = 0.0) -> Verdict:

@@ -40,7 +40,7 @@ class Group(NearestGroup):
 
     sections: ClassVar[dict[str, dict[str, tuple[str, str]]]] = {
         "Start": {
-            "train": ("train:train", "Train from a recipe or a run file."),
+            "train": ("train:train", "Train by a recipe (a complete configuration) or a run file."),
             "dev": ("dev:dev", "Run an agent on a few tasks and show every span; nothing is learned."),
             "eval": ("eval:eval_", "Measure a model through an agent."),
             "warmup": ("warmup:warmup", "Make a small starting model for your own tasks."),
@@ -54,7 +54,7 @@ class Group(NearestGroup):
             "export-traces": ("export_traces:export_traces", "Send a run's traces to OpenTelemetry, or into a file."),
         },
         "Extend": {
-            "new": ("new:new", "Start a component of your own, from a template."),
+            "new": ("new:new", "Start an agent, tasks, a reward … of your own, from a template."),
             "validate": ("validate:validate", "Check what a plugin brings, and play its agent on a dozen tasks."),
             "plugins": ("plugins:plugins_", "List the plugins and what each brings."),
             "doctor": ("doctor:doctor", "Find what would keep a recipe from running here."),
@@ -113,11 +113,11 @@ class Group(NearestGroup):
         try:
             with no_silent_end():
                 result = super().main(*args, **options)
-            sys.stdout.flush()
+            _flush()
             return result
         except SystemExit as end:
             try:
-                sys.stdout.flush()
+                _flush()
             except OSError as error:
                 _fail(_unprintable(error), status=end.code if isinstance(end.code, int) and end.code else 1)
             raise
@@ -190,6 +190,17 @@ def _printing(error: OSError) -> bool:
     """Whether an error is that of writing to the terminal, or to what stands in for it."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     return any(Path(file).parent.name in ("click", "rich") for file in files[-2:])
+
+
+def _flush() -> None:
+    """Write what was printed.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    if sys.stdout is None:
+        _fail("the output is lost: code of a plugin, such as the agent or the reward, has set sys.stdout to None")
+    sys.stdout.flush()
 
 
 def _unprintable(error: OSError) -> str:

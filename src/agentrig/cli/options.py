@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
-from agentrig.plugins.specs import RUN_KINDS
+from agentrig.plugins.specs import PURPOSES, RUN_KINDS
 
 if TYPE_CHECKING:
     from agentrig.plan import Plan
@@ -23,19 +23,27 @@ F = TypeVar("F", bound=Callable[..., Any])
 def configured(command: F) -> F:
     """Add the arguments that select and change a configuration."""
     for kind in reversed(RUN_KINDS):
-        this = "these" if kind.endswith("s") else "this"
-        command = click.option(f"--{kind}", metavar="NAME", help=f"Use {this} {kind}.")(command)
+        purpose = f"{PURPOSES[kind][0].upper()}{PURPOSES[kind][1:]}."
+        command = click.option(f"--{kind}", metavar="NAME", help=purpose)(command)
     command = click.option(
-        "--observer", "observers", multiple=True, metavar="NAME", help="Use this observer too; may be repeated."
+        "--observer", "observers", multiple=True, metavar="NAME", help="Is told what happens in a run; may be repeated."
     )(command)
     command = click.option(
-        "--tracker", "trackers", multiple=True, metavar="NAME", help="Use this tracker too; may be repeated."
+        "--tracker",
+        "trackers",
+        multiple=True,
+        metavar="NAME",
+        help="Gets the curves (wandb …); may be repeated.",
     )(command)
     command = click.option(
         "--plugin", "files", multiple=True, metavar="FILE.py", help="A Python file that is a plugin too."
     )(command)
     command = click.option("--strict-plugins", is_flag=True, help="Stop if any plugin fails to load.")(command)
-    command = click.option("--active-agent", metavar="REGEX", help="Short for adapter.match=REGEX.")(command)
+    command = click.option(
+        "--active-agent",
+        metavar="REGEX",
+        help="Train only the calls in spans with such names; short for adapter.match=REGEX.",
+    )(command)
     return click.argument("words", nargs=-1, metavar="[RECIPE | FILE.toml] [section.key=value …]")(command)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from agentrig.delivery.verdict import Expected, difference
 from agentrig.errors import AgentrigError, CheckpointDamaged
+from agentrig.text import read_text
 
 SIGNATURE = Path("trainer") / "delivery.json"
 """The file of a checkpoint with the probe and the learner's log-probabilities of it."""
@@ -38,7 +39,7 @@ def check_export(directory: Path, checkpoint: Path) -> str:
         CheckpointDamaged: The learner's log-probabilities in the checkpoint cannot be read.
     """
     try:
-        signed = json.loads((checkpoint / SIGNATURE).read_text("utf-8"))
+        signed = json.loads(read_text(checkpoint / SIGNATURE))
         ids, version, bound = [int(token) for token in signed["ids"]], int(signed["version"]), float(signed["bound"])
         ours = [float(value) for value in signed["logprobs"]]
     except FileNotFoundError:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,8 +25,9 @@ from agentrig.delivery.asking import Answer, CannotAnswer, CannotScore, ask
 from agentrig.delivery.exported import sign
 from agentrig.delivery.verdict import Expected, Learner, compare, measured, rounding
 from agentrig.endpoints import Endpoint
-from agentrig.errors import RunFileError, RunStopped
+from agentrig.errors import RunFileError, RunStopped, memory_named
 from agentrig.rollouts import Rollout
+from agentrig.text import read_text
 from agentrig.traces import SERVER
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,11 @@ ASKED = 4
 
 CALLS: Mapping[str, float] = {"float32": 0.02, "bfloat16": 0.8, "float16": 0.8}
 """Largest mean difference of the recorded log-probabilities in a dtype, in nats, where nothing was measured."""
+
+LESS_BESIDE = (
+    "The learner scores a few tokens beside its server for it. Give the server less of the device in [server], or "
+    "leave the proof out: run.delivery = false"
+)
 
 CURE = (
     "What is sampled from now on would not be the policy that is trained. Look at the server's log, and resume from "
@@ -223,7 +229,8 @@ class Delivery:
         start, (version, found, loaded) = time.perf_counter(), pending
         if not loaded:
             self.step.add(Figures(version=version, proofs=1))
-        figures, self._expected, wrong = found.result()
+        with memory_named(f"step {version}: the proof of delivery", LESS_BESIDE):
+            figures, self._expected, wrong = found.result()
         self.step.add(figures)
         if wrong:
             raise RunStopped(wrong, cause="weights-not-arriving")
@@ -247,9 +254,17 @@ class Delivery:
         Raises:
             RunStopped: The proof of the latest transfer has failed.
         """
+        self.signature()(checkpoint)
+
+    def signature(self) -> Callable[[Path], None]:
+        """Return what does the work of `sign` later, in any thread: with what was proven up to now.
+
+        Raises:
+            RunStopped: The proof of the latest transfer has failed.
+        """
         self.settle()
-        if self._expected is not None:
-            sign(checkpoint, self._expected)
+        expected = self._expected
+        return (lambda checkpoint: None) if expected is None else partial(sign, expected=expected)
 
     # --- in the background ------------------------------------------------------------------------
 
@@ -266,11 +281,14 @@ class Delivery:
         start, figures, wrong = time.perf_counter(), Figures(), ""
         known = held() or [{}] * len(servers)
 
+        @cache  # most servers sample the same tokens
+        def learners(tokens: tuple[int, ...], temperature: float) -> Sequence[float]:
+            return self._use(lambda: learner.logprobs([*ids, *tokens], temperature=temperature))
+
         def right(server: Endpoint, tokens: tuple[int, ...]) -> Sequence[float]:
             """Return the learner's log-probabilities of tokens after the probe, else the server's without its cache."""
-            whole, temperature = [*ids, *tokens], _temperature(server)
-            found = self._use(lambda: learner.logprobs(whole, temperature=temperature))
-            return (found or ask(server, whole).logprobs)[len(ids) - 1 :]
+            found = learners(tokens, _temperature(server)) or ask(server, [*ids, *tokens]).logprobs
+            return found[len(ids) - 1 :]
 
         try:
             asked = _at_once(partial(self._answers, ids), servers)
@@ -399,13 +417,12 @@ def _at_once(ask_one: Callable[[Endpoint], T], servers: Sequence[Endpoint]) -> l
 def _kept(file: Path) -> list[int]:
     """Return the probe of a run directory; empty without one."""
     try:
-        ids: list[int] = json.loads(file.read_text("utf-8"))["ids"]
+        ids: list[int] = json.loads(read_text(file))["ids"]
         if len(ids) < 2 or not all(isinstance(token, int) and token >= 0 for token in ids):
             raise ValueError("ids must be two token ids or more")
         return ids
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFileError(
-            f"{file} cannot be read ({type(error).__name__}: {error}). Delete it: the run then chooses another probe"
-        ) from None
+        why = f"it has no {error}" if isinstance(error, KeyError) else getattr(error, "strerror", None) or str(error)
+        raise RunFileError(f"{file} cannot be read: {why}. Delete it: the run then chooses another probe") from None

@@ -9,7 +9,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from agentrig.doctor import content, devices, imports, machine, software
+from agentrig.doctor import agent, content, devices, imports, machine, software
 from agentrig.errors import AgentrigError
 from agentrig.findings import Check, Finding, Result, Situation
 from agentrig.hardware import Hardware, HardwareError, Probe, installed, select
@@ -38,6 +38,7 @@ CHECKS: Sequence[Callable[[Any], Iterable[Finding]]] = (
     machine.check_ports,
     machine.check_gateway,
     machine.check_models,
+    agent.check_agent,
 )
 
 
@@ -50,10 +51,14 @@ def examine(source: str | None = None, **asked: Any) -> list[Finding]:
     """
     situation, findings = look(source, **asked)
     with ThreadPoolExecutor(2) as together:  # several checks wait for a subprocess
-        for found in together.map(_run, CHECKS, repeat(situation)):
+        for found in together.map(
+            _run, [check for check in CHECKS if check is not agent.check_agent], repeat(situation)
+        ):
             findings += found
     for check in _own_checks(situation):
         findings += _run(check, situation)
+    if agent.check_agent in CHECKS and could_start(findings):  # it starts a runner, and would fail for their reasons
+        findings += _run(agent.check_agent, situation)
     return findings
 
 

@@ -49,13 +49,13 @@ def check_write(situation: Situation) -> Iterator[Finding]:
 
 
 def check_disk(situation: Situation) -> Iterator[Finding]:
-    """Is there disk space for the run: rollouts, and two checkpoints with their optimizer state?"""
+    """Is there disk space for the run: rollouts, and three checkpoints with their optimizer state?"""
     place = existing(situation.directory)
     free = shutil.disk_usage(place).free
     load = workload(situation)
     shape = shape_of(load.model) if load else None
-    # The previous checkpoint is deleted only after the next one is complete, so two exist at once.
-    checkpoints = 2 * shape.parameters * (2 + 12) if shape else 0
+    # The oldest checkpoint is deleted only after the next one is complete.
+    checkpoints = 3 * shape.parameters * (2 + 12) if shape else 0
     need = LEAST_DISK + checkpoints
     evidence = f"{free / GB:.1f} GB free at {place}; about {need / GB:.1f} GB needed"
     if free < LEAST_DISK:

@@ -108,7 +108,7 @@ def check_plugins(situation: Situation) -> Iterator[Finding]:
         yield Finding(
             check="plugins",
             result="warning",
-            evidence=f"{plugin.name} ({plugin.distribution} {plugin.version}) failed to load: {plugin.error}",
+            evidence=f"{plugin.name} ({plugin.source}) failed to load: {plugin.error}",
             cure=f"fix or uninstall it, or set AGENTRIG_BLOCK={plugin.name}",
         )
     if not failed:

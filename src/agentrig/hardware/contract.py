@@ -121,6 +121,11 @@ class Hardware(abc.ABC):
         """
         return {}
 
+    @property
+    def memory_limit(self) -> int:
+        """Bytes of one device that a run may take, `memory_gib` of the settings; 0 for the whole device."""
+        return int(getattr(getattr(self, "config", None), "memory_gib", 0.0) * (1 << 30))
+
     def best_attention(self) -> str:
         """Return the first of `attention` that can run here; imports nothing."""
         kernels = importlib.util.find_spec(self.flash_attention) is not None

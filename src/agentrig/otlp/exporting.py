@@ -129,7 +129,8 @@ def origin_of(config: Mapping[str, Any], run: str, *, content: bool) -> Origin:
     """Return the origin of a run's rollouts, from its resolved configuration."""
 
     def used(kind: str) -> str:
-        return str(config.get(kind, {}).get("use", kind)).rpartition(":")[2]
+        section = config.get(kind)
+        return str(section.get("use", kind) if isinstance(section, Mapping) else kind).rpartition(":")[2]
 
     return Origin(run=run, agent=used("agent"), reward=used("reward"), version=version("agentrig"), content=content)
 

@@ -99,7 +99,7 @@ def second_rewards(
         section = f"{SECOND}.{component.spec.name}"
         if not isinstance(keys, Mapping):
             raise ConfigError(f"[{SECOND}] {name} = {keys!r}: write {section}.KEY=VALUE")
-        owner = f"{name} ({component.distribution} {component.version})"
+        owner = f"{name} ({component.source})"
         config: Any = structure(component.spec.config, keys, owner=owner, section=section, elsewhere=elsewhere)
         parts_of(component, config, registry, section=section)
         found[reference] = component, config

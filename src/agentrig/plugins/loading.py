@@ -69,7 +69,7 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
             text = str(error) if isinstance(error, PluginError) else words_of(error) + place_of(error, installed=True)
             text += _disagreement(plugin.origin, error)
             if strict or plugin.distribution == "file":
-                about = f"{plugin.distribution} {plugin.version}, {plugin.origin}"
+                about = plugin.source if plugin.distribution == "file" else f"{plugin.source}, {plugin.origin}"
                 raise PluginError(f"plugin {plugin.name} ({about}) failed to load: {text}") from error
             log.debug("plugin %s failed to load", plugin.name, exc_info=True)
             plugins.append(attrs.evolve(plugin, status="failed", error=text))

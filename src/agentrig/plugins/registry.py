@@ -41,7 +41,7 @@ class Component:
     @property
     def source(self) -> str:
         """What brings it, for messages: a distribution and its version, or a file."""
-        return f"{self.distribution} {self.origin if self.distribution == 'file' else self.version}"
+        return source_of(self)
 
     def answers_to(self, name: str) -> bool:
         """Whether `name` means this component: `name`, `distribution:name` or `plugin:name`."""
@@ -69,6 +69,11 @@ class PluginInfo:
     components: Sequence[Component] = ()
     observes: Sequence[str] = ()
 
+    @property
+    def source(self) -> str:
+        """What it is part of, for messages: a distribution and its version, or a file."""
+        return source_of(self)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the entry of `agentrig plugins --json`."""
         return {
@@ -81,6 +86,11 @@ class PluginInfo:
             "observes": list(self.observes),
             "components": [{"kind": c.kind, "name": c.spec.name, "summary": c.spec.summary} for c in self.components],
         }
+
+
+def source_of(owned: Component | PluginInfo) -> str:
+    """Return a distribution and its version, or `file` and its path."""
+    return f"{owned.distribution} {owned.origin if owned.distribution == 'file' else owned.version}"
 
 
 class Registry:
@@ -120,9 +130,9 @@ class Registry:
             lines.append(f"  A file is a plugin: write --plugin {name}, and --{kind} with the name that it registers")
         for p in self.plugins:
             if p.status == "failed":
-                lines.append(f"  plugin {p.name} ({p.distribution} {p.version}) failed to load: {p.error}")
+                lines.append(f"  plugin {p.name} ({p.source}) failed to load: {p.error}")
             elif p.status == "blocked":
-                lines.append(f"  plugin {p.name} ({p.distribution} {p.version}) is blocked")
+                lines.append(f"  plugin {p.name} ({p.source}) is blocked")
         lines += [f"  {line}" for line in _without_entry_point({p.distribution for p in self.plugins})]
         raise LookupFailed("\n".join(lines))
 

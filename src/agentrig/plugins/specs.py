@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agentrig.hardware.memory import Workload
     from agentrig.pools import MakePool
     from agentrig.rewards import Reward
-    from agentrig.servers import MakeServer
+    from agentrig.servers import MakeServer, ServerMemory
     from agentrig.tasks import Tasks
 
 
@@ -227,6 +227,8 @@ class ServerSpec(Spec):
             must import nothing heavy. None for a server that runs on any hardware.
         sequences: `sequences(config)` returns how many requests it samples at once at most, for the doctor's memory
             estimate; None if it is unknown.
+        memory: `memory(config)` returns an `agentrig.servers.ServerMemory`, so that a run can plan the device's memory
+            for server and learner together; None for a server whose memory is not planned.
     """
 
     kind: ClassVar[str] = "server"
@@ -235,6 +237,7 @@ class ServerSpec(Spec):
     rank: int | None = None
     refusal: Callable[[Hardware], str] | None = None
     sequences: Callable[[Any], int] | None = None
+    memory: Callable[[Any], ServerMemory] | None = None
 
 
 def _extends_runner_settings(spec: RunnersSpec, attribute: attrs.Attribute[type], config: Any) -> None:
@@ -323,6 +326,20 @@ KINDS: Mapping[str, type[Spec]] = {
     )
 }
 """Every kind of component, in the order of a run file's sections; the only list of them."""
+
+PURPOSES: Mapping[str, str] = {
+    "tasks": "what the agent is asked",
+    "agent": "the program that answers tasks by asking the model",
+    "reward": "scores each answer",
+    "adapter": "chooses which of the agent's calls to the model are trained on",
+    "algorithm": "changes the model so that it answers better",
+    "server": "answers the agent's calls with the model",
+    "hardware": "what the model is trained on",
+    "runners": "the processes that run the agent",
+    "observer": "is told what happens in a run: trackers, collectors",
+    "recipe": "a complete configuration with a name",
+}
+"""What each kind does in a run, for help texts and lists."""
 
 RUN_KINDS: Sequence[str] = tuple(kind for kind in KINDS if kind not in (ObserverSpec.kind, RecipeSpec.kind))
 """The kinds of which a run has exactly one component each, in a section of that name."""

@@ -66,7 +66,8 @@ def start_server() -> None:
     if getattr(process.current_process(), "_inheriting", False):
         os._exit(NO_MAIN_GUARD)
     with _started_clean():
-        resource_tracker.ensure_running()
+        with _signals_blocked():  # it ignores Ctrl-C and SIGTERM by itself, but not a terminal that is closed
+            resource_tracker.ensure_running()
         with _signals_blocked():
             start_forkserver()
 

@@ -6,24 +6,31 @@ import contextlib
 import multiprocessing
 import os
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from typing import Any
 
 import psutil
 
 from agentrig.processes.forks import start_process
 
-BEAT_S = 0.5
-"""Seconds between two signs of life."""
+LOOK_S = 0.5
+"""Seconds between two looks at the limit."""
 
 CONTINUED_S = 2.0
-"""Seconds in which a command that was stopped, by Ctrl-Z for example, must give one when it goes on."""
+"""Seconds in which a command that was stopped, by Ctrl-Z for example, must set a new limit when it goes on."""
+
+LONGEST = 1000
+"""Bytes of the words on what is under way."""
 
 
 class Watch:
-    """A process that kills this one if it gives no sign of life: then no thread and no signal handler of it can run.
+    """A process that kills this one if it lets a limit pass: then no thread and no signal handler of it can run.
+
+    The limit is in memory that both have: to set it costs nothing.
 
     Args:
-        why: What is printed then: what happened, and what to do.
+        why: What is printed then: what happened, and what to do; `{during}` is replaced, see `during`.
 
     Raises:
         AgentrigError: No process can be started.
@@ -31,8 +38,9 @@ class Watch:
 
     def __init__(self, why: str) -> None:
         context = multiprocessing.get_context("forkserver")
-        self._pipe, self._process = start_process(context, watch, os.getpid(), why)
-        self._next = 0.0
+        self._limit = context.RawValue("d", 0.0)  # in `time.monotonic`, which all processes share; 0 for no limit
+        self._during = context.RawArray("c", LONGEST + 1)
+        self._pipe, self._process = start_process(context, watch, os.getpid(), why, self._limit, self._during)
 
     def beat(self, limit_s: float | None) -> None:
         """Give a sign of life.
@@ -40,11 +48,11 @@ class Watch:
         Args:
             limit_s: Seconds in which the next one must come; None for no limit.
         """
-        now = time.monotonic()
-        if limit_s is None or now >= self._next:
-            self._next = 0.0 if limit_s is None else now + BEAT_S
-            with contextlib.suppress(OSError):  # it was killed: nobody watches
-                self._pipe.send(limit_s)
+        self._limit.value = 0.0 if limit_s is None else time.monotonic() + limit_s
+
+    def during(self, names: Sequence[str]) -> None:
+        """Say what is under way, for the message."""
+        self._during.value = ", ".join(names).encode("utf-8", "replace")[:LONGEST].replace(b"\0", b"")
 
     def close(self) -> None:
         """End the watching process."""
@@ -53,16 +61,25 @@ class Watch:
         self._process.join()
 
 
-def watch(pipe: Connection, watched: int, why: str) -> None:
-    """Run in the watching process: wait for signs of life until the other process ends."""
-    limit_s: float | None = None
+def watch(pipe: Connection, watched: int, why: str, limit: Any, during: Any) -> None:
+    """Run in the watching process: look at the limit until the other process ends.
+
+    Args:
+        pipe: Of the other process; it says nothing, and its end is closed when that ends.
+        watched: Its id.
+        why: See `Watch`.
+        limit: Shared: when the next sign of life must have come; 0 for no limit.
+        during: Shared: what is under way.
+    """
     with contextlib.suppress(EOFError, OSError, psutil.Error):  # it has ended
-        process = psutil.Process(watched)
-        while True:
-            if not pipe.poll(limit_s) and not pipe.poll(CONTINUED_S):
-                if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
-                    continue
-                os.write(2, f"\n{why}\n".encode())
+        process, late_s, looked = psutil.Process(watched), 0.0, time.monotonic()
+        while not pipe.poll(LOOK_S):
+            before, looked = looked, time.monotonic()
+            if not limit.value or looked < limit.value:
+                late_s = 0.0
+            elif process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                late_s += min(looked - before, 2 * LOOK_S)  # this process may have been stopped with it
+            if late_s > CONTINUED_S:
+                os.write(2, f"\n{why.replace('{during}', bytes(during.value).decode('utf-8', 'replace'))}\n".encode())
                 process.kill()
                 return
-            limit_s = pipe.recv()

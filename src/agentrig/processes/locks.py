@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -10,6 +11,8 @@ import socket
 import time
 import weakref
 from pathlib import Path
+
+from agentrig.text import check_regular, read_text
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +36,7 @@ class Lock:
         Raises:
             OSError: The file cannot be opened for writing.
         """
+        check_regular(self.path)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             try:
@@ -57,6 +61,8 @@ class Lock:
 
     def held(self) -> bool:
         """Return whether any process holds the lock; without leave to read it, whether its last holder lives."""
+        if not self.path.is_file():  # nobody can hold what is no file
+            return False
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -83,7 +89,7 @@ class Lock:
     def holder(self) -> str:
         """Say who holds the lock, for a message."""
         try:
-            facts = json.loads(self.path.read_text("utf-8"))
+            facts = json.loads(read_text(self.path))
             return f"process {facts['pid']} on {facts['host']}, since {facts['since']}"
         except (OSError, ValueError, KeyError, TypeError):  # it holds the lock, but has not written the file yet
             return "another process"
@@ -91,7 +97,7 @@ class Lock:
     def holder_died(self) -> bool:
         """Return whether the process that took the lock is gone; then only a child of it can hold the lock still."""
         try:
-            facts = json.loads(self.path.read_text("utf-8"))
+            facts = json.loads(read_text(self.path))
             if facts["host"] != socket.gethostname():
                 return False
             os.kill(int(facts["pid"]), 0)
@@ -105,8 +111,9 @@ class Lock:
         """Release the lock; does nothing if it is not held."""
         if self._descriptor is not None:
             _held.discard(self)
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-            self._close()
+            with contextlib.suppress(OSError):  # code in this process closed it, and so released it
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+                self._close()
             self._descriptor = None
 
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from agentrig.errors import AgentrigError
+from agentrig.errors import AgentrigError, OutOfMemory
 from agentrig.processes.channel import Channel
+from agentrig.text import check_regular
 
 TAIL_BYTES = 1 << 16
 POLL_S = 0.2
@@ -29,6 +30,10 @@ LOOKED_THROUGH = 400
 
 class ServerError(AgentrigError):
     """A server could not be started, has died, or does not answer; the message ends with its last lines."""
+
+
+class ServerOutOfMemory(ServerError, OutOfMemory):
+    """A server's device has too little memory."""
 
 
 class ServerProcess:
@@ -65,6 +70,7 @@ class ServerProcess:
         descriptors = [] if theirs is None else [theirs.fileno()]
         try:
             self._log: IO[bytes] | None = _opened(log)
+            self._begins_at = os.fstat(self._log.fileno()).st_size  # earlier lines are another launch's
         except OSError as error:
             raise ServerError(
                 f"{name} cannot be started: its log {log} cannot be written: {error.strerror or error}. Move away what "
@@ -211,8 +217,8 @@ class ServerProcess:
         if self._log is None:
             return self._last_output
         # Not by seek: the process shares the file's position.
-        size = os.fstat(self._log.fileno()).st_size
-        return os.pread(self._log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
+        begin = max(self._begins_at, os.fstat(self._log.fileno()).st_size - TAIL_BYTES)
+        return os.pread(self._log.fileno(), TAIL_BYTES, begin).decode(errors="replace")
 
 
 def cause_in(lines: str) -> str:
@@ -225,6 +231,5 @@ def _opened(log: Path | None) -> IO[bytes]:
     if log is None:
         return tempfile.TemporaryFile(prefix="agentrig-server-")
     log.parent.mkdir(parents=True, exist_ok=True)
-    if log.exists() and not log.is_file():
-        raise OSError("it is no regular file")
+    check_regular(log)
     return log.open("a+b")

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -15,10 +16,10 @@ from agentrig.agents import Outcome
 from agentrig.audit.record import Row, Sources
 from agentrig.audit.sketch import FILE, Sketch
 from agentrig.audit.verdicts import LINKS, UNSEEN
-from agentrig.errors import AgentrigError, RunStopped
+from agentrig.errors import AgentrigError, RunFileError, RunStopped
 from agentrig.plan import RESUME, Plan
 from agentrig.rewards import Score
-from agentrig.run.damage import writing
+from agentrig.run.damage import reading, writing
 from agentrig.run.files import write_whole
 from agentrig.run.setup import Setup
 from agentrig.run.splits import load_splits
@@ -42,6 +43,9 @@ VERDICTS = "verdicts-{:05d}.json"
 SHARE = 0.02
 """Of the run's time: what the audits of later steps may take."""
 
+CHANCE = 0.5
+"""How likely a step is audited that could be: nothing that happens every so many steps stays out of sight."""
+
 
 class Auditing:
     """Audits the first steps of a run, and then as many as a share of its time allows.
@@ -58,32 +62,33 @@ class Auditing:
         self._auditor: Auditor | None = None
         self._scorer: Scorer | None = None
         self._sketch: Sketch | None = None
+        self.due = False
         self._start, self._spent, self._last = time.monotonic(), 0.0, 0.0
 
-    def sketch(self, step: int) -> Sketch | None:
-        """Return the sketch of a step that is to be audited; None for other steps.
+    def sketch(self, step: int) -> Sketch:
+        """Return the sketch of a step, and decide whether the step is to be audited, which the learner can't tell.
 
-        A later step is, if its audit, as long as the last one, stays within the share.
+        A later step is, if its audit, as long as the last one, stays within the share, and by chance.
         """
-        share = SHARE * (time.monotonic() - self._start)
-        due = self._on and (step < self._sure or self._spent + self._last <= share)
-        self._sketch = Sketch(step) if due else None
+        affordable = self._spent + self._last <= SHARE * (time.monotonic() - self._start)
+        self.due = self._on and (step < self._sure or (affordable and SystemRandom().random() < CHANCE))
+        self._sketch = Sketch(step, whole=self.due)
         return self._sketch
 
     def end(self, step: int, line: Mapping[str, Any]) -> None:
-        """Audit a step whose sketch was asked for, or one of the first; of others, look at what costs nothing.
+        """Audit a step that is due, or one of the first; of others, look at what costs next to nothing.
 
         Raises:
             RunStopped: A link does not hold.
         """
-        sketch, self._sketch = self._sketch, None
+        (sketch, due), self._sketch, self.due = (self._sketch, self.due), None, False
         if not self._on:
             return
         from agentrig.audit import auditor  # imports numpy: no run needs it before its first step
 
-        if sketch is None and step >= self._sure:
+        if not due and step >= self._sure:
             if self._auditor is not None:
-                self._stop_at_fault(self._auditor.audit(step, line=line, links=auditor.QUICK))
+                self._stop_at_fault(self._auditor.audit(step, sketch=sketch, line=line, links=auditor.QUICK))
             return
 
         if sketch is not None:
@@ -102,7 +107,11 @@ class Auditing:
             self._spent += found.seconds
         if not found.faults:  # else it is written below
             self._write(found)
-        log.info("step %d audited in %.1f s: %d of %d links", step, found.seconds, len(found.looked), len(LINKS))
+        result = "a fault" if found.faults else "no fault"
+        log.info(
+            "step %d recomputed by the auditor in %.1f s: %d of %d links compared, %s",
+            *(step, found.seconds, len(found.looked), len(LINKS), result),
+        )
         self._stop_at_fault(found)
 
     def finish(self, step: int, accuracy: Mapping[str, Any]) -> None:
@@ -139,8 +148,9 @@ class Auditing:
     def _write(self, found: Audited) -> None:
         file = self._run / "audit" / VERDICTS.format(found.step)
         told = attrs.asdict(found)
-        if file.is_file():  # the audit of the run's end may find a fault of an audited step
-            before, links = json.loads(file.read_text("utf-8")), {verdict.link for verdict in found.verdicts}
+        before = _verdicts(file) if file.exists() else None
+        if before is not None:  # the audit of the run's end may find a fault of an audited step
+            links = {verdict.link for verdict in found.verdicts}
             told["seconds"] += before["seconds"]
             told["verdicts"] += [verdict for verdict in before["verdicts"] if verdict["link"] not in links]
         with writing(file):
@@ -148,9 +158,9 @@ class Auditing:
             write_whole(file, json.dumps(told, indent=1) + "\n")
 
     def summary(self) -> dict[str, Any]:
-        """Return the entry of `summary.json`: links that were looked at, why others were not, steps and faults."""
+        """Return the entry of `summary.json`: links looked at, why others were not, steps, notes and faults."""
         files = sorted((self._run / "audit").glob("verdicts-*.json"))
-        steps = [json.loads(file.read_text("utf-8")) for file in files]
+        steps = [told for file in files if (told := _verdicts(file)) is not None]
         verdicts = [
             (verdict["link"], verdict["result"], verdict["detail"]) for one in steps for verdict in one["verdicts"]
         ]
@@ -161,8 +171,23 @@ class Auditing:
             "steps": [one["step"] for one in steps],
             "not_looked_at": {link: why for link, result, why in verdicts if result == UNSEEN and link not in looked},
             "seconds": sum(one["seconds"] for one in steps),
+            "notes": list(dict.fromkeys(v["note"] for one in steps for v in one["verdicts"] if v.get("note"))),
             "faults": [f"{link}: {detail}" for link, result, detail in verdicts if result == "fault"],
         }
+
+
+def _verdicts(file: Path) -> dict[str, Any] | None:
+    """Return what the run wrote of an audited step; None if the file is damaged, which is said: no step needs it."""
+    try:
+        with reading(file, "Its verdicts are left out"):
+            told: dict[str, Any] = json.loads(file.read_text("utf-8"))
+            told["step"], told["seconds"] = int(told["step"]), float(told["seconds"])
+            keys = ("link", "result", "detail")
+            told["verdicts"] = [{**verdict, **{key: str(verdict[key]) for key in keys}} for verdict in told["verdicts"]]
+            return told
+    except RunFileError as error:
+        log.warning("%s", error)
+        return None
 
 
 def sources_of(plan: Plan, scorer: Scorer, *, seconds: float = 5.0) -> Sources:

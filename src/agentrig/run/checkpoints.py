@@ -18,6 +18,7 @@ from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFi
 from agentrig.run.damage import CURES, entries, read_object, writing
 from agentrig.run.damage import reading as reading_file
 from agentrig.run.files import flush, flush_tree, write_whole
+from agentrig.text import read_text
 
 KEPT_CHECKPOINTS = 2
 """How many of the latest checkpoints are kept, in addition to those that the algorithm asked to keep."""
@@ -75,7 +76,7 @@ def read_state(checkpoint: Path) -> tuple[int, Best]:
         CheckpointDamaged: The file is damaged.
     """
     try:
-        state = json.loads((checkpoint / STATE).read_text("utf-8"))
+        state = json.loads(read_text(checkpoint / STATE))
         return state["weights_of"], Best(**state["best"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         what = f"{checkpoint / STATE} cannot be read ({type(error).__name__}: {error})"
@@ -246,9 +247,9 @@ def _verify(checkpoint: Path, trains: bool) -> None:
     run, file = checkpoint.parent.parent, checkpoint / LIST
     ours = checkpoint.parent.name == "checkpoints" and (run / "config.toml").is_file()
     progress = read_object(run / "progress.json") if ours else {}
-    if file.is_file():
+    if os.path.lexists(file):
         try:
-            listed: dict[str, Sequence[Any]] = json.loads(file.read_text("utf-8"))
+            listed: dict[str, Sequence[Any]] = json.loads(read_text(file))
             wanted = {str(name): (int(size), str(digest)) for name, (size, digest) in listed.items()}
         except PermissionError:
             raise

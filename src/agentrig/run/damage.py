@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import AgentrigError, RunFileError, exhausted
+from agentrig.text import check_regular
 
 FULL = 1 << 16
 """A disk with fewer free bytes counts as full; libraries that write weights do not always report it."""
@@ -54,7 +55,7 @@ def writing(path: Path, setting: str = "run.directory=DIR") -> Iterator[None]:
 
 def _wrong(error: Exception, path: Path, setting: str) -> str:
     code = error.errno if isinstance(error, OSError) else None
-    what = os.strerror(code) if code else f"{type(error).__name__}: {error}"
+    what = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{what}. Get write permission there{f', or choose another place: {setting}' if setting else ''}"
     gone = next((folder for folder in reversed(path.parents) if not os.path.lexists(folder)), None)
@@ -78,8 +79,6 @@ def _is_full(path: Path) -> bool:
     return False
 
 
-NO_FILE = "it is no regular file"
-
 NOT_ALLOWED = "Nothing is damaged: get permission to read it"
 """What to do about a file or folder that may not be read."""
 
@@ -96,14 +95,15 @@ def reading(path: Path, cure: str = "") -> Iterator[None]:
         RunFileError: Replaces the block's exception.
     """
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):  # to read a pipe would wait for ever
-            raise OSError(NO_FILE)
+        check_regular(path)
         yield
     except (AgentrigError, FileNotFoundError):
         raise
     except Exception as error:
         wrong = error.strerror if isinstance(error, OSError) and error.strerror else str(error).strip()
         what = (wrong or type(error).__name__).splitlines()[0]
+        if isinstance(error, KeyError) and error.args:
+            what = f"it has no {error.args[0]}"
         verb, cure = "is damaged", cure or CURES.get(path.name, "Remove it, or restore it from a copy")
         if isinstance(error, OSError):
             verb = "cannot be read"

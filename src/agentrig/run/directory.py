@@ -6,6 +6,7 @@ import contextlib
 import errno
 import itertools
 import json
+import logging
 import os
 import re
 import shlex
@@ -17,22 +18,25 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import ConfigError, RunFileError, RunInUse
+from agentrig.figures import number
 from agentrig.plan import Plan, RunSettings, script_of, to_toml
 from agentrig.processes.locks import Lock
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
 from agentrig.run.checkpoints import Checkpoints
-from agentrig.run.damage import read_object, reading, writing
+from agentrig.run.damage import CURES, read_object, reading, writing
 from agentrig.run.files import append_line, replacing, sha256_of, write_whole
 from agentrig.run.manifest import FORMAT
 from agentrig.run.rows import call_schema, rollout_schema, row_of
-from agentrig.text import storable
+from agentrig.text import cut, storable, without_nan
 
 ROLLOUTS = re.compile(r"[a-z]+-\d+\.parquet")
 """Name of a rollout file: `MODE-STEP.parquet`; other files in that folder belong to the user."""
 
 FILES = "files"
 """The key of `metrics.jsonl` and `progress.json` with the SHA-256 of the files of rollouts and calls."""
+
+log = logging.getLogger(__name__)
 
 LAST_STEP = 10**9
 """No run has more steps: a larger number in `metrics.jsonl` is damage."""
@@ -44,6 +48,9 @@ ENDED = ("error.json", "summary.json")
 
 REWRITTEN = ("metrics.jsonl", "progress.json", "config.toml", "manifest.json", "checkpoints/latest")
 """What a resumed run writes again."""
+
+BESIDE = ("log.jsonl", "report.html")
+"""What else a run has written when it ends before its first step."""
 
 LONGEST_NAME = 200
 """Longest run name in bytes; file systems allow 255, and some file names are longer than the run's name."""
@@ -75,8 +82,10 @@ class RunDirectory:
     def create(cls, plan: Plan) -> RunDirectory:
         """Create and lock a new run directory; runs without a `run.name` that start together get different ones.
 
+        A run of that name that ended before its first step is replaced, and the log says so.
+
         Raises:
-            ConfigError: The name is not valid, or a run of that name exists.
+            ConfigError: The name is not valid, or a run of that name exists that has a step.
             RunInUse: Another process is creating a run of that name.
         """
         parent = Path(plan.run.directory)
@@ -91,7 +100,8 @@ class RunDirectory:
             run = cls(path)
             run._first = first
             run.lock()
-            _check_vacant(path)  # another run may have started and ended in between
+            if _check_vacant(path):  # anew: another run may have started and ended in between
+                run.remove_failed()
             run.write("config.toml", to_toml(plan.as_dict()))
         except KeyboardInterrupt:
             if made:
@@ -120,6 +130,16 @@ class RunDirectory:
         if self._first:
             with contextlib.suppress(OSError):  # another run may be there by now
                 self.path.parent.rmdir()
+
+    def remove_failed(self) -> None:
+        """Delete the files of a run that ended before its first step; other files in its directory stay."""
+        error = "it was ended by force"
+        with contextlib.suppress(RunFileError):
+            error = str(self.read_json("error.json").get("message") or error).partition("\n")[0]
+        log.info("the run in %s ended before its first step and is replaced: %s", self.path, cut(error, 200))
+        with writing(self.path):
+            for file in (*self._after(-1), *(self.path / name for name in (*ENDED, *REWRITTEN, *BESIDE))):
+                file.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Allow other runs to use this directory."""
@@ -159,9 +179,9 @@ class RunDirectory:
         return facts
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
-        """Add a step's line to `metrics.jsonl`."""
+        """Add a step's line to `metrics.jsonl`; NaN and infinities, which are no JSON, become null."""
         with writing(self.path / "metrics.jsonl"):
-            append_line(self.path / "metrics.jsonl", json.dumps(line, default=float))
+            append_line(self.path / "metrics.jsonl", _metrics_text(line))
 
     def read_metrics(self) -> tuple[list[dict[str, Any]], list[int]]:
         """Return what `metrics.jsonl` holds; see the function `read_metrics`."""
@@ -178,11 +198,14 @@ class RunDirectory:
         """Check that `rewind` can do its work, so that it never fails half-way.
 
         Raises:
-            RunFileError: A folder cannot be written, or there is a directory where the run has a file.
+            RunFileError: A folder cannot be read or written, or there is a directory where the run has a file.
         """
-        for folder in (self.path, *(self.path / part for part in FOLDERS)):
+        for folder in (self.path, *(self.path / part for part in (*FOLDERS, "audit"))):
             if not os.path.lexists(folder):
                 continue
+            if folder.is_dir():
+                with reading(folder):
+                    os.scandir(folder).close()
             with writing(folder):
                 os.scandir(folder).close()
                 if not os.access(folder, os.W_OK | os.X_OK):
@@ -210,7 +233,7 @@ class RunDirectory:
                 file.unlink(missing_ok=True)
         self.checkpoints.remove_incomplete()
         self.checkpoints.drop_after(step)
-        self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+        self.write("metrics.jsonl", "".join(_metrics_text(line) + "\n" for line in kept))
         return kept
 
     def remove_end(self) -> None:
@@ -242,8 +265,9 @@ class RunDirectory:
         found: Counter[str] = Counter()
         for file in (self.path / "rollouts").glob("*.parquet"):
             if ROLLOUTS.fullmatch(file.name) and not file.name.startswith("train-") and stays(file, step):
-                with reading(file, "Remove it: its rollouts are then missing from the run's failure counts"):
-                    kinds = pq.read_table(file, columns=["failure"])["failure"].to_pylist()
+                cure = "Remove it: its rollouts are then missing from the run's failure counts"
+                with reading(file, cure), pq.ParquetFile(file) as stored:  # `read_table` takes a folder too
+                    kinds = stored.read(columns=["failure"])["failure"].to_pylist()
                 found.update(kind or "" for kind in kinds)
         return dict(found)
 
@@ -283,18 +307,39 @@ class RunDirectory:
             return sha256_of(part)
 
 
+def _metrics_text(line: Mapping[str, Any]) -> str:
+    return json.dumps(without_nan(line), allow_nan=False)
+
+
 def check_format(run: Path, facts: Mapping[str, Any]) -> None:
     """Reject a run directory of a later version.
 
     Raises:
         ConfigError: It has a later format; the message names the version that wrote it.
+        RunFileError: What it says of its format is no number.
     """
-    found = facts.get("format", FORMAT)
-    if not isinstance(found, int) or found > FORMAT:
+    found, file = facts.get("format", FORMAT), run / "manifest.json"
+    if not isinstance(found, int):
+        raise RunFileError(f"{file} is damaged: format is {found!r:.80}, not a number. {CURES[file.name]}")
+    if found > FORMAT:
         raise ConfigError(
             f"{run} was written by agentrig {facts.get('agentrig', '(no version)')} in format {found}; this version "
             f"reads formats up to {FORMAT}. Use the version that wrote it"
         )
+
+
+def checked_summary(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what `summary.json` holds.
+
+    Raises:
+        ValueError: It does not say how many steps the run had, or whether it was complete.
+    """
+    steps, complete = summary.get("steps", 0), summary.get("complete", True)
+    if number(steps) is None:
+        raise ValueError(f"steps is {steps!r:.80}, not a number")
+    if not isinstance(complete, bool):
+        raise ValueError(f"complete is {complete!r:.80}, not true or false")
+    return summary
 
 
 def table_name(kind: str, step: int) -> str:
@@ -323,9 +368,24 @@ def run_name(settings: RunSettings, recipe: str) -> str:
     return name
 
 
-def _check_vacant(path: Path) -> None:
-    if (path / "config.toml").exists():
+def _check_vacant(path: Path) -> bool:
+    """Return whether a run is there that ended before its first step, and may be replaced.
+
+    Raises:
+        ConfigError: A run is there that has a step, or an end.
+    """
+    if not (path / "config.toml").exists():
+        return False
+    metrics, checkpoints = path / "metrics.jsonl", path / "checkpoints"
+    begun = (
+        (metrics.exists() and metrics.stat().st_size > 0)
+        or (path / "summary.json").exists()
+        or any(checkpoints.glob("*"))
+        or any((path / "rollouts").glob("train-*"))
+    )
+    if begun:
         raise ConfigError(f"{path} already has a run; continue it with --resume {path}, or set another run.name")
+    return True
 
 
 def _own_folder(parent: Path, name: str) -> Path:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from agentrig.text import check_regular
+
 NOT_FOR_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 """Errors of file systems that cannot flush a folder, such as some network file systems."""
 
@@ -79,6 +81,7 @@ def write_whole(target: Path, text: str) -> None:
 
 def append_line(target: Path, text: str) -> None:
     """Add a line to a file, whole or not at all; it is on the disk when this returns."""
+    check_regular(target)
     fresh, line = not target.exists(), f"{text}\n".encode()
     with target.open("ab", buffering=0) as file:
         before = os.fstat(file.fileno()).st_size

@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import attrs
+
+from agentrig.adapters import Adapter
 from agentrig.algorithms import Session
 from agentrig.endpoints import LIMIT, SAMPLING_FIELDS
 from agentrig.errors import RunStopped
@@ -119,12 +122,39 @@ def warn_of_unseen(rollouts: Sequence[Rollout], *, step: int | None = None) -> b
 def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> None:
     """Stop when a training step has nothing to train on: no calls, no token ids, or no match."""
     valid = [r for r in rollouts if r.failure is None]
-    if not valid or any(r.triplets for r in valid):
-        return
-    calls = [(r.trace, call) for r in valid for call in r.trace.llm_calls()]
-    where = f"step {step}: {len(valid)} rollouts gave no triplets, so nothing can be learned."
+    why, cause = untrained_calls(valid, adapter=adapter)
+    if why:
+        where = f"step {step}: {len(valid)} rollouts gave no triplets, so nothing can be learned."
+        raise RunStopped(f"{where}\n  {why}", cause=cause)
+
+
+def with_token_ids(rollouts: Sequence[Rollout], adapter: Adapter) -> list[Rollout]:
+    """Return rollouts with the triplets that they would have if their endpoint returned token ids with each call."""
+    found = []
+    for rollout in rollouts:
+        spans = [
+            attrs.evolve(span, attributes={**span.attributes, "prompt_token_ids": (0,), "response_token_ids": (0,)})
+            if span.name == LLM_CALL and not (SERVER in span.attributes or span.attributes.get("response_token_ids"))
+            else span
+            for span in rollout.trace.spans
+        ]
+        trace = attrs.evolve(rollout.trace, spans=spans)
+        found.append(attrs.evolve(rollout, trace=trace, triplets=adapter(trace)))
+    return found
+
+
+def untrained_calls(rollouts: Sequence[Rollout], *, adapter: str) -> tuple[str, str]:
+    """Say why no call of some rollouts would be trained on, and the cause's name; '' and '' if some would.
+
+    Args:
+        rollouts: Those that did not fail.
+        adapter: The adapter's name.
+    """
+    if not rollouts or any(r.triplets for r in rollouts):
+        return "", ""
+    calls = [(r.trace, call) for r in rollouts for call in r.trace.llm_calls()]
     if not calls:
-        raise RunStopped(f"{where}\n  {unseen_calls(valid)}", cause="calls-not-recorded")
+        return unseen_calls(rollouts), "calls-not-recorded"
     with_ids = [call for _, call in calls if call.attributes.get("response_token_ids")]
     names = Counter(name for trace, call in calls for name in (trace.nodes(call) or ["(no node)"]))
     seen = ", ".join(f"{name} ({count})" for name, count in names.most_common())
@@ -133,23 +163,20 @@ def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> N
     elsewhere = Counter(call.attributes[SERVER] for _, call in calls if SERVER in call.attributes)
     if elsewhere.total() == len(calls):
         servers = ", ".join(f"{server} ({count})" for server, count in elsewhere.most_common())
-        raise RunStopped(
-            f"{where}\n  All {len(calls)} calls went to other servers than the run's: {servers}. Their models are not "
-            "trained; the agent must call exactly endpoint.base_url.",
-            cause="other-server",
-        )
+        return (
+            f"All {len(calls)} calls went to other servers than the run's: {servers}. Their models are not "
+            "trained; the agent must call exactly endpoint.base_url."
+        ), "other-server"
     if not with_ids:
-        raise RunStopped(
-            f"{where}\n  {len(calls)} calls were recorded, but the endpoint returned no token ids with them. Use an "
-            "endpoint that takes `return_token_ids` (vLLM >= 0.10.2, or agentrig's own server).",
-            cause="no-token-ids",
-        )
-    raise RunStopped(
-        f"{where}\n  The adapter {adapter} kept none of {len(calls)} calls. They were made under these nodes: {seen}.\n"
+        return (
+            f"{len(calls)} calls were recorded, but the endpoint returned no token ids with them. Use an "
+            "endpoint that takes `return_token_ids` (vLLM >= 0.10.2, or agentrig's own server)."
+        ), "no-token-ids"
+    return (
+        f"The adapter {adapter} kept none of {len(calls)} calls. They were made under these nodes: {seen}.\n"
         f"  They named these models: {_models(calls)}.\n"
-        f"  Change what it matches (adapter.match, adapter.model), {change}adapter.match= (empty) to train every call.",
-        cause="unmatched-calls",
-    )
+        f"  Change what it matches (adapter.match, adapter.model), {change}adapter.match= (empty) to train every call."
+    ), "unmatched-calls"
 
 
 def _models(calls: Sequence[tuple[Trace, Span]]) -> str:
@@ -318,7 +345,7 @@ def dead_server_first(server: Server, session: Session) -> Iterator[None]:
                 if not session.lines:
                     raise
                 lost = f"The unfinished step is lost; resume with: {session.resumes}"
-                raise ServerError(f"{dead}\n  {lost}") from stopped
+                raise type(dead)(f"{dead}\n  {lost}") from stopped
             if time.monotonic() > end:
                 break
             time.sleep(0.05)

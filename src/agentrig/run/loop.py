@@ -8,6 +8,8 @@ learner's loss corrects for that:
     rollouts k+1 (weights k-1)  ┐
     update k  (makes weights k) ┘  wait for both, the server takes weights k, validate, end the step, save
 
+A checkpoint is copied at the end of its step, and written while the next one runs (`agentrig.run.saving`).
+
 The run's credit says what each call of a step is worth. The algorithm says how the model is served, and brings the
 learner.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -27,14 +29,15 @@ from agentrig.algorithms import Algorithm, LoopAlgorithm
 from agentrig.background import in_background
 from agentrig.credit import worths_of_calls
 from agentrig.endpoints import Endpoint
-from agentrig.errors import CheckpointDamaged, ConfigError, RunStopped
+from agentrig.errors import CheckpointDamaged, ConfigError, RunStopped, memory_named
 from agentrig.hardware import Hardware
-from agentrig.learners import Learner, TrainSample
+from agentrig.learners import Copying, Learner, TrainSample
 from agentrig.ledger import LEFT_OUT_BY_CREDIT, Call, Entry
 from agentrig.rollouts import Rollout
 from agentrig.run.ahead import END_S, RolloutsAhead
 from agentrig.run.checkpoints import Best, loading, read_state, write_state
 from agentrig.run.guards import dead_server_first
+from agentrig.run.saving import Saving, check_room
 from agentrig.servers import MakeServer, Server
 from agentrig.tasks import Task, tasks_of_step
 
@@ -42,6 +45,18 @@ if TYPE_CHECKING:
     from agentrig.run.session import RunSession
 
 log = logging.getLogger(__name__)
+
+GIVE_SERVER_LESS = (
+    "Give the model's server less of the device in [server], or let it sleep during updates: "
+    "algorithm.server_sleep = true"
+)
+"""What helps where the learner needs a little more beside its server."""
+
+SMALLER = (
+    "End the other processes on the device, or train adapters only (algorithm.lora_rank = 16); a smaller model helps "
+    "too"
+)
+"""What helps where a model does not fit at all."""
 
 
 class Loop:
@@ -54,10 +69,12 @@ class Loop:
     session: RunSession
     server: Server
     learner: Learner
+    sleeps = False
 
     def __init__(self, algorithm: LoopAlgorithm) -> None:
         self.algorithm, self.settings, self.best = algorithm, algorithm.config, Best()
-        self._best_weights = ""  # their digest, if they were kept in this launch
+        self.saving = Saving(self.settings.save_every)
+        self._start_weights = ""  # their digest, if they were validated in this launch
 
     def run(self, session: RunSession) -> None:
         """Train until `steps` are done, the tasks are solved or the user asked to end."""
@@ -65,10 +82,14 @@ class Loop:
         if settings.final == "best" and not settings.validate_every:
             raise ConfigError('[algorithm] final = "best" needs validation, and validate_every = 0 turns it off')
         plan = self.algorithm.serving(session.hardware, session.checkpoint)
-        plan = attrs.evolve(plan, seed=session.seed, log=session.directory / "server.log", sleeps=settings.server_sleep)
-        with session.server(plan) as self.server, dead_server_first(self.server, session):
+        sleeps = settings.server_sleep is True
+        plan = attrs.evolve(plan, seed=session.seed, log=session.directory / "server.log", sleeps=sleeps)
+        if fit := getattr(self.algorithm, "fit", None):
+            plan = fit(plan, session)
+        self.sleeps = plan.sleeps
+        with self.saving, session.server(plan) as self.server, dead_server_first(self.server, session):
             if session.resumed:
-                self.learner = learner = self.algorithm.learner(session)  # a server may start meanwhile
+                self.learner = learner = self._load()  # a server may start meanwhile
                 if session.checkpoint is not None:
                     with loading(session.checkpoint):
                         self._resume(session.checkpoint)
@@ -78,6 +99,7 @@ class Loop:
                 self._prove(0, loaded=True)  # what the server loaded itself, and has answered with
             self._deliver(session.first_step - 1)
             learner.ready()
+            self._plan_saving()
             if session.resumed:
                 session.plan_steps(settings.steps)  # it rewrites its directory from here on
                 if session.checkpoint is None:
@@ -88,6 +110,7 @@ class Loop:
             step, ahead = session.first_step - 1, None
             while step < settings.steps and not (session.stopping or session.solved):
                 step += 1
+                self.saving.check()
                 fresh = ahead is None
                 if ahead is not None:
                     rollouts = ahead.rollouts()
@@ -96,17 +119,18 @@ class Loop:
                     rollouts = session.rollouts(self._tasks(step), n=each, endpoint=now, step=step, version=step - 1)
                 ahead = self._begin_rollouts(step + 1)
                 session.delivery.settle()
-                if settings.server_sleep:
+                if self.sleeps:
                     session.delivery.prepare(self._sampling())
 
                 start = time.perf_counter()
                 samples, left_out = self._samples(rollouts)
-                if settings.server_sleep:
+                if self.sleeps:
                     self.server.sleep()
                 metrics = learner.update(samples, step=step, sketch=session.sketch(step))
                 digests = {"dtype": plan.dtype, "weights": learner.fingerprint()}
-                if settings.server_sleep:
-                    self.server.wake()
+                if self.sleeps:
+                    with memory_named(f"step {step}: the server's waking after the update", GIVE_SERVER_LESS):
+                        self.server.wake()
                 gap = metrics.get("sampled_difference")
                 if gap is not None and fresh:  # since stale calls the policy has moved
                     session.delivery.sampled(step=step, difference=gap, dtype=plan.dtype)
@@ -124,10 +148,13 @@ class Loop:
                     self._validate(step)
                 validated = time.perf_counter()
 
+                if session.auditing.due:
+                    self.saving.settle()  # the auditor reads the checkpoint of the step before
                 session.end_step(
                     step,
                     metrics=metrics,
                     time_s={
+                        **self.saving.waited(),
                         "update": update_s,
                         "push": delivered - updated - proof_s,
                         "validation": validated - delivered,
@@ -136,9 +163,10 @@ class Loop:
                     calls=[*self._entries(samples), *left_out],
                 )
                 last = step == settings.steps or session.stopping or session.solved
-                if last or step % settings.save_every == 0:
+                if self.saving.due(step) or last:
                     self._save(step, weights_of=step)
 
+            self.saving.settle()  # what is measured from here on replaces the end of a run that is extended
             session.delivery.settle()
             if session.stopping:
                 return
@@ -156,13 +184,17 @@ class Loop:
             measured = self._greedy()
             yield measured if len(measured) > 1 else measured[0]
 
+    def _load(self) -> Learner:
+        with memory_named("the learner's model could not be loaded", SMALLER):
+            return self.algorithm.learner(self.session)
+
     def _measure_and_load(self) -> Learner:
         """Measure the held-out accuracy before training; return the learner, which loads meanwhile."""
         session, served = self.session, self._greedy()
 
         def load() -> Learner:
             try:
-                return self.algorithm.learner(session)
+                return self._load()
             except Exception as error:
                 session.runtime.end_results(error)  # nobody needs the measurement any more
                 raise
@@ -251,10 +283,11 @@ class Loop:
             How long the proof held the run up, seconds.
         """
         start = time.perf_counter()
-        if not self.settings.server_sleep:
+        if not self.sleeps:
             self.session.delivery.prepare(self._sampling())
         prepared = time.perf_counter()
-        self.server.take(self.learner.weights(), version)
+        with memory_named(f"step {version}: the way of the new weights to the server", GIVE_SERVER_LESS):
+            self.server.take(self.learner.weights(), version)
         taken = time.perf_counter()
         self._prove(version)
         return prepared - start + time.perf_counter() - taken
@@ -285,7 +318,8 @@ class Loop:
             self.best = Best(step, accuracy, reward, kept=self.settings.final == "best")
             if self.best.kept:
                 self.learner.keep()
-                self._best_weights = self.learner.fingerprint()
+                if not step:
+                    self._start_weights = self.learner.fingerprint()
 
     def _take_best(self, step: int) -> None:
         """End a run with the weights that did best in validation."""
@@ -297,24 +331,52 @@ class Loop:
             figures = best.accuracy, best.reward
             log.warning("ending with the weights of %s, validation accuracy %.3f, mean reward %.4g", kept, *figures)
             self.learner.restore()
-            if self._best_weights not in ("", self.learner.fingerprint()):
+            recorded = self._recorded(best.step) if best.step else self._start_weights
+            if recorded and recorded != self.learner.fingerprint():
                 raise RunStopped(
                     f"the weights of {kept}, which did best, cannot be restored: what the learner set has another "
                     "digest. Its `keep` has to copy the weights, not to refer to them"
                 )
             self._deliver(best.step)
             self._save(step, weights_of=best.step)
+            self.saving.settle()
+
+    def _plan_saving(self) -> None:
+        """Get ready to save, and check that the disk has room; see `check_room` for the error."""
+        session, settings, learner = self.session, self.settings, self.learner
+        if not isinstance(learner, Copying):
+            return
+        self.saving.size = learner.plan_saving()
+        steps = range(session.first_step, settings.steps + 1)
+        every = 1 if settings.save_every == "auto" else settings.save_every
+        kept = sum(step % settings.keep_every == 0 for step in steps) if settings.keep_every else 0
+        writes = max(1, -(-len(steps) // every))
+        check_room(session.directory / "checkpoints", size=self.saving.size, writes=writes, kept=kept)
 
     def _save(self, step: int, *, weights_of: int) -> None:
-        session, every = self.session, self.settings.keep_every
+        """Copy what a step's checkpoint holds, and begin to write it; a learner that can't be copied is waited for."""
+        session, learner, every = self.session, self.learner, self.settings.keep_every
+        keep = bool(every) and step % every == 0
+        session.delivery.settle()  # until then the proof uses the model
 
-        def write(directory: Path) -> None:
-            session.delivery.settle()  # until then the proof uses the model
-            self.learner.save(directory)
-            session.delivery.sign(directory)
-            write_state(directory, step=step, weights_of=weights_of, seed=session.seed, best=self.best)
+        def copy() -> Callable[[], object]:
+            sign, best = session.delivery.signature(), self.best
+            write_learner = learner.copied() if isinstance(learner, Copying) else None
 
-        session.save_checkpoint(step, write, keep=bool(every) and step % every == 0)
+            def write(directory: Path) -> None:
+                (write_learner or learner.save)(directory)
+                sign(directory)
+                write_state(directory, step=step, weights_of=weights_of, seed=session.seed, best=best)
+
+            def save() -> object:
+                return session.save_checkpoint(step, write, keep=keep)
+
+            if write_learner is None:
+                save()
+                return lambda: None
+            return save
+
+        self.saving.save(copy)
 
     def _resume(self, checkpoint: Path) -> None:
         """Load the learner and the best weights so far.
@@ -324,8 +386,7 @@ class Loop:
         """
         weights_of, self.best = read_state(checkpoint)
         self.learner.load(checkpoint)
-        line = next((line for line in self.session.lines if line["step"] == weights_of), {})
-        recorded = line.get("digests", {}).get("weights")
+        recorded = self._recorded(weights_of)
         if recorded and recorded != self.learner.fingerprint():
             raise CheckpointDamaged(
                 checkpoint,
@@ -334,6 +395,11 @@ class Loop:
         if self.settings.final == "best" and self.best.accuracy is not None and not self.best.kept:
             log.warning("the best weights of the earlier steps were not saved (final was last): only later steps count")
             self.best = Best()
+
+    def _recorded(self, step: int) -> str:
+        """Return the digest of the weights after a step; '' if none was recorded."""
+        line = next((line for line in self.session.lines if line["step"] == step), {})
+        return str(line.get("digests", {}).get("weights", ""))
 
 
 def runnable(built: Algorithm | LoopAlgorithm) -> Algorithm:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from agentrig.errors import ConfigError, PluginError
 from agentrig.plan import RESUME, Plan, read_run_file, resolve, resume_command, script_of
 from agentrig.plugins.registry import noun_of
 from agentrig.run.damage import CURES, NOT_ALLOWED, reading
-from agentrig.run.directory import RunDirectory
+from agentrig.run.directory import RunDirectory, checked_summary
 from agentrig.run.manifest import agentrig_version
 
 log = logging.getLogger(__name__)
@@ -65,7 +67,7 @@ def resume_plan(
     steps = getattr(plan.configs["algorithm"], "steps", None)
     ended = from_step is None and bool(summary.get("complete"))
     with reading(directory / "summary.json"):
-        done = int(summary.get("steps", 0))
+        done = int(checked_summary(summary).get("steps", 0))
     # Without a word, config.toml has more steps if the run was killed before its first checkpoint after that end.
     goes_on = overrides if steps is None else steps > done and (overrides or not summary.get("solved"))
     if ended and not goes_on:
@@ -108,12 +110,14 @@ def _read(directory: Path) -> tuple[Mapping[str, Any], Mapping[str, Any], Mappin
             the reward and the task set that the run began with (manifest.json): it was edited.
     """
     file = directory / "config.toml"
-    if not file.is_file():
+    if not file.exists():
         if (directory / "manifest.json").is_file():
             raise ConfigError(f"{file} is missing. {CURES[file.name]}")
         raise ConfigError(f"{directory} is not a run directory: it has no config.toml")
     facts = RunDirectory(directory).manifest()
     with reading(file):
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         try:
             settings = read_run_file(file)
         except ConfigError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import attrs
 from agentrig.agents import Outcome
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
-from agentrig.run.damage import reading
+from agentrig.run.damage import entries, reading
 from agentrig.tasks import Task
 from agentrig.text import json_text, storable
 from agentrig.traces import SERVER, Span, Trace, reply_of
@@ -131,12 +132,16 @@ def stored_rollouts(folder: Path, *, size: int) -> Iterator[list[Rollout]]:
     """
     import pyarrow.parquet as pq
 
-    for file in sorted(folder.glob("[a-z]*-[0-9]*.parquet")):
-        with reading(file, "Restore it from a copy, or remove it: its rollouts are then left out"):
-            stored = pq.ParquetFile(file)
-        for batch in stored.iter_batches(batch_size=size):
-            with reading(file, "Restore it from a copy, or remove it: its rollouts are then left out"):
-                rollouts = [rollout_of(row) for row in batch.to_pylist()]
+    for file in (f for f in entries(folder) if fnmatch(f.name, "[a-z]*-[0-9]*.parquet")):
+        cure = "Restore it from a copy, or remove it: its rollouts are then left out"
+        with reading(file, cure):
+            batches = pq.ParquetFile(file).iter_batches(batch_size=size)
+        while True:
+            with reading(file, cure):
+                batch = next(batches, None)
+                rollouts = [rollout_of(row) for row in batch.to_pylist()] if batch is not None else []
+            if batch is None:
+                break
             yield rollouts
 
 

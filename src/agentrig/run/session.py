@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,12 +45,13 @@ from agentrig.run.metrics import component_means, count_failures, count_nodes, r
 from agentrig.run.past import Past
 from agentrig.run.setup import Setup
 from agentrig.run.splits import ROLES
-from agentrig.run.trends import SOLVED, Guards
+from agentrig.run.trends import LOOKED_AT, SOLVED, Guards
 from agentrig.runners.engine import RolloutEngine, Versions
 from agentrig.runners.runtime import Runtime
 from agentrig.runners.scorer import Scorer
-from agentrig.servers import Server, ServerPlan
+from agentrig.servers import Server, ServerMemory, ServerPlan
 from agentrig.tasks import Task
+from agentrig.text import flat, without_nan
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +87,7 @@ class RunSession:
         past: Past | None = None,
         begin: Callable[[], None] = lambda: None,
         resumed: bool = False,
+        facts: dict[str, Any] | None = None,
     ) -> None:
         past = past or Past()
         self.train_tasks, self.validation_tasks, self._report_tasks = (tasks[role] for role in ROLES)
@@ -102,7 +105,10 @@ class RunSession:
         self._run = run
         self._second = second
         self._begin_run, self.begun = begin, False
+        self._facts = facts if facts is not None else {}
         self._progress: dict[str, Any] = dict(past.progress)
+        self._progressing = threading.RLock()  # a checkpoint may be saved in another thread
+        self._saved = {"written": 0, "bytes": 0, "seconds": 0.0}
         self.lines: list[Mapping[str, Any]] = list(past.lines)
         self._step_rollouts: list[Rollout] = []
         self._judged: list[Rollout] = []  # of the latest step that was learned
@@ -129,6 +135,7 @@ class RunSession:
         self._measured = sum(past.measured.values())
         self._warnings: list[str] = []
         self._notes: list[str] = []
+        self._odd: set[str] = set()  # metrics that were not finite
         self._warned = self._constrained = self._unseen = self._fields_told = False
         self._ahead: RolloutsAhead | None = None
         self._rollouts_s = 0.0  # of the step's training rollouts, whether the run waited for them or not
@@ -360,9 +367,10 @@ class RunSession:
         """Write a batch of rollouts into the run directory."""
         digest = self._run.write_rollouts(rollouts, mode=mode, step=step, second=second)
         if mode == "report" or (mode == "validation" and step < self.first_step):  # part of no step
-            self._progress.setdefault(FILES, {})[table_name(mode, step)] = digest
-            if mode == "report" or self.first_step == 1:  # else it is written with the next checkpoint
-                self._run.write_json("progress.json", self._progress)
+            with self._progressing:
+                self._progress.setdefault(FILES, {})[table_name(mode, step)] = digest
+                if mode == "report" or self.first_step == 1:  # else it is written with the next checkpoint
+                    self._run.write_json("progress.json", self._progress)
         else:
             self._files[mode] = digest
 
@@ -374,9 +382,10 @@ class RunSession:
         self.measured = found = Measurement.of(rollouts)
         if step < self.first_step:  # not part of a step; in a resumed run it measures the checkpoint, not the start
             if self.first_step == 1:
-                self._progress["validation_before"] = found.accuracy
-                self._progress["validation_reward_before"] = found.reward
-                self._run.write_json("progress.json", self._progress)
+                with self._progressing:
+                    self._progress["validation_before"] = found.accuracy
+                    self._progress["validation_reward_before"] = found.reward
+                    self._run.write_json("progress.json", self._progress)
             self._step_start = time.perf_counter()
         else:
             self._validated = found
@@ -407,14 +416,15 @@ class RunSession:
             self._report_tasks, n=1, endpoint=endpoint, step=0 if when == "before" else max(step, 1), mode="report"
         )
         self.measured = found = Measurement.of(rollouts)
-        self._progress[when] = {**attrs.asdict(found), "failures": count_failures(rollouts)}
-        self._run.write_json("progress.json", self._progress)
+        with self._progressing:
+            self._progress[when] = {**attrs.asdict(found), "failures": count_failures(rollouts)}
+            self._run.write_json("progress.json", self._progress)
         self.keeps_end = self.keeps_end and when == "before"
         self._step_start = time.perf_counter()
         return found.accuracy
 
-    def sketch(self, step: int) -> Sketch | None:
-        """Return what the learner fills in a step that is audited; None in other steps."""
+    def sketch(self, step: int) -> Sketch:
+        """Return what the learner fills, whether the step is audited or not."""
         return self.auditing.sketch(step)
 
     def end_step(
@@ -460,6 +470,7 @@ class RunSession:
             line["digests"] = dict(digests)
         line[FILES] = {**self._files, "calls": self._run.write_calls(books.rows, step=step)}
         self._run.append_metrics(line)
+        self._warn_of_nan(step, line["algorithm"])
         self.lines.append(line)
         self._guards.add(line)
         self.solved = self._guards.solved
@@ -470,37 +481,68 @@ class RunSession:
         self._step_start = time.perf_counter()
         return line
 
+    def _warn_of_nan(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Name the metrics that are not finite, each once; what the guards look at stops the run if it stays so."""
+        odd = {n: v for n, v in flat(metrics) if v is not None and without_nan(v) is None}
+        new = [f"{name} is {value}" for name, value in odd.items() if name not in {*self._odd, *LOOKED_AT}]
+        self._odd.update(odd)
+        if new:
+            log.warning("step %d: the algorithm's %s: metrics.jsonl has null there", step, " and ".join(new))
+
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
-        """Save a checkpoint, atomically; the first one after an earlier end of the run replaces that end."""
+        """Save a checkpoint, atomically, in any thread; the first one after an earlier end of the run replaces that."""
         self.runtime.check()
-        there = self._run.checkpoints
+        there, begun = self._run.checkpoints, time.perf_counter()
 
         def record(digest: str) -> None:
             names, name = {there.path(s).name for s in there.steps()}, there.path(step).name
-            kept = {n: digests for n, digests in self._progress.get(SAVED, {}).items() if n in names}
-            self._progress[SAVED] = {**kept, name: [*kept.get(name, []), digest]}  # one of before counts until then
-            self._run.write_json("progress.json", self._progress)
+            with self._progressing:
+                kept = {n: digests for n, digests in self._progress.get(SAVED, {}).items() if n in names}
+                self._progress[SAVED] = {**kept, name: [*kept.get(name, []), digest]}  # one of before counts until then
+                self._run.write_json("progress.json", self._progress)
 
         try:
             saved = there.save(step, write, keep=keep, record=record)
         except BaseException:
-            if not there.path(step).exists() and self._progress.get(SAVED, {}).pop(there.path(step).name, None):
-                with suppress(RunFileError):
+            with self._progressing, suppress(RunFileError):
+                if not there.path(step).exists() and self._progress.get(SAVED, {}).pop(there.path(step).name, None):
                     self._run.write_json("progress.json", self._progress)
             raise
         if self.keeps_end:
-            self.keeps_end = False
-            self._progress.pop("after", None)
-            files = self._progress.get(FILES, {})
-            self._progress[FILES] = {name: digest for name, digest in files.items() if not is_end(Path(name))}
-            self._run.write_json("progress.json", self._progress)
+            with self._progressing:
+                self.keeps_end = False
+                self._progress.pop("after", None)
+                files = self._progress.get(FILES, {})
+                self._progress[FILES] = {name: digest for name, digest in files.items() if not is_end(Path(name))}
+                self._run.write_json("progress.json", self._progress)
             self._run.remove_end()
+        self._saved["written"] += 1
+        self._saved["bytes"] = sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())
+        self._saved["seconds"] += time.perf_counter() - begun
         return saved
 
     def note(self, text: str) -> None:
         """Implement `Session.note`."""
         self._notes.append(text)
         log.info("%s", text)
+
+    @property
+    def calls(self) -> int:
+        """Implement `Session.calls`."""
+        return self.plan.runners.n * self.plan.runners.threads
+
+    @property
+    def server_memory(self) -> ServerMemory | None:
+        """Implement `Session.server_memory`."""
+        say = getattr(self.plan.components["server"].spec, "memory", None)
+        found: ServerMemory | None = say(self.plan.configs["server"]) if say else None
+        return found
+
+    def record(self, name: str, value: Mapping[str, Any]) -> None:
+        """Implement `Session.record`; a resumed run writes its manifest when it begins."""
+        self._facts[name] = value
+        if self.begun or not self.resumed:
+            self._run.write_json("manifest.json", self._facts)
 
     # --- figures ----------------------------------------------------------------------------------
 
@@ -541,6 +583,7 @@ class RunSession:
             "notes": list(self._notes),
             "delivery": self.delivery.summary(),
             "audited": self.auditing.summary(),
+            "checkpoints": {**self._saved, "waited": times.get("checkpoint", 0.0)},
             **({"observer_writes": dict(writes)} if (writes := self.plan.registry.settle()) else {}),
             "observer_errors": dict(self.plan.registry.observer_errors),
         }

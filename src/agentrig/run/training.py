@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrig.errors import CheckpointDamaged, ConfigError, RunFileError, RunStopped
+from agentrig.errors import CheckpointDamaged, ConfigError, RunFileError, RunStopped, memory_named
 from agentrig.observers import RunEnd, RunError
 from agentrig.plan import Plan, to_toml
 from agentrig.plugins.auto import OWN
@@ -160,6 +160,7 @@ def _train(
         past=past,
         begin=begin_run,
         resumed=resume is not None,
+        facts=facts,
     )
     sessions.append(session)
     ending.callback(session.delivery.end)
@@ -180,7 +181,8 @@ def _train(
     def body() -> None:
         try:
             try:
-                algorithm.run(session)
+                with memory_named("the run has ended", "Use a smaller model, or a device with more memory"):
+                    algorithm.run(session)
             finally:
                 session.close()
             session.begin()  # for an algorithm without plan_steps and rollouts

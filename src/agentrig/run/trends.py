@@ -57,6 +57,9 @@ SOLVED = 3
 UNCHANGED = 2
 """Number of steps in a row that had a signal and did not change the weights, which stops the run."""
 
+LOOKED_AT = ("weight_change", "loss", GRAD_NORM)
+"""The metrics of an algorithm that stop a run when they are not finite."""
+
 NOT_FINITE = 2
 """Number of steps in a row with a non-finite loss or gradient that stops the run."""
 
@@ -231,4 +234,6 @@ class Guards:
 
 
 def _not_finite(figures: Mapping[str, float]) -> list[str]:
-    return [f"{name} {figures[name]}" for name in ("loss", GRAD_NORM) if not math.isfinite(figures.get(name, 0.0))]
+    """Name loss and gradient where they are not finite; a line that was read again has null there."""
+    found = {name: figures.get(name, 0.0) for name in LOOKED_AT[1:]}
+    return [f"{name} {value}" for name, value in found.items() if value is None or not math.isfinite(value)]

@@ -38,6 +38,9 @@ DIFFER = 0.2
 LITTLE = 0.05
 """How far the mean reward must be above the least one for that, while no answer is correct."""
 
+REPEATS = 4
+"""A model whose share of right answers on demonstrated tasks is so many times that on others repeats them."""
+
 REJECTED = 0.1
 """Largest share of demonstrations that the reward may reject."""
 
@@ -215,18 +218,18 @@ def make_start(
     return found
 
 
-def measure(plan: Plan, labels: Labels, checkpoint: Path | None) -> Evaluation:
-    """Sample one rollout for each measured training task, at the temperature of training (1 where it has none).
+def measure(plan: Plan, tasks: Sequence[Task], checkpoint: Path | None) -> Evaluation:
+    """Sample one rollout for each training task, at the temperature of training (1 where it has none).
 
     Args:
         plan: With agent, reward and algorithm.
-        labels: Its `measured` tasks.
+        tasks: The tasks; `Labels.measured`, or demonstrated ones.
         checkpoint: A Hugging Face directory; None for the algorithm's model.
     """
     temperature = float(getattr(plan.configs["algorithm"], "temperature", 1.0))
     return evaluate(
         plan,
-        tasks=labels.measured,
+        tasks=tasks,
         checkpoint=checkpoint,
         mode="dev",
         as_mode="train",
@@ -249,13 +252,14 @@ def check_unsolved(measured: Evaluation, model: str) -> None:
         )
 
 
-def verdict(measured: Evaluation, group: int = 8) -> tuple[bool, str]:
-    """Return whether a model can be trained on by reward, and what to do.
+def verdict(measured: Evaluation, group: int = 8, known: Evaluation | None = None) -> tuple[bool, str]:
+    """Return whether a model can be trained on by reward, and why, or what to do.
 
     Args:
         measured: One sampled answer for each of some training tasks.
         group: Rollouts of one task in a training step. A step learns from groups whose rewards differ; how many would
             is estimated as if all tasks were equally hard.
+        known: One sampled answer for each of some demonstrated tasks, if `measured` has none of them.
     """
     if not measured.n:
         lines = failure_lines(measured.failures, measured.reasons) or ["none ran"]
@@ -267,26 +271,37 @@ def verdict(measured: Evaluation, group: int = 8) -> tuple[bool, str]:
             "fewer labels or passes"
         )
     differ = 1 - sum((count / values.total()) ** group for count in values.values())
+    what = "both right and wrong answers" if len(values) == 2 and measured.accuracy else "rewards that differ"
+    groups = f"about {differ:.0%} of groups of {group} rollouts of a task would have {what}, and training learns from "
     cure = (
         "Give more labels (--labels), passes (--passes) or minutes, a larger model (--parameters), or easier tasks; "
         "or a reward with partial credit"
     )
+    repeats = ""
+    if known is not None and known.accuracy and known.accuracy >= REPEATS * max(0.05, measured.accuracy or 0.0):
+        right = round((measured.accuracy or 0.0) * measured.n)
+        repeats = (
+            f"the model repeats its demonstrations: {known.accuracy:.0%} of {known.n} demonstrated tasks are right, "
+            f"and {right} of {measured.n} others. "
+        )
+        cure = (
+            "Give more labels (--labels), or demonstrations that vary more; more passes or more steps of training do "
+            "not help"
+        )
     if len(values) == 1 and not measured.accuracy:
         return False, (
-            f"every sampled answer has the reward {next(iter(values)):g}, and none is correct: reinforcement learning "
-            f"would start at zero and learn nothing. {cure}"
+            f"{repeats}every sampled answer has the reward {next(iter(values)):g}, and none is correct: reinforcement "
+            f"learning would start at zero and learn nothing. {cure}"
         )
     if differ < DIFFER:
-        return False, (
-            f"about {differ:.0%} of groups of {group} rollouts would have rewards that differ, and training learns "
-            f"from these only. {cure}"
-        )
+        return False, f"{repeats}{groups}these only: too few to start. {cure}"
     mean = math.fsum(values.elements()) / values.total()
     if not measured.accuracy and mean - min(values) < LITTLE:
         return False, (
-            f"no sampled answer is correct, and the mean reward is {mean:.3g}, hardly more than "
+            f"{repeats}no sampled answer is correct, and the mean reward is {mean:.3g}, hardly more than "
             f"the least: training would hardly begin. {cure}"
         )
+    enough = f"{groups}these: enough to start"
     if not measured.accuracy:
-        return True, "no sampled answer is correct yet; the rewards differ, so training has something to begin with"
-    return True, ""
+        enough = f"no sampled answer is correct yet; {enough}"
+    return True, f"{repeats}{cure}. {enough[0].upper()}{enough[1:]}" if repeats else enough

@@ -290,6 +290,8 @@ class Pool(BasePool[_Worker]):
         end_families([worker.process.pid], [worker.mark])  # for the case that its guard was killed
         code = f"(exit code {worker.process.exitcode})"
         refused = worker.refused and f"; it {worker.refused}: does the agent write to descriptors that it did not open?"
+        if worker.process.exitcode == 0 and not refused:
+            refused = "; what it ran ended it: does the agent, or what it calls, call os._exit?"
         ended = ": the agent, or what it imports, ended its process. An error above says why"
         died = "; run `agentrig dev` with runners.n=1 to see why"
         failed = self._remove_dead(

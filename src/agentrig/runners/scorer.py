@@ -6,6 +6,7 @@ import ctypes
 import inspect
 import json
 import logging
+import os
 import queue
 import threading
 import time
@@ -24,7 +25,7 @@ from agentrig.rewards import Reward, Score
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
 from agentrig.tasks import Task
-from agentrig.text import copied, json_text, words_of
+from agentrig.text import copied, json_text, storable, words_of
 from agentrig.traces import Span, Trace
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,9 @@ NOWHERE = Endpoint(base_url="http://127.0.0.1:9/v1", model="none")
 
 GRACE_S = 1.0
 """Seconds by which a reward may exceed its budget before its score is `invalid`."""
+
+SHOWN = 8
+"""So many tasks are named in the message of a killed command."""
 
 HELD_S = 30.0
 """Seconds more in which native code may hold the interpreter; then the command is killed."""
@@ -138,6 +142,7 @@ class Scorer:
             reward, "score_many", None
         )
         self._sees_trace = sees_trace
+        self._folder = _current_folder()
 
     def __call__(self, rollouts: Sequence[tuple[Task, Outcome, Trace]]) -> list[Score]:
         """Score a batch; returns a score for each item, in their order. Never raises."""
@@ -160,6 +165,15 @@ class Scorer:
             return self._batch(items) if self._many is not None else self._each(items)
         finally:
             self._beat(None)
+            self._go_back()
+
+    def _go_back(self) -> None:
+        """Undo a change of the current directory: paths of the run are relative to it."""
+        now = _current_folder()
+        if self._folder and now != self._folder:
+            os.chdir(self._folder)
+            name = f" {self._plan.name}" if self._plan is not None else ""
+            log.warning("the reward%s changed the current directory to %s; it is %s again", name, now, self._folder)
 
     def _each(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
         scores: list[Score | None] = [None] * len(items)
@@ -176,6 +190,7 @@ class Scorer:
                 except queue.Empty:
                     return
                 started[i] = time.monotonic(), threading.current_thread()
+                self._tell([items[k][0].id for k in list(started) if scores[k] is None])
                 score = score_one(self._reward, items[i], self._budget_s)
                 with ending:
                     if scores[i] is not None:
@@ -224,11 +239,16 @@ class Scorer:
         if self._watch is None:
             self._watch = Watch(
                 f"agentrig: this command is killed: the reward {self._plan.name} ran past its budget of "
-                f"{self._budget_s:g} s and does not release Python's interpreter, as a regular expression or other "
-                "native code that never ends. Start it again with run.reward_process=true: then only such a score is "
-                "invalid"
+                f"{self._budget_s:g} s (tasks that it judged then: {{during}}) and does not release Python's "
+                "interpreter, as a regular expression or other native code that never ends. Start it again with "
+                "run.reward_process=true: then only such a score is invalid"
             )
         self._watch.beat(None if limit_s is None else limit_s + HELD_S)
+
+    def _tell(self, tasks: Sequence[str]) -> None:
+        """Tell the watching process what is judged now."""
+        if self._watch is not None:
+            self._watch.during([str(storable(task)) for task in tasks[:SHOWN]])
 
     def _elsewhere(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
         """Judge in processes; one that does not end is killed and replaced."""
@@ -286,6 +306,7 @@ class Scorer:
 
         limit = self._budget_s * len(items) + GRACE_S
         self._beat(limit)
+        self._tell([item[0].id for item in items])
         worker = self._thread(work)
         worker.join(limit)
         if worker.is_alive():
@@ -356,3 +377,11 @@ def _copied(item: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _raised(error: BaseException) -> Score:
     return Score.invalid(f"the reward raised {words_of(error)}{place_of(error)}")
+
+
+def _current_folder() -> str:
+    """Return the current directory; '' if it was deleted."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""

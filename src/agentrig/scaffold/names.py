@@ -51,7 +51,7 @@ def check_file(file: Path, registry: Registry) -> None:
         raise ConfigError(f"{file} can't be a module of Python. Write for example --here {file.with_name(better)}")
     if not file.parent.is_dir():
         raise ConfigError(f"there is no folder {file.parent}: make it first, or name a file in another one")
-    plugins = (f"a plugin of {p.distribution} {p.version} has that name" for p in registry.plugins if p.name == stem)
+    plugins = (f"a plugin of {p.source} has that name" for p in registry.plugins if p.name == stem)
     owner = _python_owner(stem) or next(plugins, "") or _module_owner(stem)
     if owner:
         raise ConfigError(f"{file} would hide something: {owner}. Write for example --here {file.with_name(better)}")
@@ -82,7 +82,7 @@ def _owner(kind: str, name: str, registry: Registry) -> str:
                 return f"{component.source} has {a_kind(each)} of that name"
     for plugin in registry.plugins:
         if plugin.name == name:
-            return f"a plugin of {plugin.distribution} {plugin.version} has that name"
+            return f"a plugin of {plugin.source} has that name"
     for distribution in (f"agentrig-{name}", name):
         if found := next(iter(importlib.metadata.distributions(name=distribution)), None):
             return f"the distribution {distribution} {found.version} is installed"

@@ -224,7 +224,7 @@ def write_run(
             "accuracy": {"before": before, "after": after, "n": held_out},
             "steps": steps,
             "wall_s": sum(x["step_s"] for x in lines) + 20,
-            "rollouts": 16 * steps + 2 * held_out,
+            "rollouts": 16 * steps + 2 * held_out + 30 * sum("validation_accuracy" in x for x in lines),
             "failures": {"llm-error": sum(bool(x["failures"]) for x in lines)},
             "time_share": {"rollout": 0.58, "reward": 0.02, "update": 0.36},
             "transitions_per_rollout": 1.4,

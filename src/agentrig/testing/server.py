@@ -337,17 +337,20 @@ def check_digests(subject: ServerSubject) -> None:
 
 @needs(check_takes_weights)
 def check_sleep(subject: ServerSubject) -> None:
-    """After `sleep` and `wake` it takes weights and answers with them.
+    """After `sleep` and `wake` it takes weights and answers with them, each time.
 
     Why: With algorithm.server_sleep the learner computes in between: old weights after it train nothing.
-    Cure: Free memory in `sleep`, take it back in `wake`, and load whatever `take` brings after it.
+    Cure: Free memory in `sleep`, take it back in `wake` and at the end of `take`, and load whatever `take` brings.
     """
     server = subject.server
-    with subject.marking():
-        server.sleep()
-        server.wake()
-    subject.give()
-    subject.compare(subject.prompt())
+    text = subject.prompt()
+    for _ in range(2):
+        with subject.marking():
+            server.sleep()
+            server.wake()
+        subject.give("all")
+        subject.compare(text, when="a prompt that was answered before the server slept: ")
+        subject.compare(subject.prompt())
 
 
 @needs(check_starts)

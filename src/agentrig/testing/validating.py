@@ -14,9 +14,10 @@ from agentrig.errors import AgentrigError, ConfigError, LookupFailed, nearest
 from agentrig.plan import read_run_file
 from agentrig.plugins.loading import load
 from agentrig.testing.elsewhere import EndedElsewhere, elsewhere
-from agentrig.testing.kit import CHECKED, LOADS_S, TRIAL, Report, check, declared
+from agentrig.testing.kit import CHECKED, LOADS_S, TRIAL, CheckFailed, Report, check, declared
 from agentrig.testing.play import PlaySubject
 from agentrig.testing.reward import RewardSubject
+from agentrig.testing.samples import TriedSubject
 from agentrig.testing.subject import Subject
 
 UNPLAYABLE = {"agent.loads", "agent.starts", "agent.calls-endpoint", "agent.answers", "play.loads", "play.parts"}
@@ -102,6 +103,8 @@ def validated(
                     f"say on which tasks to try {target.given}: --tasks NAME, or --tasks FILE.py:NAME.\n"
                     "  agentrig plugins lists the installed task sets"
                 )
+            if tasks and not any(t.kind == "tasks" and t.given == tasks for t in found):  # that one has a report
+                _load_tasks(target, tasks, tasks_keys)
         if kind == "agent":
             options |= {"gateway": settings.get("gateway"), **({} if script is None else {"script": script})}
         failed: set[str] = set()
@@ -124,6 +127,20 @@ def validated(
             trial.close()
     said = [{**attrs.asdict(report), "ok": report.ok} for report in reports]
     return {"ok": all(report.ok for report in reports), "reports": said, "trials": trials}
+
+
+def _load_tasks(target: Target, tasks: str, keys: Mapping[str, Any]) -> None:
+    """Load the tasks that a component is tried on; a wrong key of theirs is no fault of the component.
+
+    Raises:
+        ConfigError: They can't be loaded.
+    """
+    try:
+        TriedSubject(kind=target.kind, given=target.given, tasks=tasks, tasks_settings=keys).rows  # noqa: B018
+    except AgentrigError as error:
+        raise ConfigError(f"the tasks on which to try {target.given} cannot be loaded: {error}") from None
+    except CheckFailed:
+        return  # the component's checks say it
 
 
 def _parts(

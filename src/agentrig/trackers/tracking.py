@@ -21,7 +21,7 @@ from agentrig.background import Background
 from agentrig.errors import ConfigError
 from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
 from agentrig.rollouts import Rollout
-from agentrig.text import cut, storable, words_of
+from agentrig.text import cut, read_text, storable, words_of
 from agentrig.trackers.config import TrackerConfig
 from agentrig.trackers.names import flat_config, main_of, of_step, of_summary
 
@@ -282,10 +282,10 @@ class Tracking:
 
     def _kept(self, directory: Path) -> dict[str, str]:
         try:
-            kept = json.loads(self._file(directory).read_text("utf-8"))
+            kept = json.loads(read_text(self._file(directory)))
         except FileNotFoundError:
             return {}
-        except ValueError:
+        except (OSError, ValueError):
             log.warning(
                 "%s is damaged: the tracker %s begins a new run. Restore the file from a copy to go on with the former",
                 *(self._file(directory), self._name),
@@ -353,7 +353,7 @@ def best_checkpoint(directory: Path) -> Path | None:
 
 
 def _ends_with_best(directory: Path) -> bool:
-    config = json.loads((directory / "manifest.json").read_text("utf-8")).get("config", {})
+    config = json.loads(read_text(directory / "manifest.json")).get("config", {})
     return bool(config.get("algorithm", {}).get("final") == "best")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrig.figures import number
 from agentrig.ledger import REASONS
+from agentrig.text import check_regular
 from agentrig.view.reading import RunData, first_line, mapping, one_of
 
 PLACES: Mapping[str, str] = {
@@ -38,11 +39,16 @@ def calls_of(
     file = directory / "calls" / f"train-{step:05d}.parquet"
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     try:
+        check_regular(file)
         rows = pyarrow.parquet.read_table(file, filters=one_of("rollout", ids), partitioning=None).to_pylist()
     except FileNotFoundError:
         return {}, ""
     except (OSError, KeyError, pyarrow.ArrowException) as error:
-        return {}, f"calls/{file.name} is damaged, so it is not known which calls were trained: {first_line(error)}"
+        why = getattr(error, "strerror", None) or first_line(error)
+        return (
+            {},
+            f"calls/{file.name} is damaged, so it is not known which calls were trained: {why}",
+        )
     for row in rows:
         found.setdefault(row["rollout"], {}).setdefault(str(row.get("span")), []).append(row)
     return found, ""

@@ -41,6 +41,7 @@ RULES: Sequence[Rule] = (
     policy.clipped,
     policy.barely_moved,
     weights.tokens,
+    outcome.memorised,
     outcome.changes,
     outcome.observers,
     calls.ledger,
@@ -150,7 +151,7 @@ def _above(finding: Finding, others: Sequence[Finding]) -> set[str]:
 def verdict(diagnosis: Diagnosis) -> str:
     """Return the sentence about a run without problems."""
     if not diagnosis.steps:
-        return "Nothing is known yet: no training step has ended."
+        return "Nothing is known: metrics.jsonl has no figures of a training step."
     if diagnosis.gained or diagnosis.status == "running":
         return NOTHING_WRONG
     return NO_GAIN

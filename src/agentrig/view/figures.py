@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrig.figures import mean, number, wilson
+from agentrig.text import read_text
 from agentrig.view.reading import RunData, dig, mapping
 from agentrig.view.text import duration
 
@@ -210,8 +211,8 @@ def context_length(run: RunData) -> int | None:
     if isinstance(stated, int):
         return stated
     try:
-        latest = (run.directory / "checkpoints" / "latest").read_text("utf-8").strip()
-        model = json.loads((run.directory / "checkpoints" / latest / "config.json").read_text("utf-8"))
+        latest = read_text(run.directory / "checkpoints" / "latest").strip()
+        model = json.loads(read_text(run.directory / "checkpoints" / latest / "config.json"))
     except (OSError, ValueError, RecursionError):
         return None
     found = number(mapping(model).get("max_position_embeddings"))

@@ -40,10 +40,19 @@ SMOOTHING = 16
 
 STARTING = "starting the agent, the model's server and the learner"
 
+_PARTS = {
+    "rollout": "rollouts",
+    "reward": "scoring",
+    "update": "update",
+    "push": "sending weights",
+    "delivery": "checking that they arrived",
+}
+"""What the parts of a step are called on the screen."""
+
 _DOING = {
     "report": "measuring held-out accuracy",
     "validation": "validating",
-    "train": "rolling out",
+    "train": "the agent at work",
     "dev": "running",
 }
 
@@ -238,7 +247,8 @@ class LiveDisplay:
         rollouts, tokens, wall = m.get("rollouts_per_s"), m.get("tokens_per_s"), m.get("step_s")
         speed = [f"{rollouts:.1f} rollouts/s"] if rollouts is not None else []
         speed += [f"{tokens:,.0f} tokens/s"] if tokens else []
-        shares = [f"{part} {100 * seconds / wall:.0f}%" for part, seconds in (m.get("time_s") or {}).items() if wall]
+        parts = [(part, 100 * seconds / wall) for part, seconds in (m.get("time_s") or {}).items() if wall]
+        shares = [f"{_PARTS.get(part, part)} {share:.0f}%" for part, share in parts if share >= 0.5]
         rows = [
             ("reward", reward),
             ("accuracy", _measured(m.get("accuracy"))),

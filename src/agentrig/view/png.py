@@ -72,7 +72,9 @@ def draw_all(runs: Sequence[RunData], folder: Path) -> None:
         if drawn is None:
             (folder / f"{name}.png").unlink(missing_ok=True)
         else:
-            (folder / f"{name}.png").write_bytes(drawn)
+            part = folder / f".{name}.part"
+            part.write_bytes(drawn)
+            part.replace(folder / f"{name}.png")
 
 
 def _draw_steps(axes: Axes, plot: Plot) -> None:

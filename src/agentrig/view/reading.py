@@ -18,8 +18,8 @@ from agentrig.errors import AgentrigError, RunFileError
 from agentrig.figures import number
 from agentrig.processes.locks import Lock
 from agentrig.run.checkpoints import Checkpoints
-from agentrig.run.damage import entries, read_object, reading
-from agentrig.run.directory import ENDED, check_format, is_end, read_metrics
+from agentrig.run.damage import CURES, entries, read_object, reading
+from agentrig.run.directory import ENDED, check_format, checked_summary, is_end, read_metrics
 from agentrig.run.past import changed_files, losses, lost_checkpoints, measurement_faults
 from agentrig.run.rows import rollout_schema
 from agentrig.traces import Span
@@ -194,7 +194,13 @@ def read_run(directory: Path) -> RunData:
     text = str(_read(directory / "config.toml", _text, missing) or "")
     config = _read(directory / "config.toml", _toml, missing) if text else {}
     manifest = _read(directory / "manifest.json", read_object, missing, needed=not running)
-    check_format(directory, manifest)
+    if not text.strip() and (directory / "config.toml").is_file() and not missing:
+        missing.append(f"config.toml is empty. {CURES['config.toml']}")
+    try:
+        check_format(directory, manifest)
+    except RunFileError as wrong:
+        missing.append(first_line(wrong))
+        manifest = {}
     lines = str(_read(directory / "metrics.jsonl", _text, missing, needed=not running) or "")
     told, damaged = read_metrics(lines)
     files: list[RolloutFile] = []
@@ -206,7 +212,7 @@ def read_run(directory: Path) -> RunData:
         raise AgentrigError(
             f"{directory} is not a run directory: it has no config.toml, manifest.json, metrics.jsonl or rollouts/"
         )
-    summary = {} if running else _read(directory / "summary.json", read_object, missing, needed=False)
+    summary = {} if running else _read(directory / "summary.json", _summary, missing, needed=False)
     error = {} if running else _read(directory / "error.json", read_object, missing, needed=False)
     if not running and not any(os.path.lexists(directory / name) for name in ENDED):
         missing.append(
@@ -239,7 +245,7 @@ def read_run(directory: Path) -> RunData:
     ):
         missing += [f"{name} is damaged: {fault}" for fault in measurement_faults(held, keys)]
     by_step = {line["step"]: {**line, "algorithm": mapping(line.get("algorithm"))} for line in told}
-    if not told and not running:
+    if not told and not running and not done:
         missing.append("no training step has ended")
     if not files and not running:
         missing.append("rollouts/ holds no rollouts")
@@ -284,7 +290,9 @@ def columns_of(
             found = [batch.filter(one_of("id", ids)) for batch in batches]
             return pa.concat_tables(found) if found else None
     except (OSError, RunFileError) as error:
-        missing.append(f"rollouts/{file.path.name} cannot be read: {first_line(error.__cause__ or error)}")
+        cause = error.__cause__ or error
+        why = getattr(cause, "strerror", None) or first_line(cause)
+        missing.append(f"rollouts/{file.path.name} cannot be read: {why}")
         return None
 
 
@@ -342,6 +350,9 @@ def _read(path: Path, read: Callable[[Path], Any], missing: list[str], *, needed
     if not os.path.lexists(path):
         missing += [f"{path.name} is not there"] if needed else []
         return {}
+    if path.is_symlink() and not path.exists():
+        missing.append(f"{path.name} is a link to what is not there: {os.readlink(path)}")
+        return {}
     try:
         return read(path)
     except (OSError, RunFileError) as error:
@@ -352,6 +363,11 @@ def _read(path: Path, read: Callable[[Path], Any], missing: list[str], *, needed
 def _text(path: Path) -> str:
     with reading(path):
         return path.read_text("utf-8", "replace")
+
+
+def _summary(path: Path) -> Mapping[str, Any]:
+    with reading(path):
+        return checked_summary(read_object(path))
 
 
 def _toml(path: Path) -> dict[str, Any]:

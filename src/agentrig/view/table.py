@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,10 +86,21 @@ def row_of(run: RunData) -> dict[str, Any]:
         "rollout_share": shares.get("rollout"),
         "reward_share": shares.get("reward"),
         "update_share": shares.get("update"),
-        "rollouts": run.summary.get("rollouts"),
+        "rollouts": run.summary["rollouts"] if "rollouts" in run.summary else rollout_count(run),
         "failures": failures(run),
         "missing": list(run.missing),
     }
+
+
+def rollout_count(run: RunData) -> int | None:
+    """Return how many rollouts a run's files hold, measured ones too, as its summary counts; None without any."""
+    import pyarrow.parquet as pq
+
+    counted = []
+    for file in run.files:
+        with contextlib.suppress(OSError, ValueError):  # gone or damaged: the page says so elsewhere
+            counted.append(int(pq.read_metadata(file.path).num_rows))
+    return sum(counted) if counted else None
 
 
 def failures(run: RunData) -> dict[str, int]:

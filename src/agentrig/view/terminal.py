@@ -41,7 +41,8 @@ def span_tree(rollout: Rollout) -> Tree:
     row, parts = shown.row, {part.id: part for part in shown.parts}
     head = Text(f"rollout {row['id']}", style="bold")
     head.append(f"  task {row['task_id']}", style="not bold")
-    head.append(f"  {row['duration_s']:.2f} s, {row['calls']} calls, {row['triplets']} trained", style="not bold dim")
+    counted_calls = f"{row['calls']} calls, {row['triplets']} for training"
+    head.append(f"  {row['duration_s']:.2f} s, {counted_calls}", style="not bold dim")
     tree = Tree(head, guide_style="dim")
     tree.add(_verdict(shown))
     _fields(tree, [(key, f"…/{PurePath(text).name}" if text.startswith("/") else text) for key, text in shown.input])
@@ -89,7 +90,7 @@ def _heading(node: Node, part: Call | Step | None) -> Text:
     if isinstance(part, Call):
         text.append(f"  {part.length}", style="not bold dim")
         if part.trained:
-            text.append("  trained", style="not bold green")
+            text.append("  for training", style="not bold green")
     return text
 
 

@@ -195,7 +195,20 @@ def moments(settings: Settings) -> set[str]:
     return {str(value.dtype) for value in state if isinstance(value, torch.Tensor) and value.shape == weight.shape}
 
 
+def places(settings: Settings) -> tuple[bool, str]:
+    """Return whether moments pass through places on the device, and the digest of the weights after an update."""
+    updated = learner(settings)
+    updated.update(samples(), step=1)
+    return bool(getattr(updated.optimizer, "_places", ())), updated.fingerprint()
+
+
 TABLE = {
+    "moments": Flip(
+        a="device",
+        b="host",
+        look=places,
+        shows=lambda a, b: (a[0], b[0]) == (False, True) and a[1] == b[1],
+    ),
     "optimizer": Flip(
         a="adamw",
         b="adamw8bit",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.algorithm import Grpo
+from agentrig_grpo.fitting import GIB, Device
 from agentrig_grpo.naming import model_directory
 from agentrig_verl.keys import keys_of
 from agentrig_verl.schema import MODEL
@@ -25,7 +26,9 @@ def threads(settings: Settings) -> tuple[int, str]:
     before = torch.get_num_threads()
     hardware = build("hardware.cpu", settings)
     try:
-        session = SimpleNamespace(hardware=hardware, seed=0, train_tasks=[], note=lambda text: None)
+        session = SimpleNamespace(
+            hardware=hardware, seed=0, train_tasks=[], note=lambda text: None, record=lambda *_: None
+        )
         Grpo(config_of("algorithm.grpo", {})).learner(session)
         return torch.get_num_threads(), hardware.environment()["OMP_NUM_THREADS"]
     finally:
@@ -47,6 +50,12 @@ def ports(settings: Settings) -> Mapping[str, Any]:
     return {name: variables.get(name) for name in ("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE")}
 
 
+def budget(name: str, settings: Settings) -> float:
+    """Return what the memory plan of a device of 80 GiB gives to server and learner together."""
+    limit = build(f"hardware.{name}", settings).memory_limit
+    return Device(name="cuda", total=80 * GIB, limit=limit).budget / GIB
+
+
 TABLES = {
     "hardware.cpu": {
         "threads": Flip(a=1, b=3, look=threads, shows=lambda a, b: (a, b) == ((1, "1"), (3, "3"))),
@@ -55,8 +64,10 @@ TABLES = {
         "attention": Flip(
             a="sdpa", b="eager", look=attention, shows=lambda a, b: (a, b) == (("sdpa", NAME), ("eager", "eager"))
         ),
+        "memory_gib": Flip(a=0, b=24, look=lambda s: budget("cuda", s), shows=lambda a, b: (a, b) == (80.0, 23.5)),
     },
     "hardware.ascend": {
+        "memory_gib": Flip(a=0, b=24, look=lambda s: budget("ascend", s), shows=lambda a, b: (a, b) == (80.0, 23.5)),
         "socket_ports": Flip(
             a="60000-60050",
             b="61000-61050",

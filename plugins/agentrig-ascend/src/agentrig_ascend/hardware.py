@@ -55,6 +55,11 @@ class AscendConfig:
         help="stop Ray from setting ASCEND_RT_VISIBLE_DEVICES for its workers: "
         "needed where a newer Ray leaves torch.npu without a device",
     )
+    memory_gib: float = setting(
+        0.0,
+        help="GiB of a device that a run may take, its server and all that it starts included; 0 for all of it",
+        ge=0,
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -45,6 +45,11 @@ class CudaConfig:
     attention: str = setting(
         "auto", help="auto: flash_attention_2 where flash-attn is installed, else sdpa", choices=ATTENTION
     )
+    memory_gib: float = setting(
+        0.0,
+        help="GiB of a device that a run may take, its server and all that it starts included; 0 for all of it",
+        ge=0,
+    )
 
 
 @attrs.frozen(kw_only=True)

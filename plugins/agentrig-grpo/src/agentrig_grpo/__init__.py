@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from agentrig.algorithms import LoopAlgorithm
     from agentrig.demonstrations import StartingModel, StartPlan, Turn
     from agentrig.hardware.memory import Workload
-    from agentrig.servers import MakeServer
+    from agentrig.servers import MakeServer, ServerMemory
 
 
 def build(config: LearnerConfig) -> LoopAlgorithm:
@@ -37,7 +37,7 @@ def workload(config: LearnerConfig) -> Workload | None:
     context = config.max_length or 4096
     return Workload(
         model=str(model),
-        micro_batch=max(1, config.tokens_per_batch // context),
+        micro_batch=max(1, (8192 if config.tokens_per_batch == "auto" else config.tokens_per_batch) // context),
         context=context,
         trained=0.01 if config.lora_rank else 1.0,
     )
@@ -67,6 +67,16 @@ def build_server(config: EmbeddedConfig) -> MakeServer:
     return partial(Embedded, config)
 
 
+def server_memory(config: EmbeddedConfig) -> ServerMemory:
+    """Return what the settings of `embedded` say of its memory."""
+    from agentrig.servers import ServerMemory
+
+    beside = (1 << 30) + (config.prompt_cache_mb << 20)
+    return ServerMemory(
+        sequences=config.batch, beside=beside, asleep=1 << 30, keeps_weights=True, cache=config.kv_cache_mb << 20
+    )
+
+
 @hookimpl
 def register_servers() -> Iterable[ServerSpec]:
     """Register `embedded`."""
@@ -77,12 +87,15 @@ def register_servers() -> Iterable[ServerSpec]:
         build=build_server,
         rank=0,
         sequences=lambda config: config.batch,
+        memory=server_memory,
     )
 
 
 @hookimpl
 def register_algorithms() -> Iterable[AlgorithmSpec]:
     """Register `grpo`."""
+    from agentrig_grpo.checks import check_memory_plan
+
     yield AlgorithmSpec(
         name="grpo",
         summary="Group-relative policy optimization in torch, for a CPU or one device.",
@@ -94,4 +107,5 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
         credit="dr-grpo",
         make_start=make_start,
         formulas=("update",),
+        checks=(check_memory_plan,),
     )

@@ -12,17 +12,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
+
 from agentrig.algorithms import Session
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.hardware import Hardware
 from agentrig.run.checkpoints import verify
-from agentrig.servers import ServerPlan
+from agentrig.servers import ServerMemory, ServerPlan
 from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.context import check_context
 from agentrig_grpo.naming import model_directory
 
 if TYPE_CHECKING:
     from agentrig_grpo.learner import Learner
+    from agentrig_grpo.planning import MemoryPlan
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,7 @@ class Grpo:
 
     def __init__(self, config: LearnerConfig) -> None:
         self.config = config
+        self._memory: MemoryPlan | None = None
 
     def serving(self, hardware: Hardware, checkpoint: Path | None) -> ServerPlan:
         """Return how to serve a checkpoint, or the starting model."""
@@ -52,16 +56,60 @@ class Grpo:
         source = checkpoint or model_directory(config.model)
         dtype = check_device(hardware, config.dtype)
         check_context(source, max_length=config.max_length, max_tokens=config.max_tokens)
-        return ServerPlan(model=source, name=MODEL_NAME, hardware=hardware, dtype=dtype, context=config.max_length)
+        limit = hardware.memory_limit or None  # all of it for an evaluation; `fit` plans for training
+        return ServerPlan(
+            model=source, name=MODEL_NAME, hardware=hardware, dtype=dtype, context=config.max_length, memory=limit
+        )
+
+    def fit(self, plan: ServerPlan, session: Session) -> ServerPlan:
+        """Plan the device's memory for server and learner together, before either starts.
+
+        On a CPU the server takes what it needs, and the learner is planned when it is made.
+
+        Raises:
+            ConfigError: Nothing fits; the message says what would.
+        """
+        if plan.hardware.torch_device == "cpu":
+            return plan
+        says = session.server_memory or ServerMemory(sequences=session.calls or 64)
+        self._memory = self._plan_memory(plan.hardware, says, session.calls)
+        session.note(self._memory.line())
+        session.record("memory", self._memory.facts())
+        return attrs.evolve(plan, memory=self._memory.server_memory, sleeps=self._memory.choice.sleeps)
+
+    def _plan_memory(self, hardware: Hardware, says: ServerMemory | None, calls: int = 0) -> MemoryPlan:
+        """Return the memory plan of the learner and of a server, None for one whose memory is not planned."""
+        from agentrig_grpo import checkpoint, planning
+        from agentrig_grpo.fitting import ServerNeed, server_need
+
+        config, source = self.config, model_directory(self.config.model)
+        dtype, device = check_device(hardware, config.dtype), hardware.torch_device
+        memory = planning.measured(device, hardware.memory_limit)
+        weights = planning.weight_bytes(source, dtype)
+        server = ServerNeed(weights=weights)
+        if says is not None:
+            server = server_need(
+                config,
+                says,
+                planning.shape_of(source),
+                weights=weights,
+                element=planning.size_of(dtype),
+                context=planning.context_of_model(source, config),
+                runners=calls,
+                total=memory.total,
+            )
+        attention = checkpoint.attention_of(hardware)
+        return planning.plan_memory(source, config, dtype=dtype, device=memory, attention=attention, server=server)
 
     def learner(self, session: Session) -> Learner:
         """Return the learner of the starting model, on the session's hardware; torch is imported here."""
         import torch
 
         from agentrig_grpo import checkpoint
-        from agentrig_grpo.fitting import check_left, plan_memory
         from agentrig_grpo.learner import Learner
+        from agentrig_grpo.model_files import stored_in
         from agentrig_grpo.passes import too_small
+        from agentrig_grpo.planning import free_memory
 
         config, hardware = self.config, session.hardware
         source, device = model_directory(config.model), hardware.torch_device
@@ -70,8 +118,17 @@ class Grpo:
             torch.set_num_threads(threads)
         tokenizer, attention = checkpoint.load_tokenizer(source), checkpoint.attention_of(hardware)
         dtype = check_device(hardware, config.dtype)
-        memory = plan_memory(source, config, dtype=dtype, device=device, attention=attention)
-        model = checkpoint.load_model(source, device=device, attention=attention)
+        if self._memory is None:
+            self._memory = self._plan_memory(hardware, None)
+            session.record("memory", self._memory.facts())
+        memory = self._memory
+        if memory.fitting.device.limit:
+            share = memory.fitting.left(memory.choice) / memory.fitting.device.total
+            torch.get_device_module(device.split(":")[0]).set_per_process_memory_fraction(share)
+        # Adapters leave the model as its files have it: in bfloat16 it needs half the memory.
+        short = bool(config.lora_rank) and dtype == "bfloat16" and stored_in(source, "BF16")
+        kept = torch.bfloat16 if short else torch.float32
+        model = checkpoint.load_model(source, dtype=kept, device=device, attention=attention)
         checkpoint.check_vocabulary(model, tokenizer)
         learner = Learner(
             model,
@@ -80,14 +137,19 @@ class Grpo:
             seed=session.seed,
             chunk=memory.chunk,
             recomputed=memory.recomputed,
+            frozen_exact=True if short else None,
             tokenizer=tokenizer,
-            ready=partial(check_left, memory, device),
+            host_memory=free_memory,
         )
+        learner.tokens, learner.sleeps = memory.choice.tokens, memory.choice.sleeps
+        learner.ready = partial(memory.started, learner)
+        if device != "cpu":
+            learner.measured = partial(memory.updated, learner)
         if not learner.share:
             session.note(learner.path)
         if config.max_staleness:
             session.note(OVERLAP.format(threshold=config.rollout_is_threshold))
-        if learner.share and (small := too_small(session.train_tasks, learner.prompt, config)):
+        if learner.share and (small := too_small(session.train_tasks, learner.prompt, config, learner.tokens)):
             log.warning("%s", small)
             session.note(small)
         return learner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch  # noqa: TID253  (imported with the learner, the server or the warm
 from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware
 from agentrig.run.checkpoints import copy_tokenizer
-from agentrig_grpo.lora import merged
+from agentrig_grpo.lora import MergedWeights
 from agentrig_grpo.model_files import loading, model_files, weight_files
 
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"
@@ -112,7 +113,14 @@ def check_vocabulary(model: Any, tokenizer: Any) -> None:
         )
 
 
-def save(model: Any, tokenizer: Any, directory: Path, *, dtype: torch.dtype | None = None) -> None:
+def save(
+    model: Any,
+    tokenizer: Any,
+    directory: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    state: Mapping[str, torch.Tensor] | None = None,
+) -> None:
     """Write config, generation config, `model.safetensors` and tokenizer.
 
     Args:
@@ -120,23 +128,21 @@ def save(model: Any, tokenizer: Any, directory: Path, *, dtype: torch.dtype | No
         tokenizer: Its tokenizer. When it was loaded from a directory, those files are copied as they are.
         directory: Is made if it does not exist.
         dtype: The weights' dtype on disk; None for the model's own.
+        state: Weights to write in place of the model's own, as `weights` returns them.
     """
     directory.mkdir(parents=True, exist_ok=True)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    state = weights(model)
-    if dtype is not None:
-        state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
+    written = {}
+    for name, tensor in (weights(model) if state is None else state).items():
+        kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        written[name] = tensor.detach().to(kind).cpu().contiguous()
     from safetensors.torch import save_file
 
-    save_file(
-        {k: v.detach().cpu().contiguous() for k, v in state.items()},
-        str(directory / "model.safetensors"),
-        metadata={"format": "pt"},
-    )
+    save_file(written, str(directory / "model.safetensors"), metadata={"format": "pt"})
     base.config.save_pretrained(str(directory))
     config = json.loads((directory / "config.json").read_text("utf-8"))
     config["architectures"] = [type(base).__name__]
-    config["dtype"] = str(next(iter(state.values())).dtype).removeprefix("torch.")
+    config["dtype"] = str(next(iter(written.values())).dtype).removeprefix("torch.")
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     mode = (directory / "config.json").stat().st_mode & 0o777
     (directory / "model.safetensors").chmod(mode)  # safetensors makes it readable for its owner alone
@@ -160,12 +166,15 @@ def save_tokenizer(tokenizer: Any, directory: Path) -> None:
         file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
-def weights(model: Any) -> dict[str, torch.Tensor]:
-    """Return the state dict under the names of the plain model, tied tensors once, adapters merged."""
+def weights(model: Any) -> Mapping[str, torch.Tensor]:
+    """Return the weights under the names of the plain model, tied tensors once; adapters are merged when one is read.
+
+    A merged tensor is in fp32, others are the model's own. Iterate over `items()`, and keep no merged tensor longer
+    than needed: all of them are a second model.
+    """
     if hasattr(model, "get_base_model"):
-        model = merged(model)
+        return MergedWeights(model)
     state: dict[str, torch.Tensor] = dict(model.state_dict())
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
-    for name in tied:
+    for name in getattr(model, "all_tied_weights_keys", None) or {}:
         state.pop(name, None)
     return state

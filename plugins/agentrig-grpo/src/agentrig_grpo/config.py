@@ -23,6 +23,12 @@ class LearnerConfig(LoopSettings):
         help="AdamW with its two moments in fp32, or in 8 bits (agentrig-grpo[8bit]), which saves 6 bytes a weight",
         choices=("adamw", "adamw8bit"),
     )
+    moments: str = setting(
+        "auto",
+        help="where AdamW's two moments are: on the learner's device, or in host memory, from which they pass through "
+        "the device in parts; the weights are the same. auto: on the host where they would not fit otherwise",
+        choices=("auto", "device", "host"),
+    )
     lr: float = setting(1e-6, help="learning rate of AdamW", gt=0)
     warmup_steps: int = setting(0, help="updates over which the learning rate rises from 0", ge=0)
     lr_scheduler_type: str = setting(
@@ -50,8 +56,12 @@ class LearnerConfig(LoopSettings):
     )
     ppo_epochs: int = setting(1, help="passes over a step's rollouts", ge=1, le=1000)
     mini_batches: int = setting(1, help="updates in one pass, each on its share of the groups", ge=1, le=1000)
-    tokens_per_batch: int = setting(
-        8192, help="tokens in one forward pass; gradients add up over passes", ge=64, le=1 << 24
+    tokens_per_batch: Literal["auto"] | int = setting(
+        "auto",
+        help="tokens in one forward pass; gradients add up over passes. `auto`: as many as the device has memory for, "
+        "up to 49152, and on a CPU 8192",
+        ge=64,
+        le=1 << 24,
     )
     dtype: str = setting("auto", help="what is computed in; weights stay fp32", choices=("auto", "float32", "bfloat16"))
     gradient_checkpointing: Literal["auto", True, False] = setting(
@@ -71,6 +81,11 @@ class LearnerConfig(LoopSettings):
 
     def __attrs_post_init__(self) -> None:
         LoopSettings.__attrs_post_init__(self)
+        if self.moments == "host" and self.optimizer != "adamw":
+            raise ValueError(
+                'moments = "host" is for optimizer = "adamw": bitsandbytes keeps the moments of adamw8bit on the '
+                "device. Leave one of them out"
+            )
         if self.loss == "gspo" and self.clip_high > GSPO_CLIP:
             raise ValueError(
                 f"loss = gspo clips the mean ratio of a reply, where clip_high = {self.clip_high:g} does nothing: "
@@ -108,7 +123,8 @@ class EmbeddedConfig:
     port: int = setting(0, help="port that it listens on; 0 for a free one", ge=0, le=65535)
     kv_cache_mb: int = setting(
         0,
-        help="MiB for keys and values of requests that run; others wait. 0 for a quarter of the device's",
+        help="MiB for keys and values of requests that run; others wait. 0 for what the run's memory plan gives it, "
+        "else for a quarter of the device's",
         ge=0,
         le=1 << 24,
     )

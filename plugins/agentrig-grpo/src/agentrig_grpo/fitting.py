@@ -1,234 +1,481 @@
-"""Checks before the first rollout that an update fits into the device's memory, or refuses it with a message."""
+"""The memory plan of a run: what the model's server and the learner take of one device, chosen before either starts.
+
+It is arithmetic on sizes. `Fitting.choices` lists what may be chosen, the cheapest first, and the first that fits is
+taken:
+
+    the largest pass that holds a whole group → layers that compute their activations twice, as few as possible
+    → a smaller key-value cache → a server that sleeps during updates → the optimizer's moments in host memory
+    → passes that cut groups apart → a message that says what would fit
+
+`agentrig_grpo.planning` measures the device and the model for it.
+"""
 
 from __future__ import annotations
 
-import json
-import logging
-import math
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import pairwise, product
 from typing import Any
 
 import attrs
-import torch  # noqa: TID253  (imported with the algorithm only)
 
 from agentrig.errors import ConfigError
-from agentrig.forest.scoring import CHUNK
 from agentrig.hardware.memory import ModelShape
+from agentrig.servers import ServerMemory
 from agentrig_grpo.config import LearnerConfig
-from agentrig_grpo.learner import GPU_CHUNK
-from agentrig_grpo.memory import Need, in_gib, need_of
 
-log = logging.getLogger(__name__)
+GIB = 1 << 30
 
-MARGIN = 1.1
-"""Factor over the estimate that must be free: for fragmentation and the workspaces of libraries."""
+MARGIN = 1.15
+"""Factor over the estimate of an update's passes that must be free: for fragmentation and libraries' workspaces."""
 
-SERVER_SHARE = 0.4
-"""Share of an accelerator's memory that is left to the model's server while it is awake: what vLLM takes by default,
-and more than `embedded` does."""
+ROUNDING = 1.02
+"""Factor over weights, gradients and moments, which are few large pieces."""
 
-LEAST = 256
-"""Fewest tokens of a pass that a message recommends."""
+PASSES = (49152, 32768, 24576, 16384, 12288, 8192, 6144, 4096, 3072, 2048, 1024, 512, 256)
+"""Tokens of a pass that may be chosen. More than the first make no update faster, on any device that was measured."""
+
+CPU_PASS = 8192
+"""The largest pass that is chosen on a CPU."""
+
+CACHES = (1.0, 0.75, 0.5, 0.25)
+"""Shares of the key-value cache of all calls that may be chosen: with less, calls wait for each other."""
+
+LEAST_CACHE = 0.125
+"""The share that is chosen if nothing else of these helps."""
+
+PROMPT = 4096
+"""Longest prompt that is planned for, in tokens, where `max_length` does not say it."""
+
+BUFFER = 1 << 29
+"""Bytes of the device that an update needs for moments that are in host memory."""
+
+CONTEXT = 1 << 29
+"""Bytes of the device that belong to this process, and to none of its tensors: a limit counts them too."""
 
 
 @attrs.frozen(kw_only=True)
-class MemoryPlan:
-    """Settings with which an update fits.
+class Need:
+    """Bytes that an update needs on its device, by part.
 
     Attributes:
-        config: The settings, with `gradient_checkpointing` on or off.
-        chunk: Most logits at once.
-        recomputed: With gradient checkpointing: how many layers compute their activations twice; None for all.
-        need: The memory; None where a rough upper bound fits, or where it is not known.
+        weights: Trained and frozen weights, and copies with fewer bits.
+        gradients: Gradients of the trained weights.
+        optimizer: The optimizer's state.
+        activations: The most that the passes of one update add to these.
+        change: The weights before the update, to measure how far it moved them; after the passes.
+        earlier: The weights that sampled stale rollouts, to prove what was sampled; 0 without such rollouts.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    change: int
+    earlier: int = 0
+
+    @property
+    def peak(self) -> int:
+        """Most at any time."""
+        return self.weights + self.gradients + self.optimizer + self.earlier + max(self.activations, self.change)
+
+    def describe(self) -> str:
+        """Return the parts as text."""
+        parts = {name: size for name, size in attrs.asdict(self).items() if name not in ("change", "earlier")}
+        more = {"weights one version back": self.earlier} if self.earlier else {}
+        return ", ".join(f"{name} {in_gib(size)}" for name, size in {**parts, **more}.items())
+
+
+def in_gib(size: float) -> str:
+    """Return bytes as text."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):.1f} MiB"
+
+
+@attrs.frozen(kw_only=True)
+class Device:
+    """A device's memory before the run starts anything on it, in bytes.
+
+    Attributes:
+        name: torch's name of it.
+        total: All of it.
+        others: What is taken already.
+        limit: What the run may take, `[hardware] memory_gib`; 0 for all that is free.
+    """
+
+    name: str
+    total: int
+    others: int = 0
+    limit: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        if self.limit > self.total:
+            raise ConfigError(
+                f"[hardware] memory_gib = {self.limit / GIB:g}: {self.name} has {in_gib(self.total)}. Set less, or 0 "
+                "for the whole device"
+            )
+
+    @property
+    def budget(self) -> int:
+        """What server and learner may take together."""
+        return max(0, min(self.total - self.others, self.limit - CONTEXT if self.limit else self.total))
+
+    @property
+    def accelerator(self) -> bool:
+        """Whether it is no CPU."""
+        return self.name.split(":")[0] != "cpu"
+
+
+@attrs.frozen(kw_only=True)
+class ServerNeed:
+    """Bytes that a server needs on the learner's device.
+
+    Attributes:
+        weights: The weights in its dtype.
+        beside: Libraries, graphs, activations of prompts, the sampler.
+        cache: Keys and values of all calls that run at once.
+        least: Keys and values of one sequence of the longest context: it starts with no less.
+        calls: How many calls run at once.
+        asleep: What it keeps while it sleeps.
+        given: What its own settings give it; 0 if the plan chooses.
+        transfer: What the learner's process keeps beside its tensors, to hand weights over.
+    """
+
+    weights: int = 0
+    beside: int = 0
+    cache: int = 0
+    least: int = 0
+    calls: int = 0
+    asleep: int = 0
+    given: int = 0
+    transfer: int = 0
+
+    def memory(self, share: float = 1.0) -> int:
+        """Return all that it takes, with a share of the cache of all calls."""
+        return self.given or self.weights + self.beside + max(int(self.cache * share), self.least)
+
+
+def call_length(config: LearnerConfig, context: int) -> int:
+    """Return how many tokens a call has at most, prompt and answer, as far as the settings say it."""
+    return context if config.max_length else min(context, PROMPT + config.max_tokens)
+
+
+def group_length(config: LearnerConfig, context: int) -> int:
+    """Return the tokens of a group's longest prompt and all its answers: a smaller pass computes the prompt again."""
+    prompt = call_length(config, context) - config.max_tokens
+    return prompt + config.group_size * (config.max_tokens + 1)
+
+
+def server_need(
+    config: LearnerConfig,
+    says: ServerMemory,
+    shape: ModelShape | None,
+    *,
+    weights: int,
+    element: int,
+    context: int,
+    runners: int,
+    total: int,
+) -> ServerNeed:
+    """Return what a server needs.
+
+    Args:
+        config: The learner's settings.
+        says: What the server's settings say.
+        shape: The model's; None if it is not known, and the server gets 0.4 of the device.
+        weights: Bytes of the weights in the server's dtype.
+        element: Bytes of one number in that dtype.
+        context: Most tokens that the server takes.
+        runners: Rollouts that run at once at most; 0 if it is not known.
+        total: Bytes of the device.
+    """
+    if says.elsewhere:
+        return ServerNeed()
+    calls = min(n for n in (config.tasks_per_step * config.group_size, says.sequences, runners) if n)
+    transfer = min(says.transfer or weights, weights)
+    asleep = says.asleep + (weights if says.keeps_weights else 0)
+    if shape is None:
+        share = int((says.share or 0.4) * total)
+        return ServerNeed(weights=weights, calls=calls, asleep=asleep, given=share, transfer=transfer)
+
+    def kept(tokens: int) -> int:
+        return shape.kv_bytes(tokens + 32) * element // 2  # a cache is made of blocks
+
+    activations = says.prefill * (8 * shape.hidden + 3 * shape.intermediate) * element
+    sampler = 20 * says.sequences * shape.vocabulary  # logits in fp32, and what sorting them takes
+    return ServerNeed(
+        weights=weights,
+        beside=says.beside + activations + sampler,
+        cache=says.cache or calls * kept(call_length(config, context)),
+        least=says.cache or kept(context),
+        calls=calls,
+        asleep=asleep,
+        given=int(says.share * total),
+        transfer=transfer,
+    )
+
+
+class Needs:
+    """What an update needs, for any pass and any number of layers that compute their activations twice.
+
+    Only a few passes are estimated, with none and with all of these layers, and only when they are asked for. In
+    between the need is at most what a straight line says: it is the largest of several straight lines, as long as no
+    chunk of logits becomes full.
+
+    Args:
+        estimate: Returns the need of a pass of so many tokens, with so many layers.
+        layers: How many layers the model has.
+        passes: The passes that are estimated, ascending: the smallest, that whose chunk of logits is full, the largest.
+    """
+
+    def __init__(self, estimate: Callable[[int, int], Need], *, layers: int, passes: Sequence[int]) -> None:
+        self._estimate, self._layers, self._passes = cache(estimate), layers, passes
+
+    def __call__(self, tokens: int, recomputed: int) -> Any:
+        """Return the need of a pass of so many tokens, of which so many layers compute their activations twice."""
+        if 0 < recomputed < self._layers:
+            return _between(self(tokens, 0), self(tokens, self._layers), recomputed / self._layers)
+        if tokens in self._passes:
+            return self._estimate(tokens, recomputed)
+        low, high = next(pair for pair in pairwise(self._passes) if tokens < pair[1])
+        share = (tokens - low) / (high - low)
+        return _between(self._estimate(low, recomputed), self._estimate(high, recomputed), share)
+
+
+def _between(a: Any, b: Any, share: float) -> Any:
+    return attrs.evolve(b, activations=int(a.activations + share * (b.activations - a.activations)))
+
+
+@attrs.frozen(kw_only=True)
+class Choice:
+    """One way to run.
+
+    Attributes:
+        tokens: Tokens of a pass.
+        recomputed: How many layers compute their activations twice.
+        cache: Share of the key-value cache of all calls.
+        sleeps: Whether the server sleeps during updates.
+        on_host: Whether the optimizer's moments are in host memory.
+    """
+
+    tokens: int
+    recomputed: int = 0
+    cache: float = 1.0
+    sleeps: bool = False
+    on_host: bool = False
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Fitting:
+    """Server, learner and device of a run, and what fits.
+
+    Attributes:
+        config: The learner's settings; what they set is kept.
+        device: The device.
+        server: What the server needs.
+        needs: Returns `Needs` for settings.
+        layers: How many layers the model has.
+        group: Tokens of a whole group, see `group_length`.
+        begun: What the server has started with: only passes and layers may still be chosen.
+        factor: Activations that were measured, over those that were estimated.
     """
 
     config: LearnerConfig
-    chunk: int
-    recomputed: int | None = None
-    need: Need | None = None
+    device: Device
+    server: ServerNeed
+    needs: Callable[[LearnerConfig], Callable[[int, int], Any]]
+    layers: int
+    group: int
+    begun: Choice | None = None
+    factor: float = 1.0
+
+    def choose(self) -> Choice:
+        """Return the cheapest choice that fits.
+
+        Raises:
+            ConfigError: None does; the message says what would.
+        """
+        found = self.first()
+        if found is None:
+            raise ConfigError(self.refusal())
+        return found
+
+    def first(self) -> Choice | None:
+        """Return the cheapest choice that fits, or None."""
+        return next(filter(self.fits, self.choices()), None)
+
+    def choices(self) -> Iterator[Choice]:
+        """Yield what may be chosen, the cheapest first."""
+        passes = passes_of(self.config, self.device, self.group)
+        whole = [tokens for tokens in passes if tokens >= min(self.group, passes[0])]
+        for (on_host, sleeps, share), tokens, twice in self._rungs(whole):
+            yield Choice(tokens=tokens, recomputed=twice, cache=share, sleeps=sleeps, on_host=on_host)
+        for tokens in passes[len(whole) :]:
+            for (on_host, sleeps, share), twice in product(self._beside(), self._twice()):
+                yield Choice(tokens=tokens, recomputed=twice, cache=share, sleeps=sleeps, on_host=on_host)
+
+    def _rungs(self, passes: Sequence[int]) -> Iterator[tuple[tuple[bool, bool, float], int, int]]:
+        """Yield, for each way beside the passes: ever smaller passes, and then ever more layers with the smallest."""
+        for beside in self._beside():
+            none, *more = self._twice()
+            yield from ((beside, tokens, none) for tokens in passes)
+            yield from ((beside, passes[-1], twice) for twice in more)
+
+    def _twice(self) -> Sequence[int]:
+        """Return how many layers may compute their activations twice."""
+        setting = self.config.gradient_checkpointing
+        return range(self.layers + 1) if setting == "auto" else [self.layers if setting else 0]
+
+    def _beside(self) -> Sequence[tuple[bool, bool, float]]:
+        """Return where the moments may be, whether the server sleeps, and its share of the cache."""
+        if self.begun:
+            return [(self.begun.on_host, self.begun.sleeps, self.begun.cache)]
+        moments, asked = self.config.moments, self.config.server_sleep
+        may_sleep = self.device.accelerator and self.server.memory() and not self.config.max_staleness
+        sleeping = ([False, True] if may_sleep else [False]) if asked == "auto" else [asked]
+        may_move = moments == "auto" and self.device.accelerator and self.config.optimizer == "adamw"
+        hosts = [False, True] if may_move else [moments == "host"]
+        return [
+            beside
+            for host in hosts
+            for beside in (*product([host], sleeping, CACHES), (host, sleeping[-1], LEAST_CACHE))
+        ]
+
+    def fits(self, choice: Choice) -> bool:
+        """Whether an update fits beside the server, and the learner's state beside the server that is awake."""
+        budget, server = self.device.budget - self.server.transfer, self.server.memory(choice.cache)
+        during = self.server.asleep if choice.sleeps else server
+        return self.room(choice) + during <= budget and self.state(choice) * ROUNDING + server <= budget
+
+    def state(self, choice: Choice) -> int:
+        """Return the bytes that the learner holds between updates."""
+        need = self.needs(self.config)(choice.tokens, choice.recomputed)
+        return int(need.weights + need.earlier + (0 if choice.on_host else need.optimizer))
+
+    def update(self, choice: Choice) -> int:
+        """Return the most bytes that an update holds."""
+        need: Need = self.needs(self.config)(choice.tokens, choice.recomputed)
+        buffer = min(BUFFER, need.optimizer) if choice.on_host else 0
+        return self.state(choice) + int(need.gradients) + max(self.passes(choice), need.change) + buffer
+
+    def room(self, choice: Choice) -> int:
+        """Return the bytes that must be free for an update."""
+        need = self.needs(self.config)(choice.tokens, choice.recomputed)
+        passes = max(self.passes(choice) * MARGIN, need.change * ROUNDING)
+        return int((self.update(choice) - max(self.passes(choice), need.change)) * ROUNDING + passes)
+
+    def passes(self, choice: Choice) -> int:
+        """Return the bytes that the passes of an update add."""
+        return int(self.needs(self.config)(choice.tokens, choice.recomputed).activations * self.factor)
+
+    def left(self, choice: Choice) -> int:
+        """Return the bytes that the learner may take during an update."""
+        server = self.server.asleep if choice.sleeps else self.server.memory(choice.cache)
+        return self.device.budget - self.server.transfer - server
+
+    def describe(self, choice: Choice) -> str:
+        """Return the plan as one line."""
+        server, update = self.server.memory(choice.cache), self.update(choice)
+        parts = []
+        if server:
+            inside = f"weights {self.server.weights / GIB:.1f}"
+            if not self.server.given:
+                cached = max(int(self.server.cache * choice.cache), self.server.least) / GIB
+                some = "" if choice.cache == 1 else f" {choice.cache:.0%} of"
+                inside += f",{some} the cache of {self.server.calls} calls {cached:.1f}"
+            asleep = f"; {self.server.asleep / GIB:.1f} while it sleeps during updates" if choice.sleeps else ""
+            parts.append(f"server {server / GIB:.1f} ({inside}{asleep})")
+        layers = {0: "no layer", self.layers: "all layers"}.get(choice.recomputed, f"{choice.recomputed} layers")
+        host = ", moments in host memory" if choice.on_host else ""
+        cut = "" if choice.tokens >= self.group else f", cut groups of up to {self.group:,}"
+        parts.append(
+            f"update {update / GIB:.1f} (pass of {choice.tokens:,} tokens{cut}, {layers} computed twice{host})"
+        )
+        of = f" of memory_gib = {self.device.limit / GIB:g}" if self.device.limit else ""
+        whole = f"memory: {in_gib(self.device.budget)} of {self.device.name}{of}"
+        return f"{whole}: {', '.join(parts)}, {(self.left(choice) - update) / GIB:.1f} left"
+
+    def refusal(self) -> str:
+        """Return why nothing fits, and what to set so that something does."""
+        tightest = list(self.choices())[-1]
+        tightest = attrs.evolve(tightest, tokens=self.asked or tightest.tokens)
+        need = self.needs(self.config)(tightest.tokens, tightest.recomputed)
+        limit = f" ([hardware] memory_gib = {self.device.limit / GIB:g})" if self.device.limit else ""
+        others = f", of which {in_gib(self.device.others)} were taken before" if self.device.others else ""
+        asleep = f", asleep {in_gib(self.server.asleep)}" if tightest.sleeps else ""
+        what = (
+            f"an update needs about {in_gib(self.room(tightest))} of memory, and "
+            f"{in_gib(max(0, self.left(tightest)))} of {self.device.name} are free for it{limit}: it has "
+            f"{in_gib(self.device.total)}{others}; its server takes {in_gib(self.server.memory(tightest.cache))}"
+            f"{asleep}; {need.describe()}, with tokens_per_batch = {tightest.tokens}.\n  "
+        )
+        if self.room(tightest) <= self.left(tightest):  # then it is the time between updates
+            what = (
+                f"between updates the learner needs {in_gib(self.state(tightest) * ROUNDING)} and its server "
+                f"{in_gib(self.server.memory(tightest.cache))}, and {in_gib(self.device.budget)} of {self.device.name} "
+                f"are free for both{limit}: it has {in_gib(self.device.total)}{others}.\n  "
+            )
+        return what + next((cure for cure, way in self._cures() if way.first()), OTHERWISE)
+
+    @property
+    def asked(self) -> int:
+        """The pass that the settings ask for; 0 for none."""
+        return 0 if self.config.tokens_per_batch == "auto" else self.config.tokens_per_batch
+
+    def _cures(self) -> Iterator[tuple[str, Fitting]]:
+        """Yield what may help, in words, and what fits then."""
+
+        def with_(**changes: Any) -> Fitting:
+            return attrs.evolve(self, config=attrs.evolve(self.config, **changes))
+
+        twice = {"gradient_checkpointing": self.config.gradient_checkpointing or True}
+        if not self.config.gradient_checkpointing:
+            yield "Set algorithm.gradient_checkpointing = true", with_(**twice)
+        for tokens in PASSES:
+            if tokens < self.asked:
+                yield f"Set algorithm.tokens_per_batch = {tokens}", with_(tokens_per_batch=tokens, **twice)
+        if self.server.given and not self.begun:
+            less = attrs.evolve(self, server=attrs.evolve(self.server, given=0))
+            yield "Set server.gpu_memory_utilization = 0, so that the server gets what it needs", less
+        if self.config.server_sleep is False and self.device.accelerator and not self.config.max_staleness:
+            yield "Set algorithm.server_sleep = true", with_(server_sleep=True, **twice)
+        if self.config.moments == "device" and self.config.optimizer == "adamw" and self.device.accelerator:
+            yield 'Set algorithm.moments = "host"', with_(moments="host", **twice)
+        if not self.config.lora_rank and self.config.optimizer == "adamw":
+            cure = "Set algorithm.optimizer = \"adamw8bit\" (pip install 'agentrig-grpo[8bit]')"
+            yield cure, with_(optimizer="adamw8bit", **twice)
+        if not self.config.lora_rank:
+            cure = "Set algorithm.lora_rank = 16, which trains adapters only"
+            yield cure, with_(lora_rank=16, gradient_checkpointing=True)
 
 
-def plan_memory(directory: Path, config: LearnerConfig, *, dtype: str, device: str, attention: str) -> MemoryPlan:
-    """Choose gradient checkpointing and the chunks of logits so that an update fits into a device's free memory.
+OTHERWISE = "Take a smaller model, or a device with more memory"
 
-    With `gradient_checkpointing = "auto"` only as many layers compute their activations twice as have to.
 
-    Memory for the model's server is left, which may have started, or not: its share of an accelerator, or its weights
-    alone, if it sleeps during updates or is on a CPU.
+def passes_of(config: LearnerConfig, device: Device, group: int) -> list[int]:
+    """Return the passes that may be chosen, the largest first; a whole group among them."""
+    if config.tokens_per_batch != "auto":
+        return [config.tokens_per_batch]
+    most = PASSES[0] if device.accelerator else CPU_PASS
+    return sorted({n for n in PASSES if n <= most} | {min(most, -(-group // 64) * 64)}, reverse=True)
+
+
+def lower(tokens: int, recomputed: int, *, latest: int, group: int, most: int) -> tuple[int, int] | None:
+    """Return a smaller pass, and how many layers compute their activations twice, after an update ran out of memory.
 
     Args:
-        directory: The model's directory.
-        config: Settings.
-        dtype: The learner's dtype.
-        device: torch's name of the device.
-        attention: The attention, as in `load_model`.
+        tokens: Most tokens of a pass.
+        recomputed: How many layers computed their activations twice.
+        latest: Tokens of the pass that was too large; more than `tokens` for one call, of which no part is a pass.
+        group: Tokens of a whole group: it is cut apart last.
+        most: How many layers may compute them twice.
 
-    Raises:
-        ConfigError: It does not fit; names a setting with which it does.
+    Returns:
+        None if there is nothing smaller.
     """
-    server = _weight_bytes(directory, dtype)
-    if torch.device(device).type != "cpu" and not config.server_sleep:
-        server += int(total_memory(device) * SERVER_SHARE)
-    left = _left(device, server, asleep=config.server_sleep)
-    big = CHUNK if torch.device(device).type == "cpu" else GPU_CHUNK
-    ways = [False, True] if config.gradient_checkpointing == "auto" else [config.gradient_checkpointing]
-    if _roughly(directory, config) * 2 < left:
-        return MemoryPlan(config=attrs.evolve(config, gradient_checkpointing=ways[0]), chunk=big)
-
-    def need(chunk: int = CHUNK, recomputed: int | None = None, **changes: Any) -> Need:
-        changed = attrs.evolve(config, **changes)
-        more: dict[str, Any] = {"dtype": dtype, "device": device, "attention": attention, "chunk": chunk}
-        return need_of(directory, changed, recomputed=recomputed, **more)
-
-    def fit(found: Need, chunk: int, *, checkpointing: bool, recomputed: int | None = None) -> MemoryPlan:
-        layers = "off" if not checkpointing else "on" if recomputed is None else f"on for {recomputed} layers"
-        log.info(
-            "an update needs about %s of the %s that are free: %s; gradient checkpointing is %s",
-            *(in_gib(found.peak), in_gib(left), found.describe(), layers),
-        )
-        chosen = attrs.evolve(config, gradient_checkpointing=checkpointing)
-        return MemoryPlan(config=chosen, chunk=chunk, recomputed=recomputed, need=found)
-
-    try:
-        tried: dict[int, Need] = {}  # chunk to the memory without checkpointing
-        for checkpointing in ways:
-            for chunk in sorted({big, CHUNK}, reverse=True):
-                found = need(chunk, gradient_checkpointing=checkpointing)
-                if found.peak * MARGIN > left:
-                    tried[chunk] = found
-                    continue
-                if not checkpointing or len(ways) == 1:
-                    return fit(found, chunk, checkpointing=checkpointing)
-                some = partial(need, chunk, gradient_checkpointing=True)
-                recomputed, less = _fewest_layers(directory, tried[chunk], found, left, some)
-                return fit(less, chunk, checkpointing=True, recomputed=recomputed)
-    except Exception as error:  # the estimate, not the update, has failed: the run can go on without it
-        log.warning(
-            "how much memory an update needs is not known before the first one: %s. Gradient checkpointing is %s",
-            *(f"{type(error).__name__}: {error}", "on" if ways[0] else "off"),
-        )
-        return MemoryPlan(config=attrs.evolve(config, gradient_checkpointing=ways[0]), chunk=CHUNK)
-    raise ConfigError(_refusal(config, found, left, device, f"; its server takes {in_gib(server)}", need))
-
-
-def _fewest_layers(
-    directory: Path, without: Need, found: Need, left: int, need: Callable[[int], Need]
-) -> tuple[int | None, Need]:
-    """Return how few layers have to compute their activations twice, and the memory then; None for all of them.
-
-    Args:
-        directory: The model's directory.
-        without: The memory without checkpointing, which is too much.
-        found: The memory with all layers checkpointed, which fits.
-        left: The free memory.
-        need: The memory with so many layers checkpointed.
-    """
-    shape = _shape(directory)
-    if shape is None:
-        return None, found
-    a_layer = (without.peak - found.peak) / shape.layers
-    layers = math.ceil((without.peak - left / MARGIN) / max(a_layer, 1.0))
-    while layers < shape.layers:  # the estimate is close to linear: once or twice
-        some = need(layers)
-        if some.peak * MARGIN <= left:
-            return layers, some
-        layers += max(1, math.ceil((some.peak - left / MARGIN) / max(a_layer, 1.0)))
-    return None, found
-
-
-def check_left(plan: MemoryPlan, device: str) -> None:
-    """Check, when the learner and its server are there, that the memory left is enough for the rest of an update.
-
-    Raises:
-        ConfigError: It is not; says what to set.
-    """
-    kind = torch.device(device).type
-    if (
-        plan.need is None or plan.config.server_sleep or kind == "cpu"
-    ):  # other processes share a CPU's memory, which was checked a moment ago
-        return
-    rest, left = plan.need.peak - plan.need.weights, free_memory(device)
-    if rest > left:
-        raise ConfigError(
-            f"with its server started, {device} has {in_gib(left)} free, and an update needs {in_gib(rest)} more: "
-            f"{plan.need.describe()}, with tokens_per_batch = {plan.config.tokens_per_batch}.\n  Give the server less "
-            "memory in [server], set algorithm.server_sleep = true, or lower algorithm.tokens_per_batch"
-        )
-
-
-def free_memory(device: str) -> int:
-    """Return the bytes that are free on a device; on a CPU, those that this process can still get."""
-    kind = torch.device(device).type
-    if kind != "cpu":
-        return int(torch.get_device_module(kind).mem_get_info()[0])
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
-    try:
-        group = Path("/sys/fs/cgroup")
-        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return free
-    return min(free, int(limit) - int(used)) if limit.isdigit() else free
-
-
-def total_memory(device: str) -> int:
-    """Return the bytes of an accelerator's memory."""
-    return int(torch.get_device_module(torch.device(device).type).mem_get_info()[1])
-
-
-def _left(device: str, server: int, *, asleep: bool) -> int:
-    """Return the bytes that are left to the learner beside a server, some of whose memory may be in use already."""
-    kind = torch.device(device).type
-    if kind == "cpu":
-        return max(free_memory(device) - server, 0)
-    total = total_memory(device)
-    own = int(torch.get_device_module(kind).memory_reserved())
-    others = total - free_memory(device) - own
-    return max(total - own - (server if asleep else max(server, others)), 0)
-
-
-def _weight_bytes(directory: Path, dtype: str) -> int:
-    """Return the bytes of a model's weights in a dtype."""
-    files = [*directory.glob("*.safetensors"), *directory.glob("pytorch_model*.bin")]
-    shape = _shape(directory)
-    size = {"float32": 4, "bfloat16": 2}[dtype]
-    return shape.parameters * size if shape else sum(file.stat().st_size for file in files)
-
-
-def _roughly(directory: Path, config: LearnerConfig) -> float:
-    """Return more bytes than an update needs without checkpointing, from the model's sizes; infinite if unknown."""
-    shape = _shape(directory)
-    if shape is None:
-        return float("inf")
-    a_token = shape.layers * (40 * shape.hidden + 12 * shape.intermediate) + 8 * shape.vocabulary
-    return (24 + 4 * config.max_staleness) * shape.parameters + 4 * a_token * config.tokens_per_batch
-
-
-def _shape(directory: Path) -> ModelShape | None:
-    return ModelShape.from_config(json.loads((directory / "config.json").read_text("utf-8")))
-
-
-def _refusal(config: LearnerConfig, found: Need, left: int, device: str, server: str, need: Callable[..., Need]) -> str:
-    """Return why an update does not fit, and what to set so that it does."""
-    what = (
-        f"an update needs about {in_gib(found.peak * MARGIN)} of memory, and {in_gib(left)} of {device} are free for it"
-        f"{server}: {found.describe()}, with tokens_per_batch = {config.tokens_per_batch}.\n  "
-    )
-
-    def fits(**changes: Any) -> bool:
-        return need(**changes).peak * MARGIN <= left
-
-    if config.gradient_checkpointing is False and fits(gradient_checkpointing=True):
-        return f"{what}Set algorithm.gradient_checkpointing = true"
-    to_save = {"gradient_checkpointing": config.gradient_checkpointing is not False}
-    tokens, state = config.tokens_per_batch, found.peak - max(found.activations, found.change)
-    while (state + found.change) * MARGIN < left and (tokens := tokens // 2) >= LEAST:
-        if fits(tokens_per_batch=tokens, **to_save):
-            return f"{what}Set algorithm.tokens_per_batch = {tokens}"
-    if not config.lora_rank and config.optimizer == "adamw" and fits(optimizer="adamw8bit", **to_save):
-        return f"{what}Set algorithm.optimizer = \"adamw8bit\" (pip install 'agentrig-grpo[8bit]')"
-    if not config.lora_rank and fits(lora_rank=16, gradient_checkpointing=True):
-        return f"{what}Set algorithm.lora_rank = 16, which trains adapters only"
-    return f"{what}Take a smaller model, or a device with more memory"
+    half = tokens // 2
+    while half >= latest:
+        half //= 2
+    smaller = (half, recomputed) if half >= PASSES[-1] and latest <= tokens else None
+    if recomputed < most and (smaller is None or half < group):
+        return tokens, most
+    return smaller

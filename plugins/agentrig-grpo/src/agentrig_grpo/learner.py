@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import logging
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import torch  # noqa: TID253  (imported by the algorithm when it runs)
@@ -18,49 +20,69 @@ from agentrig.audit.sketch import Sketch
 from agentrig.delivery.digests import digests, fingerprint
 from agentrig.delivery.noise import with_noise
 from agentrig.delivery.verdict import difference
+from agentrig.device_memory import give_memory_back
 from agentrig.errors import AgentrigError
 from agentrig.forest.scoring import CHUNK, score, why_not_shared
 from agentrig.forest.segments import Pack
 from agentrig.forest.sequences import Batch, collate, packed
+from agentrig.hardware.memory import in_words
 from agentrig.learners import TrainSample as TrainSample
 from agentrig.ledger import NOT_FINITE, ZERO_ADVANTAGE
 from agentrig_grpo import checkpoint, trainer_files
-from agentrig_grpo.building import build
+from agentrig_grpo.building import build, recompute
 from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.context import context_of
 from agentrig_grpo.figures import Figures, of_pass
+from agentrig_grpo.fitting import CPU_PASS, group_length, lower
+from agentrig_grpo.host_copy import HostCopy, stand_in_of
 from agentrig_grpo.lora import live_weights
 from agentrig_grpo.loss import check_single_calls, sample_weights, token_losses, tokens_in_loss
 from agentrig_grpo.loss_inputs import LossInputs
-from agentrig_grpo.masters import computing_with
+from agentrig_grpo.masters import computing_in
 from agentrig_grpo.model_files import weight_files
-from agentrig_grpo.optimizers import check_state, learning_rate, optimizer_of
+from agentrig_grpo.optimizers import check_state, learning_rate, optimizer_bytes, optimizer_of
 from agentrig_grpo.passes import check_recorded, memory_in_words
 from agentrig_grpo.server.chat import Chat, TooLong
+
+log = logging.getLogger(__name__)
+
+HOST_MARGIN = 1.1
+"""A copy for a checkpoint is made if so many times its size is free in host memory."""
 
 GPU_CHUNK = 1 << 28
 """Most logits in memory at once on a GPU: almost two thousand tokens of a large vocabulary. With 2^29 an update takes
 1% less time and 3 GiB more."""
+
+COUNTED = ("tokens", "computed", "traced", "repeated", "longest")
+"""The figures that passes add to."""
+
+T = TypeVar("T")
 
 
 class Learner:
     """Implements `agentrig.learners.Learner`: holds the trained model and its optimizer.
 
     Args:
-        model: A Hugging Face causal language model in fp32, on its device; adapters are added here.
+        model: A Hugging Face causal language model on its device, in fp32, or as its files have it if adapters are
+            trained; these are added here.
         config: Settings.
         dtype: `float32`, or `bfloat16`: then the model computes with 16-bit copies of its weights, or under autocast
-            (with LoRA, and for models whose calls share no tokens). Weights, gradients and the optimizer stay fp32.
+            (models whose calls share no tokens, and adapters of a model that has more than 16 bits). Trained weights,
+            gradients and the optimizer stay fp32.
         seed: Of the order of mini-batches and of new adapters.
         chunk: Most logits that are held at once; None for the device's usual number.
-        recomputed: With gradient checkpointing: how many layers compute their activations twice; None for all.
+        recomputed: How many layers compute their activations twice; None for what `gradient_checkpointing` says.
+        frozen_exact: With LoRA: whether rounding the model to bfloat16 changes nothing; None to compare its weights.
         tokenizer: The model's, for `save` and `prompt`.
         ready: Checks the memory once the model's server has the weights too.
+        host_memory: Returns the free bytes of host memory, for copies of what is saved; None if nobody needs to ask.
 
     Attributes:
         share: Whether tokens that calls share are computed once.
         path: That, in words: one sentence.
         layers: How many blocks the model has.
+        tokens: Most tokens of a pass.
+        recomputed: How many layers compute their activations twice.
     """
 
     def __init__(
@@ -72,13 +94,15 @@ class Learner:
         seed: int,
         chunk: int | None = None,
         recomputed: int | None = None,
+        frozen_exact: bool | None = None,
         tokenizer: Any = None,
         ready: Callable[[], None] = lambda: None,
+        host_memory: Callable[[], int] | None = None,
     ) -> None:
         self.config, self.tokenizer, self.ready = config, tokenizer, ready
         self._dtype, self._seed = dtype, seed
         self._bf16 = dtype == "bfloat16"
-        built = build(model, config, bf16=self._bf16, seed=seed, recomputed=recomputed)
+        built = build(model, config, bf16=self._bf16, seed=seed, recomputed=recomputed, frozen_exact=frozen_exact)
         self.model, self.share, self.trained = built.model, built.share, built.trained
         self._reference, self._masters = built.reference, built.masters
         self.path = (
@@ -90,12 +114,21 @@ class Learner:
         self.optimizer = optimizer_of(self.trained.values(), config)
         self._chunk = chunk or (CHUNK if self._device.type == "cpu" else GPU_CHUNK)
         self.layers: int = getattr(model.config, "num_hidden_layers", 1)
+        self.tokens: int = CPU_PASS if config.tokens_per_batch == "auto" else config.tokens_per_batch
+        every = self.layers if config.gradient_checkpointing is True else 0
+        self.recomputed = every if recomputed is None else min(recomputed, self.layers)
+        self.measured: Callable[[int], None] | None = None
         self.updates = 0
         self.used: Sequence[tuple[int, str]] = ()
         self._in_loss: list[list[int]] = []  # for each epoch, the tokens of each sample that the gradient came from
         self._reasons: dict[int, str] = {}  # why a sample was not trained in some epoch
         self._kept: dict[str, torch.Tensor] = {}
         self._sketch: Sketch | None = None
+        self._host, self._copies = HostCopy(self._device), True
+        self._host_memory = host_memory
+        self._stand_in: Any = None  # with LoRA: the model's structure around copies in host memory
+        self._latest = 0  # tokens of the latest pass
+        self.sleeps = config.server_sleep is True
 
     def update(self, samples: Sequence[TrainSample], *, step: int, sketch: Sketch | None = None) -> dict[str, float]:
         """Update the weights on a step's samples; see `agentrig.learners.Learner`.
@@ -107,6 +140,14 @@ class Learner:
             step's change of all trained weights), `learner_tokens_per_s` (all tokens through the model a second) and
             `sharing` (1 if shared tokens are computed once, 0 if each call is computed in full).
         """
+        try:
+            return self._update(samples, step, sketch)
+        finally:
+            if self.sleeps:
+                gc.collect()  # of activations that are still part of a cycle
+                give_memory_back(self._device)
+
+    def _update(self, samples: Sequence[TrainSample], step: int, sketch: Sketch | None) -> dict[str, float]:
         self._sketch = sketch
         self._in_loss, self._reasons, self.used = [], {}, ()
         if not samples:
@@ -117,14 +158,17 @@ class Learner:
             check_recorded(samples, step)
         if self.config.loss == "gspo":
             check_single_calls(samples)
-        samples = self._with_behaviour(samples, figures)
-        with memory_in_words(figures, self.config, step):
+        with memory_in_words(self.config, step, lambda: (self._latest, self.tokens)):
+            samples = self._with_behaviour(samples, figures, step)
             for epoch in range(self.config.ppo_epochs):
                 self._in_loss.append([0] * len(samples))
                 for mini_batch in self._mini_batches(samples, step=step, epoch=epoch):
                     self._one_update([samples[i] for i in mini_batch], figures, mini_batch, step)
         self.used = [self._used(place, len(sample.response_ids)) for place, sample in enumerate(samples)]
         wall = time.perf_counter() - start
+        if self.measured is not None and figures.updates:
+            self.measured(int(torch.get_device_module(self._device.type).max_memory_reserved()))
+            self.measured = None
         return {
             **figures.metrics(),
             "lr": self.optimizer.param_groups[0]["lr"],
@@ -134,7 +178,7 @@ class Learner:
         }
 
     def _one_update(self, samples: Sequence[TrainSample], figures: Figures, places: Sequence[int], step: int) -> None:
-        """Accumulate a mini-batch's gradient in passes of `tokens_per_batch` tokens, then step the optimizer.
+        """Accumulate a mini-batch's gradient in passes of at most `tokens` tokens, then step the optimizer.
 
         Args:
             samples: The mini-batch.
@@ -152,11 +196,47 @@ class Learner:
         if not active:
             return
         chosen, shares = [samples[i] for i in active], [weights[i] for i in active]
-        batches = self._batches(chosen, figures)
-        inputs = LossInputs.of(chosen, shares, self._device)
-        in_loss = torch.zeros(len(active), dtype=torch.int64, device=self._device)
+        parts, in_loss = self._with_room(lambda: self._gradient(chosen, shares, figures), figures, step)
+        figures.add(parts)  # it waits for a device: what the host alone does comes before it
+        norm = float(torch.nn.utils.clip_grad_norm_(self.trained.values(), config.max_grad_norm))
+        figures.norms.append(norm)
+        if not math.isfinite(norm):  # skipped: it would make all weights NaN; the run's guard sees the metric
+            self.optimizer.zero_grad(set_to_none=True)
+            self._reasons |= {places[i]: NOT_FINITE for i in active}
+            return
+        self.updates += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(config, step=step, update=self.updates)
+        if not figures.before:  # not earlier: activations need the memory
+            figures.before = [p.detach().clone() for p in self.trained.values()]
+        if self._sketch is not None:
+            self._sketch.take(self.trained, self.optimizer, [s.call for s in samples if s.call is not None], norm)
+        self._host.before_change()
+        self.optimizer.step()
+        if self._masters is not None:
+            self._masters.refresh()
+        if self._sketch is not None:
+            self._sketch.after(self.trained, None if self._masters is None else self._masters.copies)
+        self.optimizer.zero_grad(set_to_none=True)
+        figures.updates += 1
+        for i, tokens in zip(active, in_loss.tolist(), strict=True):
+            self._in_loss[-1][places[i]] += tokens
+
+    def _gradient(
+        self, samples: Sequence[TrainSample], shares: Sequence[float], figures: Figures
+    ) -> tuple[list[dict[str, torch.Tensor]], torch.Tensor]:
+        """Accumulate the gradient of samples in passes; return each pass's figures, and each sample's trained tokens.
+
+        Args:
+            samples: Those with a gradient.
+            shares: What each of their tokens counts in the loss.
+            figures: Is added to.
+        """
+        config = self.config
+        inputs = LossInputs.of(samples, shares, self._device)
+        in_loss = torch.zeros(len(samples), dtype=torch.int64, device=self._device)
         parts: list[dict[str, torch.Tensor]] = []
-        for batch in batches:
+        for batch in self._batches(samples, figures):
             behaviour, advantage, weight = inputs.look_up(batch)
             reference = self._reference_logprobs(batch) if config.kl_loss_coef else None
             logprobs, entropy = self._score(self.model, batch)
@@ -188,29 +268,47 @@ class Learner:
             in_loss.index_add_(0, batch.sample, tokens_in_loss(logprobs, out, advantage).long())
             figures.tokens += len(batch.targets)
             parts.append(of_pass(loss, out, entropy, config.rollout_is_threshold))
-        figures.add(parts)  # it waits for a device: what the host alone does comes before it
-        norm = float(torch.nn.utils.clip_grad_norm_(self.trained.values(), config.max_grad_norm))
-        figures.norms.append(norm)
-        if not math.isfinite(norm):  # skipped: it would make all weights NaN; the run's guard sees the metric
+        return parts, in_loss
+
+    def _with_room(self, passes: Callable[[], T], figures: Figures, step: int) -> T:
+        """Return what passes return; where the device has too little memory for them, repeat them with smaller ones.
+
+        They begin again from the same state, so the weights after the update are those of a run that began with the
+        smaller pass.
+        """
+        while True:
+            before = {name: getattr(figures, name) for name in COUNTED}
+            try:
+                return passes()
+            except torch.OutOfMemoryError as error:
+                group = group_length(self.config, context_of(self.model.config, self.config.max_length))
+                most = self.layers if self.config.gradient_checkpointing == "auto" else self.recomputed
+                smaller = lower(self.tokens, self.recomputed, latest=self._latest, group=group, most=most)
+                if smaller is None:
+                    raise
+                said = str(error).splitlines()[0]
+            # Only here is the memory of the failed pass free: the error held it.
+            for name, count in before.items():
+                setattr(figures, name, count)
             self.optimizer.zero_grad(set_to_none=True)
-            self._reasons |= {places[i]: NOT_FINITE for i in active}
-            return
-        self.updates += 1
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(config, step=step, update=self.updates)
-        if not figures.before:  # not earlier: activations need the memory
-            figures.before = [p.detach().clone() for p in self.trained.values()]
-        if self._sketch is not None:
-            self._sketch.take(self.trained, self.optimizer, [s.call for s in samples if s.call is not None], norm)
-        self.optimizer.step()
-        if self._masters is not None:
-            self._masters.refresh()
-        if self._sketch is not None:
-            self._sketch.after(self.trained, None if self._masters is None else self._masters.copies)
-        self.optimizer.zero_grad(set_to_none=True)
-        figures.updates += 1
-        for i, tokens in zip(active, in_loss.tolist(), strict=True):
-            self._in_loss[-1][places[i]] += tokens
+            if self._masters is not None:
+                self._masters.drop()
+            gc.collect()
+            if self._device.type != "cpu":
+                torch.get_device_module(self._device.type).empty_cache()
+            self.fit(*smaller)
+            log.warning(
+                "step %d: the device ran out of memory (%s): its passes begin again, with at most %d tokens and %d of "
+                "%d layers computed twice, and stay so",
+                *(step, said, self.tokens, self.recomputed, self.layers),
+            )
+
+    def fit(self, tokens: int, recomputed: int) -> None:
+        """Change the most tokens of a pass, and how many layers compute their activations twice."""
+        self.tokens = tokens
+        if recomputed != self.recomputed:
+            self.recomputed = recomputed
+            recompute(self.model, recomputed)
 
     def _used(self, place: int, tokens: int) -> tuple[int, str]:
         """Return how many of a sample's tokens were trained, in the epoch that is furthest from all, and why not."""
@@ -246,9 +344,7 @@ class Learner:
         try:
             if dtype is None:
                 return self._score(self.model, self._collate(pack), temperature)[0].tolist()
-            parameters = dict(self.model.named_parameters())
-            exact = parameters if self._masters is None else self._masters.trained
-            with computing_with(parameters, {name: p.data.to(dtype) for name, p in exact.items()}):
+            with computing_in(self.model, dtype):
                 batch = collate(pack, share=self.share).to(self._device)
                 return score(self.model, batch, temperature)[0].tolist()
         finally:
@@ -284,7 +380,7 @@ class Learner:
 
     def _batches(self, samples: Sequence[TrainSample], figures: Figures) -> Iterator[Batch]:
         """Yield the batches of the packs of the samples' forest, each made when it is asked for."""
-        packs = packed(samples, self.config.tokens_per_batch, share=self.share)
+        packs = packed(samples, self.tokens, share=self.share)
         figures.traced += sum(len(s.prompt_ids) + len(s.response_ids) - 1 for s in samples)
         seen: set[int] = set()
         for pack in packs:
@@ -293,10 +389,11 @@ class Learner:
             batch = self._collate(pack)
             figures.computed += batch.computed
             figures.longest = max(figures.longest, batch.computed)
+            self._latest = batch.computed
             yield batch
 
     @torch.no_grad()
-    def _with_behaviour(self, samples: Sequence[TrainSample], figures: Figures) -> list[TrainSample]:
+    def _with_behaviour(self, samples: Sequence[TrainSample], figures: Figures, step: int) -> list[TrainSample]:
         """Fill in missing behaviour log-probabilities with those of the current weights; of stale samples the proximal.
 
         With a single update, the update's own forward pass gives them, so nothing is computed here; nor is it for
@@ -309,11 +406,15 @@ class Learner:
         if not lacking or (single and len(lacking) == len(active)):
             return list(samples)
         found: dict[int, list[float]] = {i: [0.0] * len(samples[i].response_ids) for i in lacking}
-        for batch in self._batches([samples[i] for i in lacking], figures):
-            logprobs, _ = self._score(self.model, batch)
-            places = zip(batch.sample.tolist(), batch.place.tolist(), logprobs.tolist(), strict=True)
-            for sample, place, logprob in places:
-                found[lacking[sample]][place] = logprob
+
+        def compute() -> None:
+            for batch in self._batches([samples[i] for i in lacking], figures):
+                logprobs, _ = self._score(self.model, batch)
+                places = zip(batch.sample.tolist(), batch.place.tolist(), logprobs.tolist(), strict=True)
+                for sample, place, logprob in places:
+                    found[lacking[sample]][place] = logprob
+
+        self._with_room(compute, figures, step)
         filled: dict[int, Any] = {i: {name: values} for i, values in found.items()}
         return [attrs.evolve(s, **filled.get(i, {})) for i, s in enumerate(samples)]
 
@@ -333,9 +434,9 @@ class Learner:
             chosen = set(groups[part :: min(parts, len(groups))])
             yield [i for i, s in enumerate(samples) if s.group in chosen]
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights for the model's server, adapters merged."""
-        yield from checkpoint.weights(self.model).items()
+    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Return the weights for the model's server; adapters are merged one matrix at a time, when it is read."""
+        return checkpoint.weights(self.model).items()
 
     def fingerprint(self) -> str:
         """Return a digest of the trained weights."""
@@ -366,6 +467,50 @@ class Learner:
         checkpoint.save(self.model, self.tokenizer, directory, dtype=getattr(torch, self._dtype))
         trainer_files.write(directory, self.state())
 
+    def plan_saving(self) -> int:
+        """Make room in host memory for `copied`; return about how many bytes `save` writes."""
+        model, trained = list(self.model.parameters()), list(self.trained.values())
+        moments = optimizer_bytes(trained, self.config.optimizer)
+        weights = sum(t.nbytes for t in trained)
+        held = moments + sum(t.nbytes for t in model) + (weights if self._masters is not None else 0)
+        free = None if self._host_memory is None else self._host_memory()
+        if free is not None and held * HOST_MARGIN > free:
+            self._copies = False
+            log.warning(
+                "each checkpoint is written while the run waits: a copy of what it holds needs %s of host memory, and "
+                "%s is free",
+                *(in_words(held), in_words(free)),
+            )
+        else:
+            self._host.reserve(held)
+        kept = weights if self.config.final == "best" else 0
+        written: torch.dtype = getattr(torch, self._dtype)
+        model_bytes: int = written.itemsize * sum(t.numel() for t in model)
+        return moments + weights + kept + model_bytes
+
+    def copied(self) -> Callable[[Path], None] | None:
+        """Copy what `save` writes, and return what writes the copy; see `agentrig.learners.Copying`."""
+        if not self._copies:
+            return None
+        host, adapted, kept = self._host, bool(self.config.lora_rank), self._kept
+        state = {"trainer": self._state(), "model": {} if adapted else checkpoint.weights(self.model)}
+        frozen = {n: p for n, p in self.model.named_parameters() if n not in self.trained} if adapted else {}
+        copy, frozen = host.take(state, frozen=frozen)
+        model, weights = self.model, copy["model"]
+        if adapted:  # merged from the copies, when they are written
+            self._stand_in = self._stand_in or stand_in_of(self.model)
+            for name, parameter in self._stand_in.named_parameters():
+                parameter.data = frozen[name] if name in frozen else copy["trainer"]["trained"][name]
+            model, weights = self._stand_in, None
+        dtype = getattr(torch, self._dtype)
+
+        def write(directory: Path) -> None:
+            host.wait()
+            checkpoint.save(model, self.tokenizer, directory, dtype=dtype, state=weights)
+            trainer_files.write(directory, {**copy["trainer"], "kept": kept})
+
+        return write
+
     def load(self, directory: Path) -> None:
         """Continue from what `save` wrote; see `agentrig.learners.Learner`."""
         with trainer_files.fitting(directory):
@@ -374,9 +519,14 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs: trained weights, optimizer, number of updates, the weights that are kept."""
-        trained = {name: p.detach().cpu() for name, p in self.trained.items()}
-        state = {"trained": trained, "optimizer": self.optimizer.state_dict(), "updates": self.updates}
-        return {**state, "kept": self._kept}
+        state = self._state()
+        trained = {name: tensor.cpu() for name, tensor in state["trained"].items()}
+        return {**state, "trained": trained, "kept": self._kept}
+
+    def _state(self) -> dict[str, Any]:
+        """Return the part of `state` that an update changes, on its device."""
+        trained = {name: p.detach() for name, p in self.trained.items()}
+        return {"trained": trained, "optimizer": self.optimizer.state_dict(), "updates": self.updates}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned; see `_set` for the errors."""
@@ -399,6 +549,7 @@ class Learner:
                 "the checkpoint's trained weights do not fit this configuration: "
                 "resume with the model and the LoRA settings that the run started with"
             )
+        self._host.before_change()
         for name, tensor in trained.items():
             self.trained[name].copy_(tensor)
         if self._masters is not None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch  # noqa: TID253  (imported with the learner only)
 
 from agentrig.errors import AgentrigError, ConfigError, nearest
+from agentrig_grpo.masters import computing_with_masters, master_of
 
 
 def wrap(model: Any, *, rank: int, alpha: int, targets: str) -> Any:
@@ -69,26 +69,72 @@ def _modules(model: Any, targets: str) -> list[str]:
     return wanted
 
 
-def merged(model: Any) -> Any:
-    """Return the plain model with the adapters merged; the wrapped one stays as it is.
+class MergedWeights(Mapping[str, torch.Tensor]):
+    """The weights of a model with adapters, under the plain model's names. A matrix is merged when it is read.
 
-    The copy shares every weight that no adapter changes: `safe_merge` makes a new tensor instead of adding in place.
+    So one merged matrix is in memory at a time, and the model stays as it is. Other tensors are the model's own.
 
-    Raises:
-        AgentrigError: A merged weight is not finite.
+    Args:
+        model: A model that peft has wrapped.
     """
-    shared = {id(p): torch.nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
-    try:
-        return copy.deepcopy(model, shared).merge_and_unload(safe_merge=True)
-    except ValueError as error:
-        raise AgentrigError(f"the LoRA adapters cannot be merged: {error}. Try a lower algorithm.lr") from error
+
+    def __init__(self, model: Any) -> None:
+        from peft.tuners.lora import LoraLayer
+
+        base = model.get_base_model()
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._adapted: dict[str, Any] = {}
+        for key, tensor in base.state_dict().items():
+            owner, inside, rest = key.rpartition(".base_layer.")
+            if ".lora_" in f".{key}":
+                continue
+            name = f"{owner}.{rest}" if inside else key
+            self._tensors[name] = tensor
+            layer = base.get_submodule(owner) if inside else None
+            if rest == "weight" and isinstance(layer, LoraLayer):
+                self._adapted[name] = layer
+        for name in getattr(base, "all_tied_weights_keys", None) or {}:
+            self._tensors.pop(name, None)
+
+    @torch.no_grad()
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """Return a tensor; a matrix with adapters is merged, in fp32.
+
+        Raises:
+            AgentrigError: A merged weight is not finite.
+        """
+        tensor, layer = self._tensors[name], self._adapted.get(name)
+        if layer is None:
+            return tensor
+        for adapter in layer.active_adapters:
+            tensor = tensor.float() + _delta(layer, adapter)
+        if not bool(torch.isfinite(tensor).all()):
+            raise AgentrigError(
+                f"the LoRA adapters cannot be merged: {name} has numbers that are not finite. Try a lower algorithm.lr"
+            )
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names, in the model's order."""
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        """Return how many tensors there are."""
+        return len(self._tensors)
+
+
+def _delta(layer: Any, adapter: str) -> torch.Tensor:
+    """Return what peft adds to a layer's weight, in fp32: of the fp32 factors, where the model computes with copies."""
+    with computing_with_masters(layer):
+        delta: torch.Tensor = layer.get_delta_weight(adapter)
+        return delta
 
 
 @torch.no_grad()
 def live_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield what the model computes with, under the plain model's names: read from its layers, not from a state dict.
 
-    It is another way to what `merged` returns, from the parameters that the forward pass reads, so that the
+    It is another way to what `MergedWeights` returns, from the parameters that the forward pass reads, so that the
     two can be compared. A tensor that two layers share comes under both names. One merged tensor is made at a time.
     """
     adapted: tuple[Any, ...] = ()
@@ -104,7 +150,7 @@ def live_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         owner = base.get_submodule(name.removesuffix(".base_layer")) if name.endswith(".base_layer") else None
         for key, tensor in module.named_parameters(recurse=False, remove_duplicate=False):
             if key == "weight" and isinstance(owner, adapted):
-                tensor = sum((_change(owner, adapter) for adapter in owner.active_adapters), tensor)
+                tensor = sum((_change(owner, adapter) for adapter in owner.active_adapters), tensor.float())
             if not isinstance(module, adapted):
                 yield plain + key, tensor
         for key, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
@@ -113,12 +159,12 @@ def live_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _change(layer: Any, adapter: str) -> Any:
-    """Return what an adapter adds to its layer's weight, from its two factors and its scaling."""
+    """Return what an adapter adds to its layer's weight, from its two fp32 factors and its scaling."""
     if adapter not in layer.lora_A:  # of an embedding
-        first, second = layer.lora_embedding_A[adapter], layer.lora_embedding_B[adapter]
+        first, second = master_of(layer.lora_embedding_A[adapter]), master_of(layer.lora_embedding_B[adapter])
         return (second @ first).T * layer.scaling[adapter]
-    first, second = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
+    first, second = master_of(layer.lora_A[adapter].weight), master_of(layer.lora_B[adapter].weight)
     if first.ndim > 2:  # of a convolution
-        return layer.get_delta_weight(adapter)
+        return _delta(layer, adapter)
     change = (second @ first).T if layer.fan_in_fan_out else second @ first
     return change * layer.scaling[adapter]

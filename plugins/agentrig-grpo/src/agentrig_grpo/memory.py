@@ -20,48 +20,11 @@ from torch.utils._pytree import tree_leaves  # noqa: TID253
 
 from agentrig.forest.sequences import collate, packed
 from agentrig_grpo.config import LearnerConfig
+from agentrig_grpo.fitting import Need
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.loss import token_losses
+from agentrig_grpo.model_files import stored_in
 from agentrig_grpo.optimizers import optimizer_bytes
-
-GIB = 1 << 30
-
-
-@attrs.frozen(kw_only=True)
-class Need:
-    """Bytes that an update needs on its device, by part.
-
-    Attributes:
-        weights: Trained and frozen weights, and copies with fewer bits.
-        gradients: Gradients of the trained weights.
-        optimizer: The optimizer's state.
-        activations: The most that the passes of one update add to these.
-        change: The weights before the update, to measure how far it moved them; after the passes.
-        earlier: The weights that sampled stale rollouts, to prove what was sampled; 0 without such rollouts.
-    """
-
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-    change: int
-    earlier: int = 0
-
-    @property
-    def peak(self) -> int:
-        """Most at any time."""
-        return self.weights + self.gradients + self.optimizer + self.earlier + max(self.activations, self.change)
-
-    def describe(self) -> str:
-        """Return the parts as text."""
-        parts = {name: size for name, size in attrs.asdict(self).items() if name not in ("change", "earlier")}
-        more = {"weights one version back": self.earlier} if self.earlier else {}
-        return ", ".join(f"{name} {in_gib(size)}" for name, size in {**parts, **more}.items())
-
-
-def in_gib(size: float) -> str:
-    """Return bytes as text."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):.1f} MiB"
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -105,22 +68,24 @@ def need_of(
     directory: Path,
     config: LearnerConfig,
     *,
+    tokens: int,
     dtype: str,
     device: str,
     attention: str,
     chunk: int,
     recomputed: int | None = None,
 ) -> Need:
-    """Return what an update needs: passes of `tokens_per_batch` tokens, of groups with the longest replies.
+    """Return what an update needs: passes of so many tokens, half of them of the longest answers.
 
     Args:
         directory: The model's directory.
         config: Settings; `gradient_checkpointing` is "auto" for off here.
+        tokens: Tokens of a pass.
         dtype: The learner's dtype.
         device: torch's name of the device.
         attention: The attention, as in `load_model`.
         chunk: Most logits at once.
-        recomputed: With gradient checkpointing: how many layers compute their activations twice; None for all.
+        recomputed: How many layers compute their activations twice; None for what `gradient_checkpointing` says.
 
     Raises:
         NotImplementedError: The model's calls share no tokens: its passes depend on values, which fake tensors lack.
@@ -129,7 +94,7 @@ def need_of(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     settings = AutoConfig.from_pretrained(str(directory), local_files_only=True)
-    pack = next(packed(_full(config), config.tokens_per_batch, share=True))
+    pack = next(packed(_full(config, tokens), tokens, share=True))
     real = collate(pack, share=True, varlen=dtype == "bfloat16" and torch.device(device).type == "cuda")
     with FakeTensorMode(allow_non_fake_inputs=True):
         with torch.device(device), _staying():
@@ -138,11 +103,12 @@ def need_of(
             )
             learner = Learner(
                 model.eval(),
-                attrs.evolve(config, kl_loss_coef=0.0, optimizer="adamw"),
+                attrs.evolve(config, kl_loss_coef=0.0, optimizer="adamw", moments="device"),
                 dtype=dtype,
                 seed=0,
                 chunk=chunk,
                 recomputed=recomputed,
+                frozen_exact=stored_in(directory, "BF16"),
             )
         if not learner.share:
             raise NotImplementedError(f"the calls of a {settings.model_type} share no tokens")
@@ -191,16 +157,23 @@ def _staying() -> Iterator[None]:
         torch.nn.Module.to = move  # type: ignore[method-assign]
 
 
-def _full(config: LearnerConfig) -> list[TrainSample]:
-    """Return the samples of one full pass: answers as long as allowed, each after the same, longest possible prompt."""
-    budget, size = config.tokens_per_batch, config.group_size
-    answer = max(1, min(config.max_tokens, budget // (2 * size)))
-    prompt = [5] * max(1, budget - size * (answer + 1))
+def _full(config: LearnerConfig, budget: int) -> list[TrainSample]:
+    """Return the samples of a full pass: groups whose answers, as long as allowed, are half of its tokens."""
+    size = config.group_size
+    answer = max(1, min(config.max_tokens, budget // (2 * size) - 1))
+    groups = max(1, budget // (2 * size * (answer + 1)))
+    prompt = max(2, budget // groups - size * (answer + 1))
     return [
         # The last token differs, or several would have one hidden state in common, which depends on values.
         TrainSample(
-            prompt_ids=[*prompt, 6 + i], response_ids=[7] * answer, logprobs=None, advantage=1.0, rollout=i, group=""
+            prompt_ids=[5 + group // 64, 5 + group % 64, *[5] * (prompt - 2), 6 + i],
+            response_ids=[7] * answer,
+            logprobs=None,
+            advantage=1.0,
+            rollout=group * size + i,
+            group="",
         )
+        for group in range(groups)
         for i in range(size)
     ]
 

@@ -77,6 +77,18 @@ def weight_files(directory: Path) -> list[Path]:
     return files
 
 
+def stored_in(directory: Path, dtype: str) -> bool:
+    """Return whether all weights in a directory's safetensors files have a dtype, by safetensors' name: `BF16`."""
+    from safetensors import safe_open
+
+    files = sorted(directory.glob("*.safetensors"))
+    for path in files:
+        with safe_open(str(path), framework="np") as file:
+            if any(file.get_slice(name).get_dtype() != dtype for name in file.keys()):  # noqa: SIM118  (no mapping)
+                return False
+    return bool(files)
+
+
 @contextmanager
 def loading(directory: Path, what: str) -> Iterator[None]:
     """Turn what a library raises while it loads a part of a model into a `ModelError`."""

@@ -12,28 +12,31 @@ from agentrig.errors import RunStopped
 from agentrig.learners import TrainSample
 from agentrig.tasks import Task
 from agentrig_grpo.config import LearnerConfig
-from agentrig_grpo.figures import Figures
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def memory_in_words(figures: Figures, config: LearnerConfig, step: int) -> Iterator[None]:
-    """Say what to do where an update runs out of the device's memory."""
+def memory_in_words(config: LearnerConfig, step: int, passes: Callable[[], tuple[int, int]]) -> Iterator[None]:
+    """Say what to do where an update runs out of the device's memory with the smallest passes that were left.
+
+    Args:
+        config: Settings.
+        step: The training step.
+        passes: Returns the tokens of the latest pass, and the most that one may have.
+    """
     try:
         yield
     except torch.OutOfMemoryError as error:
-        if figures.longest > config.tokens_per_batch:
-            cure = (
-                f"A call of {figures.longest} tokens is longer than algorithm.tokens_per_batch = "
-                f"{config.tokens_per_batch}. Set algorithm.max_length to less than that"
-            )
+        latest, most = passes()
+        if latest > most:
+            cure = f"A call of {latest} tokens is longer than that. Set algorithm.max_length to less"
         else:
-            cure = f"Lower algorithm.tokens_per_batch = {config.tokens_per_batch}"
-        if config.gradient_checkpointing is not True:
+            cure = "Smaller ones were not left. Take a smaller model, or a device with more memory"
+        if config.gradient_checkpointing is False:
             cure += ", or set algorithm.gradient_checkpointing = true"
         raise RunStopped(
-            f"step {step}: the device ran out of memory in a pass of at most {figures.longest} tokens "
+            f"step {step}: the device ran out of memory in a pass of {latest} tokens, with at most {most} a pass "
             f"({str(error).splitlines()[0]})\n  {cure}",
             cause="out-of-memory",
         ) from error
@@ -43,19 +46,20 @@ LOOKED_AT = 64
 """About how many tasks are looked at for long prompts."""
 
 
-def too_small(tasks: Sequence[Task], prompt: Callable[[str], Sequence[int]], config: LearnerConfig) -> str:
+def too_small(tasks: Sequence[Task], prompt: Callable[[str], Sequence[int]], config: LearnerConfig, budget: int) -> str:
     """Say that prompts are computed for each answer again, because a pass holds no prompt with two answers.
 
     Args:
         tasks: Their inputs are the least that a prompt has; an agent's own instructions come on top.
         prompt: Returns the tokens of a text as a chat prompt.
         config: Settings.
+        budget: Most tokens of a pass.
 
     Returns:
-        A message; an empty string if `tokens_per_batch` is larger than each prompt.
+        A message; an empty string if it is larger than each prompt.
     """
     prompts = [len(prompt(task.input_text())) for task in tasks[:: max(1, len(tasks) // LOOKED_AT)]]
-    longest, budget = max(prompts, default=0), config.tokens_per_batch
+    longest = max(prompts, default=0)
     if longest < budget:
         return ""
     many = sum(n >= budget for n in prompts)

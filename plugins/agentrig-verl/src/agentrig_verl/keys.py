@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware, apply_overrides, installed
 from agentrig_verl import schema
 from agentrig_verl.schema import MODEL, ROLLOUT
@@ -15,7 +16,16 @@ log = logging.getLogger(__name__)
 
 
 def keys_of(config: VerlConfig, hardware: Hardware) -> dict[str, Any]:
-    """Return verl's keys, dotted, of a run on that hardware, without those that connect verl to the run."""
+    """Return verl's keys, dotted, of a run on that hardware, without those that connect verl to the run.
+
+    Raises:
+        ConfigError: The hardware's memory is limited, which verl does not keep to.
+    """
+    if hardware.memory_limit:
+        raise ConfigError(
+            "[hardware] memory_gib: algorithm verl does not keep to it. Leave it out, and set "
+            f"{ROLLOUT}.gpu_memory_utilization in [algorithm.verl]"
+        )
     flat = changed(config, hardware)
     return _choose({**flat, **attention(flat, hardware)})
 

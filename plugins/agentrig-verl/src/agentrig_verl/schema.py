@@ -62,7 +62,7 @@ IGNORED: Mapping[str, str] = {
     "trainer.validation_data_dir": "every rollout is in the run directory, as Parquet",
     "trainer.log_val_generations": "every rollout is in the run directory, as Parquet",
     "trainer.default_local_dir": "checkpoints go to the run directory",
-    "trainer.max_actor_ckpt_to_keep": "the run directory keeps the last checkpoint, and the one at the end",
+    "trainer.max_actor_ckpt_to_keep": "the run directory keeps the last two checkpoints",
     "trainer.max_critic_ckpt_to_keep": "agentrig trains no critic",
     "trainer.resume_mode": "use agentrig train --resume",
     "trainer.resume_from_path": "use agentrig train --resume",

@@ -287,7 +287,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             with explained(self.session, self.endpoints):
                 self.session.delivery.sign(path)
 
-        self.session.save_checkpoint(self.global_steps, move, keep=self.global_steps >= self.total_training_steps)
+        self.session.save_checkpoint(self.global_steps, move)
         self._aside.rmdir()
         self._written = False
 

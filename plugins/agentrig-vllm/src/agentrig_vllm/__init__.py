@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from agentrig import ServerSpec, hookimpl
 
 if TYPE_CHECKING:
-    from agentrig.servers import MakeServer
+    from agentrig.servers import MakeServer, ServerMemory
     from agentrig_vllm.config import VllmConfig
 
 
@@ -22,6 +22,20 @@ def build(config: VllmConfig) -> MakeServer:
 def sequences(config: VllmConfig) -> int:
     """Return the most requests that it samples at once."""
     return config.max_num_seqs
+
+
+def memory(config: VllmConfig) -> ServerMemory:
+    """Return what the settings say of its memory."""
+    from agentrig.servers import ServerMemory
+
+    return ServerMemory(
+        sequences=config.max_num_seqs,
+        prefill=int(config.vllm.get("max_num_batched_tokens") or 8192),
+        transfer=config.chunk_mb << 20,
+        share=config.gpu_memory_utilization,
+        cache=config.kv_cache_mb << 20,
+        elsewhere=config.device > 0,
+    )
 
 
 @hookimpl
@@ -38,5 +52,6 @@ def register_servers() -> Iterable[ServerSpec]:
         rank=10,
         refusal=refusal,
         sequences=sequences,
+        memory=memory,
         checks=(check_vllm,),
     )

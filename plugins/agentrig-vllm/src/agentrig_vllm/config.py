@@ -24,13 +24,13 @@ class VllmConfig:
 
     gpu_memory_utilization: float = setting(
         0.0,
-        help="share of the device's memory for the server; 0 for what the algorithm asks, else 0.4",
+        help="share of the device's memory for the server; 0 for what the run's memory plan gives it, else 0.4",
         ge=0,
         le=0.95,
     )
     kv_cache_mb: int = setting(
         0,
-        help="MiB for keys and values; 0 for what the share leaves beside the weights, as far as it is of use",
+        help="MiB for keys and values; 0 for what its memory leaves beside the weights, as far as it is of use",
         ge=0,
         le=1 << 24,
     )

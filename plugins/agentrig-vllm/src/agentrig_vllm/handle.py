@@ -9,16 +9,17 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from agentrig.endpoints import Endpoint, address_of
 from agentrig.errors import ConfigError
 from agentrig.hardware import Context
-from agentrig.processes.servers import ServerError, ServerProcess
+from agentrig.processes.servers import LOOKED_THROUGH, ServerError, ServerOutOfMemory, ServerProcess
 from agentrig.tokenizers import disagreement
 from agentrig_vllm.options import arguments_of, command_line
+from agentrig_vllm.shortages import shortage_in
 
 if TYPE_CHECKING:
     import torch
@@ -148,7 +149,8 @@ class VllmServer:
 
     def _started(self) -> dict[str, Any]:
         if self._ready is None:
-            found = self._running().receive("start", self._config.start_s - (time.perf_counter() - self._begun))
+            with self._shortages("start"):
+                found = self._running().receive("start", self._config.start_s - (time.perf_counter() - self._begun))
             self._ready, self.parts = found, found["parts"]
             parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in self.parts.items())
             log.info("%s started in %.1f s (%s)", NAME, time.perf_counter() - self._begun, parts)
@@ -160,6 +162,7 @@ class VllmServer:
         """Compute with new weights from now on; see `agentrig.servers.Server`."""
         import torch
 
+        from agentrig.device_memory import give_memory_back
         from agentrig_vllm.transfer import Sender
 
         if self._sender is None:
@@ -169,6 +172,8 @@ class VllmServer:
         device = torch.device(self._plan.hardware.torch_device.partition(":")[0], self._learner)
         for message in self._sender.messages(weights, device):
             self._order(what, order="load", message=json.dumps(message), device=self._place)
+        if self._plan.sleeps:
+            give_memory_back(device)  # the server takes its memory for keys and values now
         self._order(what, order="end", version=version)
 
     @property
@@ -190,12 +195,13 @@ class VllmServer:
         self._order("sleep", order="sleep")
 
     def wake(self) -> None:
-        """Take the memory back."""
+        """Take the weights' memory back; that of keys and values follows at the end of `take`."""
         self._order("wake", order="wake")
 
     def check(self) -> None:
         """Raise `ServerError` if vLLM's process or its engine has died."""
-        self._running().check()
+        with self._shortages("answer"):
+            self._running().check()
         if self._ready is not None:
             self._order("answer", order="check", timeout_s=CHECK_S)
 
@@ -207,7 +213,23 @@ class VllmServer:
     def _order(self, what: str, *, timeout_s: float = ORDER_S, **order: Any) -> dict[str, Any]:
         """Let the server carry out an order and return the answer; see `ServerProcess.ask`."""
         self._started()
-        return self._running().ask(what, order, timeout_s)
+        with self._shortages(what):
+            return self._running().ask(what, order, timeout_s)
+
+    @contextlib.contextmanager
+    def _shortages(self, what: str) -> Iterator[None]:
+        """Say in one message which memory is too small where vLLM fails because of that, without its traceback."""
+        try:
+            yield
+        except ServerError as error:
+            process = self._running()
+            dead = process.exit_status is not None
+            found = shortage_in(f"{error}\n{process.tail(LOOKED_THROUGH) if dead else ''}", started=bool(self._ready))
+            if not found:
+                raise
+            reason, _, cure = found.partition("\n")
+            log_file = f"\n  its log: {self._plan.log}" if self._plan.log else ""
+            raise ServerOutOfMemory(f"{NAME} could not {what}: {reason}\n{cure}{log_file}") from None
 
 
 def devices(visible: str | None, *, own: int, other: int) -> str:

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from agentrig_vllm.config import VllmConfig
 
 SHARE = 0.4
-"""The share of the device's memory if neither the settings nor the algorithm set it."""
+"""The share of the device's memory if neither the settings nor the algorithm's plan set it."""
+
+PLANNED = "agentrig_memory"
+"""Where the worker finds the bytes of the plan, in vLLM's `additional_config`."""
 
 GRAPH_SIZES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
 """Batch sizes that CUDA graphs are recorded for; a batch is padded to the next one."""
@@ -34,7 +37,7 @@ def arguments_of(plan: ServerPlan, config: VllmConfig) -> dict[str, Any]:
         "dtype": plan.dtype,
         "seed": plan.seed,
         "max_num_seqs": config.max_num_seqs,
-        "gpu_memory_utilization": config.gpu_memory_utilization or plan.share or SHARE,
+        "gpu_memory_utilization": config.gpu_memory_utilization or SHARE,
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,
@@ -50,10 +53,13 @@ def arguments_of(plan: ServerPlan, config: VllmConfig) -> dict[str, Any]:
         found["enable_sleep_mode"] = True
     if config.kv_cache_mb:
         found["kv_cache_memory_bytes"] = config.kv_cache_mb << 20
+    extra = dict(config.vllm.get("additional_config") or {})
+    if plan.memory is not None and not config.gpu_memory_utilization:
+        extra[PLANNED] = plan.memory  # the worker, which sees the device, makes a share of it
     parser = tool_call_parser(plan.model) if config.tool_call_parser == "auto" else config.tool_call_parser
     if parser:
         found |= {"enable_auto_tool_choice": True, "tool_call_parser": parser}
-    return found | config.vllm
+    return found | config.vllm | ({"additional_config": extra} if extra else {})
 
 
 def tool_call_parser(model: Path) -> str:

@@ -41,7 +41,7 @@ class Orders:
 
     def __init__(self, engine: Any, answering: Sequence[ApiServer | ApiServerProcess]) -> None:
         self._engine, self._answering = engine, answering
-        self._asleep = False
+        self._asleep = self._without_cache = False
 
     async def carry_out(self, order: dict[str, Any]) -> dict[str, Any]:
         """Carry out an order and return the answer; what goes wrong is part of it."""
@@ -77,6 +77,9 @@ class Orders:
         missing = (await self._engine.collective_rpc("agentrig_missing"))[0]
         if missing:
             raise RuntimeError(f"the new weights lack {len(missing)} tensors of the model: {', '.join(missing[:4])}")
+        if self._without_cache:
+            await self._engine.wake_up(tags=["kv_cache"])
+            self._without_cache = False
         if not await self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM did not empty its prefix cache")
         await self._tell("", order["version"])
@@ -91,13 +94,14 @@ class Orders:
         return {}
 
     async def _sleep(self, order: dict[str, Any]) -> dict[str, Any]:
-        self._asleep = True
+        self._asleep = self._without_cache = True
         await self._tell(ASLEEP)
         await self._engine.sleep(level=2, mode="wait")  # the weights go too: new ones come before it answers again
         return {}
 
     async def _wake(self, order: dict[str, Any]) -> dict[str, Any]:
-        await self._engine.wake_up()
+        # The keys and values follow in `_end`: until then the learner's buffer and the new weights need the memory.
+        await self._engine.wake_up(tags=["weights"])
         self._asleep = False
         await self._tell(NO_WEIGHTS)
         return {}

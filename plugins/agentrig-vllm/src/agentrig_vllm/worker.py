@@ -11,6 +11,7 @@ from vllm.v1.worker.gpu_worker import Worker as GpuWorker  # noqa: TID253  (vLLM
 
 from agentrig.delivery.digests import held
 from agentrig.processes.supervisor import end_with_parent
+from agentrig_vllm.options import PLANNED
 from agentrig_vllm.transfer import opened, view_of
 
 BESIDE = 1 << 30
@@ -30,11 +31,22 @@ class Worker(GpuWorker):
         self._loaded: set[str] = set()
         self._known = True
 
+    def init_device(self) -> None:
+        """Begin on the device, with the bytes of the run's memory plan.
+
+        They are free: the plan keeps them apart from the learner, which loads meanwhile, and from what others held.
+        """
+        planned = (self.vllm_config.additional_config or {}).get(PLANNED)
+        if planned:
+            total = torch.cuda.mem_get_info(self.local_rank)[1]
+            self.cache_config.gpu_memory_utilization = min(planned / total, 1.0)
+        super().init_device()
+
     @torch.inference_mode()
     def determine_available_memory(self) -> int:
-        """Return the bytes for keys and values: what the server's share leaves, by what this process itself took.
+        """Return the bytes for keys and values: what the server's memory leaves, by what this process itself took.
 
-        vLLM measures the whole GPU, where the learner takes memory at the same time. A small model's share would be
+        vLLM measures the whole GPU, where the learner takes memory at the same time. A small model's rest would be
         millions of blocks, and vLLM goes through all of them with each new version of the weights: more than
         `KEPT` times what all sequences need are of no use.
         """

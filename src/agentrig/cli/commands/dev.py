@@ -23,7 +23,7 @@ from agentrig.rollouts import Mode
 @click.command()
 @configured
 @model_options
-@click.option("--limit", type=click.IntRange(1, 10), default=3, show_default=True, help="How many tasks.")
+@click.option("--limit", type=click.IntRange(1), default=3, show_default=True, help="How many tasks.")
 @click.option("--split", metavar="NAME", help="Which split; the validation split by default.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rollouts with their spans as JSON.")
 def dev(
@@ -45,7 +45,7 @@ def dev(
     OPENAI_BASE_URL=http://127.0.0.1:8000/v1 agentrig dev spider --limit 5
     """
     from agentrig.run.evaluate import eval_tasks, evaluate
-    from agentrig.run.guards import unseen_calls
+    from agentrig.run.guards import unseen_calls, untrained_calls, with_token_ids
     from agentrig.run.rows import row_of
     from agentrig.run.splits import split_of, task_set
 
@@ -69,8 +69,13 @@ def dev(
         console = Console()
         for rollout in found.rollouts:
             console.print(span_tree(rollout))
-    unseen = unseen_calls(found.rollouts)
-    if unseen:
-        click.echo(f"agentrig: warning: {unseen}", err=True)
+    warning = unseen_calls(found.rollouts)
+    if not warning:
+        valid = [rollout for rollout in found.rollouts if rollout.failure is None]
+        trained = with_token_ids(valid, plan.build("adapter"))
+        why, _ = untrained_calls(trained, adapter=plan.components["adapter"].spec.name)
+        warning = f"no call of this agent would be trained on.\n  {why}" if why else ""
+    if warning:
+        click.echo(f"agentrig: warning: {warning}", err=True)
     if any(rollout.failure for rollout in found.rollouts):
         raise SystemExit(1)

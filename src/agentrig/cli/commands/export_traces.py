@@ -26,22 +26,25 @@ def export_traces(run: Path, url: str | None, file: Path | None, content: bool) 
     from agentrig.errors import AgentrigError, ConfigError
     from agentrig.otlp.exporting import BATCH, Exporter, ExportError, OtlpConfig, json_line, origin_of
     from agentrig.otlp.spans import spans_of
-    from agentrig.run.directory import RunDirectory
     from agentrig.run.rows import stored_rollouts
     from agentrig.settings import structure
+    from agentrig.view.reading import mapping, read_run
 
-    if not (run / "manifest.json").is_file():
-        raise ConfigError(f"{run} is not a run directory: it has no manifest.json")
     if (url is None) == (file is None):
         raise ConfigError("say where the traces go: --otlp URL, or --file FILE")
-    origin = origin_of(RunDirectory(run).manifest().get("config", {}), run.resolve().name, content=content)
-    rollouts = spans = 0
     with ExitStack() as stack:
         if url is not None:
-            config = structure(OtlpConfig, {"url": url}, owner="export-traces", section="--otlp")
-            exporter = Exporter(config.url, timeout_s=config.timeout_s)
-        else:
-            assert file is not None
+            collector = structure(OtlpConfig, {"url": url}, owner="export-traces", section="--otlp")
+            exporter = Exporter(collector.url, timeout_s=collector.timeout_s)
+        data = read_run(run)
+        if not data.files:
+            raise AgentrigError("\n  ".join([f"{run} has no rollouts to export", *data.unread]))
+        config = data.config or mapping(data.manifest.get("config"))
+        if not config:
+            click.echo(f"agentrig: warning: {'; '.join(data.unread)}: the traces do not name the run's agent", err=True)
+        origin = origin_of(config, run.resolve().name, content=content)
+        rollouts = spans = 0
+        if file is not None:
             if file.exists():
                 raise ConfigError(f"{file} exists already: name another file, or delete it")
             out = stack.enter_context(file.open("w", encoding="utf-8"))

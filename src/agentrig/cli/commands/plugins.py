@@ -46,12 +46,12 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
 
 def _print_kinds(registry: Registry) -> None:
     """Print all components, kind by kind, and a line for each plugin."""
-    from agentrig.plugins.specs import KINDS
+    from agentrig.plugins.specs import KINDS, PURPOSES
 
     for kind in KINDS:
         components = registry.components(kind)
         if components:
-            click.echo(kind)
+            click.echo(f"{kind}: {PURPOSES[kind]}")
         width = max((len(c.spec.name) for c in components), default=0)
         for c in components:
             click.echo(f"    {c.spec.name:<{width}}  {c.spec.summary}  ({c.distribution})")
@@ -61,7 +61,8 @@ def _print_kinds(registry: Registry) -> None:
 
 
 def _print_plugin(plugin: PluginInfo, *, whole: bool = True) -> None:
-    click.echo(f"{'' if whole else '    '}{plugin.distribution} {plugin.version}  {plugin.status}  ({plugin.origin})")
+    where = f"plugin {plugin.name}" if plugin.distribution == "file" else plugin.origin
+    click.echo(f"{'' if whole else '    '}{plugin.source}  {plugin.status}  ({where})")
     if plugin.error:
         click.echo(f"    {plugin.error}")
     if plugin.observes:
@@ -120,7 +121,8 @@ def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: 
         click.echo(json.dumps(described, indent=2, default=str))
         return
     for d in described:
-        click.echo(f"{d['kind']} {d['name']}  ({d['distribution']} {d['version']})\n  {d['summary']}")
+        source = d["origin"] if d["distribution"] == "file" else f"{d['distribution']} {d['version']}"
+        click.echo(f"{d['kind']} {d['name']}  ({source})\n  {d['summary']}")
         if d["plugin"]:
             click.echo(f"  from plugin {d['plugin']} ({d['origin']})")
         if d["kind"] == "recipe":

@@ -46,7 +46,7 @@ def train(
     yes: bool,
     **options: Any,
 ) -> None:
-    """Train; the default recipe is `mini`.
+    """Train the model inside an agent. A recipe is a complete configuration with a name; the default is `mini`.
 
     \b
     agentrig train

@@ -170,6 +170,10 @@ _PLANNED = ("tokenizer", "vocabulary", "context", "minutes", "passes", "lr", "to
 """Options that go to the plan of the warm-up as they are."""
 
 
+ASKS_WHY = 0.5
+"""Below this share of right answers on other training tasks, the demonstrated ones are tried too."""
+
+
 @contextmanager
 def _part_of(directory: Path) -> Iterator[Path]:
     """Give a folder beside a model's directory, to be renamed when the model is whole; an unfinished one is removed."""
@@ -201,7 +205,7 @@ def _make(
     click.echo(f"labels: {len(labels.tasks)} tasks of the split {labels.split}")
     done: dict[str, Any] = {"labels": [t.id for t in labels.tasks], "split": labels.split, "ready": True}
     if measured and wanted.model != "new" and not wanted.context:  # its own context may be too short for the agent
-        before = run.measure(plan, labels, None)
+        before = run.measure(plan, labels.measured, None)
         run.check_unsolved(before, wanted.model)
         done["before"] = before.as_dict()
         click.echo(_measured(f"{wanted.model} before", before, labels))
@@ -212,7 +216,7 @@ def _make(
     tried: list[Any] = []
 
     def enough() -> bool:
-        found = run.measure(plan, labels, wanted.directory)
+        found = run.measure(plan, labels.measured, wanted.directory)
         click.echo(f"  {_measured('so far', found, labels)}")
         tried.append(found)
         return until is not None and found.accuracy is not None and found.accuracy >= until
@@ -241,12 +245,22 @@ def _make(
         )
     if measured:
         reached = tried and until is not None and (tried[-1].accuracy or 0.0) >= until
-        after = tried[-1] if reached else run.measure(plan, labels, made.directory)
+        after = tried[-1] if reached else run.measure(plan, labels.measured, made.directory)
         done["after"] = after.as_dict()
         click.echo(_measured("now", after, labels))
-        done["ready"], message = run.verdict(after, getattr(plan.configs["algorithm"], "group_size", 8))
-        if message:
-            click.echo(message)
+        known = None
+        if labels.fresh and after.accuracy is not None and after.accuracy < ASKS_WHY:
+            known = run.measure(plan, labels.tasks[: run.MEASURED], made.directory)
+            done["known"] = known.as_dict()
+        if until is not None and tried and (after.accuracy or 0.0) < until:
+            click.echo(f"--until {until:g} was not reached: {after.accuracy or 0.0:.2f}")
+        if not labels.fresh:
+            click.echo(
+                "warning: all training tasks were demonstrated, so this does not tell what the model can do from what "
+                "it remembers: leave some without a label (--labels N)"
+            )
+        done["ready"], message = run.verdict(after, getattr(plan.configs["algorithm"], "group_size", 8), known)
+        click.echo(message)
     (directory / "warmup.json").write_text(json.dumps(done, indent=2) + "\n", "utf-8")
     return done
 

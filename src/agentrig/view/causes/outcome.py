@@ -9,11 +9,18 @@ from agentrig.figures import number
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
+from agentrig.view.causes.trend import at_least, at_most, quarter
 from agentrig.view.reading import dig
 from agentrig.view.text import count
 
 FEW = 10
 """A run of fewer steps is too short to say that it does not learn."""
+
+REPEATS = 0.3
+"""Least share of right training rollouts of a model that may have memorised its training tasks …"""
+
+ELSEWHERE = 1 / 3
+"""… and the largest part of that share in which it is right on tasks that it was not trained on."""
 
 EXPLAINS: Mapping[str, tuple[str, ...]] = {
     "other-sampling": ("zero-variance-groups",),
@@ -140,6 +147,31 @@ def _written(name: str, counts: Mapping[str, Any]) -> Finding:
     return Finding("warn", f"{name}: {'; '.join(lost)}. The run's own files have everything")
 
 
+def memorised(evidence: Evidence) -> Iterator[Finding]:
+    """A model that is right on the tasks of training and hardly ever on others: more steps would not help it."""
+    late = evidence.steps[-quarter(evidence.steps) :]
+    right, scored = (sum(getattr(facts, key) for facts in late) for key in ("right", "scored"))
+    better, worse, _, _ = evidence.changed
+    if evidence.ends is None or not scored or (better > worse and figures.sign_test(better, worse) <= 0.05):
+        return
+    n, known = len(evidence.ends[1]), sum(correct for _, correct, _ in evidence.ends[1].values())
+    if at_least(right, scored) < REPEATS or at_most(known, n) >= ELSEWHERE * right / scored:
+        return
+    split = evidence.where.partition(" split")[0]
+    yield problem(
+        "memorised",
+        f"the model repeats what it learned of its training tasks: {right / scored:.0%} of the last training rollouts "
+        f"are right, and {known} of {n} {split} tasks",
+        seen=(n - known, n, f"{split} tasks"),
+        since=evidence.since("right"),
+        settings=("tasks.use", "algorithm.model"),
+        advice="More steps do not help. Train on more tasks, or more varied ones; a model of agentrig warmup needs "
+        "more labels (--labels), or demonstrations that vary. Are held-out tasks of the same kind as training tasks?",
+        lost=1.0,
+        explains=("tasks-too-easy", "zero-variance-groups", "no-exploration", "low-entropy"),
+    )
+
+
 def changes(evidence: Evidence) -> Iterator[Finding]:
     """How many tasks became right or wrong, and whether that may be chance."""
     better, worse, _, judged = evidence.changed
@@ -147,8 +179,9 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
         return
     few = ""
     doubt: Literal["fact", "warn"] = "fact" if evidence.run.running else "warn"
-    if 0 < len(evidence.run.steps) < FEW and not evidence.run.running:
-        few = f"; {len(evidence.run.steps)} steps are few, so this is not surprising"
+    if 0 < len(evidence.run.steps) < FEW and not evidence.run.running and not list(memorised(evidence)):
+        n = len(evidence.run.steps)
+        few = f"; {n} {'step is' if n == 1 else 'steps are'} few, so this is not surprising"
     tasks = f"{count(judged)} {evidence.where.partition(' split')[0]} tasks measured at both ends"
     if not better + worse:
         yield Finding(doubt, f"none of {tasks} changed its outcome{few}")

@@ -19,7 +19,8 @@ def changed(evidence: Evidence) -> Iterator[Finding]:
     """Whether every step changed the weights."""
     run = evidence.run
     lines = [(int(line["step"]), mapping(line.get("algorithm"))) for line in run.steps]
-    logged = [(step, found["weight_change"]) for step, found in lines if "weight_change" in found]
+    changes = [(step, number(found.get("weight_change"))) for step, found in lines]
+    logged = [(step, change) for step, change in changes if change is not None]
     broken = [step for step, found in lines if any(_not_finite(found, n) for n in ("weight_change", "loss", GRAD_NORM))]
     if broken:
         yield problem(
@@ -57,7 +58,9 @@ def changed(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _not_finite(found: Any, name: str) -> bool:
-    return name in found and isinstance(found[name], float | int) and number(found[name]) is None
+    """Whether a metric is NaN or infinite, which metrics.jsonl has as null; not if the line is damaged."""
+    value = found.get(name, 0)
+    return value is None or (isinstance(value, float | int) and number(value) is None)
 
 
 def links_audited(run: RunData) -> str:
@@ -73,8 +76,11 @@ def links_audited(run: RunData) -> str:
 
 
 def audited(evidence: Evidence) -> Iterator[Finding]:
-    """What the auditor has looked at, and the fault that it found."""
-    faults = mapping(evidence.run.summary.get("audited")).get("faults")
+    """What the auditor has looked at, the fault that it found, and what else it noted."""
+    seen = mapping(evidence.run.summary.get("audited"))
+    faults, notes = seen.get("faults"), seen.get("notes")
+    if isinstance(notes, list) and notes:
+        yield Finding("warn", f"the auditor noted: {notes[0]}")
     if isinstance(faults, list) and faults:
         yield Finding("warn", f"the auditor found a fault: {faults[0]}")
     elif text := links_audited(evidence.run):

@@ -27,6 +27,9 @@ from agentrig.processes.ends import SIGNALS
 
 log = logging.getLogger(__name__)
 
+BESIDE = 1 << 30
+"""Bytes of the device that are neither weights nor keys and values: the device's libraries, a pass of prompts."""
+
 BODY_LIMIT = 8 << 20
 """Most bytes of a request's body; more where a model's context is very long."""
 
@@ -97,9 +100,20 @@ def _build(settings: dict[str, Any]) -> Any:
         seed=settings["seed"],
         prompt_cache_bytes=settings["prompt_cache_mb"] << 20,
         prefill_tokens=settings["prefill_tokens"],
-        cache_bytes=settings["kv_cache_mb"] << 20 or int(device_memory(device) * settings["share"]),
+        cache_bytes=settings["kv_cache_mb"] << 20 or _left_for_cache(settings, device_memory(device)),
     )
     return Api(engine, Chat(tokenizer), model=settings["name"], max_length=max_length)
+
+
+def _left_for_cache(settings: dict[str, Any], total: int) -> int:
+    """Return the bytes for keys and values: what the run's plan leaves beside the rest, or a quarter of the device."""
+    if not settings["memory"]:
+        return total // 4
+    import torch
+
+    weights = int(torch.get_device_module(settings["device"].split(":")[0]).memory_allocated())
+    left: int = settings["memory"] - weights - BESIDE - (settings["prompt_cache_mb"] << 20)
+    return max(left, 1)
 
 
 async def _serve(api: Any, listener: socket.socket, channel: Channel, host: str, key: str) -> None:
@@ -150,6 +164,7 @@ def _take_weights(channel: Channel, api: Any, loop: asyncio.AbstractEventLoop) -
             os._exit(0)
         if message.get("free"):
             asyncio.run_coroutine_threadsafe(api.free(), loop).result()
+            receiver.close()
             _empty_cache(str(api.engine.decoder.device))
             channel.send({})
             continue

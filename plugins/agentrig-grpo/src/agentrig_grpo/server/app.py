@@ -51,6 +51,7 @@ class Api:
         self._slots_waiting = slots_waiting
         self._wake = asyncio.Event()
         self._open = 0
+        self._asleep = False
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
         self._rendering: dict[str, asyncio.Future[tuple[int, ...]]] = {}
 
@@ -84,6 +85,7 @@ class Api:
 
     async def completions(self, http: HttpRequest) -> Response:
         """Answer a chat completion."""
+        self._check_awake()
         request = protocol.parse(await http.body(), model=self.model)
         if self._open + request.n > self._slots_waiting:
             raise Refused("too many requests are waiting; try again later", status=429, code="rate_limit_exceeded")
@@ -108,6 +110,7 @@ class Api:
 
     async def text_completions(self, http: HttpRequest) -> Response:
         """Answer a completion of token ids; its prompt's scores and its tokens come from one version of the weights."""
+        self._check_awake()
         request = completions.parse(await http.body(), model=self.model, vocabulary=self.engine.decoder.vocabulary)
         if self._open + 1 > self._slots_waiting:
             raise Refused("too many requests are waiting; try again later", status=429, code="rate_limit_exceeded")
@@ -120,6 +123,14 @@ class Api:
         _raise_failures([choice])
         body = completions.response(request, choice, score, self.chat, self.engine.decoder, model=self.model)
         return Response(body, media_type="application/json")
+
+    def _check_awake(self) -> None:
+        if self._asleep:
+            raise Refused(
+                "the server sleeps, or has no weights yet: its run sends them before it asks",
+                status=503,
+                code="no_weights",
+            )
 
     async def _score(self, tokens: Sequence[int]) -> Score:
         done: asyncio.Future[Score | Exception] = asyncio.get_running_loop().create_future()
@@ -257,9 +268,11 @@ class Api:
             WeightsError: They do not fit; the old ones and the old version go on serving.
         """
         await self._between_batches(partial(self.engine.swap, weights, version))
+        self._asleep = False
 
     async def free(self) -> None:
-        """Free the keys and values of kept prompts as soon as the running batch has ended."""
+        """Free the weights and the keys and values of prompts as soon as the running batch has ended."""
+        self._asleep = True
         await self._between_batches(self.engine.free)
 
     async def _between_batches(self, do: Callable[[Callable[[Exception | None], None]], None]) -> None:

@@ -213,6 +213,11 @@ class LlamaDecoder:
         """
         self._parameters.fill(state)
 
+    def free(self) -> None:
+        """Free the memory of the weights and of all rows; `load` must bring new weights before the next request."""
+        self.clear()
+        self._parameters.free()
+
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], known: Sequence[Known | None] = ()) -> list[Prompt]:
         """Run prompts through the model, padded to the longest; returns them in their order.

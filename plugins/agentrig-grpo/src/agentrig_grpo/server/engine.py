@@ -34,6 +34,7 @@ class Decoder(Protocol):
     """What it computes in."""
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None: ...  # noqa: D102
+    def free(self) -> None: ...  # noqa: D102
     def prefill(self, prompts: Sequence[Sequence[int]], known: Sequence[Known | None]) -> list[Prompt]: ...  # noqa: D102
     def append(self, prompts: Sequence[Prompt]) -> None: ...  # noqa: D102
     def remove(self, row: int) -> None: ...  # noqa: D102
@@ -183,11 +184,11 @@ class Engine:
         self._swap = apply
 
     def free(self, done: Callable[[Exception | None], None]) -> None:
-        """Free the keys and values of kept prompts once the running batch has ended; `done` is called then."""
+        """Free the weights and all keys and values once the running batch has ended; `done` is called then."""
 
         def apply() -> None:
             self._forget_prompts()
-            self.decoder.clear()
+            self.decoder.free()
             done(None)
 
         self._swap = apply

@@ -57,6 +57,11 @@ class TransformersDecoder:
         """
         self._parameters.fill(state)
 
+    def free(self) -> None:
+        """Free the memory of the weights and of all rows; `load` must bring new weights before the next request."""
+        self.clear()
+        self._parameters.free()
+
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], known: Sequence[Known | None] = ()) -> list[Prompt]:
         """Run prompts through the model, each in full: not every cache can be cut. Returns them in their order."""

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import secrets
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
+from agentrig.device_memory import GONE, out_of_device_memory, shortage
 from agentrig.endpoints import ANY_HOST, Endpoint, address_of
 from agentrig.errors import exhausted
-from agentrig.processes.servers import ServerError, ServerProcess
+from agentrig.processes.servers import LOOKED_THROUGH, ServerError, ServerOutOfMemory, ServerProcess
 from agentrig.servers import ServerPlan
 from agentrig_grpo.config import EmbeddedConfig
 
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
     import torch
 
     from agentrig_grpo.server.transfer import Sender
+
+LESS = (
+    "Lower server.kv_cache_mb or server.batch, or set algorithm.server_sleep = true, which frees the server's memory "
+    "during updates"
+)
+"""What helps where a device has too little memory for learner and server."""
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 """With this, glibc keeps the memory of a decode step's tensors for the next step.
@@ -46,8 +54,8 @@ class ServerSettings:
         seed: Of requests that bring none.
         prompt_cache_mb: Memory for prompts that are kept for reuse, MiB.
         prefill_tokens: Most prompt tokens between two decode steps.
-        kv_cache_mb: Memory for the keys and values of running requests, MiB; 0 for `share` of the device's.
-        share: See `kv_cache_mb`.
+        kv_cache_mb: Memory for the keys and values of running requests, MiB; 0 for what `memory` leaves.
+        memory: Bytes of the device's memory for all of the server; 0 for a quarter of the device's for keys and values.
         host: Address to listen on.
         port: 0 for a free one.
     """
@@ -63,7 +71,7 @@ class ServerSettings:
     prompt_cache_mb: int = 256
     prefill_tokens: int = 8192
     kv_cache_mb: int = 0
-    share: float = 0.25
+    memory: int = 0
     host: str = "127.0.0.1"
     port: int = 0
 
@@ -136,7 +144,8 @@ class LLMServer:
         """
         if not self._ready:
             try:
-                self._ready = self._running().receive("start", self._timeout)
+                with self._shortages("start"):
+                    self._ready = self._running().receive("start", self._timeout)
             except ServerError as error:
                 self._failed = self._failed or str(error)
                 self.stop()
@@ -149,6 +158,23 @@ class LLMServer:
         if self._failed:  # it was ended then: its exit status says nothing
             raise ServerError(self._failed)
         return self._process
+
+    @contextlib.contextmanager
+    def _shortages(self, what: str) -> Iterator[None]:
+        """Say what to set where the device's memory is too small for the server."""
+        try:
+            yield
+        except ServerError as error:
+            process = self._running()
+            text = f"{error}\n{process.tail(LOOKED_THROUGH) if process.exit_status is not None else ''}"
+            said = [line for line in text.splitlines() if GONE.search(line)]
+            if not said:
+                raise
+            lacks = shortage(max(said, key=len), "the server")
+            where = f"\n  its log: {self._log}" if self._log else ""
+            raise ServerOutOfMemory(
+                f"the LLM server could not {what}: its device ran out of memory: {lacks}\n  {LESS}{where}"
+            ) from None
 
     @property
     def pid(self) -> int:
@@ -192,7 +218,7 @@ class LLMServer:
         processes have.
 
         Args:
-            weights: Names, as in the model's own files, and tensors on any device.
+            weights: Names, as in the model's own files, and tensors on any device; see `Sender.pack`.
             version: Reported with every response, and part of the seed of requests that bring none.
             timeout_s: Requests that run are finished first.
 
@@ -209,12 +235,17 @@ class LLMServer:
         if self._sender is None:
             self._sender = Sender(getattr(torch, self.dtype), self.settings.device)
         try:
-            message, descriptor = self._sender.pack(dict(weights))
+            message, descriptor = self._sender.pack(weights)
         except OSError as error:
+            if text := out_of_device_memory(error):
+                raise ServerOutOfMemory(
+                    f"the weights cannot be sent to the LLM server: {shortage(text)}\n  {LESS}"
+                ) from None
             raise ServerError(f"the weights cannot be sent to the server: {exhausted(error) or error}") from None
         try:
             what = f"take the weights of version {version}"
-            self._running().ask(what, {**message, "version": version}, timeout_s, descriptor=descriptor)
+            with self._shortages(what):
+                self._running().ask(what, {**message, "version": version}, timeout_s, descriptor=descriptor)
         finally:
             if descriptor is not None:
                 os.close(descriptor)
@@ -224,13 +255,16 @@ class LLMServer:
         return None
 
     def sleep(self) -> None:
-        """Free the keys and values of prompts, and the device memory that is not in use; the weights stay.
+        """Free the weights, the keys and values of prompts, and the memory of the transfer; `take` brings new weights.
 
         Raises:
             ServerError: It has died.
         """
         self.check()
-        self._running().ask("free its memory", {"free": True}, 600.0)
+        with self._shortages("free its memory"):
+            self._running().ask("free its memory", {"free": True}, 600.0)
+        if self._sender is not None:
+            self._sender.close()
 
     def wake(self) -> None:
         """Do nothing: it takes memory as it needs it."""
@@ -282,7 +316,7 @@ class Embedded(LLMServer):
             seed=plan.seed,
             kv_cache_mb=config.kv_cache_mb,
             prompt_cache_mb=config.prompt_cache_mb,
-            share=plan.share or 0.25,
+            memory=plan.memory or 0,
             host=config.host,
             port=config.port,
         )

@@ -23,6 +23,7 @@ class Parameters:
     def __init__(self, tied: Collection[str] = ()) -> None:
         self._tied = frozenset(tied)
         self._places: dict[str, tuple[torch.Tensor, torch.Size]] = {}
+        self._freed: dict[int, tuple[torch.UntypedStorage, int]] = {}  # by torch's number of the storage
 
     def add(self, name: str, place: torch.Tensor, shape: Collection[int] | None = None) -> None:
         """Name a tensor, or a slice of one; `shape` is what comes when it differs (one row for all rows)."""
@@ -53,10 +54,22 @@ class Parameters:
         if unknown:
             raise WeightsError(f"{unknown[0]} is unknown to the model")
 
+    def free(self) -> None:
+        """Free the memory of the places; `fill` takes it again."""
+        for place, _ in self._places.values():
+            storage = place.untyped_storage()
+            if storage.nbytes() and storage.resizable():
+                self._freed[storage._cdata] = storage, storage.nbytes()
+                storage.resize_(0)
+
     @torch.no_grad()
     def fill(self, state: Mapping[str, torch.Tensor], *, start: bool = False) -> None:
         """Copy the tensors to their places; see `check`, which comes first, for arguments and errors."""
         self.check(state, start=start)
+        while self._freed:
+            number, (storage, size) = next(iter(self._freed.items()))
+            storage.resize_(size)
+            del self._freed[number]
         for name, (place, _) in self._places.items():
             place.copy_(state[name])
 

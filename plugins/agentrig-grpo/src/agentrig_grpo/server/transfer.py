@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: TID253  (imported with the weights only)
@@ -34,12 +34,16 @@ class Sender:
         self._dtype, self._device = dtype, device
         self._bytes: torch.Tensor | None = None
         self._memory: DeviceMemory | None = None
+        self._entries: list[dict[str, Any]] = []
 
-    def pack(self, weights: Mapping[str, torch.Tensor]) -> tuple[dict[str, Any], int | None]:
+    def pack(
+        self, weights: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
+    ) -> tuple[dict[str, Any], int | None]:
         """Copy weights into the shared memory; the server must have read the last ones.
 
         Args:
-            weights: Names to tensors, on any device.
+            weights: Names and tensors, on any device. Each tensor is copied before the next is asked for. Of an
+                iterator, which can be read only once, all must be there at once.
 
         Returns:
             What `Receiver.unpack` needs: a message of JSON values, and a descriptor, which the caller must close, if
@@ -48,32 +52,52 @@ class Sender:
         Raises:
             OSError: There is not enough memory.
         """
-        entries, end = [], 0
-        for name, tensor in weights.items():
-            kind = self._dtype if tensor.is_floating_point() else tensor.dtype
-            text = str(kind).removeprefix("torch.")
-            entries.append({"name": name, "dtype": text, "shape": list(tensor.shape), "offset": end})
-            end += -(-tensor.numel() * kind.itemsize // ALIGNED) * ALIGNED
-        message: dict[str, Any] = {"tensors": entries}
+        pairs = weights.items() if isinstance(weights, Mapping) else weights
+        pairs = list(pairs) if isinstance(pairs, Iterator) else pairs
+        if self._bytes is not None and self._written(pairs):
+            return {"tensors": self._entries}, None
+        place, end, self._entries = "", 0, []
+        for name, tensor in pairs:
+            place = place or (str(tensor.device) if tensor.is_cuda else "")
+            self._entries.append({**self._kind(name, tensor), "offset": end})
+            end += -(-tensor.numel() * self._dtype_of(tensor).itemsize // ALIGNED) * ALIGNED
+        message: dict[str, Any] = {"tensors": self._entries}
         descriptor = None
         if self._bytes is None or self._bytes.numel() != max(end, 1):
             self.close()
-            descriptor = self._allocate(max(end, 1), message, weights)
-        assert self._bytes is not None
+            descriptor = self._allocate(max(end, 1), message, place)
         try:
-            with torch.no_grad():
-                for entry, tensor in zip(entries, weights.values(), strict=True):
-                    _view(self._bytes, entry).copy_(tensor.detach())
-            if self._bytes.is_cuda:
-                torch.cuda.synchronize(self._bytes.device)
+            if not self._written(pairs):
+                raise ValueError("the weights have other names, shapes or dtypes when they are read again")
         except BaseException:
             if descriptor is not None:
                 os.close(descriptor)
             raise
         return message, descriptor
 
-    def _allocate(self, size: int, message: dict[str, Any], weights: Mapping[str, torch.Tensor]) -> int | None:
-        place = next((str(t.device) for t in weights.values() if t.is_cuda), "")
+    @torch.no_grad()
+    def _written(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> bool:
+        """Copy weights to the places of the last ones; return whether they have the same names, shapes and dtypes."""
+        assert self._bytes is not None
+        places = iter(self._entries)
+        for name, tensor in pairs:
+            entry = next(places, {})
+            if any(entry.get(key) != value for key, value in self._kind(name, tensor).items()):
+                return False
+            _view(self._bytes, entry).copy_(tensor.detach())
+        if self._bytes.is_cuda:
+            torch.cuda.synchronize(self._bytes.device)
+        return next(places, None) is None
+
+    def _kind(self, name: str, tensor: torch.Tensor) -> dict[str, Any]:
+        dtype = str(self._dtype_of(tensor)).removeprefix("torch.")
+        return {"name": name, "dtype": dtype, "shape": list(tensor.shape)}
+
+    def _dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
+        return self._dtype if tensor.is_floating_point() else tensor.dtype
+
+    def _allocate(self, size: int, message: dict[str, Any], place: str) -> int | None:
+        """Allocate on a CUDA device, or on the CPU if `place` is ''; return a new descriptor."""
         if place and self._device.startswith("cuda") and torch.version.cuda:  # not ROCm, which has the same name
             from agentrig_grpo.server.device_memory import DeviceMemory
 
@@ -121,10 +145,7 @@ class Receiver:
             ValueError: The message is the first, and brings none.
         """
         if descriptor is not None or "handle" in message:
-            self._bytes = None
-            if self._memory is not None:
-                self._memory.close()
-                self._memory = None
+            self.close()
         if descriptor is not None:
             try:
                 self._bytes = _mapped(descriptor)
@@ -138,6 +159,13 @@ class Receiver:
         if self._bytes is None:
             raise ValueError("no weights came with the message")
         return {entry["name"]: _view(self._bytes, entry) for entry in message["tensors"]}
+
+    def close(self) -> None:
+        """Let go of the run's memory; no tensor of `unpack` may be read afterwards."""
+        self._bytes = None
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
 
 
 def _view(memory: torch.Tensor, entry: Mapping[str, Any]) -> torch.Tensor:

@@ -16,6 +16,7 @@ def make_arg_parser(parser):
         parser.add_argument(f"--{name}", action=BOOLEAN)
     parser.add_argument("--disable-log-stats", action="store_true")
     parser.add_argument("--compilation-config", type=json.loads)
+    parser.add_argument("--additional-config", type=json.loads)
     return parser
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from multiprocessing.connection import Client
 from types import SimpleNamespace
@@ -55,8 +56,10 @@ class AsyncLLM:
     async def sleep(self, *, level, mode):
         self.calls.append(f"sleep {level} {mode}")
 
-    async def wake_up(self):
-        self.calls.append("wake_up")
+    async def wake_up(self, tags):
+        self.calls.append(f"wake_up {' '.join(tags)}")
+        if tags == [os.environ.get("STAND_IN_CANNOT_WAKE")]:
+            raise RuntimeError("CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62")
 
 
 def _connected(address):

@@ -57,6 +57,8 @@ class Model:
 
 class Worker:
     def __init__(self, args):
+        if os.environ.get("STAND_IN_FAILS", "").startswith("says "):
+            raise ValueError(os.environ["STAND_IN_FAILS"].removeprefix("says "))
         if os.environ.get("STAND_IN_FAILS") == "load":
             raise MemoryError("CUDA out of memory")
         if os.environ.get("STAND_IN_FAILS") == "hang":

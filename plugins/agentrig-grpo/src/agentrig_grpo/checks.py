@@ -1,0 +1,94 @@
+"""The doctor's check of the memory plan: what a run would choose on this device, or on one of `hardware.memory_gib`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from agentrig.errors import ConfigError
+from agentrig.findings import Finding, Situation
+from agentrig.hardware.memory import ModelShape
+from agentrig.servers import ServerMemory
+from agentrig_grpo.config import LearnerConfig
+from agentrig_grpo.fitting import PASSES, Device, Fitting, Need, Needs, group_length, passes_of, server_need
+from agentrig_grpo.naming import model_directory
+from agentrig_grpo.planning import context_of_model, shape_of, size_of
+
+LOGITS = 3 << 30
+"""Bytes that the logits of a pass take, with their gradient, on a large device."""
+
+
+def check_memory_plan(situation: Situation) -> Iterator[Finding]:
+    """What would a run choose, so that server and learner fit into the device together?"""
+    plan, hardware = situation.plan, situation.hardware
+    if plan is None or hardware is None or hardware.torch_device == "cpu":
+        return
+    config, limit = plan.configs["algorithm"], hardware.memory_limit
+    sizes = [device.memory for device in situation.probes[hardware.name].devices if device.memory]
+    if not sizes and not limit:
+        why = f"{hardware.name} does not say its memory; hardware.memory_gib=24 computes for a device of 24 GiB"
+        yield Finding(check="memory plan", result="skipped", evidence=why)
+        return
+    try:
+        directory = model_directory(config.model)
+        shape, device = (
+            shape_of(directory),
+            Device(name=hardware.torch_device, total=min(sizes or [limit]), limit=limit),
+        )
+        if shape is None:
+            yield Finding(check="memory plan", result="skipped", evidence=f"the shape of {config.model} is not known")
+            return
+        says = getattr(plan.components["server"].spec, "memory", None)
+        dtype = "float32" if config.dtype == "float32" else "bfloat16"
+        context = context_of_model(directory, config)
+        server = server_need(
+            config,
+            says(plan.configs["server"]) if says else ServerMemory(sequences=64),
+            shape,
+            weights=shape.parameters * size_of(dtype),
+            element=size_of(dtype),
+            context=context,
+            runners=plan.runners.n * plan.runners.threads,
+            total=device.total,
+        )
+        group = group_length(config, context)
+        ends = sorted({PASSES[-1], passes_of(config, device, group)[0]})
+
+        @cache
+        def needs(asked: LearnerConfig) -> Needs:
+            return Needs(
+                lambda n, twice: about(shape, asked, n, twice, size_of(dtype)), layers=shape.layers, passes=ends
+            )
+
+        fitting = Fitting(config=config, device=device, server=server, needs=needs, layers=shape.layers, group=group)
+        evidence = f"about: {fitting.describe(fitting.choose())}"
+        yield Finding(check="memory plan", result="ok", evidence=evidence)
+    except ConfigError as error:
+        yield Finding.of_error("memory plan", error)
+
+
+def about(shape: ModelShape, config: LearnerConfig, tokens: int, recomputed: int, element: int) -> Need:
+    """Return about what an update needs, from the model's sizes alone: a run measures its code instead.
+
+    Args:
+        shape: The model's sizes.
+        config: Settings.
+        tokens: Tokens of a pass.
+        recomputed: How many layers compute their activations twice.
+        element: Bytes of a number that is computed with.
+    """
+    weights = trained = shape.parameters
+    if config.lora_rank:
+        inner = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
+        trained = shape.layers * config.lora_rank * (7 * shape.hidden + inner + 3 * shape.intermediate)
+    copies = 0 if config.lora_rank or element == 4 else 2
+    layer = tokens * (13 * shape.hidden + 4 * shape.intermediate) * element // 2
+    kept = tokens * shape.hidden * element
+    return Need(
+        weights=weights * element if config.lora_rank else weights * (4 + copies),
+        gradients=4 * trained,
+        optimizer=trained * (2 if config.optimizer == "adamw8bit" else 8),
+        activations=(shape.layers - recomputed) * layer + recomputed * kept + (layer if recomputed else 0) + LOGITS,
+        change=4 * trained,
+        earlier=(copies or 4) * trained if config.max_staleness else 0,
+    )

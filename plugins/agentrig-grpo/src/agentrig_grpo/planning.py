@@ -1,0 +1,257 @@
+"""Measures a device and a model for the memory plan of a run, and keeps the plan while the run goes on.
+
+The plan is made before the server starts, again when it has started, and once more after the first update.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentrig.hardware.memory import ModelShape
+from agentrig_grpo.config import LearnerConfig
+from agentrig_grpo.fitting import (
+    CPU_PASS,
+    GIB,
+    PASSES,
+    Choice,
+    Device,
+    Fitting,
+    Needs,
+    ServerNeed,
+    group_length,
+    in_gib,
+    passes_of,
+)
+
+if TYPE_CHECKING:
+    from agentrig_grpo.learner import Learner
+
+log = logging.getLogger(__name__)
+
+SMALL_CHUNKS = 48 * GIB
+"""With a smaller budget, fewer logits are held at once: they take three more GiB otherwise."""
+
+
+@attrs.define(kw_only=True, eq=False)
+class MemoryPlan:
+    """How a run uses a device.
+
+    Attributes:
+        fitting: What it was chosen from.
+        choice: What was chosen.
+        chunk: Most logits at once.
+        known: Whether the need of an update was estimated: a small one is not, nor one that can't be.
+    """
+
+    fitting: Fitting
+    choice: Choice
+    chunk: int
+    known: bool = True
+
+    @property
+    def config(self) -> LearnerConfig:
+        """The learner's settings, with the place of the moments that was chosen."""
+        return attrs.evolve(self.fitting.config, moments="host" if self.choice.on_host else "device")
+
+    @property
+    def recomputed(self) -> int:
+        """How many layers compute their activations twice; many where it is all of them."""
+        return self.choice.recomputed if self.choice.recomputed < self.fitting.layers else 1 << 20
+
+    @property
+    def server_memory(self) -> int | None:
+        """What the server gets; None where its own settings say it, or it is on a CPU or another device."""
+        server = self.fitting.server
+        planned = self.fitting.device.accelerator and not server.given
+        return server.memory(self.choice.cache) or None if planned else None
+
+    def line(self) -> str:
+        """Return the plan as one line."""
+        if self.known:
+            return self.fitting.describe(self.choice)
+        server = self.fitting.server.memory(self.choice.cache)
+        return (
+            f"memory: {in_gib(self.fitting.device.budget)} of {self.fitting.device.name}: server {server / GIB:.1f}, "
+            f"a pass of {self.choice.tokens:,} tokens"
+        )
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return the plan for the manifest; sizes in bytes."""
+        found = {
+            "device": attrs.asdict(self.fitting.device),
+            "server": attrs.asdict(self.fitting.server),
+            "choice": attrs.asdict(self.choice),
+            "chunk": self.chunk,
+            "line": self.line(),
+        }
+        return {**found, "update": self.fitting.update(self.choice)} if self.known else found
+
+    def started(self, learner: Learner) -> None:
+        """Choose again, now that the server has started and its size is known.
+
+        Raises:
+            ConfigError: Nothing fits; names what would.
+        """
+        device, server = self.fitting.device, self.fitting.server
+        if not self.known or not device.accelerator or self.choice.sleeps:
+            return
+        # What is taken beside this process is the server's, what others held before, and what they took since.
+        taken = measured(device.name, device.limit).others - device.others - server.transfer
+        self._measured(server=attrs.evolve(server, given=max(taken, server.memory(self.choice.cache))))
+        self._choose(learner, self.fitting.choose())
+
+    def updated(self, learner: Learner, most: int) -> None:
+        """Choose again, now that an update has been measured.
+
+        Args:
+            learner: The learner.
+            most: The most bytes that it held.
+        """
+        self.choice = attrs.evolve(self.choice, tokens=learner.tokens, recomputed=learner.recomputed)
+        if not self.known or most <= self.fitting.left(self.choice):
+            return
+        passes = self.fitting.passes(self.choice)
+        more = most - self.fitting.update(self.choice)
+        self._measured(factor=self.fitting.factor * max(1.0, (passes + more) / passes))
+        found = self.fitting.first()
+        if found is None:
+            log.warning("an update took %s, and %s were planned", in_gib(most), in_gib(most - more))
+        else:
+            self._choose(learner, found)
+
+    def _measured(self, **changes: Any) -> None:
+        self.fitting = attrs.evolve(self.fitting, begun=self.choice, **changes)
+
+    def _choose(self, learner: Learner, found: Choice) -> None:
+        """Let the learner take less, if it has to."""
+        if found.tokens < learner.tokens or found.recomputed > learner.recomputed:
+            self.choice = found
+            learner.fit(found.tokens, found.recomputed)
+            log.warning("chosen again, after a measurement: %s", self.line())
+
+
+def plan_memory(
+    directory: Path, config: LearnerConfig, *, dtype: str, device: Device, attention: str, server: ServerNeed
+) -> MemoryPlan:
+    """Choose how a run uses a device.
+
+    Args:
+        directory: The model's directory.
+        config: Settings.
+        dtype: The learner's dtype.
+        device: The device, before the run starts anything on it.
+        attention: The attention, as in `load_model`.
+        server: What the server needs.
+
+    Raises:
+        ConfigError: Nothing fits; names what would.
+    """
+    from agentrig.forest.scoring import CHUNK
+    from agentrig_grpo.learner import GPU_CHUNK
+
+    chunk = GPU_CHUNK if device.accelerator and device.budget >= SMALL_CHUNKS else CHUNK
+    shape = shape_of(directory)
+    layers, context = shape.layers if shape else 1, context_of_model(directory, config)
+
+    @cache
+    def needs(asked: LearnerConfig) -> Needs:
+        from agentrig_grpo.memory import need_of
+
+        def estimate(tokens: int, recomputed: int) -> Any:
+            more: dict[str, Any] = {"device": device.name, "attention": attention, "chunk": chunk}
+            return need_of(directory, asked, tokens=tokens, recomputed=recomputed, dtype=dtype, **more)
+
+        full = min(-(-2 * chunk // shape.vocabulary), most) if shape else most  # half of the tokens have logits
+        return Needs(estimate, layers=layers, passes=sorted({min(PASSES[-1], most), full, most}))
+
+    group = group_length(config, context)
+    most = passes_of(config, device, group)[0]
+
+    def needs_of(asked: LearnerConfig) -> Needs:
+        """Return the estimates of settings, whose pass and layers are chosen: they make no difference."""
+        chosen: dict[str, Any] = dict.fromkeys(
+            ("tokens_per_batch", "gradient_checkpointing", "server_sleep", "moments"), "auto"
+        )
+        return needs(attrs.evolve(asked, **chosen))
+
+    fitting = Fitting(config=config, device=device, server=server, needs=needs_of, layers=layers, group=group)
+    cheapest = next(fitting.choices())
+    if 2 * _roughly(shape, config, cheapest.tokens) < fitting.left(cheapest):
+        return MemoryPlan(fitting=fitting, choice=cheapest, chunk=chunk, known=False)
+    try:
+        needs_of(config)(cheapest.tokens, cheapest.recomputed)
+    except Exception as error:  # the estimate, not the update, has failed: the run can go on without it
+        choice = attrs.evolve(cheapest, tokens=min(cheapest.tokens, CPU_PASS)) if not fitting.asked else cheapest
+        log.warning(
+            "how much memory an update needs is not known before the first one: %s. Gradient checkpointing is %s",
+            *(f"{type(error).__name__}: {error}", "on" if choice.recomputed else "off"),
+        )
+        share = next((s for s in (1.0, 0.5, 0.25) if server.memory(s) < 0.4 * device.budget), 0.25)
+        return MemoryPlan(fitting=fitting, choice=attrs.evolve(choice, cache=share), chunk=CHUNK, known=False)
+    return MemoryPlan(fitting=fitting, choice=fitting.choose(), chunk=chunk)
+
+
+def measured(device: str, limit: int = 0) -> Device:
+    """Return a device's memory, as it is now: `others` is what this process's tensors do not hold.
+
+    Raises:
+        ConfigError: The limit is more than it has.
+    """
+    import torch
+
+    kind = device.split(":")[0]
+    if kind == "cpu":
+        return Device(name=device, total=free_memory())
+    module = torch.get_device_module(kind)
+    free, total = module.mem_get_info()
+    return Device(name=device, total=total, others=total - free - int(module.memory_reserved()), limit=limit)
+
+
+def free_memory() -> int:
+    """Return the bytes of this machine's memory that this process can still get."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+    try:
+        group = Path("/sys/fs/cgroup")
+        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return free
+    return min(free, int(limit) - int(used)) if limit.isdigit() else free
+
+
+def weight_bytes(directory: Path, dtype: str) -> int:
+    """Return the bytes of a model's weights in a dtype."""
+    files = [*directory.glob("*.safetensors"), *directory.glob("pytorch_model*.bin")]
+    shape = shape_of(directory)
+    return shape.parameters * size_of(dtype) if shape else sum(file.stat().st_size for file in files)
+
+
+def size_of(dtype: str) -> int:
+    """Return the bytes of a number."""
+    return {"float32": 4, "bfloat16": 2}[dtype]
+
+
+def shape_of(directory: Path) -> ModelShape | None:
+    """Return a model's sizes; None for a model of another kind."""
+    return ModelShape.from_config(json.loads((directory / "config.json").read_text("utf-8")))
+
+
+def context_of_model(directory: Path, config: LearnerConfig) -> int:
+    """Return most tokens that a model's server takes."""
+    own = json.loads((directory / "config.json").read_text("utf-8")).get("max_position_embeddings")
+    return config.max_length or own or 4096
+
+
+def _roughly(shape: ModelShape | None, config: LearnerConfig, tokens: int) -> float:
+    """Return more bytes than an update needs without checkpointing, from the model's sizes; infinite if unknown."""
+    if shape is None:
+        return float("inf")
+    a_token = shape.layers * (40 * shape.hidden + 12 * shape.intermediate) + 8 * shape.vocabulary
+    return (24 + 4 * config.max_staleness) * shape.parameters + 4 * a_token * tokens

@@ -1,0 +1,402 @@
+"""Which memory plan is chosen, for made-up devices and models: all of it is arithmetic."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import attrs
+import pytest
+from agentrig_grpo import planning
+from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.fitting import (
+    GIB,
+    PASSES,
+    Choice,
+    Device,
+    Fitting,
+    Needs,
+    ServerNeed,
+    group_length,
+    lower,
+    server_need,
+)
+from agentrig_grpo.memory import Need
+from agentrig_grpo.planning import MemoryPlan
+
+from agentrig.errors import ConfigError
+from agentrig.hardware.memory import KNOWN, ModelShape
+from agentrig.plan import resolve
+from agentrig.servers import ServerMemory
+
+SHAPES = {
+    "0.5B": KNOWN["qwen/qwen2.5-coder-0.5b-instruct"],
+    "1.5B": KNOWN["qwen/qwen2.5-coder-1.5b-instruct"],
+    "3B": KNOWN["qwen/qwen2.5-coder-3b-instruct"],
+    "7B": ModelShape(
+        layers=28, hidden=3584, intermediate=18944, heads=28, kv_heads=4, head_dim=128, vocabulary=152064, tied=False
+    ),
+}
+ROWS = {"32x4": (32, 4, 816, 128), "16x8": (16, 8, 4000, 200), "4x16": (4, 16, 8000, 512)}
+CARDS = {"24": 23.6, "40": 39.4, "80": 79.2, "141": 139.8}
+FULL_CHUNK = 1 << 28
+VLLM = ServerMemory(sequences=256, transfer=512 << 20)
+
+
+def need(shape: ModelShape, config: GrpoConfig, tokens: int, recomputed: int) -> Need:
+    """Return about what an update of a model in bfloat16 holds: fp32 weights and copies, or a frozen model."""
+    weights = shape.parameters
+    trained = weights // 100 if config.lora_rank else weights
+    logits = 3 * 4 * min(FULL_CHUNK, tokens * shape.vocabulary)
+    once, twice = 13 * shape.hidden + 4 * shape.intermediate, 2 * shape.hidden
+    layers = tokens * (once * (shape.layers - recomputed) + twice * recomputed)
+    return Need(
+        weights=2 * weights if config.lora_rank else 6 * weights,
+        gradients=4 * trained,
+        optimizer=2 * trained if config.optimizer == "adamw8bit" else 8 * trained,
+        activations=layers + logits,
+        change=4 * trained,
+        earlier=2 * trained if config.max_staleness else 0,
+    )
+
+
+def fitting(model="1.5B", rows="32x4", card="80", *, others=0.0, limit=0.0, says=VLLM, **settings) -> Fitting:
+    """Return what a run on a made-up device chooses from."""
+    tasks, n, prompt, answer = ROWS[rows]
+    context, shape, total = prompt + answer + 64, SHAPES[model], int(CARDS[card] * GIB)
+    given = {"tasks_per_step": tasks, "group_size": n, "max_tokens": answer, "max_length": context, **settings}
+    config, device = (
+        GrpoConfig(**given),
+        Device(name="cuda", total=total, others=int(others * GIB), limit=int(limit * GIB)),
+    )
+    server = server_need(
+        config, says, shape, weights=2 * shape.parameters, element=2, context=context, runners=128, total=total
+    )
+
+    @cache
+    def needs(asked: GrpoConfig) -> Needs:
+        most = max(PASSES[0], 0 if asked.tokens_per_batch == "auto" else asked.tokens_per_batch)
+        some = (PASSES[-1], -(-FULL_CHUNK // shape.vocabulary), most)
+        return Needs(lambda tokens, twice: need(shape, asked, tokens, twice), layers=shape.layers, passes=some)
+
+    group = group_length(config, context)
+    return Fitting(config=config, device=device, server=server, needs=needs, layers=shape.layers, group=group)
+
+
+def rung(found: Fitting, choice: Choice | None) -> str:
+    """Return the most expensive rung that a choice uses, in a word."""
+    if choice is None:
+        return "refused"
+    if choice.tokens < found.group:
+        return "cut"
+    if choice.on_host:
+        return "host"
+    if choice.sleeps:
+        return "sleep"
+    if choice.cache < 1:
+        return "cache"
+    return "layers" if choice.recomputed else f"pass {choice.tokens}"
+
+
+def sums_hold(found: Fitting, choice: Choice) -> bool:
+    """Whether server and learner stay within what there is, computed here from the sizes themselves."""
+    server, device, config = found.server, found.device, found.config
+    free = device.total - device.others
+    if device.limit:
+        free = min(free, device.limit - GIB // 2)  # this process's own part of the device
+    awake = server.weights + server.beside + max(int(server.cache * choice.cache), server.least)
+    size = need(SHAPES[NAMES[found.layers, server.weights]], config, choice.tokens, choice.recomputed)
+    held = size.weights + size.earlier + (0 if choice.on_host else size.optimizer)
+    update = held + size.gradients + max(size.activations, size.change)
+    free -= 512 << 20  # the buffer of new weights
+    return update + (server.asleep if choice.sleeps else awake) <= free and held + awake <= free
+
+
+NAMES = {(shape.layers, 2 * shape.parameters): name for name, shape in SHAPES.items()}
+
+FULL = {
+    ("0.5B", "32x4"): ("pass 8192", "pass 24576", "pass 49152", "pass 49152"),
+    ("0.5B", "16x8"): ("layers", "pass 16384", "pass 49152", "pass 49152"),
+    ("0.5B", "4x16"): ("layers", "pass 16384", "pass 49152", "pass 49152"),
+    ("1.5B", "32x4"): ("host", "cache", "pass 16384", "pass 49152"),
+    ("1.5B", "16x8"): ("host", "sleep", "pass 16384", "pass 49152"),
+    ("1.5B", "4x16"): ("host", "sleep", "pass 16384", "pass 49152"),
+    ("3B", "32x4"): ("refused", "refused", "pass 3072", "pass 24576"),
+    ("3B", "16x8"): ("refused", "refused", "cache", "pass 16384"),
+    ("3B", "4x16"): ("refused", "refused", "cache", "pass 16384"),
+    ("7B", "32x4"): ("refused", "refused", "refused", "host"),
+    ("7B", "16x8"): ("refused", "refused", "refused", "host"),
+    ("7B", "4x16"): ("refused", "refused", "refused", "host"),
+}
+"""For each model and each shape of rows: the rung on cards of 24, 40, 80 and 141 GB, all weights trained."""
+
+ADAPTERS = {
+    ("0.5B", "32x4"): ("pass 16384", "pass 32768", "pass 49152", "pass 49152"),
+    ("0.5B", "16x8"): ("pass 8192", "pass 24576", "pass 49152", "pass 49152"),
+    ("0.5B", "4x16"): ("layers", "pass 24576", "pass 49152", "pass 49152"),
+    ("1.5B", "32x4"): ("pass 4096", "pass 12288", "pass 32768", "pass 49152"),
+    ("1.5B", "16x8"): ("cache", "pass 6144", "pass 24576", "pass 49152"),
+    ("1.5B", "4x16"): ("cache", "layers", "pass 24576", "pass 49152"),
+    ("3B", "32x4"): ("layers", "pass 4096", "pass 16384", "pass 32768"),
+    ("3B", "16x8"): ("sleep", "layers", "pass 12288", "pass 32768"),
+    ("3B", "4x16"): ("sleep", "cache", "layers", "pass 32768"),
+    ("7B", "32x4"): ("refused", "cache", "pass 8192", "pass 24576"),
+    ("7B", "16x8"): ("refused", "sleep", "layers", "pass 16384"),
+    ("7B", "4x16"): ("refused", "sleep", "layers", "pass 16384"),
+}
+"""The same with adapters of rank 16."""
+
+
+@pytest.mark.parametrize("rank", [0, 16])
+@pytest.mark.parametrize(("model", "rows"), FULL)
+def test_each_card_gets_the_cheapest_rung_that_fits(model, rows, rank) -> None:
+    expected = (ADAPTERS if rank else FULL)[model, rows]
+    found = [fitting(model, rows, card, lora_rank=rank) for card in CARDS]
+    assert tuple(rung(one, one.first()) for one in found) == expected
+
+
+def all_of(found: Fitting) -> list[Choice]:
+    """Return everything that could be chosen, in no order."""
+    sleeps = (False, True) if not found.config.max_staleness else (False,)
+    tokens = sorted({*PASSES, -(-min(found.group, PASSES[0]) // 64) * 64})
+    return [
+        Choice(tokens=n, recomputed=k, cache=share, sleeps=asleep)
+        for n in tokens
+        for k in (0, found.layers)
+        for share in (0.25, 1.0)
+        for asleep in sleeps
+    ]
+
+
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("rank", [0, 16])
+@pytest.mark.parametrize("stale", [0, 1])
+def test_the_sums_hold_and_a_group_is_cut_or_a_run_refused_only_where_nothing_avoids_it(card, rank, stale) -> None:
+    for model in SHAPES:
+        for rows in ROWS:
+            found = fitting(model, rows, card, lora_rank=rank, max_staleness=stale)
+            choice = found.first()
+            if choice is None:
+                assert not [c for c in all_of(found) if found.fits(c)], (model, rows)
+                continue
+            assert sums_hold(found, choice), (model, rows)
+            assert not (choice.sleeps and stale)
+            if choice.tokens < found.group:
+                assert not [c for c in all_of(found) if c.tokens >= found.group and found.fits(c)], (model, rows)
+            if choice.recomputed:
+                assert not found.fits(attrs.evolve(choice, recomputed=choice.recomputed - 1))
+
+
+def test_others_that_hold_memory_are_not_taken_for_the_server() -> None:
+    alone, beside = fitting(), fitting(others=40)
+    assert alone.device.budget - beside.device.budget == 40 * GIB
+    assert beside.server == alone.server
+    choice = beside.choose()
+    assert (rung(alone, alone.choose()), rung(beside, choice)) == ("pass 16384", "cache")
+    assert sums_hold(beside, choice)
+
+
+def test_almost_no_free_memory_is_refused_with_the_numbers() -> None:
+    words = r"and 0\.0 MiB of cuda are free for it: it has 79\.2 GiB, of which 77\.2 GiB were taken before"
+    with pytest.raises(ConfigError, match=words):
+        fitting(others=77.2).choose()
+
+
+def test_a_limit_holds_for_all_together() -> None:
+    free = fitting().choose()
+    for limit in (79, 60, 40):
+        found = fitting(limit=limit)
+        choice = found.choose()
+        during = found.server.asleep if choice.sleeps else found.server.memory(choice.cache)
+        assert found.update(choice) + during + GIB // 2 <= limit * GIB
+        assert f"of memory_gib = {limit}" in found.describe(choice)
+    assert choice.tokens < free.tokens
+
+
+def test_a_limit_that_is_too_small_or_too_large_is_refused_with_its_number() -> None:
+    with pytest.raises(ConfigError, match=r"are free for it \(\[hardware\] memory_gib = 3\): it has 79\.2 GiB"):
+        fitting(limit=3).choose()
+    with pytest.raises(ConfigError, match=r"^\[hardware\] memory_gib = 100: cuda has 79\.2 GiB\. Set less, or 0"):
+        fitting(limit=100)
+
+
+@pytest.mark.parametrize("name", ["cuda", "ascend"])
+def test_a_negative_limit_is_refused(name) -> None:
+    with pytest.raises(ConfigError, match="memory_gib"):
+        resolve("mini", uses={"hardware": name}, overrides=["hardware.memory_gib=-1"]).configs["hardware"]
+
+
+def test_moments_move_to_host_memory_before_groups_are_cut() -> None:
+    assert fitting("1.5B", "32x4", "24", moments="device").first() is None
+    moved = fitting("1.5B", "32x4", "24")
+    choice = moved.choose()
+    assert (choice.on_host, choice.sleeps) == (True, True)
+    assert choice.tokens >= moved.group
+    assert sums_hold(moved, choice)
+    for where, expected in (("device", False), ("host", True)):
+        set_ = fitting("1.5B", "32x4", "141", moments=where)
+        assert {choice.on_host for choice in set_.choices()} == {expected}
+    assert not any(choice.on_host for choice in fitting(optimizer="adamw8bit").choices())
+    assert "moments in host memory" in moved.describe(choice)
+
+
+BIG = Device(name="cuda", total=int(139.8 * GIB))
+
+
+def test_a_pass_that_is_set_is_kept_or_refused_with_the_nearest_that_fits() -> None:
+    assert fitting(tokens_per_batch=10_000).choose().tokens == 10_000
+    wide = {"gradient_checkpointing": False, "server_sleep": False, "tokens_per_batch": 60_000}
+    with pytest.raises(ConfigError, match=r"60000\.\n  Set algorithm.gradient_checkpointing = true$"):
+        fitting(**wide).choose()
+    with pytest.raises(
+        ConfigError, match=r"with tokens_per_batch = 1000000\.\n  Set algorithm.tokens_per_batch = 49152$"
+    ):
+        fitting(tokens_per_batch=1_000_000).choose()
+    assert fitting(tokens_per_batch=49152).first() is not None
+
+
+def test_settings_are_kept() -> None:
+    assert {c.recomputed for c in fitting(gradient_checkpointing=True).choices()} == {28}
+    assert {c.recomputed for c in fitting(gradient_checkpointing=False).choices()} == {0}
+    assert {c.sleeps for c in fitting(server_sleep=True).choices()} == {True}
+    assert {c.sleeps for c in fitting(server_sleep=False).choices()} == {False}
+    assert {c.sleeps for c in fitting(max_staleness=1).choices()} == {False}
+    assert {c.sleeps for c in fitting().choices()} == {False, True}
+
+
+def test_a_cpu_has_passes_of_8192_and_nothing_sleeps() -> None:
+    found = attrs.evolve(fitting(), device=Device(name="cpu", total=500 * GIB), server=ServerNeed(weights=GIB))
+    assert found.choose() == Choice(tokens=8192)
+    assert {c.sleeps for c in found.choices()} == {False}
+
+
+def test_what_a_server_gets() -> None:
+    found = fitting("1.5B", "32x4").server
+    shape = SHAPES["1.5B"]
+    a_token = 28 * 2 * 2 * 128 * 2
+    assert shape.kv_bytes(1) == a_token
+    assert (found.weights, found.calls, found.transfer) == (2 * shape.parameters, 128, 512 << 20)
+    assert found.cache == 128 * (816 + 128 + 64 + 32) * a_token
+    assert 8 * GIB < found.memory() < 10 * GIB
+    few = fitting("1.5B", "32x4", says=ServerMemory(sequences=4)).server
+    assert few.cache * 32 == found.cache
+    assert few.memory(0.25) == few.weights + few.beside + few.least == found.weights + few.beside + found.cache // 128
+
+
+def test_a_servers_own_settings_win() -> None:
+    shared = fitting(says=ServerMemory(sequences=256, share=0.3))
+    assert shared.server.memory(0.25) == int(0.3 * 79.2 * GIB) == shared.server.memory()
+    cached = fitting(says=ServerMemory(sequences=256, cache=5 * GIB))
+    assert cached.server.memory(0.25) == cached.server.weights + cached.server.beside + 5 * GIB
+    with pytest.raises(ConfigError, match=r"\n  Set server.gpu_memory_utilization = 0"):
+        fitting(says=ServerMemory(sequences=256, share=0.9)).choose()
+    assert fitting(says=ServerMemory(sequences=256, elsewhere=True)).server.memory() == 0
+
+
+def test_a_server_that_keeps_its_weights_asleep_takes_them_during_updates() -> None:
+    found = fitting(says=ServerMemory(sequences=64, asleep=GIB, keeps_weights=True))
+    assert found.server.asleep == GIB + found.server.weights
+    assert found.server.transfer == found.server.weights
+
+
+def test_a_long_context_does_not_fill_the_device_with_keys_and_values() -> None:
+    """Without `max_length` a call is planned as 4,096 tokens and its answer; one of the whole context fits always."""
+    config = GrpoConfig(max_tokens=1024)
+    shape = SHAPES["1.5B"]
+    found = server_need(config, VLLM, shape, weights=0, element=2, context=32768, runners=32, total=80 * GIB)
+    assert found.cache == 32 * shape.kv_bytes(4096 + 1024 + 32)
+    assert found.least == shape.kv_bytes(32768 + 32)
+    assert group_length(config, 32768) == 4096 + 8 * 1025
+
+
+def test_the_plan_of_a_model_of_unknown_shape_leaves_its_server_what_vllm_takes() -> None:
+    found = server_need(GrpoConfig(), VLLM, None, weights=9, element=2, context=100, runners=0, total=1000)
+    assert (found.given, found.calls) == (400, 256)
+
+
+def test_estimates_are_asked_for_at_the_ends_only_and_never_too_small() -> None:
+    asked = []
+    shape, config = SHAPES["1.5B"], GrpoConfig()
+
+    def estimate(tokens, twice):
+        asked.append((tokens, twice))
+        return need(shape, config, tokens, twice)
+
+    needs = Needs(estimate, layers=28, passes=(256, 1767, 49152))
+    assert needs(49152, 0) == need(shape, config, 49152, 0)
+    assert asked == [(49152, 0)]
+    for tokens in (300, 1024, 8192, 30_000):
+        for twice in (0, 5, 28):
+            assert needs(tokens, twice).activations >= 0.999 * need(shape, config, tokens, twice).activations
+    assert sorted(asked) == [(n, twice) for n in (256, 1767, 49152) for twice in (0, 28)]
+
+
+def test_the_line_says_what_was_chosen() -> None:
+    found = fitting()
+    assert found.describe(found.choose()) == (
+        "memory: 79.2 GiB of cuda: server 8.8 (weights 2.9, the cache of 128 calls 3.6), update 52.7 (pass of 16,384 "
+        "tokens, no layer computed twice), 17.2 left"
+    )
+    tight = fitting("1.5B", "16x8", "40")
+    assert "1.5 while it sleeps during updates)" in tight.describe(tight.choose())
+
+
+class FakeLearner:
+    """Notes what it is told."""
+
+    def __init__(self, choice: Choice) -> None:
+        self.tokens, self.recomputed = choice.tokens, choice.recomputed
+
+    def fit(self, tokens, recomputed):
+        self.tokens, self.recomputed = tokens, recomputed
+
+
+def begun(**more):
+    found = fitting(**more)
+    plan = MemoryPlan(fitting=found, choice=found.choose(), chunk=1)
+    return plan, FakeLearner(plan.choice)
+
+
+@pytest.mark.parametrize(("extra", "tokens"), [(0, 16384), (-5, 16384), (20, 12288)])
+def test_a_server_that_takes_more_than_planned_makes_passes_smaller(monkeypatch, extra, tokens) -> None:
+    """As does another process that has started meanwhile; memory that is not used yet stays the server's."""
+    plan, learner = begun()
+    taken = plan.fitting.server.memory() + int(extra * GIB)
+    now = attrs.evolve(plan.fitting.device, others=taken)
+    monkeypatch.setattr(planning, "measured", lambda device, limit: now)
+    plan.started(learner)
+    assert learner.tokens == tokens == plan.choice.tokens
+    assert sums_hold(attrs.evolve(plan.fitting, device=fitting(others=max(extra, 0)).device), plan.choice)
+
+
+def test_a_server_that_leaves_nothing_ends_the_run_with_the_numbers(monkeypatch) -> None:
+    plan, learner = begun()
+    now = attrs.evolve(plan.fitting.device, others=70 * GIB)
+    monkeypatch.setattr(planning, "measured", lambda device, limit: now)
+    with pytest.raises(ConfigError, match=r"9\.2 GiB of cuda are free for it: .* its server takes 69\.5 GiB"):
+        plan.started(learner)
+
+
+def test_an_update_that_took_more_than_planned_makes_passes_smaller() -> None:
+    plan, learner = begun()
+    plan.updated(learner, plan.fitting.left(plan.choice))
+    assert learner.tokens == 16384
+    plan.updated(learner, plan.fitting.left(plan.choice) + 10 * GIB)
+    assert 4096 <= learner.tokens < 16384
+    assert plan.fitting.factor > 1
+
+
+def test_a_smaller_pass_after_an_error_cuts_groups_last() -> None:
+    steps, now = [], (49152, 0)
+    while now is not None:
+        steps.append(now)
+        now = lower(*now, latest=now[0] - 9, group=10_000, most=28)
+    assert steps == [(49152, 0), (24576, 0), (12288, 0), (12288, 28)] + [(12288 >> i, 28) for i in range(1, 6)]
+    assert lower(512, 0, latest=500, group=10_000, most=0) == (256, 0)
+    assert lower(511, 0, latest=500, group=10_000, most=0) is None
+
+
+def test_a_smaller_pass_is_smaller_than_the_one_that_was_too_large() -> None:
+    assert lower(49152, 0, latest=7000, group=100, most=28) == (6144, 0)
+    assert lower(8192, 0, latest=8000, group=100, most=28) == (4096, 0)
+    assert lower(1000, 0, latest=1001, group=100, most=28) == (1000, 28)
+    assert lower(1000, 28, latest=1001, group=100, most=28) is None

@@ -1,0 +1,69 @@
+"""The check of the agent: it plays one training task, and the adapter says which of its calls would be trained on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import attrs
+
+from agentrig.demonstrations import Call, Reply
+from agentrig.errors import AgentrigError
+from agentrig.findings import Finding, Situation
+from agentrig.plugins.auto import OWN, PROCESSES
+from agentrig.run.demonstration_server import demonstrating
+from agentrig.run.evaluate import evaluate
+from agentrig.run.guards import unseen_calls, untrained_calls, with_token_ids
+from agentrig.run.metrics import reason_of
+from agentrig.run.splits import read_split, split_of, task_set
+from agentrig.run.warmup import demonstrator
+from agentrig.tasks import Task
+
+DEADLINE_S = 15.0
+"""Seconds that the agent gets for the task."""
+
+
+def check_agent(situation: Situation) -> Iterator[Finding]:
+    """Would calls of this agent be trained on? A local server says the right answer, where the task tells it."""
+    plan = situation.plan
+    if plan is None or not plan.runners.n or plan.components["runners"].spec.name not in (OWN, PROCESSES):
+        return
+    logger = logging.getLogger("agentrig")
+    level = logger.level
+    try:
+        tasks = task_set(plan)
+        rows = read_split(tasks, split_of(plan.run, tasks, "train"), who=plan.whose_tasks)[:1]
+        says, _ = demonstrator(plan)
+
+        def answer(task: Task, call: Call) -> Reply | str:
+            try:
+                return says(task, call) or ""
+            except Exception:  # no gold, or no demonstration of this call: any answer shows which call was made
+                return "?"
+
+        fewer = attrs.evolve(plan.runners, n=1, deadline_s=min(DEADLINE_S, plan.runners.deadline_s), retries=0)
+        short = attrs.evolve(plan, runners=fewer, observers=())
+        logger.setLevel(logging.ERROR)  # a run says its warnings itself
+        with demonstrating(rows, answer, seed=0) as (endpoints, _):
+            (rollout,) = evaluate(
+                short, tasks=rows, endpoint=endpoints, mode="dev", as_mode="train", keep=True
+            ).rollouts
+        (rollout,) = with_token_ids([rollout], plan.build("adapter"))
+    except AgentrigError as error:
+        yield attrs.evolve(Finding.of_error("agent", error), result="warning")
+        return
+    finally:
+        logger.setLevel(level)
+    name, calls = plan.components["adapter"].spec.name, list(rollout.trace.llm_calls())
+    why = unseen_calls([rollout]) or (untrained_calls([rollout], adapter=name)[0] if calls else "")
+    if why:
+        first, _, rest = why.partition("\n")
+        evidence = f"it played one training task, and none of its calls would be trained on. {first}"
+        yield Finding(check="agent", result="warning", evidence=evidence, cure=" ".join(rest.split()))
+    elif not calls:
+        evidence = f"it could not play a training task without a model: {rollout.failure}: {reason_of(rollout)}"
+        yield Finding(check="agent", result="warning", evidence=evidence, cure="see it with agentrig dev")
+    else:
+        kept = f"{len(rollout.triplets)} of {len(calls)} calls to the model"
+        evidence = f"it played one training task: {kept} would be trained on ({name})"
+        yield Finding(check="agent", result="ok", evidence=evidence)

@@ -1,0 +1,55 @@
+"""The doctor plays the agent on one task, and says which of its calls would be trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrig.doctor import Situation, examination
+from agentrig.doctor.agent import check_agent
+from agentrig.findings import Finding
+from agentrig.hardware import Cpu
+from agentrig.plan import resolve
+
+TOY = str(Path(__file__).parents[1] / "support" / "toy_plugin.py")
+
+
+def found(*overrides: str) -> Finding:
+    cpu = Cpu()
+    plan = resolve("toy", overrides=overrides, files=[TOY], uses={"hardware": "cpu"})
+    situation = Situation(hardware=cpu, candidates=[cpu], probes={"cpu": cpu.probe()}, plan=plan, versions={})
+    (finding,) = check_agent(situation)
+    return finding
+
+
+def test_the_calls_that_would_be_trained_on_are_counted() -> None:
+    finding = found("adapter.match=write")
+    assert (finding.result, finding.cure) == ("ok", "")
+    assert "1 of 1 calls to the model would be trained on (toy-match)" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("overrides", "evidence", "cure"),
+    [
+        (["adapter.match=check"], "none of its calls would be trained on. The adapter toy-match kept none of 1 calls",
+         "adapter.match=write_query"),
+        (['tasks.do=["no-call"]'], "No call to the model was recorded", "Does the agent call endpoint.base_url?"),
+        (['tasks.do=["raise"]'], "this agent cannot count", "agentrig dev"),
+    ],
+)  # fmt: skip
+def test_an_agent_without_a_call_to_train_on_is_a_warning(overrides: list[str], evidence: str, cure: str) -> None:
+    finding = found(*overrides)
+    assert finding.result == "warning"
+    assert evidence in finding.evidence
+    assert cure in finding.cure
+
+
+def test_the_agent_is_not_played_where_the_run_could_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Situation) -> list[Finding]:
+        return [Finding(check="broken", result="problem", evidence="no disk")]
+
+    monkeypatch.setattr(examination, "CHECKS", (check_agent, broken))
+    checks = [f.check for f in examination.examine("toy", files=[TOY], uses={"hardware": "cpu"})]
+    assert "broken" in checks
+    assert "agent" not in checks
