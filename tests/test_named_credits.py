@@ -64,6 +64,8 @@ def test_negative_worths_are_scaled(name: str) -> None:
 
 def test_a_baseline_can_count_calls() -> None:
     (by_rollout,) = credit_of("dr-grpo")([group(1.0, 0.0, calls=[3, 1])])
+    (failed,) = credit_of("dr-grpo")([group(1.0, 0.0, None, calls=[6, 1, 2])])
+    assert failed == [0.5, -0.5, None]
     (by_call,) = credit_of("dr-grpo", weighting="call")([group(1.0, 0.0, calls=[3, 1])])
     assert (by_rollout, by_call) == ([0.5, -0.5], [0.25, -0.75])  # means 1/2 and 3/4
 

@@ -333,6 +333,7 @@ PURPOSES: Mapping[str, str] = {
     "reward": "scores each answer",
     "adapter": "chooses which of the agent's calls to the model are trained on",
     "algorithm": "changes the model so that it answers better",
+    "credit": "says what each of the agent's calls is worth, from the rewards",
     "server": "answers the agent's calls with the model",
     "hardware": "what the model is trained on",
     "runners": "the processes that run the agent",
