@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrig import Outcome, Score, Task
 from agentrig.algorithms import Measurement
-from agentrig.credit import GroupConfig, dr_grpo
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
 from agentrig.hardware import Cpu
 from agentrig.processes.servers import ServerError
@@ -33,8 +32,6 @@ TARGET = 42
 
 class FakeSession(ProofSession):
     """Its reward counts TARGET tokens, and one rollout of a step fails."""
-
-    credit = partial(dr_grpo, config=GroupConfig())
 
     def __init__(self, directory, *, stop_after=None, resumed=False, **more):
         super().__init__(directory, **more)
