@@ -302,9 +302,9 @@ def test_a_run_file_that_is_not_utf8_is_refused_with_a_message(tmp_path: Path) -
 def test_a_component_with_the_settings_of_the_recipes_keeps_its_keys(tmp_path: Path) -> None:
     """Otherwise the run would be that of the defaults: a learning rate of 1e-6 in place of 2e-4, in silence."""
     (tmp_path / "ranks.py").write_text(
-        "from agentrig import hookimpl\nfrom agentrig_grpo import from_credit\n\n"
+        "from agentrig import AlgorithmSpec, hookimpl\nfrom agentrig_grpo import LearnerConfig, build\n\n"
         "@hookimpl\ndef register_algorithms():\n"
-        "    yield from_credit(lambda groups, config: [[0.0] * len(g) for g in groups], name='ranks', summary='R.')\n"
+        "    yield AlgorithmSpec(name='ranks', summary='R.', config=LearnerConfig, build=build, credit='rloo')\n"
     )
     recipe = resolve("mini")
     swapped = resolve("mini", files=[str(tmp_path / "ranks.py")], uses={"algorithm": "ranks"})
@@ -312,6 +312,7 @@ def test_a_component_with_the_settings_of_the_recipes_keeps_its_keys(tmp_path: P
     assert swapped.components["algorithm"].spec.name == "ranks"
     assert {key: ours[key] for key in theirs if key in ours} == theirs
     assert theirs["lr"] != attrs.fields(type(swapped.configs["algorithm"])).lr.default
+    assert swapped.configs["credit"] == recipe.configs["credit"]
 
 
 def test_a_component_whose_spec_gives_no_settings_class_is_told_so(toy_plan: Callable[..., Plan]) -> None:

@@ -1,4 +1,4 @@
-"""Algorithms: from triplets to new weights. Most are a credit and a learner; others bring a loop of their own."""
+"""Algorithms: from triplets to new weights. Most bring a learner; others bring a loop of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import attrs
 
 from agentrig.audit.sketch import Sketch
-from agentrig.credit import Worth
+from agentrig.credit import Credit
 from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
 from agentrig.hardware import Hardware
@@ -62,6 +62,8 @@ class Session(Protocol):
         delivery: Proves that the model's server answers with the weights that were trained: call its `prepare` before
             and `begin` after each transfer, its `settle` before the model is used, and its `sign` when a checkpoint is
             written.
+        credit: What `[credit]` selects: `credit(groups)` says what each rollout of a step's groups is worth, or each of
+            its calls. For an algorithm whose spec names a default `credit`.
         measured: The latest result of `validate` or `report`: accuracy and mean reward; None before the first.
     """
 
@@ -75,6 +77,7 @@ class Session(Protocol):
     stopping: bool
     solved: bool
     delivery: Delivery
+    credit: Credit
     measured: Measurement | None
 
     @property
@@ -221,16 +224,6 @@ class LoopAlgorithm(Protocol):
     @property
     def config(self) -> LoopSettings:
         """Its settings, with those of the loop."""
-
-    @property
-    def zero_advantage(self) -> str:
-        """The ledger's reason for a call that the credit gives 0.
-
-        With `zero-advantage`, the ledger checks that the rewards of the call's group explain it.
-        """
-
-    def credit(self, groups: Sequence[Sequence[Rollout]]) -> Iterable[Sequence[Worth]]:
-        """Yield, for each group of a step, what each of its rollouts is worth, or each of their calls."""
 
     def serving(self, hardware: Hardware, checkpoint: Path | None) -> ServerPlan:
         """Return how to serve a checkpoint, or the starting model; `dtype` is what the learner computes in.

@@ -1,16 +1,25 @@
-"""Credit: what the calls of a step are worth. GRPO's: how much better a rollout did than the others of its task."""
+"""Credits: what the calls of a step are worth. Each is a small function with a name, which `[credit] use` selects.
+
+Each of them gives a rollout's worth to all of its calls, and so to all of their sampled tokens; `turn` tells the calls
+apart. A failed rollout has no reward: it gets None, and no baseline counts it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
-from agentrig.errors import AgentrigError
+import attrs
+
+from agentrig.errors import AgentrigError, place_of
 from agentrig.rollouts import Rollout
+from agentrig.settings import setting
+from agentrig.text import words_of
 
 EPSILON = 1e-6
-"""Added to the standard deviation, as verl does."""
+"""Added to a standard deviation, as verl does."""
 
 LARGEST = 1e12
 """Largest reward, without its sign, that is learned from: the squares of such numbers still fit into fp32."""
@@ -21,22 +30,232 @@ Worth = float | None | Sequence[float | None]
 A positive number makes what was sampled more likely, a negative one less likely. None leaves it out.
 """
 
-Credit = Callable[[Sequence[Sequence[Rollout]], Any], Iterable[Sequence[Worth]]]
-"""`credit(groups, config)`: for each group of a step, the worth of each of its rollouts.
+Credit = Callable[[Sequence[Sequence[Rollout]]], Iterable[Sequence[Worth]]]
+"""What `CreditSpec.build` returns: `credit(groups)` gives, for each group of a step, the worth of each of its rollouts.
 
-A group is all rollouts of a task, failures included (their `value` is None); `config` has the algorithm's settings.
+A group is all rollouts of a task, failures included (their `value` is None).
 """
 
-Weighting = Literal["rollout", "call"]
+
+@attrs.frozen(kw_only=True)
+class RelativeConfig:
+    """Settings of a credit that compares a rollout with the others of its group."""
+
+    negative_scale: float = setting(1.0, help="negative worths are multiplied by this", ge=0)
+
+
+@attrs.frozen(kw_only=True)
+class GroupConfig(RelativeConfig):
+    """Settings of `grpo` and `dr-grpo`."""
+
+    weighting: str = setting(
+        "rollout",
+        help="rollout: each rollout counts once in its group's baseline; call: each trained call does",
+        choices=("rollout", "call"),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class BestConfig:
+    """Settings of `best-of-group`: none."""
+
+
+@attrs.frozen(kw_only=True)
+class TurnConfig(RelativeConfig):
+    """Settings of `turn`."""
+
+    discount: float = setting(
+        0.0, help="how much a call is worth of the reward of the call after it: 0 for nothing, 1 for all", ge=0, le=1
+    )
+
+
+def grpo(groups: Sequence[Sequence[Rollout]], config: GroupConfig) -> Iterator[list[Worth]]:
+    """Yield GRPO's credit (DeepSeekMath, arXiv:2402.03300, section 4.1.2): (v - mean) / std of the group's rewards.
+
+    The formula, with one reward for each rollout (outcome supervision), is in `advantages`.
+
+    Raises:
+        AgentrigError: See `advantages`.
+    """
+    return _by_group(groups, config, normalize=True)
+
+
+def dr_grpo(groups: Sequence[Sequence[Rollout]], config: GroupConfig) -> Iterator[list[Worth]]:
+    """Yield Dr. GRPO's credit (arXiv:2503.20783): v - mean of the group's rewards.
+
+    Without GRPO's division, tasks that are almost always or almost never solved are not favoured. The paper's other
+    change, a loss that is not divided by the length of each reply, is `algorithm.loss_agg_mode`.
+
+    Raises:
+        AgentrigError: See `advantages`.
+    """
+    return _by_group(groups, config, normalize=False)
+
+
+def rloo(groups: Sequence[Sequence[Rollout]], config: RelativeConfig) -> Iterator[list[Worth]]:
+    """Yield the credit of REINFORCE leave-one-out (RLOO, arXiv:2402.14740), of k scored rollouts:
+
+        A_i = v_i - 1 / (k - 1) sum_{j != i} v_j
+
+    The paper's KL penalty in the reward is not part of it: use `algorithm.kl_loss_coef`. A rollout that is alone, and
+    a group of equal rewards, have 0.
+
+    Raises:
+        AgentrigError: See `advantages`.
+    """  # noqa: D415
+    for group in groups:
+        values = [rollout.value for rollout in group]
+        k = sum(value is not None for value in values)
+        over_mean = advantages(values, normalize=False)  # v - mean is (k - 1) / k of the formula
+        yield _worths(values, [a * k / (k - 1) if a else 0.0 for a in over_mean], config)
+
+
+def reinforce_pp(groups: Sequence[Sequence[Rollout]], config: RelativeConfig) -> Iterator[list[Worth]]:
+    """Yield the credit of REINFORCE++ with baseline (arXiv:2501.03262), the paper's variant for groups:
+
+        B_i = v_i - mean of its group        A_i = B_i / (std + 1e-6)        std^2 = 1 / n sum_j B_j^2
+
+    over the n scored rollouts of the whole step. The mean of all B is 0, so it is not subtracted again. The paper
+    normalises over the tokens of a batch. Here each rollout counts once, so that long ones, and those with many calls,
+    don't weigh more.
+
+    Raises:
+        AgentrigError: See `advantages`.
+    """  # noqa: D415
+    values = [[rollout.value for rollout in group] for group in groups]
+    found = [advantages(group, normalize=False) for group in values]
+    scored = sum(value is not None for group in values for value in group)
+    std = math.sqrt(math.fsum(b * b for group in found for b in group) / max(scored, 1))
+    for group, over_mean in zip(values, found, strict=True):
+        yield _worths(group, [b / (std + EPSILON) for b in over_mean], config)
+
+
+def best_of_group(groups: Sequence[Sequence[Rollout]], config: BestConfig) -> Iterator[list[Worth]]:
+    """Yield 1 for the rollouts with the best reward of their group, and None for all others, which are left out.
+
+    It imitates the best of n samples, as RAFT does (arXiv:2304.06767). A group of equal rewards is left out: nothing
+    says that it is good.
+
+    Raises:
+        AgentrigError: See `advantages`.
+    """
+    for group in groups:
+        values = [rollout.value for rollout in group]
+        better = any(advantages(values, normalize=False))
+        best = max((value for value in values if value is not None), default=None)
+        yield [1.0 if better and value == best else None for value in values]
+
+
+def turn(groups: Sequence[Sequence[Rollout]], config: TurnConfig) -> Iterator[list[Worth]]:
+    """Yield a worth for each call, from the rewards r of a rollout's calls (`Score.calls`):
+
+        G_t = r_t + discount G_(t+1)        A_t = G_t - mean of G_t in the group
+
+    G is the return-to-go of REINFORCE (Williams, 1992). Its mean is over the calls of the same node and turn in the
+    rollouts of the group: a call is the t-th that its rollout trains in that node. A call alone in its turn has 0.
+    Calls without a reward are skipped in the sum; without any reward from there on, a call is left out.
+
+    Raises:
+        AgentrigError: The reward scores no call of the step.
+    """  # noqa: D415
+    rollouts = [rollout for group in groups for rollout in group if rollout.value is not None and rollout.triplets]
+    if rollouts and not any(rollout.score and rollout.score.calls for rollout in rollouts):
+        raise AgentrigError(
+            "the credit `turn` needs a reward that scores calls (`Score.calls`), and this one scores none: use a "
+            "reward such as `spider-exec`, or another credit, for example --credit dr-grpo"
+        )
+    for group in groups:
+        returns = [_returns(rollout, config.discount) for rollout in group]
+        turns: dict[tuple[str, int], list[float]] = defaultdict(list)
+        for place, value in (pair for pairs in returns for pair in pairs):
+            if value is not None:
+                turns[place].append(value)
+
+        def over_mean(place: tuple[str, int], value: float | None, among: Any = turns) -> float | None:
+            if value is None or min(among[place]) == max(among[place]):
+                return None if value is None else 0.0
+            worth = value - math.fsum(among[place]) / len(among[place])
+            return worth * config.negative_scale if worth < 0 else worth
+
+        yield [None if r.value is None else [over_mean(*p) for p in ps] for r, ps in zip(group, returns, strict=True)]
+
+
+def _returns(rollout: Rollout, discount: float) -> list[tuple[tuple[str, int], float | None]]:
+    """Return node, turn and return-to-go of each trained call of a rollout."""
+    calls = rollout.trace.llm_calls()
+    rewards = rollout.score.calls if rollout.score is not None and rollout.score.calls else [None] * len(calls)
+    later, found = None, dict[str, float | None]()
+    for call, reward in zip(reversed(calls), reversed(rewards), strict=True):
+        if reward is not None:
+            later = reward + discount * (later or 0.0)
+            found[call.id] = later
+        else:
+            found[call.id] = later if discount else None
+    seen, returns = Counter[str](), []
+    nodes = {call.id: next(iter(rollout.trace.nodes(call)), "") for call in calls}
+    for triplet in rollout.triplets:
+        node = nodes.get(triplet.span_id, "")
+        returns.append(((node, seen[node]), found.get(triplet.span_id)))
+        seen[node] += 1
+    return returns
+
+
+def worths_of_calls(credit: Credit, rollouts: Sequence[Rollout]) -> list[list[float | None]]:
+    """Return what each trained call of a step's rollouts is worth: for each rollout, one number for each triplet.
+
+    Args:
+        credit: The run's credit.
+        rollouts: All rollouts of a step.
+
+    Raises:
+        AgentrigError: The credit raises, or does not give one worth for each rollout or call.
+    """
+    groups: dict[str, list[int]] = defaultdict(list)
+    for place, rollout in enumerate(rollouts):
+        groups[rollout.group].append(place)
+    try:
+        found = list(credit([[rollouts[i] for i in places] for places in groups.values()]))
+    except AgentrigError:
+        raise
+    except Exception as error:
+        raise AgentrigError(f"the credit failed: {words_of(error)}{place_of(error)}") from error
+    worths: list[list[float | None]] = [[] for _ in rollouts]
+    try:
+        for place, whole in (
+            pair for pairs in zip(groups.values(), found, strict=True) for pair in zip(*pairs, strict=True)
+        ):
+            calls = list(whole) if isinstance(whole, Iterable) else [whole] * len(rollouts[place].triplets)
+            if len(calls) != len(rollouts[place].triplets):
+                raise ValueError(f"{len(calls)} for the {len(rollouts[place].triplets)} calls of {rollouts[place].id}")
+            if any(worth is not None and not math.isfinite(worth) for worth in calls):
+                raise ValueError(f"{calls} for rollout {rollouts[place].id}")
+            worths[place] = calls
+    except (TypeError, ValueError) as error:
+        raise AgentrigError(
+            "the credit has to return, for each group, a list with a worth for each rollout: a finite number for all "
+            f"its calls, one number for each call (each triplet), or None to leave it out ({error})"
+        ) from error
+    return worths
+
+
+def _by_group(groups: Sequence[Sequence[Rollout]], config: GroupConfig, *, normalize: bool) -> Iterator[list[Worth]]:
+    for group in groups:
+        values, calls = [r.value for r in group], [len(r.triplets) for r in group]
+        yield _worths(values, advantages(values, calls, weighting=config.weighting, normalize=normalize), config)
+
+
+def _worths(values: Sequence[float | None], found: Sequence[float], config: RelativeConfig) -> list[Worth]:
+    """Return the worth of each rollout of a group: None for a failure, negative ones scaled."""
+    scaled = [a * config.negative_scale if a < 0 else a for a in found]
+    return [None if value is None else worth for value, worth in zip(values, scaled, strict=True)]
 
 
 def advantages(
     values: Sequence[float | None],
     calls: Sequence[int] | None = None,
     *,
-    weighting: Weighting = "rollout",
+    weighting: str = "rollout",
     normalize: bool = True,
-    negative_scale: float = 1.0,
 ) -> list[float]:
     """Return the advantage of each rollout of one group.
 
@@ -46,7 +265,7 @@ def advantages(
                                              std^2 = sum_j w_j (v_j - mean)^2 / (sum_j w_j - 1)
 
     which is GRPO's (DeepSeekMath, arXiv:2402.03300, section 4.1.2). Without `normalize` it is v_i - mean, as in
-    Dr. GRPO (arXiv:2503.20783), which does not favour tasks that are almost always or almost never solved.
+    Dr. GRPO (arXiv:2503.20783).
 
     Args:
         values: The rollouts' values; None for a failure, which is left out of the baseline.
@@ -55,7 +274,6 @@ def advantages(
             call counts once, so that a rollout with more calls pulls the baseline towards itself
             (as in algorithms that see only calls).
         normalize: Divide by the standard deviation (unbiased); else only the mean is subtracted.
-        negative_scale: Negative advantages are multiplied by this.
 
     Returns:
         One number a rollout. 0.0 for failures, in a zero-variance group, and for a rollout
@@ -82,5 +300,4 @@ def advantages(
     mean = math.fsum(v * w for v, w in valid) / total
     squares = math.fsum(w * (v - mean) ** 2 for v, w in valid)
     scale = math.sqrt(squares / (total - 1)) + EPSILON if normalize else 1.0
-    found = [0.0 if v is None else (v - mean) / scale for v in values]
-    return [a * negative_scale if a < 0 else a for a in found]
+    return [0.0 if v is None else (v - mean) / scale for v in values]

@@ -49,7 +49,7 @@ REASONS: Mapping[str, str] = {
     ALONE: "its group has no other rollout to compare with: the advantage is 0",
     ZERO_ADVANTAGE: "its rollout's reward equals the baseline of its group: the advantage is 0",
     NEGATIVE_SCALE: "its rollout's reward is below the baseline of its group, and `negative_scale` is 0",
-    LEFT_OUT_BY_CREDIT: "the algorithm's credit leaves it out, or gives it 0",
+    LEFT_OUT_BY_CREDIT: "the credit leaves it out, or gives it 0",
     NOT_FINITE: "the gradient was NaN or infinite, and the update was skipped",
     CRITIC_WARMUP: "only the critic was trained in this step",
 }
@@ -144,13 +144,21 @@ class Ledger:
         adapter_name: Its name, for messages.
         algorithm_name: The algorithm's name, for messages.
         negative_scale: The factor of negative advantages.
+        relative: See `CreditSpec.relative`; without it, a call with advantage 0 counts as left out by the credit.
     """
 
     def __init__(
-        self, adapter: Adapter, *, adapter_name: str, algorithm_name: str, negative_scale: float = 1.0
+        self,
+        adapter: Adapter,
+        *,
+        adapter_name: str,
+        algorithm_name: str,
+        negative_scale: float = 1.0,
+        relative: bool = True,
     ) -> None:
         self._left_out = getattr(adapter, "left_out", None)
         self._adapter, self._algorithm, self._negative_scale = adapter_name, algorithm_name, negative_scale
+        self._relative = relative
         self._open()
 
     def _open(self) -> None:
@@ -278,7 +286,9 @@ class Ledger:
             elif told[call] and tokens == r.tokens:
                 for entry in sorted(told[call], key=lambda e: ("trained", "masked", "dropped").index(e.place)):
                     reason, wrong = entry.reason, ""
-                    if reason in BY_REWARDS:
+                    if reason in BY_REWARDS and not self._relative:
+                        reason = LEFT_OUT_BY_CREDIT
+                    elif reason in BY_REWARDS:
                         reason, wrong = self._explain(r.value, values[r.group])
                     rows.append(r.row(entry.place, entry.tokens, reason, entry.advantage))
                     if wrong:

@@ -302,7 +302,7 @@ def resolve(
     name = source or "mini"
     base, own = _read_source(name)
     parsed = [parse_override(o) for o in overrides]
-    # `use` first: a new component drops keys that only the old one has, and a new algorithm those of the server too.
+    # `use` first: a new component drops keys that only the old one has, and a new algorithm those of server and credit.
     parsed.sort(key=lambda override: (override[1] != "use", override[0] != "algorithm"))
     wanted = {**own.get("run", {}), **{key: value for section, key, value in parsed if section == "run"}}
     # A run's config.toml names its plugin files; one that is given again is the same plugin.
@@ -323,7 +323,7 @@ def resolve(
     for settings in (
         _own_first(registry.find("recipe", base), registry) if base else {},
         own,
-        *({kind: {"use": use}} for kind, use in (uses or {}).items() if use is not None),
+        *({kind: {"use": uses[kind]}} for kind in RUN_KINDS if uses and uses.get(kind) is not None),
         *({section: {key: value}} for section, key, value in parsed),
     ):
         _merge(merged, settings, registry)
@@ -403,12 +403,14 @@ def _select(
     auto_keys: dict[str, dict[str, Any]] = {}
     for kind in RUN_KINDS:
         keys = dict(merged[kind])
-        use = keys.pop("use", "auto" if kind in ("hardware", "server", "runners") else None)
+        use = keys.pop("use", "auto" if kind in ("credit", "hardware", "server", "runners") else None)
         if kind == "adapter" and use is None and any(c.answers_to(MATCHING) for c in registry.components(kind)):
             use, keys = MATCHING, {"match": "", **keys}
         if not isinstance(use, str):
             names = ", ".join(c.spec.name for c in registry.components(kind))
             raise ConfigError(f'[{kind}] does not say what to use; write use = "NAME" with one of: {names or "none"}')
+        if kind == "credit":
+            use = auto.credit_of(components["algorithm"], use, keys)
         if kind == "server":
             auto.check_server(components["algorithm"], use, keys)
             use = use if getattr(components["algorithm"].spec, "server", False) else auto.OWN
@@ -463,6 +465,10 @@ def _elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Regi
         use = _plain_name(merged[kind].get("use", "auto"))  # `auto`: any of its kind
         if kind == "runners" and use == "auto":
             use = auto.PROCESSES
+        if kind == "credit" and use == "auto":
+            named = _plain_name(merged["algorithm"].get("use", ""))
+            specs: list[Any] = [c.spec for c in registry.components("algorithm")]
+            use = next((spec.credit for spec in specs if spec.name == named), "") or auto.OWN
         found_here = [c for c in registry.components(kind) if use in (c.spec.name, "auto")]
         classes[kind] = [c.spec.config for c in found_here]
         if kind == "algorithm" and not any(getattr(c.spec, "server", False) for c in found_here):
@@ -555,7 +561,9 @@ def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]
 
     shared = {section: common(section) for section in more if section in RUN_KINDS}
     if shared.get("algorithm") == {}:
-        into["server"] = {}  # the former algorithm's
+        into["server"], into["credit"] = {}, {}  # the former algorithm's
+    elif shared.get("algorithm") is not None and not _takes_credit(more["algorithm"]["use"], registry):
+        into["credit"] = {}
     for section, keys in more.items():
         _check_section(section)
         if section in observing.SECTIONS:
@@ -566,6 +574,13 @@ def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]
         for key, value in keys.items():
             old = into[section].get(key)
             into[section][key] = {**old, **value} if isinstance(value, Mapping) and isinstance(old, Mapping) else value
+
+
+def _takes_credit(name: Any, registry: Registry) -> bool:
+    try:
+        return bool(getattr(registry.find("algorithm", str(name)).spec, "credit", ""))
+    except LookupFailed:
+        return True  # told when the component is built
 
 
 class Deferred(Mapping[str, Any]):

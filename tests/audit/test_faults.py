@@ -74,7 +74,7 @@ def test_why_warns_of_inputs_that_the_prompts_cut_off(
 
 
 def test_of_a_credit_of_ones_own_only_the_advantages_are_not_looked_at(model: Path, tmp_path: Path) -> None:
-    found = verdicts(trained(tmp_path, model, "algorithm.use=bar"))
+    found = verdicts(trained(tmp_path, model, "credit.use=bar"))
     results = {link: each["result"] for link, each in found[2].items()}
     assert results == {**dict.fromkeys(LINKS, "ok"), "advantages": "not looked at"}
     assert "bar has a formula of its own" in found[2]["advantages"]["detail"]
@@ -86,7 +86,7 @@ def test_a_fault_is_named_with_a_credit_of_ones_own_too(
 ) -> None:
     plant(FAULTS["token weights times 10"], tmp_path, monkeypatch)
     with pytest.raises(RunStopped, match="\n  gradient: "):
-        trained(tmp_path, model, "algorithm.use=bar")
+        trained(tmp_path, model, "credit.use=bar")
 
 
 @pytest.mark.slow
@@ -120,13 +120,22 @@ HEALTHY = {
     "adapters": ("algorithm.lora_rank=4",),
     "adapters and KL": ("algorithm.lora_rank=4", "algorithm.kl_loss_coef=0.1"),
     "KL, by rollout, scaled": (
-        "algorithm.kl_loss_coef=0.1", "algorithm.loss_agg_mode=seq-mean-token-mean", "algorithm.scale_rewards=true",
-        "algorithm.negative_scale=0.5",
+        "algorithm.kl_loss_coef=0.1", "algorithm.loss_agg_mode=seq-mean-token-mean", "credit.negative_scale=0.7",
     ),
     "a schedule, decay, a nucleus": (
         "algorithm.lr_scheduler_type=linear", "algorithm.warmup_steps=3", "algorithm.weight_decay=0.1",
         "algorithm.top_p=0.9", "algorithm.temperature=0.8",
     ),
+    "rloo, cispo": (
+        "credit.use=rloo", "algorithm.loss=cispo", "algorithm.ppo_epochs=2", "algorithm.mini_batches=2",
+    ),
+    "reinforce++, sapo": ("credit.use=reinforce++", "algorithm.loss=sapo", "algorithm.ppo_epochs=2"),
+    "best-of-group, gspo": (
+        "credit.use=best-of-group", "algorithm.loss=gspo", "algorithm.loss_agg_mode=seq-mean-token-mean",
+        "algorithm.clip_low=3e-4", "algorithm.clip_high=4e-4", "algorithm.ppo_epochs=2", "algorithm.mini_batches=2",
+    ),
+    "turn, by call": ("credit.use=turn",),
+    "dr-grpo, by call": ("credit.use=dr-grpo", "credit.weighting=call"),
     "stale": ("algorithm.max_staleness=1", "algorithm.steps=4"),
     "bfloat16": ("algorithm.dtype=bfloat16",),
     "bfloat16, adapters": ("algorithm.dtype=bfloat16", "algorithm.lora_rank=4"),

@@ -45,8 +45,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "KL, one update": ("algorithm.kl_loss_coef=0.1", "algorithm.ppo_epochs=1", "algorithm.mini_batches=1"),
     "stale": ("algorithm.max_staleness=1",),
     "stale, adapters": (*LORA, "algorithm.max_staleness=1"),
-    "by rollout, scaled": ("algorithm.loss_agg_mode=seq-mean-token-mean", "algorithm.scale_rewards=true"),
-    "negative scale": ("algorithm.negative_scale=0.5",),
+    "by rollout, scaled": ("algorithm.loss_agg_mode=seq-mean-token-mean", "credit.use=grpo"),
+    "negative scale": ("credit.negative_scale=0.5",),
     "a nucleus": ("algorithm.top_p=0.9", "algorithm.temperature=0.8"),
     "hot": ("algorithm.temperature=1.4",),
     "linear schedule, decay": (

@@ -81,11 +81,12 @@ def test_the_list_of_plugins_is_grouped_by_kind(toy_file: str) -> None:
 
 
 def test_the_keys_that_recipes_set_are_shown_first() -> None:
-    lines = invoke("plugins", "show", "grpo").stdout.splitlines()
+    shown = "plugins", "show", "grpo", "--kind", "algorithm"
+    lines = invoke(*shown).stdout.splitlines()
     keys = [line.split()[0] for line in lines if " = " in line]
     assert set(keys[:6]) >= {"model", "lr", "steps"}
     assert keys.index("temperature") > 6
-    (described,) = json.loads(invoke("plugins", "show", "grpo", "--json").stdout)
+    (described,) = json.loads(invoke(*shown, "--json").stdout)
     assert set(described["settings"]) == set(keys)
 
 

@@ -139,6 +139,7 @@ def test_an_algorithm_whose_spec_does_not_declare_it_gets_a_server_with_a_warnin
 ) -> None:
     plan = resolve("mini", overrides=["hardware.use=cpu"], uses={"algorithm": "silent"}, files=[fast("no GPU")])
     assert plan.components["server"].spec.name == "own"
+    assert plan.components["credit"].spec.name == "own", "it takes none, whatever the recipe says"
     made = Setup(plan).server()(ServerPlan(model=tmp_path, name="policy", hardware=Setup(plan).hardware()))
     assert type(made).__name__ == "Embedded"
     assert "algorithm silent asks for a model server; let its spec say so" in caplog.text

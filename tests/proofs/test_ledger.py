@@ -11,11 +11,12 @@ import attrs
 import pytest
 import torch
 from agentrig_agent_match import AgentMatch
-from agentrig_grpo import algorithm, learner
+from agentrig_grpo import learner
 from agentrig_grpo.learner import Learner
 from agentrig_grpo.loss import TokenLoss
 from recorded_steps import run_steps, session_in
 
+from agentrig import credit
 from agentrig.errors import AgentrigError, RunStopped
 from agentrig.run.loop import Loop
 from agentrig.runners.engine import RolloutEngine
@@ -130,7 +131,7 @@ def samples_of_an_earlier_step_are_trained_again(patch: Patch) -> None:
     f"{WHERE} \\(its reward is 0, those of its group are 0, 1, 0, 1\\)"
 )
 def all_advantages_are_zero(patch: Patch) -> None:
-    around(patch, algorithm, "group_relative", lambda found, *_: [[v and 0.0 for v in group] for group in found])
+    around(patch, credit, "advantages", lambda found, *_: [0.0] * len(found))
 
 
 # --- learner ---
@@ -227,7 +228,7 @@ DROPPED = {
         {"kl_loss_coef": 0.05, "ppo_epochs": 2},
         {"kl_loss_coef": 0.05, "lora_rank": 4},
         {"loss_agg_mode": "seq-mean-token-mean", "tokens_per_batch": 4096},
-        {"scale_rewards": True, "max_grad_norm": 0.01},
+        {"max_grad_norm": 0.01},
     ],
     ids=str,
 )
@@ -257,7 +258,7 @@ def test_gradients_that_are_not_finite_train_nothing(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("others", [None, 0.0])
 def test_calls_that_a_credit_leaves_out_are_counted(tmp_path: Path, others: float | None) -> None:
-    def best(groups: Sequence[Sequence[Any]], config: Any) -> list[list[float | None]]:
+    def best(groups: Sequence[Sequence[Any]]) -> list[list[float | None]]:
         """Imitates the better rollouts of each group."""
         means = [statistics.fmean(r.value for r in group if r.value is not None) for group in groups]
         return [
@@ -272,7 +273,7 @@ def test_calls_that_a_credit_leaves_out_are_counted(tmp_path: Path, others: floa
 
 
 def test_a_credit_can_tell_the_calls_of_a_rollout_apart(tmp_path: Path) -> None:
-    def second(groups: Sequence[Sequence[Any]], config: Any) -> list[list[list[float | None]]]:
+    def second(groups: Sequence[Sequence[Any]]) -> list[list[list[float | None]]]:
         """Trains the second call of each rollout."""
         return [[[None, 1.0][: len(r.triplets)] for r in group] for group in groups]
 
@@ -283,7 +284,7 @@ def test_a_credit_can_tell_the_calls_of_a_rollout_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("worth", [[1.0], "1", float("nan"), [[1.0, 2.0, 3.0]] * 4], ids=str)
 def test_a_credit_that_returns_something_else_is_named(tmp_path: Path, worth: Any) -> None:
-    def wrong(groups: Sequence[Sequence[Any]], config: Any) -> list[Any]:
+    def wrong(groups: Sequence[Sequence[Any]]) -> list[Any]:
         return [worth if isinstance(worth, list) else [worth] * len(group) for group in groups]
 
     with pytest.raises(AgentrigError, match="credit has to return, for each group, a list with a worth for each"):
@@ -291,16 +292,16 @@ def test_a_credit_that_returns_something_else_is_named(tmp_path: Path, worth: An
 
 
 def test_a_credit_that_raises_is_named_with_its_line(tmp_path: Path) -> None:
-    def wrong(groups: Sequence[Sequence[Any]], config: Any) -> Iterator[list[float]]:
+    def wrong(groups: Sequence[Sequence[Any]]) -> Iterator[list[float]]:
         yield [r.missing for r in groups[0]]
 
-    named = r"the algorithm's credit failed: AttributeError: .*'missing'.* \(test_ledger.py:\d+ in "
+    named = r"the credit failed: AttributeError: .*'missing'.* \(test_ledger.py:\d+ in "
     with pytest.raises(AgentrigError, match=named):
         run_steps(session_in(tmp_path), steps=1, credit=wrong)
 
 
 def test_negative_advantages_without_weight_have_their_own_reason(tmp_path: Path) -> None:
-    line = run_steps(session_in(tmp_path, negative_scale=0.0), steps=1, negative_scale=0.0)[0]
+    line = run_steps(session_in(tmp_path, negative_scale=0.0), steps=1)[0]
     assert line["calls"]["trained"] == 10
     assert line["calls"]["dropped"] == {**DROPPED, "zero-variance-group": 8, "negative-scale-zero": 12}
 

@@ -82,12 +82,12 @@ SWAP = """pairs = [(i, j) for i in range({first}) for j in range({second}) if fo
         found[i], found[j] = (attrs.evolve(found[a], score=found[b].score) for a, b in ((i, j), (j, i)))"""
 
 ADVANTAGES = """
-from agentrig_grpo import algorithm
-real = algorithm.group_relative
-def group_relative(groups, config):
+from agentrig import credit
+real = credit.grpo
+def grpo(groups, config):
     found = list(real(groups, config))
     {body}
-algorithm.group_relative = group_relative
+credit.grpo = grpo
 """
 
 WEIGHTS = """
@@ -244,11 +244,11 @@ FAULTS = {
     "advantages are shifted from the third step on": Fault(
         link="advantages",
         settings=("algorithm.steps=4",),
-        code="from agentrig_grpo import algorithm\nreal, steps = algorithm.group_relative, []\n"
-        "def group_relative(groups, config):\n"
+        code="from agentrig import credit\nreal, steps = credit.grpo, []\n"
+        "def grpo(groups, config):\n"
         "    steps.append(1)\n"
         "    return [[a + 0.4 * (len(steps) > 2) for a in g] for g in real(groups, config)]\n"
-        "algorithm.group_relative = group_relative",
+        "credit.grpo = grpo",
     ),
     "the warm-up begins again in the third step": Fault(
         link="weights",

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 from agentrig_agent_match import AgentMatch
-from agentrig_grpo import algorithm, checkpoint, learner, lora
+from agentrig_grpo import checkpoint, learner, lora
 from agentrig_grpo.loss_inputs import LossInputs
 from agentrig_grpo.masters import Masters
 from audit_faults import Fault
 from proof_runs import tiny
 
+from agentrig import credit
 from agentrig.plan import resolve
 from agentrig.run import loop, session
 from agentrig.run.training import train
@@ -27,8 +28,7 @@ import os
 
 import agentrig
 import httpx
-from agentrig import AgentSpec, RewardSpec, Score, Task, TasksSpec, hookimpl
-from agentrig_grpo import from_credit
+from agentrig import AgentSpec, CreditSpec, RewardSpec, Score, Task, TasksSpec, hookimpl
 
 
 class Words:
@@ -54,7 +54,8 @@ def agent(given, endpoint):
 
 def letters(task, outcome, budget_s):
     text = str(outcome.answer)
-    return Score.ok(sum("a" <= c <= "m" for c in text) / max(len(text), 1), correct=len(text) % 2 == 0)
+    value = sum("a" <= c <= "m" for c in text) / max(len(text), 1)
+    return Score(status="ok", value=value, correct=len(text) % 2 == 0, calls=[value])
 
 
 @hookimpl
@@ -67,14 +68,14 @@ def register_agents():
     yield AgentSpec(name="speaker", summary="One call.", build=lambda config: agent)
 
 
-def bar(groups, config):
+def bar(groups):
     for group in groups:
         yield [None if r.value is None else [r.value - 0.4] * len(r.triplets) for r in group]
 
 
 @hookimpl
-def register_algorithms():
-    yield from_credit(bar, name="bar", summary="How far a reward is above 0.4.")
+def register_credits():
+    yield CreditSpec(name="bar", summary="How far a reward is above 0.4.", build=lambda config: bar)
 
 
 @hookimpl
@@ -128,7 +129,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return
     monkeypatch.delenv("AUDIT_EQUAL", raising=False)
     for owner, names in {
-        algorithm: ("group_relative",),
+        credit: ("grpo",),
         loop: ("tasks_of_step",),
         learner: ("sample_weights", "tokens_in_loss", "build", "learning_rate", "optimizer_of", "token_losses"),
         learner.Learner: ("_batches", "_reference_logprobs"),

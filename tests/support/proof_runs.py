@@ -22,6 +22,7 @@ from agentrig_grpo.server.handle import Embedded
 
 from agentrig import Endpoint, Outcome, Score, Task, Trace
 from agentrig.algorithms import Measurement
+from agentrig.credit import GroupConfig, dr_grpo
 from agentrig.delivery import Delivery
 from agentrig.hardware import Cpu, CpuConfig
 from agentrig.rollouts import Rollout
@@ -52,6 +53,7 @@ class ProofSession:
         self.directory, self.hardware, self.seed = directory, CPU, 3
         self.first_step, self.checkpoint, self.stopping, self.solved = first_step, checkpoint, False, False
         self.measured: Measurement | None = None
+        self.credit = partial(dr_grpo, config=GroupConfig())
         self.steps: list[dict[str, Any]] = []
         self.saved: dict[int, Path] = {}
         self.adapter = AgentMatch(AgentMatchConfig(match=""))

@@ -107,7 +107,7 @@ def mini() -> Any:
 def session_in(folder: Path, *, logprobs: bool = False, adapter: Any = None, negative_scale: float = 1.0) -> RunSession:
     """Return a run's session over recorded rollouts."""
     # No audit: these rollouts were made up.
-    own = ["run.failure_limit=0.5", "run.audit=false", f"algorithm.negative_scale={negative_scale}"]
+    own = ["run.failure_limit=0.5", "run.audit=false", "credit.use=dr-grpo", f"credit.negative_scale={negative_scale}"]
     plan = resolve("mini", overrides=[f"run.directory={json.dumps(str(folder))}", *own])
     runtime: Any = Recorded(logprobs=logprobs)
     scorer = Scorer(lambda task, outcome, budget_s: Score.ok(outcome.answer), budget_s=5.0)
@@ -125,7 +125,10 @@ def session_in(folder: Path, *, logprobs: bool = False, adapter: Any = None, neg
 def run_steps(session: RunSession, *, steps: int = 2, credit: Any = None, **settings: Any) -> list[Any]:
     """Train for some steps, as `Loop.run` does; return the lines of metrics."""
     config = GrpoConfig(model="mini", **{"lr": 1e-4, "tokens_per_batch": 64, **settings})
-    loop = Loop(Grpo(config, credit))
+    loop = Loop(Grpo(config))
+    loop.session = session
+    if credit is not None:
+        session.credit, session._ledger._relative = credit, False
     loop.learner = learner = Learner(copy.deepcopy(mini()), config, dtype="float32", seed=0)
     for step in range(1, steps + 1):
         rollouts = session.rollouts(TASKS, n=4, endpoint=ENDPOINT, step=step)

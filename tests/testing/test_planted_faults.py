@@ -27,6 +27,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "reward": ("rewards.py", NEARER),
     "adapter": ("adapters.py", {}),
     "algorithm": ("algorithms.py", {}),
+    "credit": ("credits.py", {}),
     "server": ("servers.py", {"end_s": 1.0}),
     "hardware": ("hardware.py", {}),
     "runners": ("runners.py", {"start_s": 12.0}),
@@ -83,10 +84,10 @@ def test_every_check_has_a_plugin(kind: str) -> None:
     assert all(each.why and each.cure for each in declared(kind))
 
 
-FINE = ("tasks", "agent", "reward", "adapter", "runners", "recipe", "observer", "algorithm")
+FINE = ("tasks", "agent", "reward", "adapter", "runners", "recipe", "observer", "credit", "algorithm")
 
 
-@pytest.mark.parametrize("kind", quick_first(FINE, ("tasks", "reward", "adapter", "observer")))
+@pytest.mark.parametrize("kind", quick_first(FINE, ("tasks", "reward", "adapter", "observer", "credit")))
 def test_a_plugin_without_a_fault_passes_every_check(kind: str, tmp_path: Path) -> None:
     file, options = KINDS[kind]
     more = {"model": tmp_path, "learns": 8} if kind == "algorithm" else {}

@@ -19,12 +19,11 @@ from agentrig_grpo.server.handle import Embedded
 from proof_runs import CPU, ProofSession
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrig import Outcome, Score, Task, Trace, Triplet
+from agentrig import Outcome, Score, Task
 from agentrig.algorithms import Measurement
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
 from agentrig.hardware import Cpu
 from agentrig.processes.servers import ServerError
-from agentrig.rollouts import Rollout
 from agentrig.run.loop import Loop
 from agentrig.testing import check, checks
 
@@ -382,25 +381,6 @@ def test_lora_trains_end_to_end(model_dir, tmp_path):
     resumed = FakeSession(tmp_path / "resumed", checkpoint=session.saved[1], first_step=2)
     Loop(Grpo(config)).run(resumed)
     assert resumed.lines[0]["loss"] == pytest.approx(session.lines[1]["loss"], rel=1e-3, abs=1e-6)
-
-
-def test_each_trained_call_gets_its_rollouts_advantage(model_dir):
-    def rollout(i, value, calls, failed=False):
-        return Rollout(
-            id=str(i),
-            task=Task(id="t", input={}),
-            group="g",
-            mode="train",
-            step=1,
-            outcome=Outcome(failure="deadline") if failed else Outcome(answer=""),
-            score=None if failed else Score.ok(value),
-            trace=Trace(rollout_id=str(i)),
-            triplets=[Triplet(prompt_ids=[1], response_ids=[c]) for c in range(calls)],
-        )
-
-    rollouts = [rollout(0, 0.0, 6), rollout(1, 1.0, 1), rollout(2, 1.0, 2, failed=True)]
-    # A baseline over calls would be 1/7, and the rollout with many calls would hardly get a negative advantage.
-    assert list(Grpo(config_of(model_dir)).credit([rollouts])) == [[-0.5, 0.5, None]]
 
 
 def test_a_broken_accelerator_is_never_replaced_by_the_cpu():

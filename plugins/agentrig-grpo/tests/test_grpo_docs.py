@@ -30,8 +30,8 @@ def test_the_readme_names_every_setting_with_its_default():
 def test_the_example_of_the_docs_works():
     space: dict = {}
     exec(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M)[0], space)
-    (spec,) = space["register_algorithms"]()
-    algorithm = spec.build(spec.config())
+    (spec,) = space["register_credits"]()
+    credit = spec.build(spec.config())
     rollouts = [
         Rollout(
             id=str(i),
@@ -46,7 +46,7 @@ def test_the_example_of_the_docs_works():
         )
         for i in range(4)
     ]
-    assert list(algorithm.credit([rollouts])) == [[None, None, 1.0, None]]
+    assert list(credit([rollouts])) == [[None, None, 1.0, None]]
 
 
 def test_the_plugin_imports_nothing_heavy():

@@ -254,7 +254,7 @@ def test_golden_losses(make_model):
     """Three updates on fixed triplets give the stored numbers."""
     learner = Learner(
         make_model(vocab=64, hidden=16, layers=2),
-        GrpoConfig(lr=3e-3, ppo_epochs=1, negative_scale=0.5, kl_loss_coef=0.05, tokens_per_batch=128),
+        GrpoConfig(lr=3e-3, ppo_epochs=1, kl_loss_coef=0.05, tokens_per_batch=128),
         dtype="float32",
         seed=0,
     )

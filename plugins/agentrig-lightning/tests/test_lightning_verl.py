@@ -10,7 +10,7 @@ import agentrig_lightning as lightning
 import attrs
 import pytest
 from agentrig_lightning.imports import import_lightning, replace_verl
-from agentrig_lightning.verl import KEYS, keys_for
+from agentrig_lightning.verl import KEYS, credit_for, keys_for
 
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.settings import structure
@@ -90,7 +90,7 @@ def test_it_is_replaced_wherever_it_is_imported_from() -> None:
 
 SETTINGS = (
     *("model", "steps", "tasks_per_step", "group_size", "lr", "clip_low", "clip_high", "max_tokens", "max_length"),
-    *("mini_batches", "kl_loss_coef", "scale_rewards", "weight_decay", "validate_every", "save_every"),
+    *("mini_batches", "kl_loss_coef", "weight_decay", "validate_every", "save_every"),
 )
 GRPO = attrs.make_class("Grpo", {name: attrs.field(default=None) for name in SETTINGS})
 REFERENCE: dict[str, Any] = {
@@ -126,11 +126,12 @@ def test_another_algorithm_gets_the_same_settings_and_the_rest_is_named() -> Non
         "max_tokens": 2048,
         "max_length": 6144,
         "mini_batches": 2,
-        "scale_rewards": True,  # verl's own default
         "weight_decay": 0.01,
         "validate_every": 32,
         "save_every": 436,
     }
+    assert credit_for(REFERENCE) == "grpo"  # verl's own default
+    assert credit_for({"algorithm": {"norm_adv_by_std_in_grpo": False}}) == "dr-grpo"
     assert absent == ["data.truncation = 'error'", "actor_rollout_ref.rollout.gpu_memory_utilization = 0.8"]
 
 

@@ -110,7 +110,7 @@ def run_with(servers, ray_cluster, tmp_path):
         own = [f"run.directory={tmp_path}/runs", "run.name=toy", "run.failure_limit=0.9"]
         own.append('run.block=["report"]')
         plan = resolve("toy", overrides=[*own, *overrides], uses={"agent": agent}, files=[TOY, TALKER])
-        spec = AlgorithmSpec(name="probe", summary="", build=lambda config: Probe(body, on_ray=on_ray))
+        spec = AlgorithmSpec(name="probe", summary="", credit="grpo", build=lambda config: Probe(body, on_ray=on_ray))
         component = attrs.evolve(plan.components["algorithm"], spec=spec)
         train(attrs.evolve(plan, components={**plan.components, "algorithm": component}))
 
@@ -210,7 +210,7 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
         logprobs["old_log_probs"] = logprobs.pop("rollout_log_probs")
         tq.kv_batch_put(keys=list(meta.keys), partition_id="train", fields=logprobs)
         trainer = Trainer.__new__(Trainer)
-        trainer.config, trainer.global_steps = composed, 1
+        trainer.config, trainer.global_steps, trainer.agent_loop_manager = composed, 1, manager
         meta = trainer._compute_advantage(meta, {})
         data = tq.kv_batch_get(
             keys=list(meta.keys), partition_id="train", select_fields=["advantages", "response_mask"]
@@ -221,7 +221,7 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
         while len(pool._inner.nodes) < 3 and time.monotonic() < deadline:  # one may have run all rollouts meanwhile
             time.sleep(0.1)
         seen.update(rollouts=rollouts, uids=uids, real=real, nodes=pool._inner.nodes, figures=manager.figures)
-        trainer.agent_loop_manager, trainer._rows = manager, []
+        trainer._rows = []
         trainer._update_actor(meta, {})
         session.end_step(1, metrics={"weight_change": 1.0}, time_s={}, calls=trainer._entries())
         seen["books"] = [session.lines[-1][key] for key in ("calls", "call_tokens")]

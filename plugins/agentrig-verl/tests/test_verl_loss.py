@@ -11,6 +11,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from agentrig_verl.checks import MERGEABLE_LOSSES
@@ -20,7 +21,9 @@ from quick import quick_first
 from rollouts import rollout
 
 from agentrig import Triplet
+from agentrig.credit import GroupConfig, grpo, worths_of_calls
 from agentrig.errors import RunStopped
+from agentrig.ledger import Call
 from agentrig.rollouts import Rollout
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of verl and torch
@@ -75,15 +78,17 @@ def group_of(talks: dict[str, float]) -> list[Rollout]:
 
     def calls(talk: str) -> Iterator[Triplet]:
         told: dict[str, list[int]] = {}
-        for name in talk:
+        for i, name in enumerate(talk):
             prompt = told.get(name, []) + some(9)
             response = some(6)
             logprobs = (-5 * torch.rand(len(response), generator=chance)).tolist()
             told[name] = prompt + response
             told.setdefault(name.upper(), told[name])
-            yield Triplet(prompt_ids=tuple(prompt), response_ids=tuple(response), logprobs=tuple(logprobs))
+            given = {"prompt_ids": tuple(prompt), "response_ids": tuple(response), "logprobs": tuple(logprobs)}
+            yield Triplet(**given, span_id=f"c{i}")
 
-    return [rollout(value, triplets=tuple(calls(talk))) for talk, value in talks.items()] + [rollout(failure="x")]
+    made = [rollout(value, triplets=tuple(calls(talk))) for talk, value in talks.items()] + [rollout(failure="x")]
+    return [attrs.evolve(r, id=f"r{i}") for i, r in enumerate(made)]
 
 
 @contextmanager
@@ -124,7 +129,9 @@ def batch_of(
     data["old_log_probs"] = data["ref_log_prob"] if old == "recomputed" else data["rollout_log_probs"]
     trainer: Any = ours.Trainer.__new__(ours.Trainer)
     trainer.config = SimpleNamespace(algorithm=SimpleNamespace(adv_estimator="grpo"))
-    batch = SimpleNamespace(keys=[str(i) for i in range(len(rows))], tags=tags, partition_id="train")
+    trainer.agent_loop_manager = SimpleNamespace(trajectories={t.key: t for t in trajectories}, worths=worths())
+    keys = [*(t.key for t in trajectories), *(f"padding-{i}" for i in range(padding))]
+    batch = SimpleNamespace(keys=keys, tags=tags, partition_id="train")
     queue = SimpleNamespace(kv_batch_get=lambda **_: data, kv_batch_put=lambda fields, **_: data.update(fields))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ours, "tq", queue)
@@ -151,6 +158,16 @@ def update(engine: Any, data: Any, loss: str = "vanilla") -> tuple[float, dict[s
 
 def laid_out(*, merged: bool) -> list[Trajectory]:
     return trajectories_of(group_of(TALKS), uid="u", step=1, merged=merged)
+
+
+def worths() -> dict[Call, float | None]:
+    """Return what GRPO says that the calls are worth."""
+    group = group_of(TALKS)
+    found = worths_of_calls(partial(grpo, config=GroupConfig()), group)
+    return {
+        Call(r.id, t.span_id): worth for r, of in zip(group, found, strict=True)
+        for t, worth in zip(r.triplets, of, strict=True)
+    }  # fmt: skip
 
 
 def agree(one: Any, other: Any) -> None:
@@ -270,7 +287,7 @@ def test_the_workers_count_the_rows_of_the_loss(
     trainer: Any = ours.Trainer.__new__(ours.Trainer)
     trainer.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(actor=SimpleNamespace(ppo_epochs=epochs)))
     trainer.global_steps, trainer._rows = 3, []
-    trainer.agent_loop_manager = SimpleNamespace(trajectories=lightened(laid))
+    trainer.agent_loop_manager = SimpleNamespace(trajectories=lightened(laid), worths=worths())
     tags = [*(t.tags for t in laid), {"is_padding": True}, {"is_padding": True}]
     batch = SimpleNamespace(keys=[*(t.key for t in laid), "padding-0", "padding-1"], tags=tags, partition_id="train")
     monkeypatch.setattr(ours, "tq", SimpleNamespace(kv_batch_get=lambda **_: data))

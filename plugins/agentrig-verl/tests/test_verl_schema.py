@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from agentrig_verl import schema
 from agentrig_verl.recipes import ADDITIONS, recipes
 
 from agentrig import Task
+from agentrig.credit import GroupConfig, dr_grpo, grpo
 from agentrig.errors import ConfigError
 from agentrig.plan import resolve
 
@@ -313,12 +315,19 @@ def test_the_servers_options_are_kept_for_evaluation():
 @needs_yaml
 @needs_all
 @quiet
-def test_scaled_negatives_are_refused_where_verl_takes_the_advantages(composed):
+def test_a_credit_is_refused_where_verl_takes_its_own_advantages(composed):
     from agentrig_verl.checks import check
 
-    check(composed(), negative_scale=0.5)
-    with pytest.raises(ConfigError, match="negative_scale works with adv_estimator grpo"):
-        check(composed(**{"algorithm.adv_estimator": "rloo"}), negative_scale=0.5)
+    halved = partial(grpo, config=GroupConfig(negative_scale=0.5))
+    check(composed(), credit=halved)
+    check(composed(**{"algorithm.adv_estimator": "rloo"}), merge=False)
+    for credit in (halved, partial(dr_grpo, config=GroupConfig()), lambda groups: groups):
+        with pytest.raises(ConfigError, match=r"adv_estimator rloo takes verl's own advantages, so what \[credit\]"):
+            check(composed(**{"algorithm.adv_estimator": "rloo"}), credit=credit, merge=False)
+    undivided = {"algorithm.norm_adv_by_std_in_grpo": "false"}
+    check(composed(**undivided), credit=partial(dr_grpo, config=GroupConfig()))
+    with pytest.raises(ConfigError, match=r'norm_adv_by_std_in_grpo = false would change nothing.*use = "dr-grpo"'):
+        check(composed(**undivided))
 
 
 def test_loggers_write_into_the_run_directory_unless_told_otherwise(tmp_path, monkeypatch):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from agentrig_verl import merge, trajectories
+from agentrig_verl.manager import LoopManager
 from agentrig_verl.trajectories import Trajectory, trajectories_of
 
 from agentrig import Outcome, Score, Span, Task, Trace
 from agentrig.adapters import triplet_of
+from agentrig.credit import BestConfig, GroupConfig, best_of_group, grpo
 from agentrig.ledger import Ledger, StepTotals
 from agentrig.rollouts import Rollout
 from agentrig.traces import LLM_CALL
@@ -56,6 +59,7 @@ def books(
     kl: bool = False,
     rejects: str | None = None,
     negative_scale: float = 1.0,
+    credit: Any = None,
 ) -> StepTotals:
     """Close the books of one step: trajectories as verl's tensors, the trainer's advantages, the run's ledger."""
     from agentrig_verl import trainer as ours
@@ -64,12 +68,18 @@ def books(
 
     numbered = [(group, *talk) for group, talks in TALKS.items() for talk in talks]
     rollouts = [rollout_of(i, *what) for i, what in enumerate(numbered)]
-    ledger = Ledger(lambda trace: [], adapter_name="all", algorithm_name="verl", negative_scale=negative_scale)
+    ledger = Ledger(
+        lambda trace: [],
+        adapter_name="all",
+        algorithm_name="verl",
+        negative_scale=negative_scale,
+        relative=credit is None,
+    )
     ledger.record(rollouts, step=1)
     laid_out: list[Trajectory] = []
     for group in TALKS:
         members = [r for r in rollouts if r.group == group]
-        laid_out += trajectories_of(members, uid=group, step=1, merged=merged, negative_scale=negative_scale)
+        laid_out += trajectories_of(members, uid=group, step=1, merged=merged)
     got = change(laid_out)
     rows, tags, keys = [t.fields for t in got], [t.tags for t in got], [t.key for t in got]
     for n in range(padding):
@@ -84,7 +94,11 @@ def books(
         actor_rollout_ref=SimpleNamespace(actor=actor),
     )
     trainer._rows, trainer.global_steps = [], 1
-    trainer.agent_loop_manager = SimpleNamespace(trajectories={t.key: t for t in laid_out})
+    manager: Any = LoopManager.__new__(LoopManager)
+    own = partial(grpo, config=GroupConfig(negative_scale=negative_scale))
+    manager.config, manager.context = trainer.config, SimpleNamespace(session=SimpleNamespace(credit=credit or own))
+    manager.trajectories, manager.worths = {t.key: t for t in laid_out}, manager.credited(rollouts)
+    trainer.agent_loop_manager = manager
     batch = SimpleNamespace(keys=keys, tags=tags, partition_id="train")
     queue = SimpleNamespace(kv_batch_get=lambda **_: data, kv_batch_put=lambda fields, **_: data.update(fields))
     with pytest.MonkeyPatch.context() as patch:
@@ -113,6 +127,22 @@ def test_a_scale_of_zero_has_its_own_reason(needs_verl: None) -> None:
     assert not found.wrong
     assert found.calls["trained"] == 3
     assert found.calls["dropped"]["negative-scale-zero"] == 4
+
+
+def test_calls_that_the_credit_leaves_out_are_in_no_loss(needs_verl: None) -> None:
+    for merged in (True, False):
+        found = books(credit=partial(best_of_group, config=BestConfig()), merged=merged)
+        assert not found.wrong
+        assert found.calls["trained"] == 3
+        assert found.calls["dropped"] == {"failed-rollout": 2, "left-out-by-credit": 8}
+
+    def second(groups: Any) -> Any:
+        return [[[1.0 if i == 1 else None for i in range(len(r.triplets))] for r in group] for group in groups]
+
+    found = books(credit=second)
+    assert not found.wrong, found.wrong
+    assert found.calls["trained"] == 3
+    assert found.calls["dropped"] == {"failed-rollout": 2, "left-out-by-credit": 8}
 
 
 def masked(places: slice, value: int = 0) -> Callable[[list[Trajectory]], list[Trajectory]]:

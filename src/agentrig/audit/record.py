@@ -139,17 +139,24 @@ class Record:
                     self.lines[line["step"]] = line
 
     @cached_property
-    def formulas(self) -> frozenset[str]:
-        """Which formulas of `grpo` the algorithm has: `update`, `advantages`."""
+    def _manifest(self) -> Mapping[str, Any]:
         file = self.path / "manifest.json"
-        told = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-        own = ("update", "advantages") if self.settings["use"] == "grpo" else ()
-        return frozenset(told.get("formulas") or own)
+        return mapping(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
 
     @property
     def knows_update(self) -> bool:
         """Whether sampling of tasks, loss and update are those of `grpo`."""
-        return "update" in self.formulas
+        return "update" in (self._manifest.get("formulas") or ("update",) * (self.settings["use"] == "grpo"))
+
+    @property
+    def credit(self) -> tuple[str, Mapping[str, Any]]:
+        """The name of the credit and its settings; '' instead of the name if it is none of agentrig's own."""
+        keys = self.config.get("credit")
+        if keys is None:  # of a run before there were credits
+            mine = self.settings["use"] == "grpo" or "advantages" in (self._manifest.get("formulas") or ())
+            return ("grpo" if self.settings.get("scale_rewards") else "dr-grpo") if mine else "", self.settings
+        told = mapping(mapping(self._manifest.get("components")).get("credit")).get("distribution", "agentrig")
+        return str(keys["use"]).rpartition(":")[2] if told == "agentrig" else "", keys
 
     @cached_property
     def model(self) -> Path:

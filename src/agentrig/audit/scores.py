@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrig.audit.record import Row
 from agentrig.audit.step import Step
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
+from agentrig.traces import LLM_CALL, mapping
 
 SCORED_N = 16
 """So many answers of a step are scored again, however long it takes."""
@@ -23,7 +25,13 @@ ANSWER = 8
 CAUSES = "rewards that went to other rollouts, a reward that depends on more than task and answer"
 
 EPSILON = 1e-6
-"""What grpo adds to a group's deviation, as the docstring of `agentrig.credit.advantages` says."""
+"""What the credits add to a deviation, as the docstring of `agentrig.credit.advantages` says."""
+
+Key = tuple[str, str]
+"""A call: its rollout and its span."""
+
+Calls = dict[Key, tuple[str, float | None]]
+"""By call, its node and its advantage."""
 
 
 def score(step: Step) -> Iterator[Verdict]:
@@ -106,35 +114,130 @@ def scored_again(step: Step, rows: Sequence[Row], role: str) -> tuple[int, list[
     return looked, wrong
 
 
-def expected(step: Step) -> dict[str, float]:
-    """Return the advantage of each scored rollout by its id: GRPO's (arXiv:2402.03300), as the settings say."""
-    settings, found = step.settings, dict[str, float]()
+def handed(step: Step) -> Calls:
+    """Return, for each call that the adapter kept, its node, and the advantage that it was given, None if left out."""
+    names = "rollout", "span", "node", "reason", "advantage"
+    rows = step.record.table("calls", "train", step.number, *names)
+    return {
+        (row["rollout"], row["span"]): (row["node"] or "", row["advantage"])
+        for row in rows
+        if row["advantage"] is not None or row["reason"] == "left-out-by-credit"
+    }
+
+
+def grpo(values: Sequence[float], weights: Sequence[int]) -> list[float]:
+    """(v - mean) / (deviation + 1e-6): DeepSeekMath, arXiv:2402.03300, section 4.1.2."""
+    over, total = dr_grpo(values, weights), sum(weights)
+    spread = math.sqrt(math.fsum(w * o * o for o, w in zip(over, weights, strict=True)) / max(total - 1, 1))
+    return [o / (spread + EPSILON) for o in over]
+
+
+def dr_grpo(values: Sequence[float], weights: Sequence[int]) -> list[float]:
+    """V - mean: Dr. GRPO, arXiv:2503.20783; 0 where there is nothing to compare with."""
+    counted = [value for value, weight in zip(values, weights, strict=True) if weight]
+    if len(counted) < 2 or len(set(counted)) == 1:
+        return [0.0] * len(values)
+    mean = math.fsum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
+    return [value - mean for value in values]
+
+
+def rloo(values: Sequence[float], weights: Sequence[int]) -> list[float]:
+    """V - mean of the others: RLOO, arXiv:2402.14740."""
+    if len(set(values)) < 2:
+        return [0.0] * len(values)
+    others = [[*values[:i], *values[i + 1 :]] for i in range(len(values))]
+    return [value - math.fsum(other) / len(other) for value, other in zip(values, others, strict=True)]
+
+
+def best(values: Sequence[float], weights: Sequence[int]) -> list[float | None]:
+    """1 for the best of a group, if it has a worse one: RAFT, arXiv:2304.06767."""
+    return [1.0 if value == max(values) > min(values) else None for value in values]
+
+
+FORMULAS: Mapping[str, Callable[[Sequence[float], Sequence[int]], Sequence[float | None]]] = {
+    "grpo": grpo,
+    "dr-grpo": dr_grpo,
+    "rloo": rloo,
+    "reinforce++": dr_grpo,  # divided by the step's deviation then
+    "best-of-group": best,
+}
+"""What a group's rewards are worth, by the credit's name. Each is written from its paper."""
+
+
+def expected(step: Step) -> dict[Key, float | None]:
+    """Return what each call of a scored rollout is worth, as the credit's paper and settings say; None: left out.
+
+    Raises:
+        CannotLook: The credit is not one of agentrig's own.
+    """
+    (name, keys), calls = step.record.credit, handed(step)
+    if name != "turn" and name not in FORMULAS:
+        use = mapping(step.record.config.get("credit")).get("use")
+        raise CannotLook(f"the credit {use} has a formula of its own, which is not known here")
     groups: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    for row in step.record.table("rollouts", "train", step.number, "id", "task_id", "group", "value"):
+    columns = "id", "task_id", "group", "value", "call_values"
+    for row in step.record.table("rollouts", "train", step.number, *columns[: 5 if name == "turn" else 4]):
         if row["value"] is not None:
             groups[row["task_id"], row["group"]].append(row)
-    for rows in groups.values():
-        values = [float(row["value"]) for row in rows]
-        mean = math.fsum(values) / len(values)
-        spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / max(len(values) - 1, 1))
-        for row, value in zip(rows, values, strict=True):
-            advantage = 0.0 if max(values) == min(values) else value - mean
-            if settings.get("scale_rewards") and advantage:
-                advantage /= spread + EPSILON
-            found[row["id"]] = advantage * (settings.get("negative_scale", 1.0) if advantage < 0 else 1.0)
+    found: dict[Key, float | None] = {}
+    if name == "turn":
+        for rows in groups.values():
+            found |= _by_turn(step, rows, calls, float(keys["discount"]))
+    else:
+        counts, worths = Counter(rollout for rollout, _ in calls), dict[str, float | None]()
+        for rows in groups.values():
+            weights = [counts[row["id"]] if keys.get("weighting") == "call" else 1 for row in rows]
+            worth = FORMULAS[name]([float(row["value"]) for row in rows], weights)
+            worths |= dict(zip([row["id"] for row in rows], worth, strict=True))
+        if name == "reinforce++":  # arXiv:2501.03262: over the deviation of the step's differences, whose mean is 0
+            deviation = math.sqrt(math.fsum((b or 0.0) ** 2 for b in worths.values()) / max(len(worths), 1))
+            worths = {rollout: (b or 0.0) / (deviation + EPSILON) for rollout, b in worths.items()}
+        found = {key: worths[key[0]] for key in calls if key[0] in worths}
+    scale = keys.get("negative_scale", 1.0)
+    return {key: worth * scale if worth is not None and worth < 0 else worth for key, worth in found.items()}
+
+
+def _by_turn(step: Step, rows: Sequence[Any], calls: Calls, discount: float) -> dict[Key, float | None]:
+    """Return a group's worths by `turn`: the discounted sum of the rewards from a call on, minus that of its turn.
+
+    The mean is over the calls that are the same trained call of the same node in their rollouts.
+    """
+    spans, returns = {row.id: row.spans for row in step.rows}, dict[Key, float | None]()
+    turns: dict[tuple[str, int], list[Key]] = defaultdict(list)
+    for row in rows:
+        rollout, seen = row["id"], Counter[str]()
+        answered = [span["id"] for span in spans[rollout] if span["name"] == LLM_CALL and span["error"] is None]
+        values = json.loads(row["call_values"]) or [None] * len(answered)
+        for i, span in enumerate(answered):
+            if (rollout, span) not in calls:
+                continue
+            node = calls[rollout, span][0]
+            scored = [value for value in values[i:] if value is not None]
+            heard = bool(scored) and (values[i] is not None or discount > 0)
+            returns[rollout, span] = math.fsum(v * discount**n for n, v in enumerate(scored)) if heard else None
+            turns[node, seen[node]].append((rollout, span))
+            seen[node] += 1
+    found = dict[Key, float | None]()
+    for keys in turns.values():
+        heard_of = [value for key in keys if (value := returns[key]) is not None]
+        mean = math.fsum(heard_of) / max(len(heard_of), 1)
+        for key in keys:
+            value = returns[key]
+            found[key] = None if value is None else value - mean if len(set(heard_of)) > 1 else 0.0
     return found
 
 
-def by_call(step: Step) -> Mapping[tuple[str, str], float]:
+def by_call(step: Step) -> Mapping[Key, float]:
     """Return the advantage of each call by rollout and span: by the formula, or as recorded where none is known."""
-    if "advantages" not in step.record.formulas:
+    try:
+        wanted = expected(step)
+    except CannotLook:
         return step.trained
-    wanted = expected(step)
-    return {key: wanted[key[0]] for key in {*step.calls, *step.trained} if key[0] in wanted}
+    return {key: worth for key, worth in wanted.items() if worth is not None}
 
 
 def advantages(step: Step) -> Iterator[Verdict]:
-    """Compare the advantage that each call was trained with to that of its rollout's task.
+    """Compare the advantage that each call was trained with to what the credit's formula says.
 
     The bound is 1e-12 of the step's largest reward: a mean of n rewards in 64 bits rounds by at most n * 1.1e-16 of it,
     and no group has more than 1,024. A division by the deviation enlarges that to at most a millionfold.
@@ -142,24 +245,27 @@ def advantages(step: Step) -> Iterator[Verdict]:
     if not step.trained:
         raise CannotLook(f"step {step.number} has no record of the calls that were trained")
     yield from _nodes(step)
-    if "advantages" not in step.record.formulas:
-        raise CannotLook(f"the credit of {step.settings['use']} has a formula of its own, which is not known here")
-    wanted = expected(step)
+    wanted, given, (name, _) = expected(step), handed(step), step.record.credit
     rewards = [row["value"] for row in step.record.table("rollouts", "train", step.number, "value")]
     size = max((abs(reward) for reward in rewards if reward is not None), default=0.0)
-    bound = 1e-12 * (size or 1.0) / (EPSILON if step.settings.get("scale_rewards") else 1.0)
+    bound = 1e-12 * (size or 1.0) / (EPSILON if name in ("grpo", "reinforce++") else 1.0)
     wrong, worst = list[str](), 0.0
-    for (rollout, span), advantage in step.trained.items():
-        off = abs(advantage - wanted.get(rollout, math.inf))
+    for (rollout, span), (_, advantage) in given.items():
+        worth = wanted.get((rollout, span), math.inf)
+        off = 0.0 if worth == advantage else math.inf if None in (worth, advantage) else abs(advantage - worth)  # type: ignore[operator]
         if off <= bound:
             worst = max(worst, off)
         else:
-            wrong.append(f"call {span} of rollout {rollout}: {advantage:.6g} instead of {wanted.get(rollout)}")
+            wrong.append(f"call {span} of rollout {rollout}: {_said(advantage)} instead of {_said(worth)}")
     if wrong:
-        detail = f"{len(wrong)} of {len(step.trained)} calls have another advantage (bound {bound:.1g}): {some(wrong)}"
+        detail = f"{len(wrong)} of {len(given)} calls have another advantage (bound {bound:.1g}): {some(wrong)}"
         yield fault(detail, "groups that were mixed up, an advantage of another rollout, its size")
     else:
-        yield ok(f"{len(step.trained)} calls of {len(wanted)} rollouts", worst / bound)
+        yield ok(f"{len(given)} calls of {len({rollout for rollout, _ in given})} rollouts, by {name}", worst / bound)
+
+
+def _said(worth: float | None) -> str:
+    return "none" if worth is None or math.isinf(worth) else f"{worth:.6g}"
 
 
 def _nodes(step: Step) -> Iterator[Verdict]:

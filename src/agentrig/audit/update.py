@@ -77,6 +77,31 @@ class Update:
         return {r: 1 / (len(lengths) * n) if by_rollout else 1 / lengths.total() for r, n in lengths.items()}
 
 
+def surrogate(
+    kind: str, log_ratio: torch.Tensor, now: torch.Tensor, advantage: torch.Tensor, low: float, high: float
+) -> torch.Tensor:
+    """Return the loss of each token, without a KL term.
+
+    `clip` and `gspo` are PPO's clipped surrogate (arXiv:1707.06347, equation 7) with DAPO's upper bound
+    (arXiv:2503.14476, equation 8), of a token's ratio or of a whole reply's (arXiv:2507.18071). `cispo` weighs the
+    log-probability with the bounded ratio (arXiv:2506.13585). `sapo` has a gate (arXiv:2511.20347).
+
+    Raises:
+        CannotLook: The loss is another one.
+    """
+    import torch
+
+    ratio = torch.exp(log_ratio)
+    if kind in ("clip", "gspo"):
+        return -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
+    if kind == "cispo":
+        return -(ratio.clamp(low, high).detach() * advantage * now)
+    if kind == "sapo":
+        heat = torch.where(advantage > 0, 1.0, 1.05)
+        return -(advantage * 4 / heat / (1 + torch.exp(-heat * (ratio - 1))))
+    raise CannotLook(f"the loss {kind} is not known here")
+
+
 class Models:
     """The models of an update in one precision."""
 
@@ -108,10 +133,9 @@ class Models:
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Return a batch's part of the loss; that of its tokens at a clip limit (`AT_THE_CLIP`); the KL of each token.
 
-        The loss of a token is PPO's clipped surrogate (arXiv:1707.06347, equation 7) with DAPO's upper bound
-        (arXiv:2503.14476, equation 8). With stale rollouts it is that of decoupled PPO (arXiv:2110.00641): the ratio is
-        to the policy before the step, times that policy's ratio to the one that sampled, truncated. The KL term is
-        Schulman's k3 (arXiv:2402.03300, equation 4). `found` is what `logprobs` returns, and `apart` what two
+        The loss of a token is in `surrogate`. With stale rollouts it is that of decoupled PPO (arXiv:2110.00641): the
+        ratio is to the policy before the step, times that policy's ratio to the one that sampled, truncated. The KL
+        term is Schulman's k3 (arXiv:2402.03300, equation 4). `found` is what `logprobs` returns, and `apart` what two
         precisions differ by in a log-probability.
         """
         import torch
@@ -128,16 +152,23 @@ class Models:
         own = zip(batch, torch.split(begun, lengths), strict=True)
         sampled = torch.cat([b if call.logprobs is None else torch.tensor(call.logprobs).to(now) for call, b in own])
         begun = begun if stale else sampled
-        ratio = torch.exp(now - begun)
+        log_ratio = now - begun
         correction = torch.exp(begun - sampled).clamp(max=settings["rollout_is_threshold"]) if stale else 1.0
-        loss, k3 = -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage) * correction, None
+        kind = settings.get("loss", "clip")
+        if kind == "gspo":  # the logarithm of a reply's ratio is the mean of its tokens'
+            log_ratio = torch.cat([part.mean().expand(len(part)) for part in torch.split(log_ratio, lengths)])
+        loss, k3 = surrogate(kind, log_ratio, now, advantage, low, high) * correction, None
         if reference is not None:
             k3 = torch.exp(reference - now) - (reference - now) - 1
             loss = loss + settings["kl_loss_coef"] * k3
         limit = torch.where(advantage > 0, math.log(high), math.log(low))
-        open_ = (advantage != 0) & ((now.detach() - begun - limit).abs() <= apart)
+        open_ = (advantage != 0) & ((log_ratio.detach() - limit).abs() <= apart) & (kind in ("clip", "gspo"))
         signs = torch.randint(0, 2, open_.shape).to(share) * 2 - 1
-        at_the_clip = (signs * ratio * advantage * correction * share)[open_].sum() if open_.any() else None
+        if kind == "gspo":  # all tokens of a reply are in the gradient, or none
+            signs = torch.cat([part[:1].expand(len(part)) for part in torch.split(signs, lengths)])
+        at_the_clip = (
+            (signs * torch.exp(log_ratio) * advantage * correction * share)[open_].sum() if open_.any() else None
+        )
         return (loss * share).sum(), at_the_clip, None if k3 is None else k3.detach()
 
     def gradients(self, loss: torch.Tensor, *, again: bool = False) -> dict[str, torch.Tensor]:

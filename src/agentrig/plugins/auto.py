@@ -1,4 +1,4 @@
-"""What a run gets for `use = "auto"`, and what `own` means: hardware, the model's server, and runners."""
+"""What a run gets for `use = "auto"`, and what `own` means: hardware, credit, the model's server, and runners."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OWN = "own"
-"""The name of the server, and of the runners, that an algorithm brings itself."""
+"""The name of the credit, the server and the runners that an algorithm brings itself."""
 
 PROCESSES = "processes"
 """The runners of an algorithm that brings none, if `[runners] use` names no others."""
@@ -56,6 +56,34 @@ def auto_hardware(registry: Registry, algorithm: Component) -> str:
 
     installed = [hardware for c in able(registry, algorithm) if (hardware := built_or_none(c)) is not None]
     return str(select("auto", [h for h in installed if h.carries(algorithm.spec.name)]).name)
+
+
+def credit_of(algorithm: Component, use: str, keys: Mapping[str, Any]) -> str:
+    """Return the name of a run's credit.
+
+    Args:
+        algorithm: The run's algorithm.
+        use: What `[credit] use` says, or `auto`: the algorithm's default.
+        keys: The other keys of `[credit]`.
+
+    Raises:
+        ConfigError: A credit, or a key of one, is asked for, and the algorithm takes none; or the opposite.
+    """
+    name, default = algorithm.spec.name, str(getattr(algorithm.spec, "credit", ""))
+    if default:
+        if use == OWN:
+            raise ConfigError(
+                f'[credit] use = "{OWN}": algorithm {name} brings no credit of its own; leave it out ({default} is its '
+                "default), or name one that `agentrig plugins` lists"
+            )
+        return default if use == "auto" else use
+    if use not in ("auto", OWN) or keys:
+        asked = f'use = "{use}"' if use not in ("auto", OWN) else " and ".join(keys)
+        raise ConfigError(
+            f"[credit] {asked}: algorithm {name} decides itself what calls are worth, so a credit would not be used. "
+            "Leave --credit and [credit] out"
+        )
+    return OWN
 
 
 def check_server(algorithm: Component, use: str, keys: Mapping[str, Any]) -> None:

@@ -34,9 +34,10 @@ MADE: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "adapter": ("a callable: adapter(trace) -> triplets", callable),
     "algorithm": (
-        "an algorithm, with a method `run(session)`, or `credit`, `serving` and `learner`",
-        lambda made: _has("run")(made) or _has("credit", "serving", "learner")(made),
+        "an algorithm, with a method `run(session)`, or `serving` and `learner`",
+        lambda made: _has("run")(made) or _has("serving", "learner")(made),
     ),
+    "credit": ("a callable: credit(groups) -> a list of worths for each group", callable),
     "server": ("a callable: server(plan) -> agentrig.servers.Server", callable),
     "runners": ("a callable: make(plan, n=…, threads=…, …) -> agentrig.pools.RunnerPool", callable),
     "hardware": ("an agentrig.hardware.Hardware", _has("probe", "environment")),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from agentrig import (
     AgentSpec,
+    CreditSpec,
     HardwareSpec,
     ObserverSpec,
     Outcome,
@@ -17,6 +19,7 @@ from agentrig import (
     ServerSpec,
     Task,
     TasksSpec,
+    credit,
     hookimpl,
 )
 from agentrig.errors import AgentrigError
@@ -123,6 +126,38 @@ def register_rewards() -> Iterable[RewardSpec]:
         return own
 
     yield RewardSpec(name="own", summary="The number that the agent itself returned.", build=build, sees_trace=True)
+
+
+@hookimpl
+def register_credits() -> Iterable[CreditSpec]:
+    """Register the named credits of `agentrig.credit`, and `own`."""
+
+    def own(config: Any) -> Any:
+        def decided(groups: Any) -> Any:
+            raise AgentrigError(
+                "an algorithm that uses `session.credit` names a default credit in its spec: "
+                'AlgorithmSpec(credit="dr-grpo")'
+            )
+
+        return decided
+
+    for function, config, relative, name, summary in (
+        (credit.dr_grpo, credit.GroupConfig, True, "dr-grpo", "Reward minus the group's mean (Dr. GRPO)."),
+        (credit.grpo, credit.GroupConfig, True, "grpo", "That, over the group's standard deviation (GRPO)."),
+        (credit.rloo, credit.RelativeConfig, True, "rloo", "Reward minus the mean of the group's others (RLOO)."),
+        (
+            *(credit.reinforce_pp, credit.RelativeConfig, True, "reinforce++"),
+            "Reward minus the group's mean, over the step's standard deviation (REINFORCE++ with baseline).",
+        ),
+        (credit.best_of_group, credit.BestConfig, False, "best-of-group", "Imitates the best of each group (RAFT)."),
+        (credit.turn, credit.TurnConfig, False, "turn", "Call by call, for a reward that scores calls."),
+    ):
+
+        def build(settings: Any, function: Any = function) -> Any:
+            return partial(function, config=settings)
+
+        yield CreditSpec(name=name, summary=summary, config=config, build=build, relative=relative)
+    yield CreditSpec(name=OWN, summary="What the algorithm itself decides.", build=own, relative=True)
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""The hooks. Ten collect named components, five let a plugin observe a run.
+"""The hooks. Eleven collect named components, five let a plugin observe a run.
 
 Each `register_*` hook returns an iterable of specs; a run selects one of each kind (and any number of observers) by
 name, so the installation order of plugins never matters. Observers return nothing and cannot change data.
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         AdapterSpec,
         AgentSpec,
         AlgorithmSpec,
+        CreditSpec,
         HardwareSpec,
         ObserverSpec,
         RecipeSpec,
@@ -146,8 +147,7 @@ def register_adapters() -> Iterable[AdapterSpec]:
 def register_algorithms() -> Iterable[AlgorithmSpec]:
     """Register algorithms.
 
-    Most new algorithms only say what each call of a step is worth: `agentrig_grpo.from_credit` makes the spec of one
-    from that function (`agentrig.credit.Credit`), and `agentrig new algorithm NAME` writes such a plugin.
+    What only says what each call of a step is worth is no algorithm but a credit: see `register_credits`.
 
     Returns:
         An iterable of `AlgorithmSpec`: a list, or yield them. Nothing else is accepted.
@@ -167,6 +167,35 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
         @hookimpl
         def register_algorithms():
             yield AlgorithmSpec(name="best-of-n", summary="Clones the best.", config=Config, build=BestOfN)
+        ```
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def register_credits() -> Iterable[CreditSpec]:
+    """Register credits: what the calls of a step are worth.
+
+    `agentrig new credit NAME` writes a plugin with one.
+
+    Returns:
+        An iterable of `CreditSpec`: a list, or yield them. Nothing else is accepted.
+
+    Called:
+        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
+        nothing heavy here. `build` runs in the main process, once; the credit it returns is called there once for each
+        step, in the thread `algorithm`.
+
+    If it raises:
+        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
+        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `build` raises,
+        the run does not start. If the credit raises, the run ends with that error, in `error.json` and `on_run_error`.
+
+    Example:
+        ```python
+        @hookimpl
+        def register_credits():
+            yield CreditSpec(name="rewards", summary="The rewards themselves.", build=lambda config: rewards)
         ```
     """
     raise NotImplementedError

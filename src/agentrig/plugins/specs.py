@@ -1,4 +1,4 @@
-"""The ten kinds of component specs that a plugin's `register_*` hooks return.
+"""The eleven kinds of component specs that a plugin's `register_*` hooks return.
 
 Every spec is frozen and keyword-only. `config` is a frozen `attrs` class whose fields are the keys
 that a run file may set (see `agentrig.settings.setting`); `build` does the heavy imports.
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from agentrig.adapters import Adapter
     from agentrig.agents import Agent
     from agentrig.algorithms import Algorithm, LoopAlgorithm
+    from agentrig.credit import Credit
     from agentrig.demonstrations import Demonstrate, MakeStart
     from agentrig.findings import Check, ModelHub
     from agentrig.hardware import Hardware
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 
 def _named(spec: Spec, attribute: attrs.Attribute[str], name: Any) -> None:
-    """Reject a name that is not lower case, digits and hyphens."""
-    if isinstance(name, str) and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+    """Reject a name that is not lower case, digits and hyphens; it may end with `+`, as `reinforce++` does."""
+    if isinstance(name, str) and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*\+*", name):
         return
     better = "-".join(re.findall(r"[a-z0-9]+", str(name).lower()))
     cure = f': write name="{better}"' if better else ""
@@ -163,8 +164,6 @@ class AdapterSpec(Spec):
 class AlgorithmSpec(Spec):
     """An algorithm; `build(config)` returns a `LoopAlgorithm`, or an `Algorithm` with a loop of its own.
 
-    For an algorithm that is a credit for the learner of `grpo`, `agentrig_grpo.from_credit` returns the spec.
-
     Attributes:
         hardware: The names of the hardware that it can run on; empty for any.
         workload: `workload(config)` returns what training needs from one device, for the doctor's memory
@@ -179,10 +178,13 @@ class AlgorithmSpec(Spec):
         runners: Whether it decides when and where its runners start, because they need what it starts first. It then
             has a method `pool`: an `agentrig.pools.MakePool` with one more argument, `make`, which is the `MakePool`
             that `[runners] use` names, or None if the run leaves the choice to the algorithm.
+        credit: The credit of a run that names none. Each algorithm in the run's loop names one, for example "dr-grpo";
+            one with a loop of its own does if it uses `session.credit`. "" for an algorithm that takes no credit: a run
+            that names one is refused.
         make_start: `make_start(config, plan, turns, log)` makes a starting model for `agentrig warmup`
             (`agentrig.demonstrations.MakeStart`); None for an algorithm that can't.
         formulas: Which formulas of `grpo` it has, so that the auditor can compute them again: `update` (settings,
-            sampling of tasks, loss, optimizer) and `advantages`. What else an algorithm does is not looked at.
+            sampling of tasks, loss, optimizer). What else an algorithm does is not looked at.
     """
 
     kind: ClassVar[str] = "algorithm"
@@ -194,8 +196,24 @@ class AlgorithmSpec(Spec):
     hub: Callable[[Mapping[str, str]], ModelHub | None] | None = None
     server: bool = False
     runners: bool = False
+    credit: str = ""
     make_start: MakeStart | None = None
-    formulas: Sequence[Literal["update", "advantages"]] = ()
+    formulas: Sequence[Literal["update"]] = ()
+
+
+@attrs.frozen(kw_only=True)
+class CreditSpec(Spec):
+    """A credit; `build(config)` returns a callable `credit(groups)`: what each rollout, or each call, is worth.
+
+    Attributes:
+        relative: Whether a worth is 0 exactly where a rollout's reward equals what its group is compared with. The
+            ledger then looks for the reason of each 0 in the rewards of the group, and stops the run if there is none.
+    """
+
+    kind: ClassVar[str] = "credit"
+    hook: ClassVar[str] = "register_credits"
+    build: Callable[[Any], Credit]
+    relative: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -299,6 +317,7 @@ KINDS: Mapping[str, type[Spec]] = {
         RewardSpec,
         AdapterSpec,
         AlgorithmSpec,
+        CreditSpec,
         ServerSpec,
         HardwareSpec,
         RunnersSpec,
@@ -314,6 +333,7 @@ PURPOSES: Mapping[str, str] = {
     "reward": "scores each answer",
     "adapter": "chooses which of the agent's calls to the model are trained on",
     "algorithm": "changes the model so that it answers better",
+    "credit": "says what each of the agent's calls is worth, from the rewards",
     "server": "answers the agent's calls with the model",
     "hardware": "what the model is trained on",
     "runners": "the processes that run the agent",

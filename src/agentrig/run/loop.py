@@ -10,16 +10,15 @@ learner's loss corrects for that:
 
 A checkpoint is copied at the end of its step, and written while the next one runs (`agentrig.run.saving`).
 
-An algorithm says what each call of a step is worth (its credit), how the model is served, and brings the learner.
+The run's credit says what each call of a step is worth. The algorithm says how the model is served, and brings the
+learner.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -28,11 +27,12 @@ import attrs
 
 from agentrig.algorithms import Algorithm, LoopAlgorithm
 from agentrig.background import in_background
+from agentrig.credit import worths_of_calls
 from agentrig.endpoints import Endpoint
-from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunStopped, memory_named, place_of
+from agentrig.errors import CheckpointDamaged, ConfigError, RunStopped, memory_named
 from agentrig.hardware import Hardware
 from agentrig.learners import Copying, Learner, TrainSample
-from agentrig.ledger import LEFT_OUT_BY_CREDIT, ZERO_ADVANTAGE, Call, Entry
+from agentrig.ledger import LEFT_OUT_BY_CREDIT, Call, Entry
 from agentrig.rollouts import Rollout
 from agentrig.run.ahead import END_S, RolloutsAhead
 from agentrig.run.checkpoints import Best, loading, read_state, write_state
@@ -40,7 +40,6 @@ from agentrig.run.guards import dead_server_first
 from agentrig.run.saving import Saving, check_room
 from agentrig.servers import MakeServer, Server
 from agentrig.tasks import Task, tasks_of_step
-from agentrig.text import words_of
 
 if TYPE_CHECKING:
     from agentrig.run.session import RunSession
@@ -65,10 +64,10 @@ AUDITED = 4_000_000_000
 
 
 class Loop:
-    """Runs an algorithm that is a credit and a learner, once; as `agentrig.algorithms.Algorithm` does it itself.
+    """Runs an algorithm that brings a learner, once; as `agentrig.algorithms.Algorithm` does it itself.
 
     Args:
-        algorithm: Brings them.
+        algorithm: Brings it.
     """
 
     session: RunSession
@@ -240,45 +239,26 @@ class Loop:
         """Return a sample for each call that the credit gives a worth, and the ledger's entries of the others.
 
         Raises:
-            AgentrigError: The credit raises, or does not give one worth for each rollout or call.
+            AgentrigError: See `agentrig.credit.worths_of_calls`.
         """
-        groups: dict[str, list[int]] = defaultdict(list)
-        for place, rollout in enumerate(rollouts):
-            groups[rollout.group].append(place)
-        try:
-            found = list(self.algorithm.credit([[rollouts[i] for i in places] for places in groups.values()]))
-        except AgentrigError:
-            raise
-        except Exception as error:
-            raise AgentrigError(f"the algorithm's credit failed: {words_of(error)}{place_of(error)}") from error
         samples, left_out = [], []
-        try:
-            worths = [pair for pairs in zip(groups.values(), found, strict=True) for pair in zip(*pairs, strict=True)]
-            for place, whole in sorted(worths, key=lambda pair: pair[0]):
-                rollout = rollouts[place]
-                calls = list(whole) if isinstance(whole, Iterable) else [whole] * len(rollout.triplets)
-                for triplet, advantage in zip(rollout.triplets, calls, strict=True):
-                    call = Call(rollout.id, triplet.span_id)
-                    if advantage is None:
-                        left_out.append(Entry(call, "dropped", len(triplet.response_ids), LEFT_OUT_BY_CREDIT))
-                        continue
-                    if not math.isfinite(advantage):
-                        raise ValueError(f"{advantage} for rollout {rollout.id}")
-                    sample = TrainSample(
-                        prompt_ids=triplet.prompt_ids,
-                        response_ids=triplet.response_ids,
-                        logprobs=triplet.logprobs,
-                        advantage=advantage,
-                        rollout=place,
-                        group=rollout.group,
-                        call=call,
-                    )
-                    samples.append(sample)
-        except (TypeError, ValueError) as error:
-            raise AgentrigError(
-                "the algorithm's credit has to return, for each group, a list with a worth for each rollout: a finite "
-                f"number for all its calls, one number for each call (each triplet), or None to leave it out ({error})"
-            ) from error
+        worths = worths_of_calls(self.session.credit, rollouts)
+        for place, (rollout, calls) in enumerate(zip(rollouts, worths, strict=True)):
+            for triplet, advantage in zip(rollout.triplets, calls, strict=True):
+                call = Call(rollout.id, triplet.span_id)
+                if advantage is None:
+                    left_out.append(Entry(call, "dropped", len(triplet.response_ids), LEFT_OUT_BY_CREDIT))
+                    continue
+                sample = TrainSample(
+                    prompt_ids=triplet.prompt_ids,
+                    response_ids=triplet.response_ids,
+                    logprobs=triplet.logprobs,
+                    advantage=advantage,
+                    rollout=place,
+                    group=rollout.group,
+                    call=call,
+                )
+                samples.append(sample)
         return samples, left_out
 
     def _entries(self, samples: Sequence[TrainSample]) -> Iterator[Entry]:
@@ -288,8 +268,7 @@ class Loop:
             if tokens:
                 yield Entry(call, "trained", tokens, advantage=sample.advantage)
             elif reason:
-                why = self.algorithm.zero_advantage if reason == ZERO_ADVANTAGE else reason
-                yield Entry(call, "dropped", len(sample.response_ids), why, sample.advantage)
+                yield Entry(call, "dropped", len(sample.response_ids), reason, sample.advantage)
 
     # --- the server -------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import attrs
 
 from agentrig.algorithms import Measurement
 from agentrig.audit.sketch import Sketch
+from agentrig.credit import Credit
 from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, RunFileError, RunStopped
@@ -66,6 +67,7 @@ class RunSession:
         hardware: What the algorithm runs on.
         tasks: Role to the tasks of its split: `train`, `validation`, `report`.
         second: The rewards that are only logged, by name.
+        credit: What the run's calls are worth; None to build the plan's.
         past: The state that a resumed run continues from.
         begin: Called once the run has actually started.
         resumed: Whether the directory has a run already: nothing in it changes before `begin`.
@@ -81,6 +83,7 @@ class RunSession:
         hardware: Hardware,
         tasks: Mapping[str, Sequence[Task]],
         second: Mapping[str, Scorer],
+        credit: Credit | None = None,
         past: Past | None = None,
         begin: Callable[[], None] = lambda: None,
         resumed: bool = False,
@@ -96,6 +99,7 @@ class RunSession:
         self.checkpoint, self.resumed = past.checkpoint, resumed
         self.stopping = False
         self.plan, self.engine, self.runtime = plan, engine, runtime
+        self.credit: Credit = plan.build("credit") if credit is None else credit
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
         self.auditing = Auditing(run.path, plan, first=self.first_step, on=plan.run.audit)
         self._run = run
@@ -118,7 +122,8 @@ class RunSession:
             engine.adapter,
             adapter_name=plan.components["adapter"].spec.name,
             algorithm_name=plan.components["algorithm"].spec.name,
-            negative_scale=getattr(plan.configs["algorithm"], "negative_scale", 1.0),
+            negative_scale=getattr(plan.configs["credit"], "negative_scale", 1.0),
+            relative=bool(getattr(plan.components["credit"].spec, "relative", True)),
         )
         self.keeps_end = past.ended  # the directory has the summary of an earlier end
         self._guards = Guards.after(past.lines, ended=past.ended)

@@ -100,7 +100,7 @@ def _train(
     for each in (scorer, *second.values()):
         ending.callback(each.close)
     adapter = plan.build("adapter")
-    algorithm = runnable(plan.build("algorithm"))
+    algorithm, credit = runnable(plan.build("algorithm")), plan.build("credit")
     if plan.components["server"].spec.name != OWN:
         plan.build("server")
     splits = load_splits(plan)
@@ -156,6 +156,7 @@ def _train(
         hardware=hardware,
         tasks={role: rows for role, (_, rows) in splits.items()},
         second=second,
+        credit=credit,
         past=past,
         begin=begin_run,
         resumed=resume is not None,

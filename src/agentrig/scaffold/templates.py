@@ -162,13 +162,21 @@ TEMPLATES: Mapping[str, Template] = {
         ),
         Template(
             kind="algorithm",
-            name="best-of-group",
-            says="An algorithm for agentrig: it imitates the best rollouts of each group, with the learner of `grpo`.",
+            name="bounded-worths",
+            says="An algorithm for agentrig: `grpo`, with a learner that bounds what a call can be worth.",
             edit="`pytest` trains small models for about a minute; `pytest -m slow` makes the further runs that the "
-            "longer checks need. Replace what the credit yields: what each rollout or call is worth. "
-            'The page "Algorithms" of the docs has more, also algorithms with a learner or a loop of their own.',
+            "longer checks need. Replace what the learner does. "
+            'The page "Credits and algorithms" of the docs has more, also algorithms with a loop of their own.',
             use="mini --algorithm {name}",
             requires=("agentrig-grpo",),
+        ),
+        Template(
+            kind="credit",
+            name="upper-share",
+            says="A credit for agentrig: it imitates the best rollouts of each group.",
+            edit="Replace what the credit yields: what each rollout or call is worth. What a credit must do: the page "
+            '"Credits and algorithms" of the docs.',
+            use="mini --credit {name}",
         ),
         Template(
             kind="server",

@@ -26,7 +26,7 @@ from agentrig.testing.subject import Subject
 from agentrig.text import account_of
 
 CHECKED = (
-    *("tasks", "agent", "reward", "adapter", "algorithm"),
+    *("tasks", "agent", "reward", "adapter", "algorithm", "credit"),
     *("server", "hardware", "runners", "observer", "recipe"),
 )
 """The kinds that have checks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,13 +14,11 @@ import attrs
 import pytest
 import torch
 from agentrig_grpo import checkpoint
-from agentrig_grpo.algorithm import Grpo, check_device
+from agentrig_grpo.algorithm import check_device
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.naming import model_directory
 
-from agentrig import Outcome, Score, Task, Trace, Triplet
 from agentrig.hardware import Cpu, CpuConfig
-from agentrig.rollouts import Rollout
 from effects import Flip, Settings, config_of
 
 PLACE = "algorithm.grpo"
@@ -147,25 +146,6 @@ def stale(settings: Settings) -> float:
     return learn({"max_staleness": 1, **settings}, given=off_policy(3.0, 1.0)).figures[0]["loss"]
 
 
-def credit(settings: Settings) -> list[float]:
-    """Return the advantages of four rollouts with the rewards 0, 0, 0 and 4: mean 1, deviation 2."""
-    rollouts = [
-        Rollout(
-            id=str(i),
-            task=Task(id="t", input={}),
-            group="g",
-            mode="train",
-            step=1,
-            outcome=Outcome(answer=""),
-            score=Score.ok(value),
-            trace=Trace(rollout_id=str(i)),
-            triplets=[Triplet(prompt_ids=[1], response_ids=[2])],
-        )
-        for i, value in enumerate((0.0, 0.0, 0.0, 4.0))
-    ]
-    return next(iter(Grpo(config_of(PLACE, settings)).credit([rollouts])))
-
-
 def uneven(settings: Settings) -> float:
     """Return the loss of two rollouts, advantage 1 with two tokens and advantage 0.5 with six, at ratio 1."""
     first, second = samples(2)
@@ -260,18 +240,15 @@ TABLE = {
     ),
     "clip_low": Flip(a=0.2, b=0.6, look=clipped(0.5, -1.0), shows=lambda a, b: (a, b) == (1.0, 0.0)),
     "clip_high": Flip(a=0.28, b=1.0, look=clipped(1.6, 1.0), shows=lambda a, b: (a, b) == (1.0, 0.0)),
+    "loss": Flip(
+        a="clip",
+        b="sapo",
+        look=lambda s: learn(s, given=off_policy(1.6, 1.0)).figures[0]["loss"],
+        shows=lambda a, b: a == close(-1.28) and b == close(-4 / (1 + math.exp(-0.6))),
+    ),
     "rollout_is_threshold": Flip(a=2.0, b=4.0, look=stale, shows=lambda a, b: (a, b) == (close(-2.0), close(-3.0))),
     "kl_loss_coef": Flip(
         a=0.0, b=10.0, look=far_from_start, shows=lambda a, b: not a[0] and b[0] and b[1] < 0.9 * a[1]
-    ),
-    "scale_rewards": Flip(
-        a=False,
-        b=True,
-        look=credit,
-        shows=lambda a, b: a == [-1.0, -1.0, -1.0, 3.0] and b == close([-0.5, -0.5, -0.5, 1.5]),
-    ),
-    "negative_scale": Flip(
-        a=1.0, b=0.5, look=credit, shows=lambda a, b: b == [v / 2 if v < 0 else v for v in a] and a[0] < b[0]
     ),
     "loss_agg_mode": Flip(
         a="token-mean",

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from agentrig_grpo.naming import model_directory
-from agentrig_verl.manager import LoopManager
 from agentrig_verl.sharing import choose
+from agentrig_verl.trajectories import trajectories_of
 from rollouts import rollout, trace_of
 
 from agentrig import Task, Triplet
@@ -32,20 +32,16 @@ def composed(settings: Settings) -> Any:
     return build("algorithm.verl", {"model": "some/model", **settings, "verl": own}).compose(session())
 
 
-def sequences(settings: Settings) -> Sequence[tuple[float, Sequence[int]]]:
-    """Return advantage and response of each sequence: four calls, two of them one conversation, and one call."""
+def sequences(settings: Settings) -> Sequence[Sequence[int]]:
+    """Return the response of each sequence: four calls, two of them one conversation, and one call."""
     first = [Triplet(prompt_ids=[1], response_ids=[2]), Triplet(prompt_ids=[1, 2, 3], response_ids=[4])]
     alone = [Triplet(prompt_ids=[9], response_ids=[8]), Triplet(prompt_ids=[7], response_ids=[6])]
     group = [
         rollout(0.0, trace=trace_of("write"), triplets=[*first, *alone]),
         rollout(1.0, trace=trace_of("write"), triplets=[Triplet(prompt_ids=[1], response_ids=[5])]),
     ]
-    config: Any = SimpleNamespace(algorithm=SimpleNamespace(norm_adv_by_std_in_grpo=False))
-    manager = LoopManager(config, build("algorithm.verl", settings).context(session(), []))
-    return [
-        (round(t.tags["agentrig_advantage"], 6), t.fields["responses"].tolist())
-        for t in manager.credited({"u": group}, step=1)["u"]
-    ]
+    merged = build("algorithm.verl", settings).context(session(), []).merged
+    return [t.fields["responses"].tolist() for t in trajectories_of(group, uid="u", step=1, merged=merged)]
 
 
 def engine(settings: Settings) -> bool:
@@ -68,22 +64,10 @@ TABLE = {
         look=lambda s: json.dumps(composed(s).actor_rollout_ref.actor.optim.lr),
         shows=lambda a, b: b == "0.125" != a,
     ),
-    "credit": Flip(
-        a="rollout",
-        b="call",
-        look=lambda s: [advantage for advantage, *_ in sequences(s)],
-        shows=lambda a, b: a == [-0.5] * 3 + [0.5] and b == [-0.2] * 3 + [0.8],
-    ),
-    "negative_scale": Flip(
-        a=1.0,
-        b=0.5,
-        look=lambda s: [advantage for advantage, *_ in sequences(s)],
-        shows=lambda a, b: a == [-0.5] * 3 + [0.5] and b == [-0.25] * 3 + [0.5],
-    ),
     "merge": Flip(
         a=True,
         b=False,
-        look=lambda s: [responses for _, responses in sequences(s)],
+        look=sequences,
         shows=lambda a, b: a == [[2, 3, 4], [8], [6], [5]] and b == [[2], [4], [8], [6], [5]],
     ),
     "runners": Elsewhere(f"{CLUSTER}::test_the_keys_of_runners_place_them", "it needs a Ray cluster"),

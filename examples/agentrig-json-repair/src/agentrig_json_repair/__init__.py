@@ -77,9 +77,9 @@ def register_recipes() -> Iterable[RecipeSpec]:
                 "warmup_steps": 10,
                 "ppo_epochs": 2,
                 "mini_batches": 2,
-                "scale_rewards": True,
                 "validate_every": 55,
             },
+            "credit": {"use": "grpo"},
             "runners": {"n": 2, "threads": 16, "deadline_s": 60.0},
         },
     )

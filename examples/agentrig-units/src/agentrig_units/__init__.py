@@ -76,10 +76,9 @@ def register_recipes() -> Iterable[RecipeSpec]:
                 "warmup_steps": 10,
                 "ppo_epochs": 2,
                 "mini_batches": 2,
-                "scale_rewards": True,
-                "negative_scale": 0.5,
                 "validate_every": 10,
             },
+            "credit": {"use": "grpo", "negative_scale": 0.5},
             "runners": {"n": 2, "threads": 16, "deadline_s": 60.0},
         },
     )

@@ -1,7 +1,4 @@
-"""The algorithm `grpo`, group-relative policy optimization in torch, and the LLM server `embedded`.
-
-`from_credit` makes an algorithm of a credit of your own, with the same learner.
-"""
+"""The algorithm `grpo`, group-relative policy optimization in torch, and the LLM server `embedded`."""
 
 from __future__ import annotations
 
@@ -15,43 +12,16 @@ from agentrig_grpo.config import LearnerConfig as LearnerConfig
 
 if TYPE_CHECKING:
     from agentrig.algorithms import LoopAlgorithm
-    from agentrig.credit import Credit
     from agentrig.demonstrations import StartingModel, StartPlan, Turn
     from agentrig.hardware.memory import Workload
     from agentrig.servers import MakeServer, ServerMemory
 
 
-def from_credit(
-    credit: Credit | None, *, name: str, summary: str, config: type[LearnerConfig] = LearnerConfig
-) -> AlgorithmSpec:
-    """Return the spec of an algorithm that trains by a credit, with the learner of `grpo`.
+def build(config: LearnerConfig) -> LoopAlgorithm:
+    """Return the algorithm."""
+    from agentrig_grpo.algorithm import Grpo
 
-    Args:
-        credit: `credit(groups, config)`, see `agentrig.credit.Credit`; None for that of `grpo`.
-        name: The algorithm's name.
-        summary: One line about it.
-        config: Its settings: `LearnerConfig`, or a class that adds keys of the credit's own.
-    """
-
-    def build(settings: LearnerConfig) -> LoopAlgorithm:
-        from agentrig_grpo.algorithm import Grpo
-
-        return Grpo(settings, credit)
-
-    from agentrig_grpo.checks import check_memory_plan
-
-    return AlgorithmSpec(
-        name=name,
-        summary=summary,
-        config=config,
-        build=build,
-        workload=workload,
-        ready=ready,
-        server=True,
-        make_start=make_start,
-        formulas=("update",) if credit else ("update", "advantages"),
-        checks=(check_memory_plan,),
-    )
+    return Grpo(config)
 
 
 def workload(config: LearnerConfig) -> Workload | None:
@@ -124,5 +94,18 @@ def register_servers() -> Iterable[ServerSpec]:
 @hookimpl
 def register_algorithms() -> Iterable[AlgorithmSpec]:
     """Register `grpo`."""
-    summary = "Group-relative policy optimization in torch, for a CPU or one device."
-    yield from_credit(None, name="grpo", summary=summary, config=GrpoConfig)
+    from agentrig_grpo.checks import check_memory_plan
+
+    yield AlgorithmSpec(
+        name="grpo",
+        summary="Group-relative policy optimization in torch, for a CPU or one device.",
+        config=GrpoConfig,
+        build=build,
+        workload=workload,
+        ready=ready,
+        server=True,
+        credit="dr-grpo",
+        make_start=make_start,
+        formulas=("update",),
+        checks=(check_memory_plan,),
+    )

@@ -1,14 +1,13 @@
-"""`grpo`: its credit, how its model is served, and its learner. The run's loop is `agentrig.run.loop`.
+"""`grpo`: how its model is served, and its learner. The run's loop is `agentrig.run.loop`.
 
-Defaults that differ from textbook GRPO (arXiv:2402.03300): advantages are not divided by the group's
-standard deviation (Dr. GRPO), the loss is the mean over all tokens and the upper clip is wider (DAPO),
+Defaults that differ from textbook GRPO (arXiv:2402.03300): the credit is `dr-grpo`, which does not divide advantages
+by the group's standard deviation, the loss is the mean over all tokens and the upper clip is wider (DAPO),
 there is no KL loss, and a step makes one update, so the ratio is 1 up to rounding.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,14 +15,11 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentrig.algorithms import Session
-from agentrig.credit import Credit, Worth, advantages
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.hardware import Hardware
-from agentrig.ledger import LEFT_OUT_BY_CREDIT, ZERO_ADVANTAGE
-from agentrig.rollouts import Rollout
 from agentrig.run.checkpoints import verify
 from agentrig.servers import ServerMemory, ServerPlan
-from agentrig_grpo.config import GrpoConfig, LearnerConfig
+from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.context import check_context
 from agentrig_grpo.naming import model_directory
 
@@ -43,31 +39,16 @@ MODEL_NAME = "policy"
 """The model's name in requests."""
 
 
-def group_relative(groups: Sequence[Sequence[Rollout]], config: GrpoConfig) -> Iterator[list[float | None]]:
-    """Yield the credit of `grpo`: all calls of a rollout have its advantage over the others of its group."""
-    for group in groups:
-        values = [rollout.value for rollout in group]
-        found = advantages(values, normalize=config.scale_rewards, negative_scale=config.negative_scale)
-        yield [None if value is None else advantage for value, advantage in zip(values, found, strict=True)]
-
-
 class Grpo:
     """Implements `agentrig.algorithms.LoopAlgorithm`.
 
     Args:
         config: The settings.
-        credit: What the calls are worth; None for `group_relative`.
     """
 
-    def __init__(self, config: LearnerConfig, credit: Credit | None = None) -> None:
+    def __init__(self, config: LearnerConfig) -> None:
         self.config = config
-        self._credit: Credit = credit or group_relative
         self._memory: MemoryPlan | None = None
-        self.zero_advantage = ZERO_ADVANTAGE if credit is None else LEFT_OUT_BY_CREDIT
-
-    def credit(self, groups: Sequence[Sequence[Rollout]]) -> Iterable[Sequence[Worth]]:
-        """Return what each rollout of a step's groups is worth."""
-        return self._credit(groups, self.config)
 
     def serving(self, hardware: Hardware, checkpoint: Path | None) -> ServerPlan:
         """Return how to serve a checkpoint, or the starting model."""

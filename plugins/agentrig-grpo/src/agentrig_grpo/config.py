@@ -9,10 +9,13 @@ import attrs
 from agentrig import setting
 from agentrig.learners import LoopSettings
 
+GSPO_CLIP = 0.1
+"""The most that the ratio of a whole reply may rise above 1. It is a mean over tokens: the paper's limit is 4e-4."""
+
 
 @attrs.frozen(kw_only=True)
 class LearnerConfig(LoopSettings):
-    """Settings of the learner, and of the loop around it: those of each algorithm that is a credit for this learner."""
+    """Settings of the learner, and of the loop around it: those of each algorithm with this learner."""
 
     model: str = setting("mini", help="a local Hugging Face directory, a shipped model, or OWNER/NAME of the hub")
     optimizer: str = setting(
@@ -39,6 +42,12 @@ class LearnerConfig(LoopSettings):
     max_grad_norm: float = setting(1.0, help="the gradient is clipped to this L2 norm", gt=0)
     clip_low: float = setting(0.2, help="how far the ratio may fall below 1", gt=0, lt=1)
     clip_high: float = setting(0.28, help="how far the ratio may rise above 1", gt=0)
+    loss: str = setting(
+        "clip",
+        help="the loss: ratios of tokens, clipped (clip), with a bounded weight (cispo) or a soft gate (sapo); or the "
+        "clipped ratio of a whole reply (gspo)",
+        choices=("clip", "gspo", "cispo", "sapo"),
+    )
     kl_loss_coef: float = setting(0.0, help="weight of the KL loss to the starting model; 0 for none", ge=0)
     loss_agg_mode: str = setting(
         "token-mean",
@@ -71,20 +80,32 @@ class LearnerConfig(LoopSettings):
     )
 
     def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
+        LoopSettings.__attrs_post_init__(self)
         if self.moments == "host" and self.optimizer != "adamw":
             raise ValueError(
                 'moments = "host" is for optimizer = "adamw": bitsandbytes keeps the moments of adamw8bit on the '
                 "device. Leave one of them out"
             )
+        if self.loss == "gspo" and self.clip_high > GSPO_CLIP:
+            raise ValueError(
+                f"loss = gspo clips the mean ratio of a reply, where clip_high = {self.clip_high:g} does nothing: "
+                "set clip_low = 3e-4 and clip_high = 4e-4, as its paper does"
+            )
+        if self.loss == "gspo" and self.loss_agg_mode == "token-mean":
+            raise ValueError('loss = gspo is a mean over rollouts: set loss_agg_mode = "seq-mean-token-mean"')
+        if self.loss == "gspo" and self.max_staleness:
+            raise ValueError(
+                "loss = gspo and max_staleness = 1 exclude each other: stale tokens have weights of their own, and "
+                "gspo has one for a whole reply"
+            )
+        fields = attrs.fields_dict(LearnerConfig)
+        if self.loss == "sapo" and any(getattr(self, k) != fields[k].default for k in ("clip_low", "clip_high")):
+            raise ValueError("loss = sapo has no clip limits: leave clip_low and clip_high out")
 
 
 @attrs.frozen(kw_only=True)
 class GrpoConfig(LearnerConfig):
-    """Settings of `grpo`."""
-
-    scale_rewards: bool = setting(False, help="divide advantages by the group's standard deviation")
-    negative_scale: float = setting(1.0, help="negative advantages are multiplied by this", ge=0)
+    """Settings of `grpo`: it has no others."""
 
 
 @attrs.frozen(kw_only=True)

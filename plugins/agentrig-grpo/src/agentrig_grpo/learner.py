@@ -37,7 +37,7 @@ from agentrig_grpo.fitting import CPU_PASS, group_length, lower
 from agentrig_grpo.host_copy import HostCopy, stand_in_of
 from agentrig_grpo.host_moments import PART
 from agentrig_grpo.lora import live_weights
-from agentrig_grpo.loss import sample_weights, token_losses, tokens_in_loss
+from agentrig_grpo.loss import check_single_calls, sample_weights, token_losses, tokens_in_loss
 from agentrig_grpo.loss_inputs import LossInputs
 from agentrig_grpo.masters import computing_in
 from agentrig_grpo.model_files import weight_files
@@ -157,6 +157,8 @@ class Learner:
         figures = Figures(recorded=all(s.logprobs is not None for s in samples))
         if self.config.max_staleness:
             check_recorded(samples, step)
+        if self.config.loss == "gspo":
+            check_single_calls(samples)
         with memory_in_words(self.config, step, lambda: (self._latest, self.tokens)):
             samples = self._with_behaviour(samples, figures, step)
             for epoch in range(self.config.ppo_epochs):
@@ -250,6 +252,8 @@ class Learner:
                 logprobs,
                 behaviour,
                 advantage,
+                kind=config.loss,
+                calls=batch.sample,
                 clip_low=config.clip_low,
                 clip_high=config.clip_high,
                 reference=reference,

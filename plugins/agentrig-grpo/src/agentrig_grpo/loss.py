@@ -1,14 +1,17 @@
-"""The clipped policy-gradient loss, per token, and the weights that aggregate it."""
+"""The policy-gradient losses, per token, and the weights that aggregate them. `algorithm.loss` selects one by name."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import attrs
 import torch  # noqa: TID253  (imported with the learner only)
+
+from agentrig.errors import ConfigError
+from agentrig.learners import TrainSample
 
 
 @attrs.frozen(eq=False)
@@ -17,8 +20,8 @@ class TokenLoss:
 
     Attributes:
         loss: The loss.
-        ratio: The ratio that is clipped.
-        clipped: Whether its gradient ended at the clip.
+        ratio: The ratio to the policy that sampled, or that the step began with.
+        clipped: Whether the ratio was clipped, or its gradient ended.
         kl_reference: The estimate of the KL divergence to the reference policy; None without one.
         rollout_is: The importance weight of a stale token, before it is truncated; None where none are stale.
     """
@@ -30,11 +33,112 @@ class TokenLoss:
     rollout_is: torch.Tensor | None = None
 
 
+@attrs.frozen(eq=False, kw_only=True)
+class Tokens:
+    """What a loss is computed from, [T] each.
+
+    Attributes:
+        logprobs: Log-probabilities under the policy that is trained, with a gradient.
+        ratio: Their ratio to those of the policy that sampled, or that the step began with; with a gradient.
+        advantages: Of each token's call.
+        low: The lower clip limit of a ratio.
+        high: The upper one.
+        calls: Which call each token belongs to; all tokens of a call are there.
+    """
+
+    logprobs: torch.Tensor
+    ratio: torch.Tensor
+    advantages: torch.Tensor
+    low: float
+    high: float
+    calls: torch.Tensor | None = None
+
+
+Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""The loss of each token, the ratio, and whether it was clipped."""
+
+
+def clip(tokens: Tokens) -> Parts:
+    """Return PPO's clipped surrogate: - min(r A, bounded A), with a token's ratio r, and r between the clip limits.
+
+    See arXiv:1707.06347, equation 7; the separate upper bound is DAPO's (arXiv:2503.14476, equation 8).
+    """
+    plain, cut = tokens.ratio * tokens.advantages, tokens.ratio.clamp(tokens.low, tokens.high) * tokens.advantages
+    return -torch.minimum(plain, cut), tokens.ratio, cut < plain
+
+
+def gspo(tokens: Tokens) -> Parts:
+    """Return the same with the ratio of a whole reply y in the place of r, as GSPO does:
+
+        s = (pi(y) / pi_old(y))^(1 / |y|)    the geometric mean of its tokens' ratios
+
+    (arXiv:2507.18071). The value of each token is that of s. Its gradient is the token's part of the gradient of s, as
+    in the paper's GSPO-token with equal advantages.
+    """  # noqa: D415
+    assert tokens.calls is not None
+    n = int(tokens.calls.max()) + 1 if len(tokens.calls) else 0
+    logs = torch.log(tokens.ratio.detach())
+    totals = torch.zeros(n, dtype=logs.dtype, device=logs.device).index_add(0, tokens.calls, logs)
+    lengths = torch.bincount(tokens.calls, minlength=n).clamp(min=1)
+    ratio = torch.exp(totals / lengths)[tokens.calls] * torch.exp(tokens.logprobs - tokens.logprobs.detach())
+    return clip(attrs.evolve(tokens, ratio=ratio))
+
+
+def cispo(tokens: Tokens) -> Parts:
+    """Return - bounded A log pi, where the ratio r between the clip limits has no gradient.
+
+    CISPO (MiniMax-M1, arXiv:2506.13585): every token keeps a gradient, and only its weight is
+    bounded. The paper uses no lower limit; clip_low near 1 does that.
+    """
+    ratio = tokens.ratio.detach()
+    weight = ratio.clamp(tokens.low, tokens.high)
+    return -weight * tokens.advantages * tokens.logprobs, tokens.ratio, weight != ratio
+
+
+SAPO_POSITIVE, SAPO_NEGATIVE = 1.0, 1.05
+"""The paper's temperatures of SAPO's gate for advantages above 0, and for the others."""
+
+
+def sapo(tokens: Tokens) -> Parts:
+    """Return - 4 / t sigmoid(t (r - 1)) A, with t = 1 for A > 0 and t = 1.05 for others: a gate in place of a clip.
+
+    Soft adaptive policy optimization (arXiv:2511.20347). It has no clip limits. Far from 1 the gate
+    is flat: such a token counts as clipped.
+    """
+    t = torch.where(tokens.advantages > 0, SAPO_POSITIVE, SAPO_NEGATIVE)
+    gate = torch.sigmoid(t * (tokens.ratio - 1))
+    return -4 / t * gate * tokens.advantages, tokens.ratio, gate * (1 - gate) == 0
+
+
+LOSSES: Mapping[str, Callable[[Tokens], Parts]] = {"clip": clip, "gspo": gspo, "cispo": cispo, "sapo": sapo}
+"""The losses by their names."""
+
+
+def check_single_calls(samples: Sequence[TrainSample]) -> None:
+    """Refuse rollouts of several calls for a loss whose ratio is that of a whole reply.
+
+    The sequence of such a ratio is a rollout. With several calls there is none: each has a prompt of its own, and a
+    ratio by call would clip something else than the paper does.
+
+    Raises:
+        ConfigError: A rollout has several samples.
+    """
+    several = [rollout for rollout, n in Counter(s.rollout for s in samples).items() if n > 1]
+    if several:
+        raise ConfigError(
+            f"[algorithm] loss = gspo has one ratio for a whole rollout, and {len(several)} rollouts of this step have "
+            "several trained calls: use the loss clip, cispo or sapo, whose ratios are those of tokens, or an adapter "
+            "that keeps one call of each rollout"
+        )
+
+
 def token_losses(
     logprobs: torch.Tensor,
     behaviour: torch.Tensor,
     advantages: torch.Tensor,
     *,
+    kind: str = "clip",
+    calls: torch.Tensor | None = None,
     clip_low: float,
     clip_high: float,
     reference: torch.Tensor | None = None,
@@ -44,14 +148,9 @@ def token_losses(
 ) -> TokenLoss:
     """Return the loss of each response token.
 
-    With r = pi(token) / pi_behaviour(token) and the rollout's advantage A:
-
-        - min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)  +  kl_loss_coef k3
-
-    the clipped surrogate of PPO (arXiv:1707.06347, equation 7) with DAPO's separate upper bound
-    (arXiv:2503.14476, equation 8) and, when there is a reference policy, the estimate
-    k3 = pi_ref / pi - log(pi_ref / pi) - 1 of KL(pi, pi_ref) (John Schulman, "Approximating KL
-    divergence", 2020; DeepSeekMath, arXiv:2402.03300, equation 4).
+    It is that of `LOSSES[kind]`, with the ratio pi(token) / pi_behaviour(token), plus kl_loss_coef k3 when there is a
+    reference policy: the estimate k3 = pi_ref / pi - log(pi_ref / pi) - 1 of KL(pi, pi_ref) (John Schulman,
+    "Approximating KL divergence", 2020; DeepSeekMath, arXiv:2402.03300, equation 4).
 
     With `proximal`, the weights that sampled are older than those that the step began with. Then the objective is that
     of decoupled PPO (Hilton et al., arXiv:2110.00641; for language models AReaL, arXiv:2505.24298): r is
@@ -67,6 +166,8 @@ def token_losses(
         logprobs: Log-probabilities under the policy that is trained, [T], with a gradient.
         behaviour: Log-probabilities under the policy that sampled, [T].
         advantages: Of each token's rollout, [T].
+        kind: The loss, a name in `LOSSES`.
+        calls: Which call each token belongs to, [T]; needed by `gspo` only.
         clip_low: How far the ratio may fall below 1 before its gradient ends.
         clip_high: How far it may rise above 1.
         reference: Log-probabilities under the frozen reference policy, [T].
@@ -75,10 +176,16 @@ def token_losses(
             are the weights that sampled.
         rollout_is_threshold: The largest importance weight of a token.
     """
-    ratio = torch.exp(logprobs - (behaviour if proximal is None else proximal))
-    bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
-    plain, cut = ratio * advantages, bounded * advantages
-    loss = -torch.minimum(plain, cut)
+    loss, ratio, clipped = LOSSES[kind](
+        Tokens(
+            logprobs=logprobs,
+            ratio=torch.exp(logprobs - (behaviour if proximal is None else proximal)),
+            advantages=advantages,
+            low=1 - clip_low,
+            high=1 + clip_high,
+            calls=calls,
+        )
+    )
     rollout_is = None
     if proximal is not None:
         rollout_is = torch.exp(proximal - behaviour)
@@ -89,7 +196,7 @@ def token_losses(
         k3 = torch.exp(difference) - difference - 1
         loss = loss + kl_loss_coef * k3
         kl = k3.detach()
-    return TokenLoss(loss, ratio.detach(), (cut < plain).detach(), kl, rollout_is)
+    return TokenLoss(loss, ratio.detach(), clipped.detach(), kl, rollout_is)
 
 
 def tokens_in_loss(logprobs: torch.Tensor, out: TokenLoss, advantages: torch.Tensor) -> torch.Tensor:

@@ -35,10 +35,9 @@ MINI = RecipeSpec(
             # Updates are cheap compared with rollouts, so each step makes two passes over its rollouts.
             "ppo_epochs": 2,
             "mini_batches": 2,
-            "scale_rewards": True,
-            "negative_scale": 0.5,
             "validate_every": 13,
         },
+        "credit": {"use": "grpo", "negative_scale": 0.5},
         "hardware": {"use": "auto"},
         # Many rollouts at once: the model's server answers a larger batch in little more time.
         "runners": {"n": 2, "threads": 32, "deadline_s": 60.0},

@@ -33,7 +33,7 @@ from agentrig_lightning.adapters import adapter
 from agentrig_lightning.algorithms import Script, algorithm, check_form, spec_of
 from agentrig_lightning.joining import role_of, unmanaged
 from agentrig_lightning.scripts import script_plugin
-from agentrig_lightning.verl import is_verl, keys_for
+from agentrig_lightning.verl import credit_for, is_verl, keys_for
 
 log = logging.getLogger(__name__)
 
@@ -217,6 +217,8 @@ class Trainer(LightningTrainer):
             made, keys = other_algorithm(self.other, algorithm, len(train if train is not None else ()))
             made = attrs.evolve(made, name=f"{name}-algorithm")
             used["algorithm"] |= keys
+            if made.credit:
+                used["credit"] = {"use": credit_for(algorithm.config)}
         others: Sequence[Spec] = (
             TasksSpec(
                 name=f"{name}-tasks",

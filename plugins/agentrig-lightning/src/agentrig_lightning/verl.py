@@ -39,14 +39,15 @@ KEYS: Mapping[str, str] = {
     f"{ACTOR}.ppo_epochs": "ppo_epochs",
     f"{ACTOR}.loss_agg_mode": "loss_agg_mode",
     f"{ACTOR}.kl_loss_coef": "kl_loss_coef",
-    "algorithm.norm_adv_by_std_in_grpo": "scale_rewards",
     "trainer.test_freq": "validate_every",
     "trainer.save_freq": "save_every",
     "trainer.total_training_steps": "steps",
 }
 """A key of verl, and the same setting of agentrig's algorithms."""
 
-DEFAULTS: Mapping[str, Any] = {"algorithm.norm_adv_by_std_in_grpo": True, f"{ACTOR}.optim.weight_decay": 0.01}
+DIVIDED = "algorithm.norm_adv_by_std_in_grpo"
+
+DEFAULTS: Mapping[str, Any] = {DIVIDED: True, f"{ACTOR}.optim.weight_decay": 0.01}
 """verl's own values, where agentrig's algorithms have others."""
 
 NEUTRAL: Mapping[str, Any] = {
@@ -95,7 +96,9 @@ def verl_spec(verl: Any, *, name: str, summary: str) -> AlgorithmSpec:
     for key in [key for key in keys if key.startswith("agentlightning.") or schema.ignored(key) is not None]:
         why = schema.ignored(key) or "it belongs to Agent Lightning's own trainer"
         log.info("%s leaves out %s = %r: %s", name, key, keys.pop(key), why)
-    return attrs.evolve(spec, name=name, summary=summary, config=_with_defaults(spec.config, schema, model, keys))
+    divided = keys.pop(DIVIDED, True)
+    config = _with_defaults(spec.config, schema, model, keys)
+    return attrs.evolve(spec, name=name, summary=summary, config=config, credit="grpo" if divided else "dr-grpo")
 
 
 def keys_for(config_class: type, config: Mapping[str, Any], *, rows: int) -> tuple[dict[str, Any], list[str]]:
@@ -139,6 +142,11 @@ def keys_for(config_class: type, config: Mapping[str, Any], *, rows: int) -> tup
         elif key not in (*DEFAULTS, *ROWS) and (key not in NEUTRAL or NEUTRAL[key] != value):
             absent.append(f"{key} = {value!r}")
     return keys, absent
+
+
+def credit_for(config: Mapping[str, Any]) -> str:
+    """Return the credit that has the advantages of verl's configuration: `grpo`, or `dr-grpo` without the division."""
+    return "grpo" if {**DEFAULTS, **_flat(config)}[DIVIDED] else "dr-grpo"
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

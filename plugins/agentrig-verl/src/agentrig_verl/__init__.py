@@ -32,6 +32,7 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
         workload=workload,
         hub=hub,
         runners=True,
+        credit="grpo",
         checks=(
             check_symbols,
             check_settings,

@@ -64,7 +64,7 @@ class Verl:
         """
         symbols.require()
         composed = self.compose(session)
-        check(composed, merge=self.config.merge, negative_scale=self.config.negative_scale)
+        check(composed, merge=self.config.merge, credit=session.credit)
         check_loggers(composed)
         import ray
         import transfer_queue as tq
@@ -128,8 +128,6 @@ class Verl:
         return ManagerContext(
             session=session,
             endpoints=endpoints,
-            weighting=self.config.credit,
-            negative_scale=self.config.negative_scale,
             merged=self.config.merge,
         )
 

@@ -6,8 +6,10 @@ import contextlib
 import importlib.util
 import io
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
+from agentrig.credit import Credit, GroupConfig, grpo
 from agentrig.errors import ConfigError, nearest
 from agentrig.findings import Finding, Situation
 from agentrig.hardware.tools import ask
@@ -39,7 +41,7 @@ def check_settings(situation: Situation) -> Iterator[Finding]:
     config = situation.plan.configs["algorithm"]
     try:
         composed = schema.compose(keys_of(config, situation.hardware))
-        check(composed, merge=config.merge, negative_scale=config.negative_scale)
+        check(composed, merge=config.merge, credit=situation.plan.build("credit"))
         check_loggers(composed)
     except ConfigError as error:
         yield Finding(check="verl settings", result="problem", evidence=str(error))
@@ -67,13 +69,17 @@ def check_verl_vllm(situation: Situation) -> Iterator[Finding]:
         yield situation.failure("verl-vllm", pair, answer, cure=cure)
 
 
-def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> None:
+DEFAULT = partial(grpo, config=GroupConfig())
+"""The credit of a run that names none."""
+
+
+def check(config: Any, *, merge: bool = True, credit: Credit = DEFAULT) -> None:
     """Check combinations of keys.
 
     Args:
         config: verl's composed configuration.
         merge: Whether calls that extend one another become one sequence.
-        negative_scale: What negative advantages are multiplied by.
+        credit: The run's credit.
 
     Raises:
         ConfigError: Settings that contradict one another, found by verl or by agentrig.
@@ -95,6 +101,8 @@ def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> No
             raise ConfigError(
                 f"[algorithm] verl has no {key} {value}.{nearest(value, names)} It has: {', '.join(names)}"
             )
+    default = getattr(credit, "func", None) is DEFAULT.func and getattr(credit, "keywords", None) == DEFAULT.keywords
+    name = getattr(getattr(credit, "func", None), "__name__", "")
     mode, sequences = config.trainer.v1.trainer_mode, by_sequence(config) if merge else None
     wrong: Sequence[tuple[Any, str]] = (
         (mode != "sync", f"trainer.v1.trainer_mode is {mode}; agentrig's rollouts are synchronous"),
@@ -115,8 +123,14 @@ def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> No
         ),
         (rollout.temperature <= 0, f"{ROLLOUT}.temperature must be above 0: greedy rollouts are equal"),
         (
-            negative_scale != 1.0 and estimator != "grpo",
-            f"negative_scale works with adv_estimator grpo; {estimator} takes verl's own advantages",
+            not default and estimator != "grpo",
+            f"adv_estimator {estimator} takes verl's own advantages, so what [credit] says would not be used: leave "
+            "one of them out",
+        ),
+        (
+            not (algorithm.norm_adv_by_std_in_grpo or name == "dr_grpo"),
+            "algorithm.norm_adv_by_std_in_grpo = false would change nothing: advantages come from [credit], whose "
+            'use = "dr-grpo" does not divide by the deviation',
         ),
         (
             algorithm.use_kl_in_reward and estimator == "grpo",

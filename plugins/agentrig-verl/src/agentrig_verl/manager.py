@@ -20,9 +20,10 @@ import attrs
 
 from agentrig import Endpoint
 from agentrig.algorithms import Session
-from agentrig.credit import Weighting
+from agentrig.credit import worths_of_calls
 from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError, RunStopped
+from agentrig.ledger import Call
 from agentrig.rollouts import Rollout
 from agentrig_verl.trajectories import PARTITION, Trajectory, in_chunks, trajectories_of
 
@@ -42,15 +43,11 @@ class ManagerContext:
     Attributes:
         session: Runs tasks.
         endpoints: The vLLM servers, with the sampling of training.
-        weighting: See `agentrig.credit`.
-        negative_scale: See `agentrig.credit`.
         merged: See `agentrig_verl.merge`.
     """
 
     session: Session
     endpoints: Sequence[Endpoint]
-    weighting: Weighting = "rollout"
-    negative_scale: float = 1.0
     merged: bool = True
 
 
@@ -74,6 +71,7 @@ class LoopManager:
         self.config, self.context = config, context
         self.figures: dict[str, float] = {}
         self.trajectories: dict[str, Trajectory] = {}
+        self.worths: dict[Call, float | None] = {}
 
     @classmethod
     def create(cls, config: Any, **clients: Any) -> LoopManager:
@@ -115,23 +113,19 @@ class LoopManager:
             rollouts = self.context.session.rollouts(
                 tasks, n=n, endpoint=self.context.endpoints, step=step, on_groups=write_groups
             )
+        self.worths = self.credited(rollouts)
         self.trajectories = lightened([t for uid in uids for t in found.get(uid, ())])
         self.figures = _figures(rollouts, found, self.config.data.max_prompt_length)
 
-    def credited(self, groups: Mapping[str, Sequence[Rollout]], *, step: int) -> dict[str, list[Trajectory]]:
-        """Return the trajectories of each group, with the credit that the run's settings ask for."""
-        algorithm = self.config.algorithm
+    def credited(self, rollouts: Sequence[Rollout]) -> dict[Call, float | None]:
+        """Return what the run's credit says that each call of a step is worth; nothing if verl itself computes it."""
+        if self.config.algorithm.adv_estimator != "grpo":
+            return {}
+        worths = worths_of_calls(self.context.session.credit, rollouts)
         return {
-            uid: trajectories_of(
-                group,
-                uid=uid,
-                step=step,
-                weighting=self.context.weighting,
-                normalize=algorithm.norm_adv_by_std_in_grpo,
-                negative_scale=self.context.negative_scale,
-                merged=self.context.merged,
-            )
-            for uid, group in groups.items()
+            Call(rollout.id, triplet.span_id): worth
+            for rollout, calls in zip(rollouts, worths, strict=True)
+            for triplet, worth in zip(rollout.triplets, calls, strict=True)
         }
 
     def put(self, groups: Mapping[str, Sequence[Rollout]], *, step: int) -> dict[str, list[Trajectory]]:
@@ -149,7 +143,9 @@ class LoopManager:
         import transfer_queue as tq
         from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-        by_group = self.credited(groups, step=step)
+        by_group = {
+            uid: trajectories_of(group, uid=uid, step=step, merged=self.context.merged) for uid, group in groups.items()
+        }
         found = [t for trajectories in by_group.values() for t in trajectories]
         if not self.config.actor_rollout_ref.rollout.calculate_log_probs:
             for trajectory in found:  # all or none: verl takes the fields of a batch from its first row

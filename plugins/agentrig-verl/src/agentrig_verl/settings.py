@@ -32,12 +32,6 @@ class VerlConfig:
     """Settings of `verl`; verl's own keys are in the table `verl`, under verl's names."""
 
     model: str = setting("", help="the starting model: a Hugging Face directory (no download) or a name on the Hub")
-    credit: Literal["rollout", "call"] = setting(
-        "rollout",
-        help="rollout: each rollout counts once in its group's baseline; call: each trained call does",
-        choices=("rollout", "call"),
-    )
-    negative_scale: float = setting(1.0, help="negative advantages are multiplied by this", ge=0)
     engine: Literal["auto", "forest", "verl"] = setting(
         "auto",
         help="what trains: forest computes tokens that calls share once, verl is verl's own engine, auto: forest where "

@@ -34,7 +34,7 @@ from agentrig_verl.counted import Counted, compare
 from agentrig_verl.delivery import Transfers
 from agentrig_verl.manager import explained
 from agentrig_verl.sharing import by_rank
-from agentrig_verl.trajectories import ADVANTAGE, in_task_order
+from agentrig_verl.trajectories import advantages_of, in_task_order
 from agentrig_verl.used import UsedRow, entries_of, rows_of, sent_rows
 
 log = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         return figures
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Run verl's part (rollout correction), then replace its advantages by those over rollouts.
+        """Run verl's part (rollout correction), then replace its advantages by the worths of the run's credit.
 
         verl computes advantages over sequences. A failed rollout, or one without a trained call, would then
         shift the baseline, and a single rollout would get its score as advantage.
@@ -213,12 +213,20 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         if self.config.algorithm.adv_estimator != "grpo":
             return batch
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
-        credit = [0.0 if t.get("is_padding") else float(t[ADVANTAGE]) for t in batch.tags]
-        rows = [m.float() * a for m, a in zip(data["response_mask"].unbind(), credit, strict=True)]
-        nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+        manager = self.agent_loop_manager
+        rows = [
+            advantages_of(None if tag.get("is_padding") else manager.trajectories[key], manager.worths, mask)
+            for key, tag, mask in zip(batch.keys, batch.tags, data["response_mask"].unbind(), strict=True)
+        ]
+        nested, masks = (
+            torch.nested.as_nested_tensor(list(each), layout=torch.jagged) for each in zip(*rows, strict=True)
+        )
         from tensordict import TensorDict
 
-        fields = TensorDict({"advantages": nested, "returns": nested.clone()}, batch_size=len(batch.keys))
+        found = {"advantages": nested, "returns": nested.clone()}
+        if None in manager.worths.values():
+            found |= {"response_mask": masks, "loss_mask": masks.clone()}
+        fields = TensorDict(found, batch_size=len(batch.keys))
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -252,6 +260,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         return entries_of(
             manager.trajectories,
             rows,
+            worths=manager.worths,
             always=bool(actor.use_kl_loss or actor.entropy_coeff),
             rejects=bool((self.config.algorithm.get("rollout_correction") or {}).get("rollout_rs")),
         )

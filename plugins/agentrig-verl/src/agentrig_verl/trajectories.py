@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrig.credit import Weighting, advantages
 from agentrig.ledger import Call
 from agentrig.rollouts import Rollout
 from agentrig_verl.merge import Segment, merge, segment_of
 
-ADVANTAGE = "agentrig_advantage"
-"""Tag that carries a trajectory's advantage to the trainer."""
+if TYPE_CHECKING:
+    import torch
 
 PARTITION = "train"
 """verl's partition for what is trained on."""
@@ -38,38 +37,19 @@ class Trajectory:
     checksum: int = 0
 
 
-def trajectories_of(
-    rollouts: Sequence[Rollout],
-    *,
-    uid: str,
-    step: int,
-    weighting: Weighting = "rollout",
-    normalize: bool = True,
-    negative_scale: float = 1.0,
-    merged: bool = True,
-) -> list[Trajectory]:
+def trajectories_of(rollouts: Sequence[Rollout], *, uid: str, step: int, merged: bool = True) -> list[Trajectory]:
     """Return the trajectories of one group.
 
     Args:
         rollouts: The n rollouts of one task; their places are the session ids.
         uid: verl's id of the group; must not contain `_`.
         step: The training step; also the version of the weights that sampled.
-        weighting: See `agentrig.credit.advantages`.
-        normalize: See there.
-        negative_scale: See there.
         merged: Whether calls that extend one another become one sequence.
 
     Returns:
         None of a failed rollout; else one for each sequence, indices from 0.
     """
     segments = [merge(r.triplets) if merged else [segment_of(t) for t in r.triplets] for r in rollouts]
-    credit = advantages(
-        [r.value for r in rollouts],
-        [len(r.triplets) for r in rollouts],
-        weighting=weighting,
-        normalize=normalize,
-        negative_scale=negative_scale,
-    )
     found = []
     for session, (rollout, parts) in enumerate(zip(rollouts, segments, strict=True)):
         if rollout.value is None:
@@ -79,7 +59,7 @@ def trajectories_of(
                 Trajectory(
                     key=f"{uid}_{session}_{index}",
                     fields=fields_of(segment, rollout, uid=uid, session=session, step=step),
-                    tags=tags_of(segment, step=step, advantage=credit[session]),
+                    tags=tags_of(segment, step=step),
                     pieces=tuple((Call(rollout.id, span), start, n) for span, start, n in segment.pieces),
                 )
             )
@@ -90,7 +70,7 @@ def fields_of(segment: Segment, rollout: Rollout, *, uid: str, session: int, ste
     """Return a trajectory's fields: 1-D tensors without padding, of the prompt, the response or both.
 
     `rm_scores` holds the rollout's value on the last token of each of its sequences: verl's own
-    figures (critic/score) then read as expected; the advantage is in the tags.
+    figures (critic/score) then read as expected. Advantages come later, from the run's credit: `advantages_of`.
     """
     import torch
 
@@ -122,7 +102,7 @@ def fields_of(segment: Segment, rollout: Rollout, *, uid: str, session: int, ste
     return fields
 
 
-def tags_of(segment: Segment, *, step: int, advantage: float) -> dict[str, Any]:
+def tags_of(segment: Segment, *, step: int) -> dict[str, Any]:
     """Return a trajectory's tags; the weights of step `step` are version `step - 1`."""
     prompt, response = len(segment.prompt_ids), len(segment.response_ids)
     return {
@@ -133,8 +113,28 @@ def tags_of(segment: Segment, *, step: int, advantage: float) -> dict[str, Any]:
         "global_steps": step,
         "min_global_steps": step - 1,
         "max_global_steps": step - 1,
-        ADVANTAGE: advantage,
     }
+
+
+def advantages_of(
+    trajectory: Trajectory | None, worths: Mapping[Call, float | None], mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a row's advantages, and its mask without the calls that the credit leaves out.
+
+    Args:
+        trajectory: The row's trajectory; None for one that verl added to fill a mini-batch.
+        worths: What each call of the step is worth; None for one that is left out.
+        mask: verl's `response_mask`, [response tokens].
+    """
+    import torch
+
+    advantages, kept = torch.zeros(mask.shape, dtype=torch.float32), mask.clone()
+    for call, start, length in trajectory.pieces if trajectory is not None else ():
+        worth = worths[call]
+        advantages[start : start + length] = worth or 0.0
+        if worth is None:
+            kept[start : start + length] = 0
+    return advantages * kept, kept
 
 
 def in_task_order(keys: Sequence[str], trajectories: Iterable[str]) -> list[int]:

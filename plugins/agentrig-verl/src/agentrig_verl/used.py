@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from agentrig.ledger import ZERO_ADVANTAGE, Call, Entry
+from agentrig.ledger import LEFT_OUT_BY_CREDIT, ZERO_ADVANTAGE, Call, Entry
 from agentrig_verl.counted import PRIME, Counted
 from agentrig_verl.trajectories import Trajectory
 
@@ -20,12 +20,12 @@ class UsedRow:
     Attributes:
         key: Its key in TransferQueue.
         mask: verl's `response_mask` when the actor got it: 1 for tokens in the loss.
-        gradient: Whether any of its advantages differs from 0.
+        gradient: For each token, whether its advantage differs from 0.
     """
 
     key: str
     mask: Sequence[int]
-    gradient: bool
+    gradient: Sequence[bool]
 
 
 def rows_of(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], data: Any) -> list[UsedRow]:
@@ -38,7 +38,7 @@ def rows_of(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], data: Any) -
     """
     rows = zip(keys, tags, data["response_mask"].unbind(), data["advantages"].unbind(), strict=True)
     return [
-        UsedRow(key, mask.tolist(), bool((advantages != 0).any()))
+        UsedRow(key, mask.tolist(), (advantages != 0).tolist())
         for key, tag, mask, advantages in rows
         if not tag.get("is_padding")
     ]
@@ -52,7 +52,12 @@ def sent_rows(rows: Iterable[UsedRow], trajectories: Mapping[str, Trajectory]) -
 
 
 def entries_of(
-    trajectories: Mapping[str, Trajectory], rows: Iterable[UsedRow], *, always: bool, rejects: bool
+    trajectories: Mapping[str, Trajectory],
+    rows: Iterable[UsedRow],
+    *,
+    worths: Mapping[Call, float | None],
+    always: bool,
+    rejects: bool,
 ) -> list[Entry]:
     """Return the ledger's entries of a step.
 
@@ -61,6 +66,7 @@ def entries_of(
     Args:
         trajectories: What was written to TransferQueue, by key.
         rows: The rows that the actor trained on.
+        worths: What the run's credit says of each call; empty if verl computes its own advantages.
         always: Whether rows with advantage 0 have a gradient too, from a KL loss or an entropy bonus.
         rejects: Whether rollout correction may take tokens out of the loss.
     """
@@ -70,15 +76,23 @@ def entries_of(
         inside: Counter[Call] = Counter()
         for call, start, length in pieces:
             inside[call] += sum(row.mask[start : start + length])
-        for i, (call, _, length) in enumerate(pieces):
+        for i, (call, start, length) in enumerate(pieces):
             tokens = inside[call]
             if i == 0:  # count tokens in the loss that no call sampled here: the ledger then finds too many
                 tokens += sum(row.mask) - inside.total()
-            if row.gradient or always or not any(row.mask):
+            worth = worths.get(call)
+            if call in worths and worth is None:
+                found.append(Entry(call, "dropped", length, LEFT_OUT_BY_CREDIT))
                 found += [Entry(call, "trained", tokens)] if tokens else []
+            elif (
+                always
+                or not any(row.mask)
+                or any(row.gradient[start : start + length] if worths and tokens else row.gradient)
+            ):
+                found += [Entry(call, "trained", tokens, advantage=worth)] if tokens else []
                 found += [Entry(call, "masked", length - tokens)] if rejects and tokens < length else []
-                continue
-            found.append(Entry(call, "dropped", length, ZERO_ADVANTAGE))
+            else:
+                found.append(Entry(call, "dropped", length, ZERO_ADVANTAGE, worth))
         if not pieces and row.key not in trajectories:
             found.append(Entry(Call(f"(verl's row {row.key})", ""), "trained", sum(row.mask)))
     return found

@@ -14,7 +14,7 @@ import click
 def new(kind: str, name: str, file: Path | None) -> None:
     """Start a component of your own: a package with tests, or one file.
 
-    KIND is tasks, agent, reward, adapter, algorithm, server, runners, hardware, observer or recipe. Or it is domain:
+    KIND is tasks, agent, reward, adapter, algorithm, credit, server, runners, hardware, observer or recipe. Or domain:
     tasks, an agent that calls a tool, a reward, a demonstrator and a recipe in one package. The package is the folder
     agentrig-NAME, and works as it is: install it, run its tests, then edit its source file.
 

@@ -1,4 +1,4 @@
-"""Runs the checks of `agentrig.testing` on `best-of-group`."""
+"""Runs the checks of `agentrig.testing` on `bounded-worths`."""
 
 import pytest
 
@@ -9,7 +9,7 @@ BANDIT = {"lr": 1e-2, "tasks_per_step": 6, "group_size": 8, "max_tokens": 2, "va
 
 CHECKS = checks(
     "algorithm",
-    "best-of-group",
+    "bounded-worths",
     settings=BANDIT,
     learns=16,
     variants=[{"lora_rank": 4}],

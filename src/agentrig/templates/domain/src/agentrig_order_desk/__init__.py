@@ -151,9 +151,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "warmup_steps": 10,
         "ppo_epochs": 2,
         "mini_batches": 2,
-        "scale_rewards": True,
-        "negative_scale": 0.5,
     },
+    "credit": {"use": "grpo", "negative_scale": 0.5},
     "runners": {"n": 2, "threads": 16},
 }
 """The recipe, as a run file has it. `agentrig warmup order-desk` makes its starting model."""

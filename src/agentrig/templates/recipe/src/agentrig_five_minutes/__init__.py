@@ -23,10 +23,9 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "warmup_steps": 8,
         "ppo_epochs": 2,
         "mini_batches": 2,
-        "scale_rewards": True,
-        "negative_scale": 0.5,
         "validate_every": 12,
     },
+    "credit": {"use": "grpo", "negative_scale": 0.5},
     "hardware": {"use": "auto"},
     "runners": {"n": 2, "threads": 16, "deadline_s": 60.0},
 }

@@ -1,0 +1,121 @@
+"""The checks of a credit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from agentrig.adapters import Triplet
+from agentrig.agents import Outcome
+from agentrig.credit import Credit, worths_of_calls
+from agentrig.errors import AgentrigError
+from agentrig.rewards import Score
+from agentrig.rollouts import Rollout
+from agentrig.tasks import Task
+from agentrig.testing.kit import CheckFailed, needs
+from agentrig.testing.subject import Subject
+from agentrig.traces import LLM_CALL, Span, Trace
+
+VALUES: dict[str, Sequence[Sequence[float | None]]] = {
+    "two groups that differ": [(1.0, 0.0, 0.5, 0.0), (0.25, 0.75, 1.0, 0.75)],
+    "equal rewards": [(0.5, 0.5, 0.5)],
+    "negative rewards": [(-3.0, -1.0, -2.0)],
+    "failures": [(1.0, None, 0.0, None), (None, 0.5)],
+    "nothing but failures": [(None, None)],
+    "one rollout": [(1.0,)],
+    "large rewards": [(1e9, -1e9, 0.0)],
+    "no group": [],
+}
+"""Steps: the rewards of the rollouts of each group; None for a failure."""
+
+
+@attrs.define(kw_only=True, eq=False, slots=False)
+class CreditSubject(Subject):
+    """A credit."""
+
+    def worths(self, step: str, credit: Credit | None = None) -> list[list[float | None]]:
+        """Return what each call of one of the steps of `VALUES` is worth."""
+        groups = enumerate(VALUES[step])
+        rollouts = [_rollout(f"{g}-{i}", f"g{g}", v, i + 1) for g, values in groups for i, v in enumerate(values)]
+        return worths_of_calls(self.made if credit is None else credit, rollouts)
+
+
+def _rollout(name: str, group: str, value: float | None, calls: int) -> Rollout:
+    """Return a rollout with some calls, each of which is scored with the rollout's reward."""
+    said: dict[str, Any] = {"prompt_token_ids": [1, 2], "response_token_ids": [3]}
+    spans = [
+        Span(id=f"c{i}", parent=None, name=LLM_CALL, start=float(i), end=i + 1.0, attributes=said) for i in range(calls)
+    ]
+    failed = value is None
+    return Rollout(
+        id=name,
+        task=Task(id=group, input={}),
+        group=group,
+        mode="train",
+        step=1,
+        outcome=Outcome(failure="agent-error") if failed else Outcome(answer=""),
+        score=None if value is None else Score(status="ok", value=value, calls=[value] * calls),
+        trace=Trace(rollout_id=name, spans=tuple(spans)),
+        triplets=() if failed else [Triplet(prompt_ids=[1, 2], response_ids=[3], span_id=s.id) for s in spans],
+    )
+
+
+def check_worths(subject: CreditSubject) -> None:
+    """It gives each rollout of each group a worth, in any step: with failures, equal rewards, one rollout, no group.
+
+    Why: The run ends with an error in the first step that has such a group, after its rollouts were paid for.
+    Cure: Yield a list for each group with a worth for each rollout: a finite number, one number for each of its
+        triplets, or None to leave it out. A failure's value is None.
+    """
+    for step in VALUES:
+        try:
+            subject.worths(step)
+        except AgentrigError as error:
+            raise CheckFailed(f"a step with {step}: {error}") from error
+
+
+@needs(check_worths)
+def check_learns(subject: CreditSubject) -> None:
+    """Where rewards differ, some call is worth more or less than 0.
+
+    Why: Nothing is trained: the weights don't change, and the run ends.
+    Cure: Give the better rollouts of a group a worth above 0, or the worse ones one below.
+    """
+    found = subject.worths("two groups that differ")
+    if not any(worth for calls in found for worth in calls):
+        raise CheckFailed(f"rewards {VALUES['two groups that differ']} are worth {found}")
+
+
+@needs(check_worths)
+def check_better_is_not_worth_less(subject: CreditSubject) -> None:
+    """In a group, a rollout with a higher reward is not worth less.
+
+    Why: The model learns to do what the reward calls worse.
+    Cure: Look at the sign: a worth above 0 makes what was sampled more likely.
+    """
+    for step, groups in VALUES.items():
+        worths = iter(subject.worths(step))
+        for values in groups:
+            calls = [[worth or 0.0 for worth in next(worths)] or [0.0] for _ in values]
+            means = [(v, math.fsum(of) / len(of)) for v, of in zip(values, calls, strict=True) if v is not None]
+            for value, mean in means:
+                for better, other in means:
+                    if better > value and other < mean - 1e-9:
+                        raise CheckFailed(f"the reward {value:g} is worth {mean:g}, and {better:g} is worth {other:g}")
+
+
+@needs(check_worths)
+def check_same_twice(subject: CreditSubject) -> None:
+    """The same step gives the same worths again, also after others, and with a credit that is built again.
+
+    Why: A resumed run and the auditor can't repeat a step.
+    Cure: Let the worths depend on the groups and the settings only.
+    """
+    first = {step: subject.worths(step) for step in VALUES}
+    for name, credit in (("again", subject.made), ("built again", subject.build())):
+        for step, found in first.items():
+            if subject.worths(step, credit) != found:
+                raise CheckFailed(f"a step with {step}, {name}: {subject.worths(step, credit)} after {found}")

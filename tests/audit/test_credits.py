@@ -1,0 +1,142 @@
+"""The auditor computes the named credits again, by code of its own, from what a run has recorded."""
+
+from __future__ import annotations
+
+import json
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import pytest
+from rollouts import rollout, trace_of
+
+from agentrig import Score, Triplet
+from agentrig.audit import scores
+from agentrig.audit.record import COLUMNS, Record, _row
+from agentrig.audit.verdicts import CannotLook
+from agentrig.credit import worths_of_calls
+from agentrig.plugins.loading import load
+from agentrig.rollouts import Rollout
+from agentrig.run.rows import row_of
+from agentrig.settings import structure
+
+CREDITS: list[tuple[str, dict[str, Any]]] = [
+    ("dr-grpo", {}),
+    ("dr-grpo", {"weighting": "call", "negative_scale": 0.5}),
+    ("grpo", {}),
+    ("grpo", {"weighting": "call"}),
+    ("rloo", {"negative_scale": 0.25}),
+    ("reinforce++", {"negative_scale": 0.5}),
+    ("best-of-group", {}),
+    ("turn", {}),
+    ("turn", {"discount": 0.75, "negative_scale": 0.5}),
+    ("turn", {"discount": 1.0}),
+]
+
+
+def step_of(seed: int) -> list[Rollout]:
+    """Return rollouts of four groups: failures, other nodes, calls without a reward, equal rewards."""
+    rng, found = random.Random(seed), []
+    for g in range(4):
+        for i in range(rng.randint(1, 5)):
+            nodes = [rng.choice(["write", "check", ""]) for _ in range(rng.randint(1, 4))]
+            if rng.random() < 0.2:
+                found.append(attrs.evolve(rollout(failure="agent-error", group=f"g{g}"), id=f"r{g}{i}"))
+                continue
+            kept = [n for n, node in enumerate(nodes) if node != "check"]
+            calls = [rng.choice([None, 0.0, 0.5, 1.0]) for _ in nodes]
+            score = Score(status="ok", value=0.5 if g == 3 else rng.choice([0.0, 0.25, 1.0]), calls=calls)
+            triplets = [Triplet(prompt_ids=[1, 2], response_ids=[3], span_id=f"c{n}", node=nodes[n]) for n in kept]
+            made = rollout(score=score, trace=trace_of(*nodes), triplets=triplets, group=f"g{g}")
+            found.append(attrs.evolve(made, id=f"r{g}{i}"))
+    return found
+
+
+def recorded(rollouts: list[Rollout], given: list[list[float | None]], credit: dict[str, Any], **manifest: Any) -> Any:
+    """Return the step that the auditor would read."""
+    rows = [{**row_of(r), "spans": row_of(r)["spans"]} for r in rollouts]
+    calls = [
+        {
+            "rollout": r.id,
+            "span": t.span_id,
+            "node": next(iter(r.trace.nodes(next(c for c in r.trace.llm_calls() if c.id == t.span_id))), ""),
+            "reason": "left-out-by-credit" if worth is None else "",
+            "advantage": worth,
+            "place": "dropped" if worth is None else "trained",
+        }
+        for r, worths in zip(rollouts, given, strict=True)
+        for t, worth in zip(r.triplets, worths, strict=True)
+    ]
+    record: Any = Record.__new__(Record)
+    record.config = {"credit": credit, "adapter": {"use": "all"}, "algorithm": {"use": "grpo"}}
+    record.settings, record.__dict__["_manifest"] = record.config["algorithm"], manifest
+    tables = {"rollouts": rows, "calls": calls}
+    record.table = lambda folder, mode, step, *names: [{n: row[n] for n in names} for row in tables[folder]]
+    trained = {(c["rollout"], c["span"]): c["advantage"] for c in calls if c["advantage"] is not None}
+    read = [_row({name: row[name] for name in COLUMNS}) for row in rows]
+    return SimpleNamespace(record=record, number=1, rows=read, trained=trained, settings=record.settings)
+
+
+def credit_of(name: str, settings: dict[str, Any]) -> Any:
+    spec: Any = load().find("credit", name).spec
+    return spec.build(structure(spec.config, settings, owner=name, section="credit")), attrs.asdict(
+        structure(spec.config, settings, owner=name, section="credit")
+    )
+
+
+@pytest.mark.parametrize(("name", "settings"), CREDITS, ids=str)
+def test_healthy_steps_are_confirmed_and_faults_named(name: str, settings: dict[str, Any]) -> None:
+    credit, keys = credit_of(name, settings)
+    faults = 0
+    for seed in range(25):
+        rollouts = step_of(seed)
+        given = worths_of_calls(credit, rollouts)
+        if not any(worth is not None for calls in given for worth in calls):
+            continue
+        step = recorded(rollouts, given, {"use": name, **keys})
+        assert [v.result for v in scores.advantages(step)] == ["ok"], [v.detail for v in scores.advantages(step)]
+        wanted = {key: worth for key, worth in scores.expected(step).items() if worth is not None}
+        assert scores.by_call(step) == wanted
+        for change in (lambda w: None if w is None else w + 0.1, lambda w: 0.1 if w is None else w):
+            other = [[change(worth) for worth in calls] for calls in given]
+            if other == given:
+                continue
+            (verdict,) = scores.advantages(recorded(rollouts, other, {"use": name, **keys}))
+            assert verdict.result == "fault"
+            assert "calls have another advantage" in verdict.detail
+            faults += 1
+        if any(worth for calls in given for worth in calls):
+            less = [[None if worth else worth for worth in calls] for calls in given]
+            if any(worth is not None for calls in less for worth in calls):
+                (verdict,) = scores.advantages(recorded(rollouts, less, {"use": name, **keys}))
+                assert "none instead of" in verdict.detail, "a call that was left out is missed"
+    assert faults > 10
+
+
+def test_a_credit_of_somebody_else_is_not_looked_at() -> None:
+    rollouts = step_of(1)
+    given = [[1.0] * len(r.triplets) for r in rollouts]
+    for credit, manifest in (
+        ({"use": "better-half"}, {}),
+        ({"use": "agentrig-x:rloo"}, {"components": {"credit": {"name": "rloo", "distribution": "agentrig-x"}}}),
+    ):
+        step = recorded(rollouts, given, credit, **manifest)
+        with pytest.raises(CannotLook, match=f"the credit {credit['use']} has a formula of its own"):
+            list(scores.advantages(step))
+        assert scores.by_call(step) == step.trained
+
+
+def test_a_run_from_before_there_were_credits_is_still_read() -> None:
+    for scaled, name in ((True, "grpo"), (False, "dr-grpo")):
+        rollouts = step_of(2)
+        credit, _ = credit_of(name, {"negative_scale": 0.5})
+        step = recorded(rollouts, worths_of_calls(credit, rollouts), {})
+        del step.record.config["credit"]
+        step.record.settings = {"use": "grpo", "scale_rewards": scaled, "negative_scale": 0.5}
+        assert [v.result for v in scores.advantages(step)] == ["ok"]
+
+
+def test_the_columns_of_rollouts_hold_the_rewards_of_calls() -> None:
+    made = step_of(3)[0]
+    assert json.loads(row_of(made)["call_values"]) == (list(made.score.calls) if made.score else [])

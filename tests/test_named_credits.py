@@ -1,0 +1,221 @@
+"""The named credits, against numbers that are computed by hand from the papers' formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import pytest
+from rollouts import rollout, trace_of
+
+from agentrig import Score, Triplet
+from agentrig.credit import worths_of_calls
+from agentrig.errors import AgentrigError, ConfigError, LookupFailed
+from agentrig.plan import resolve
+from agentrig.plugins.loading import load
+from agentrig.rollouts import Rollout
+from agentrig.settings import structure
+
+SIXTH = math.sqrt(2 / 15)
+"""The standard deviation of 2/3, -1/3, -1/3, 0, 0, whose squares have the sum 2/3."""
+
+GOLDEN: dict[str, list[list[float | None]]] = {
+    # mean 1/3, deviation sqrt((4/9 + 1/9 + 1/9) / 2) = sqrt(1/3)
+    "grpo": [[2 / math.sqrt(3), -1 / math.sqrt(3), -1 / math.sqrt(3), None], [0.0, 0.0]],
+    "dr-grpo": [[2 / 3, -1 / 3, -1 / 3, None], [0.0, 0.0]],
+    # 1 - (0 + 0) / 2, and 0 - (1 + 0) / 2
+    "rloo": [[1.0, -0.5, -0.5, None], [0.0, 0.0]],
+    "reinforce++": [[2 / 3 / SIXTH, -1 / 3 / SIXTH, -1 / 3 / SIXTH, None], [0.0, 0.0]],
+    "best-of-group": [[1.0, None, None, None], [None, None]],
+}
+"""What each credit gives a group with the rewards 1, 0, 0 and a failure, and one with 0.5 twice."""
+
+
+def credit_of(name: str, **settings: Any) -> Any:
+    """Return a credit of agentrig, built as a run builds it."""
+    spec: Any = load().find("credit", name).spec
+    return spec.build(structure(spec.config, settings, owner=name, section="credit"))
+
+
+def group(*values: float | None, calls: Sequence[int] = ()) -> list[Rollout]:
+    """Return a group with these rewards."""
+    triplets = [Triplet(prompt_ids=[1], response_ids=[2])]
+    counts = calls or [1] * len(values)
+    return [rollout(value, triplets=triplets * n) for value, n in zip(values, counts, strict=True)]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_formulas_of_the_papers(name: str) -> None:
+    found = list(credit_of(name)([group(1.0, 0.0, 0.0, None), group(0.5, 0.5)]))
+    assert [[w is None for w in g] for g in found] == [[w is None for w in g] for g in GOLDEN[name]]
+    for worths, wanted in zip(found, GOLDEN[name], strict=True):
+        assert [w or 0.0 for w in worths] == pytest.approx([w or 0.0 for w in wanted], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr-grpo", "rloo", "reinforce++"])
+def test_negative_worths_are_scaled(name: str) -> None:
+    full, half = (credit_of(name, negative_scale=scale)([group(1.0, 0.0, 0.0)]) for scale in (1.0, 0.5))
+    (a,), (b,) = list(full), list(half)
+    assert b[0] == a[0]
+    assert b[1:] == [w / 2 for w in a[1:]]
+
+
+def test_a_baseline_can_count_calls() -> None:
+    (by_rollout,) = credit_of("dr-grpo")([group(1.0, 0.0, calls=[3, 1])])
+    (failed,) = credit_of("dr-grpo")([group(1.0, 0.0, None, calls=[6, 1, 2])])
+    assert failed == [0.5, -0.5, None]
+    (by_call,) = credit_of("dr-grpo", weighting="call")([group(1.0, 0.0, calls=[3, 1])])
+    assert (by_rollout, by_call) == ([0.5, -0.5], [0.25, -0.75])  # means 1/2 and 3/4
+
+
+def test_reinforce_looks_at_the_whole_step_and_grpo_at_the_group() -> None:
+    """A group with small differences has small worths beside one with large ones."""
+    small, large = group(0.1, 0.0), group(1.0, 0.0)
+    first, second = credit_of("reinforce++")([small, large])
+    assert second[0] == pytest.approx(10 * first[0])
+    first, second = credit_of("grpo")([small, large])
+    assert second[0] == pytest.approx(first[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", [*GOLDEN, "turn"])
+@pytest.mark.parametrize("values", [[], [None, None], [1.0], [1.0, None], [0.7, 0.7, 0.7]], ids=str)
+def test_a_group_without_anything_to_compare_teaches_nothing(name: str, values: list[float | None]) -> None:
+    scored = [attrs.evolve(r, score=Score.invalid("x") if r.value is None else scores(r.value)) for r in group(*values)]
+    (found,) = credit_of(name)([scored])
+    assert len(found) == len(values)
+    assert not any(any(w) if isinstance(w, list) else w for w in found)
+    assert [w is None for w, v in zip(found, values, strict=True) if v is None] == [True] * values.count(None)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_no_step_at_all(name: str) -> None:
+    assert list(credit_of(name)([])) == []
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("value", [1e13, -1e300, float("nan"), float("inf")])
+def test_rewards_that_overflow_are_named(name: str, value: float) -> None:
+    @attrs.frozen
+    class Made:
+        value: float
+        triplets: Sequence[Any] = ()
+
+    with pytest.raises(AgentrigError, match=r"has the reward .*Scale the reward"):
+        list(credit_of(name)([[Made(value), Made(0.0)]]))
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_largest_rewards_have_finite_worths(name: str) -> None:
+    (found,) = credit_of(name)([group(1e9, -1e9, 0.0)])
+    assert all(w is None or math.isfinite(w) for w in found)
+
+
+# --- turns ---
+
+
+def scores(value: float, *calls: float | None) -> Score:
+    return Score(status="ok", value=value, calls=calls or (value,))
+
+
+def talk(*calls: float | None, nodes: Sequence[str] = ("write", "write", "write"), trained: str = "write") -> Rollout:
+    """Return a rollout with these rewards of its calls; the adapter keeps those of one node."""
+    trace = trace_of(*nodes[: len(calls)])
+    kept = [i for i, node in enumerate(nodes[: len(calls)]) if node == trained]
+    triplets = [Triplet(prompt_ids=[1], response_ids=[2], node=trained, span_id=f"c{i}") for i in kept]
+    last = next((call for call in reversed(calls) if call is not None), 0.0)
+    return rollout(score=scores(last, *calls), trace=trace, triplets=triplets)
+
+
+def test_only_the_call_that_was_right_gains() -> None:
+    """A rollout of three turns, in which only the second query is right."""
+    groups = [[talk(0.0, 1.0, 0.0), talk(0.0, 0.0, 0.0), talk(0.0, 0.0, 0.0)]]
+    ((mixed, *others),) = credit_of("turn")(groups)
+    assert mixed == pytest.approx([0.0, 2 / 3, 0.0])
+    assert others == [pytest.approx([0.0, -1 / 3, 0.0])] * 2
+    assert worths_of_calls(credit_of("turn"), groups[0]) == [mixed, *others]
+
+
+def test_the_return_to_go_is_discounted() -> None:
+    """G of (0, 1, 0) with 1/2 is 1/2, 1, 0; of (1, 0, 1) it is 5/4, 1/2, 1."""
+    ((first, second),) = [
+        list(g) for g in credit_of("turn", discount=0.5)([[talk(0.0, 1.0, 0.0), talk(1.0, 0.0, 1.0)]])
+    ]
+    assert first == pytest.approx([-0.375, 0.25, -0.5])
+    assert second == pytest.approx([0.375, -0.25, 0.5])
+    ((first, second),) = [
+        list(g)
+        for g in credit_of("turn", discount=0.5, negative_scale=0.0)([[talk(0.0, 1.0, 0.0), talk(1.0, 0.0, 1.0)]])
+    ]
+    assert first == pytest.approx([0.0, 0.25, 0.0])
+
+
+def test_turns_are_compared_with_the_same_turn_of_the_same_node() -> None:
+    """A call of another node is no turn, one that nobody else made has 0, and a reward of None is skipped."""
+    nodes = ("write", "check", "write")
+    ((first, second),) = credit_of("turn")([[talk(1.0, None, 0.5, nodes=nodes), talk(0.0, 1.0)]])
+    assert first == pytest.approx([0.5, -0.25])
+    assert second == pytest.approx([-0.5, 0.25])
+    ((first, second),) = credit_of("turn")([[talk(1.0, 1.0), talk(0.0)]])
+    assert (first, second) == (pytest.approx([0.5, 0.0]), pytest.approx([-0.5]))
+    ((first, second),) = credit_of("turn")([[talk(None, 1.0), talk(0.0, 0.0)]])
+    assert first == [None, pytest.approx(0.5)]
+    assert second == [0.0, pytest.approx(-0.5)]
+    ((first, _),) = credit_of("turn", discount=1.0)([[talk(None, 1.0), talk(0.0, 0.0)]])
+    assert first == pytest.approx([0.5, 0.5])
+
+
+def test_a_reward_that_scores_no_call_is_refused() -> None:
+    plain = [rollout(1.0, triplets=[Triplet(prompt_ids=[1], response_ids=[2], span_id="c0")]) for _ in range(2)]
+    with pytest.raises(AgentrigError, match=r"`turn` needs a reward that scores calls .*--credit dr-grpo"):
+        list(credit_of("turn")([plain]))
+    ((first, _),) = credit_of("turn")([[plain[0], talk(1.0)]])
+    assert first == [None], "one rollout whose calls are not scored is left out"
+
+
+# --- how a run chooses one ---
+
+
+def chosen(*words: str, **uses: str) -> tuple[str, Any]:
+    plan = resolve("mini", overrides=words, uses=uses)
+    return plan.components["credit"].spec.name, plan.configs["credit"]
+
+
+def test_a_run_chooses_by_name() -> None:
+    assert chosen()[0] == "grpo"  # the recipe's
+    assert chosen(credit="rloo")[0] == "rloo"
+    assert chosen("credit.use=reinforce++")[0] == "reinforce++"
+    assert chosen(credit="rloo")[1].negative_scale == 0.5, "a key that both have stays"
+    assert chosen(credit="turn", algorithm="grpo")[0] == "turn"
+    assert chosen(algorithm="verl")[0] == "grpo", "the default of verl, not the recipe's keys"
+    assert chosen(algorithm="verl")[1].negative_scale == 1.0
+    assert chosen(algorithm="verl", credit="rloo")[0] == "rloo"
+
+
+def test_what_cannot_be_used_is_refused_in_plain_words() -> None:
+    with pytest.raises(LookupFailed, match=r'no credit called "rlo"\. Did you mean "rloo"'):
+        chosen(credit="rlo")
+    with pytest.raises(ConfigError, match=r'grpo .* has no key "discount"\. It is a key of turn: credit.use=turn'):
+        chosen("credit.discount=0.5")
+    with pytest.raises(ConfigError, match=r"It is a key of .credit.: write credit.negative_scale"):
+        chosen("algorithm.negative_scale=0.5")
+    with pytest.raises(ConfigError, match=r"negative_scale"):
+        chosen("credit.negative_scale=-1")
+    with pytest.raises(ConfigError, match=r"discount"):
+        chosen("credit.use=turn", "credit.discount=1.5")
+    with pytest.raises(ConfigError, match=r"'weighting' must be in .'rollout', 'call'. .got 'token'"):
+        chosen("credit.weighting=token")
+    with pytest.raises(ConfigError, match=r"algorithm grpo brings no credit of its own.*dr-grpo"):
+        chosen(credit="own")
+
+
+def test_an_algorithm_that_takes_none_refuses_one(toy_file: str) -> None:
+    plan = resolve("toy", files=[toy_file])
+    assert plan.components["credit"].spec.name == "own"
+    assert plan.as_dict()["credit"] == {"use": "own"}
+    with pytest.raises(AgentrigError, match=r"names a default credit in its spec"):
+        plan.build("credit")([])
+    for words, uses in (((), {"credit": "rloo"}), (("credit.negative_scale=0.5",), {})):
+        with pytest.raises(ConfigError, match=r"algorithm toy-\w+ decides itself what calls are worth"):
+            resolve("toy", files=[toy_file], overrides=words, uses=uses)
