@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -60,6 +61,7 @@ class ProofSession:
         self.make: MakeServer = partial(Embedded, EmbeddedConfig(batch=8))
         directory.mkdir(exist_ok=True)
         self.delivery, self.resumed = Delivery(directory), checkpoint is not None
+        self.auditing = SimpleNamespace(due=False)
 
     @property
     def lines(self) -> Sequence[Any]:
