@@ -314,6 +314,20 @@ def test_an_update_whose_least_pass_runs_out_of_memory_says_what_to_do(make_mode
     assert len(passes) < 8
 
 
+def test_memory_that_runs_out_after_the_passes_is_not_blamed_on_them(make_model, monkeypatch) -> None:
+    learner = Learner(make_model(), GrpoConfig(), dtype="float32", seed=0)
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(learner.optimizer, "step", full)
+    with pytest.raises(
+        RunStopped, match=r"step 3: the update, beside its passes: .*2\.0 GiB were.*\n.*moments"
+    ) as error:
+        learner.update(groups(), step=3)
+    assert error.value.cause == "out-of-memory"
+
+
 @pytest.mark.parametrize(("limit", "runners"), [(0, 128), (24, 4)])
 def test_server_and_learner_are_planned_before_the_server_starts(directory, monkeypatch, limit, runners) -> None:
     """On a made-up card: the server gets bytes for as many calls as the runners make, and the manifest the plan."""

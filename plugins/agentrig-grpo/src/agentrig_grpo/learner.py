@@ -21,7 +21,7 @@ from agentrig.delivery.digests import digests, fingerprint
 from agentrig.delivery.noise import with_noise
 from agentrig.delivery.verdict import difference
 from agentrig.device_memory import give_memory_back
-from agentrig.errors import AgentrigError
+from agentrig.errors import AgentrigError, memory_named
 from agentrig.forest.scoring import CHUNK, score, why_not_shared
 from agentrig.forest.segments import Pack
 from agentrig.forest.sequences import Batch, collate, packed
@@ -42,10 +42,13 @@ from agentrig_grpo.loss_inputs import LossInputs
 from agentrig_grpo.masters import computing_in
 from agentrig_grpo.model_files import weight_files
 from agentrig_grpo.optimizers import check_state, learning_rate, optimizer_bytes, optimizer_of
-from agentrig_grpo.passes import check_recorded, memory_in_words
+from agentrig_grpo.passes import check_recorded, out_of_memory
 from agentrig_grpo.server.chat import Chat, TooLong
 
 log = logging.getLogger(__name__)
+
+BESIDE_PASSES = 'Set algorithm.moments = "host" or algorithm.lora_rank = 16, or take a smaller model'
+"""What helps where the gradient was computed, and the weights could not be updated."""
 
 HOST_MARGIN = 1.1
 """A copy for a checkpoint is made if so many times its size is free in host memory."""
@@ -159,7 +162,7 @@ class Learner:
             check_recorded(samples, step)
         if self.config.loss == "gspo":
             check_single_calls(samples)
-        with memory_in_words(self.config, step, lambda: (self._latest, self.tokens)):
+        with memory_named(f"step {step}: the update, beside its passes", BESIDE_PASSES):
             samples = self._with_behaviour(samples, figures, step)
             for epoch in range(self.config.ppo_epochs):
                 self._in_loss.append([0] * len(samples))
@@ -286,7 +289,7 @@ class Learner:
                 most = self.layers if self.config.gradient_checkpointing == "auto" else self.recomputed
                 smaller = lower(self.tokens, self.recomputed, latest=self._latest, group=group, most=most)
                 if smaller is None:
-                    raise
+                    raise out_of_memory(error, self.config, step, self._latest, self.tokens) from error
                 said = str(error).splitlines()[0]
             # Only here is the memory of the failed pass free: the error held it.
             for name, count in before.items():

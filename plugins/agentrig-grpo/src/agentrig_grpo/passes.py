@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch  # noqa: TID253  (imported with the learner only)
 
@@ -16,30 +15,29 @@ from agentrig_grpo.config import LearnerConfig
 log = logging.getLogger(__name__)
 
 
-@contextmanager
-def memory_in_words(config: LearnerConfig, step: int, passes: Callable[[], tuple[int, int]]) -> Iterator[None]:
-    """Say what to do where an update runs out of the device's memory with the smallest passes that were left.
+def out_of_memory(
+    error: torch.OutOfMemoryError, config: LearnerConfig, step: int, latest: int, most: int
+) -> RunStopped:
+    """Return what to do where the device's memory is too small for the smallest passes that were left.
 
     Args:
+        error: What torch raised.
         config: Settings.
         step: The training step.
-        passes: Returns the tokens of the latest pass, and the most that one may have.
+        latest: Tokens of the latest pass.
+        most: Most tokens that one may have.
     """
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        latest, most = passes()
-        if latest > most:
-            cure = f"A call of {latest} tokens is longer than that. Set algorithm.max_length to less"
-        else:
-            cure = "Smaller ones were not left. Take a smaller model, or a device with more memory"
-        if config.gradient_checkpointing is False:
-            cure += ", or set algorithm.gradient_checkpointing = true"
-        raise RunStopped(
-            f"step {step}: the device ran out of memory in a pass of {latest} tokens, with at most {most} a pass "
-            f"({str(error).splitlines()[0]})\n  {cure}",
-            cause="out-of-memory",
-        ) from error
+    if latest > most:
+        cure = f"A call of {latest} tokens is longer than that. Set algorithm.max_length to less"
+    else:
+        cure = "Smaller ones were not left. Take a smaller model, or a device with more memory"
+    if config.gradient_checkpointing is False:
+        cure += ", or set algorithm.gradient_checkpointing = true"
+    return RunStopped(
+        f"step {step}: the device ran out of memory in a pass of {latest} tokens, with at most {most} a pass "
+        f"({str(error).splitlines()[0]})\n  {cure}",
+        cause="out-of-memory",
+    )
 
 
 LOOKED_AT = 64
