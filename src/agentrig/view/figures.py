@@ -15,6 +15,9 @@ from agentrig.view.text import duration
 SMOOTHING = 16
 """Number of steps over which training curves are smoothed, as in the reference's published curves."""
 
+SIGNIFICANT = 0.05
+"""Largest p of a sign test that is no chance."""
+
 PARTS = ("rollout", "reward", "update")
 """The parts of a step's time that every algorithm reports; it may add others."""
 
@@ -29,10 +32,15 @@ def sign_test(better: int, worse: int) -> float:
 
 
 def chance(better: int, worse: int) -> str:
-    """Return in words whether this split of the changed tasks may be chance: `sign test p = 0.19: may be chance`."""
-    p = sign_test(better, worse)
-    value = f"= {p:.2f}" if p >= 0.01 else "< 0.01" if p >= 0.001 else "< 0.001"
-    return f"sign test p {value}: {'may be chance' if p > 0.05 else 'significant'}"
+    """Return in words whether this split of the changed tasks may be chance: `sign test p = 0.19: may be chance`.
+
+    Near the limit, p has as many digits as it takes to differ from it.
+    """
+    p, digits = sign_test(better, worse), 2
+    while digits < 6 and round(p, digits) == SIGNIFICANT:
+        digits += 1
+    value = f"= {p:.{digits}f}" if p >= 0.01 else "< 0.01" if p >= 0.001 else "< 0.001"
+    return f"sign test p {value}: {'may be chance' if p > SIGNIFICANT else 'significant'}"
 
 
 def averaged(run: RunData, steps: Sequence[float], values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
