@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from agentrig.figures import amount
 from agentrig.view import figures
 from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollouts, weights
 from agentrig.view.causes.evidence import Evidence
@@ -171,7 +172,7 @@ def headline(diagnosis: Diagnosis) -> str:
 
 def words(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as text for a terminal."""
-    head = f"{diagnosis.run}: {diagnosis.status}, {diagnosis.steps} steps"
+    head = f"{diagnosis.run}: {diagnosis.status}, {amount(diagnosis.steps, 'step')}"
     lines = [head, *([diagnosis.audited] if diagnosis.audited else []), ""]
     if not diagnosis.problems:
         lines.append(verdict(diagnosis))

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrig.figures import mean, number, wilson
+from agentrig.figures import amount, mean, number, wilson
 from agentrig.text import read_text
 from agentrig.view.reading import RunData, dig, mapping
 from agentrig.view.text import duration
@@ -268,7 +268,7 @@ def progress(run: RunData) -> str:
         return ""
     done, steps = max((int(row["step"]) for row in run.steps), default=0), number(run.setting("algorithm", "steps"))
     if not steps:
-        return f"{done} steps so far"
+        return f"{amount(done, 'step')} so far"
     if done >= steps:
         return f"all {steps:.0f} steps, measuring held-out accuracy"
     seconds = mean(series(run, "step_s")[1][-SMOOTHING:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrig.figures import mean, number
+from agentrig.figures import amount, mean, number
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
@@ -106,7 +106,7 @@ def collapsed(evidence: Evidence) -> Iterator[Finding]:
     yield problem(
         "learning-rate-too-large",
         f"the mean reward fell from {high:.3g} (steps {best[0].step} to {best[-1].step}) to {low:.3g} in the last "
-        f"{width} steps{_signs(evidence)}",
+        f"{amount(width, 'step')}{_signs(evidence)}",
         seen=(width, len(steps), "steps"),
         since=best[-1].step + 1,
         settings=settings,
