@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
-import re
 import attrs
 import pytest
 from rollouts import rollout, trace_of
