@@ -289,7 +289,7 @@ def test_a_step_that_is_not_there_is_an_error(healthy: Path) -> None:
 
 def test_the_report_begins_with_what_was_audited(healthy: Path) -> None:
     done = CliRunner().invoke(main, ["why", str(healthy)])
-    assert f"audited: {len(LINKS)} of {len(LINKS)} links, steps 1, 2" in done.output, done.output
+    assert f"checked: {len(LINKS)} of {len(LINKS)} parts, steps 1, 2" in done.output, done.output
     summary = json.loads((healthy / "summary.json").read_text())
     assert summary["audited"]["steps"] == [1, 2]
     assert summary["audited"]["faults"] == []
