@@ -44,7 +44,7 @@ class Progress:
     def clear(self) -> None:
         """Remove the line from a terminal."""
         if self._terminal and self._ended:
-            click.echo("\r\x1b[K", err=True, nl=False)
+            click.echo("\r\x1b[K", err=True, nl=False, color=True)
 
 
 @contextmanager
