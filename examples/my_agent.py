@@ -30,13 +30,17 @@ def result_of(database, query):
             return "it fails"
 
 
-def vote(task_input, endpoint):
-    """Answer a question with SQL. `task_input` is all an agent gets; `endpoint` is the model to ask."""
-    from openai import OpenAI
+def build(config):
+    """Return the agent; what it makes once serves all rollouts."""
+    from openai import DefaultHttpxClient, OpenAI
 
-    prompt = f"{schema_of(task_input['database'])}\n{task_input['question']}"
-    queries = []
-    with OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+    http = DefaultHttpxClient()  # so that connections are reused
+
+    def vote(task_input, endpoint):
+        """Answer a question with SQL. `task_input` is all an agent gets; `endpoint` is the model to ask."""
+        prompt = f"{schema_of(task_input['database'])}\n{task_input['question']}"
+        client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=http)
+        queries = []
         for _ in range(3):
             with agentrig.span("write_query"):  # the name that the adapter looks for
                 reply = client.chat.completions.create(
@@ -46,12 +50,14 @@ def vote(task_input, endpoint):
                     extra_headers=dict(endpoint.headers),
                 )
             queries.append((reply.choices[0].message.content or "").strip())
-    results = {query: result_of(task_input["database"], query) for query in queries}
-    winner, _ = Counter(results[query] for query in queries).most_common(1)[0]
-    return next(query for query in queries if results[query] == winner)
+        results = {query: result_of(task_input["database"], query) for query in queries}
+        winner, _ = Counter(results[query] for query in queries).most_common(1)[0]
+        return next(query for query in queries if results[query] == winner)
+
+    return vote
 
 
 @hookimpl
 def register_agents():
     """Register the agent `vote`."""
-    yield AgentSpec(name="vote", summary="Asks three times and takes the majority.", build=lambda config: vote)
+    yield AgentSpec(name="vote", summary="Asks three times and takes the majority.", build=build)

@@ -202,6 +202,22 @@ def test_missing_sources(tmp_path: Path) -> None:
         resolve("no-such-recipe")
 
 
+def test_a_recipe_of_a_file_that_is_not_named_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "from agentrig import RecipeSpec, hookimpl\n\n\n@hookimpl\ndef register_recipes():\n"
+    for name in ("clock", "dates"):
+        (tmp_path / f"my_{name}.py").write_text(
+            f'{text}    yield RecipeSpec(name="{name}", summary="A test.", settings={{}})\n'
+        )
+    (tmp_path / "other.py").write_text('"clock"')
+    with pytest.raises(LookupFailed, match=r"named: add --plugin my_clock\.py$"):
+        resolve("clock")
+    with pytest.raises(LookupFailed, match=r"named: add --plugin my_clock\.py or --plugin my_dates\.py$"):
+        resolve("clocks")
+    with pytest.raises(LookupFailed, match=r"named: add --plugin my_clock\.py$"):
+        resolve("clocks", files=["my_dates.py"])
+
+
 def test_a_python_file_instead_of_a_name_gives_advice() -> None:
     with pytest.raises(ConfigError, match=r"my_agent\.py is Python and no run file.*\n.*--plugin my_agent\.py --agent"):
         resolve("my_agent.py")

@@ -71,7 +71,11 @@ def loaded(make: Callable[..., Table], *given: Any, **more: Any) -> list[Sequenc
     ("text", "keys", "said"),
     [
         (ROWS.replace(",", ";"), {}, r"rows\.csv, line 1: the header is one column.*separated by ';'"),
-        (ROWS.replace("answer", "anser"), {}, r"line 2: there is no column answer; its columns are .*anser"),
+        (
+            ROWS.replace("answer", "anser"),
+            {},
+            r'rows.csv, line 1: there is no column answer. Did you mean "anser"\? Its columns are .*anser',
+        ),
         (ROWS.replace(",8,", ",,"), {}, r"line 9, column answer is empty, and the reward needs it"),
         (ROWS.replace("q5,", "q4,"), {}, r'column id: "q4" is the id of line 6 too'),
         (

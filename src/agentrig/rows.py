@@ -151,7 +151,9 @@ def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
             raise AgentrigError(f'{path}, line {lines[0]}: two columns are called "{name}"')
     for name in text:
         if name not in header:
-            raise AgentrigError(f"{path}: there is no column {name}, which text= names.{nearest(name, header)}")
+            raise AgentrigError(
+                f"{path}, line {lines[0]}: there is no column {name}, which text= names.{nearest(name, header)}"
+            )
     for number, row in enumerate(cells):
         if len(row) != len(header):
             raise AgentrigError(

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import attrs
 
-from agentrig.errors import ConfigError
+from agentrig.errors import ConfigError, nearest
 from agentrig.rows import read_rows
 from agentrig.settings import setting, structure
 
@@ -266,7 +266,12 @@ class Table:
         named = [*columns.input, *columns.private, *columns.slices, *filter(None, (columns.id, columns.split))]
         for name in named:
             if name not in row:
-                raise ConfigError(f"{place}: there is no column {name}; its columns are {', '.join(map(str, row))}")
+                file = place.rpartition(", line ")[0]
+                header = f"{file}, line 1" if file.endswith(".csv") else place  # else each row names its columns
+                raise ConfigError(
+                    f"{header}: there is no column {name}.{nearest(name, map(str, row))} Its columns are "
+                    f"{', '.join(map(str, row))}"
+                )
         for name in columns.private:
             if _empty(row[name]):
                 raise ConfigError(

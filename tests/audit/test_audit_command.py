@@ -73,7 +73,7 @@ def test_a_healthy_record_holds_in_every_link_afterwards_too(healthy: Path) -> N
     before = sorted((path, path.stat().st_mtime_ns) for path in healthy.rglob("*"))
     done = CliRunner().invoke(main, ["audit", str(healthy), "--all"])
     assert done.exit_code == 0, done.output
-    assert done.output.count(f"{len(LINKS)} of {len(LINKS)} links") == 2, done.output
+    assert done.output.count(f"{len(LINKS)} of {len(LINKS)} parts compared") == 2, done.output
     assert done.output.count("; no fault of sampling shows. The nearest to one: ") == 2, done.output
     assert sorted((path, path.stat().st_mtime_ns) for path in healthy.rglob("*")) == before, "it only reads"
 
@@ -289,7 +289,7 @@ def test_a_step_that_is_not_there_is_an_error(healthy: Path) -> None:
 
 def test_the_report_begins_with_what_was_audited(healthy: Path) -> None:
     done = CliRunner().invoke(main, ["why", str(healthy)])
-    assert f"audited: {len(LINKS)} of {len(LINKS)} links, steps 1, 2" in done.output, done.output
+    assert f"checked: {len(LINKS)} of {len(LINKS)} parts, steps 1, 2" in done.output, done.output
     summary = json.loads((healthy / "summary.json").read_text())
     assert summary["audited"]["steps"] == [1, 2]
     assert summary["audited"]["faults"] == []

@@ -14,7 +14,7 @@ from audited_runs import tiny_model, trained
 from agentrig.audit import auditor
 from agentrig.audit.record import Row
 from agentrig.audit.sketch import Sketch
-from agentrig.audit.verdicts import Verdict
+from agentrig.audit.verdicts import LINKS, Verdict
 from agentrig.errors import RunStopped
 from agentrig.plan import Plan, resolve
 from agentrig.run import auditing
@@ -47,7 +47,7 @@ def test_the_first_two_steps_are_audited_and_then_as_many_as_two_percent_of_the_
     audited, later = [], 0.0
     for step in range(11, 211):
         watched.sketch(step)
-        due = watched._due
+        due = watched.due
         clock[0] += 10.0
         before = clock[0]
         watched.end(step, {"step": step, "step_s": 10.0})
@@ -126,3 +126,22 @@ def test_a_reward_that_does_not_end_holds_up_no_audit(toy_plan: Callable[..., Pl
         assert time.monotonic() - start < 15
     finally:
         watched.close()
+
+
+def test_a_run_says_in_plain_words_what_was_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    verdicts = [Verdict(result="ok", detail="same", link=link) for link in LINKS[:-1]]
+    verdicts += [Verdict(result="not looked at", detail="no held-out tasks", link=LINKS[-1])]
+
+    class Looker:
+        def audit(self, step: int, **given: object) -> auditor.Audited:
+            return auditor.Audited(step=step, verdicts=verdicts, seconds=12.6)
+
+    monkeypatch.setattr(auditor, "Auditor", lambda *given: Looker())
+    monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer: None)
+    watched = Auditing(tmp_path, resolve("mini"))
+    watched.sketch(1)
+    with caplog.at_level("INFO", "agentrig"):
+        watched.end(1, {"step": 1, "step_s": 10.0})
+    assert "checked: step 1 computed again from its records, 8 of 9 parts agree (12.6 s)" in caplog.messages

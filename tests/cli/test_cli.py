@@ -365,7 +365,7 @@ def test_the_page_of_a_run_is_served_until_ctrl_c(here: Path, model: ModelServer
                 break
         link = re.search(r"watching .*: (http\S+)", "".join(said))
         assert link is not None, said
-        assert "1 steps in" in "".join(said)
+        assert "1 step in" in "".join(said)
         assert httpx.get(link[1], follow_redirects=True).status_code == 200
         run.send_signal(signal.SIGINT)
         assert run.wait(timeout=60) == 0, run.stdout.read()
@@ -505,7 +505,7 @@ def test_dev_says_when_no_call_would_be_trained_on(here: Path, model: ModelServe
     words = ["dev", "toy", "--plugin", toy_file, "--endpoint", model.url, "--limit", "12"]
     result = invoke(*words, "adapter.match=check", env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
-    assert "1 calls, 0 for training" in result.stdout
+    assert "1 call, 0 for training" in result.stdout
     assert "warning: no call of this agent would be trained on" in result.stderr
     assert "kept none of 12 calls. They were made under these nodes: write_query (12)" in result.stderr
     assert "would be trained on" not in invoke(*words).stderr

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,15 @@ from agentrig.testing.scripted import scripted_server
 
 PAGE = ROOT / "docs" / "how-to" / "several-models.md"
 KEY = "key-of-the-planner"
+
+
+@pytest.fixture(autouse=True)
+def _connections_end() -> Iterator[None]:
+    """End the connections that the agent keeps until its process ends."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def written(folder: Path) -> str:

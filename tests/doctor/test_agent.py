@@ -32,7 +32,7 @@ def test_the_calls_that_would_be_trained_on_are_counted() -> None:
 @pytest.mark.parametrize(
     ("overrides", "evidence", "cure"),
     [
-        (["adapter.match=check"], "none of its calls would be trained on. The adapter toy-match kept none of 1 calls",
+        (["adapter.match=check"], "none of its calls would be trained on. The adapter toy-match kept none of 1 call",
          "adapter.match=write_query"),
         (['tasks.do=["no-call"]'], "No call to the model was recorded", "Does the agent call endpoint.base_url?"),
         (['tasks.do=["raise"]'], "this agent cannot count", "agentrig dev"),

@@ -271,7 +271,7 @@ def test_a_finished_result_stays_until_the_next_checkpoint(
     assert not (run / ended[1]).exists()
     assert not (run / "checkpoints" / "step-00004" / "keep").exists(), "the last step's is kept like any other"
     assert not read_run(run).missing
-    with pytest.raises(ConfigError, match="has ended: its 4 steps are done"):
+    with pytest.raises(ConfigError, match="has ended after 4 steps"):
         resume_plan(run)
 
 

@@ -229,7 +229,7 @@ def test_an_extended_run_drops_its_former_end(model: ModelServer, toy_plan: Make
     train(toy_plan("algorithm.steps=1", "algorithm.wait_s=0.2", "run.validation_tasks=1"))
     run = tmp_path / "runs" / "toy"
     before = json.loads((run / "summary.json").read_text())
-    with pytest.raises(ConfigError, match=r"toy has ended: its 1 steps are done.* --resume .*toy algorithm\.steps=N"):
+    with pytest.raises(ConfigError, match=r"toy has ended after 1 step.* --resume .*toy algorithm\.steps=N"):
         resume_plan(run)
     seen = []
 

@@ -143,7 +143,10 @@ def test_equal_rewards_end_a_run_in_its_first_step_or_if_repeated() -> None:
         Guards().check_signal(groups_of(0.0, 2, answer=None), step=1)
     known = Guards(varied=True, one_value=30, silent=3, all_correct=1)
     assert not known.check_signal(groups_of(0.0, 4), step=9)
-    with pytest.raises(RunStopped, match=r"step 9: all 10 rollouts got the reward 0.*\n  It is the step 4 in a row"):
+    with pytest.raises(
+        RunStopped,
+        match=r"step 9: all 10 rollouts got the reward 0.*\n  In none of the last 4 steps",
+    ):
         known.check_signal(groups_of(0.0, 5), step=9)
     easy = Guards(varied=True, one_value=30, recent=((100, 0.9),))
     assert not easy.check_signal(groups_of(0.0, 50), step=9), "groups of this run often agree"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import product
 from pathlib import Path
 
@@ -103,3 +104,18 @@ def test_context_comes_from_the_checkpoint_when_the_run_sets_none(tmp_path: Path
     (checkpoint / "config.json").write_text('{"max_position_embeddings": 768}')
     (directory / "checkpoints" / "latest").write_text("step-00001")
     assert figures.context_length(read_run(directory)) == 768
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "said"),
+    [(31, 17, "p = 0.06: may be chance"), (9, 2, "p = 0.07: may be chance"), (0, 6, "p = 0.03: significant")],
+)
+def test_the_sign_test_is_rounded(better: int, worse: int, said: str) -> None:
+    assert figures.chance(better, worse) == f"sign test {said}"
+
+
+def test_a_sign_test_near_the_limit_has_the_digits_that_tell_on_which_side_it_is() -> None:
+    said = [figures.chance(n - k, k) for n in range(6, 400) for k in range(n // 2)]
+    assert not [text for text in said if re.search(r"p = 0\.050*:", text)]
+    assert "sign test p = 0.049: significant" in said
+    assert any(re.search(r"p = 0\.05\d+: may be chance", text) for text in said)

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -94,12 +95,12 @@ def test_the_line_of_a_step_has_every_figure():
     shown.on_run_start(event=start())
     shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
     assert buffer.getvalue().splitlines()[1] == (
-        "step  3/20  reward 0.500 (mean of 1: 0.500)  validation 48.2%  12.3 rollouts/s  1,830 tokens/s"
+        "step  3/20  reward 0.500  validation 48.2%  12.3 rollouts/s  1,830 tokens/s"
         "  10.0 s: rollouts 60%, scoring 5%, update 30%  failed 3 (2 deadline, 1 llm-error)  eta 2:50"
     )
     shown, buffer = display()
     shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25, "validation_reward": -0.25}))
-    assert "reward 0.500 (mean of 1: 0.500)  accuracy 25.0%  validation 48.2% (reward -0.250)" in buffer.getvalue()
+    assert "reward 0.500  accuracy 25.0%  validation 48.2% (reward -0.250)" in buffer.getvalue()
     shown, buffer = display()
     shown.on_step_end(event=StepEnd(step=1, metrics={"step": 1, "reward": None, "tokens_per_s": None, "time_s": {}}))
     assert buffer.getvalue() == "step 1\n"
@@ -142,9 +143,9 @@ def test_the_panel_counts_running_rollouts():
         shown.close()
 
 
-def test_a_resumed_run_starts_at_its_step_and_one_of_unknown_length_has_no_eta():
+def test_a_resumed_run_starts_at_its_step_and_one_of_unknown_length_has_no_eta(tmp_path: Path):
     shown, buffer = display()
-    shown.on_run_start(event=start(first_step=12))
+    shown.on_run_start(event=attrs.evolve(start(first_step=12), directory=write_run(tmp_path / "run", steps=11)))
     assert "resuming at step 12" in buffer.getvalue()
     assert "step 11 of 20" in panel(shown)
     shown, buffer = display()
@@ -167,7 +168,7 @@ def test_an_error_closes_the_panel_and_names_the_last_step(error: BaseException,
     shown.on_run_start(event=start())
     shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
     shown.on_run_error(event=RunError(directory=Path("runs/demo"), error=error))
-    assert f"runs/demo: {said} ended the run after step 3" in buffer.getvalue()
+    assert f"runs/demo: {said} ended the run (last whole step: 3)" in buffer.getvalue()
     assert buffer.getvalue().count("\x1b[?25l") == buffer.getvalue().count("\x1b[?25h") == 1  # the cursor is back
 
 
@@ -215,3 +216,28 @@ def test_an_output_that_cannot_be_written_ends_the_display_and_not_the_run(caplo
         assert not told[0].exc_info
         with contextlib.suppress(OSError):  # what could not be written
             file.close()
+
+
+def test_a_resumed_run_goes_on_with_the_mean_of_its_earlier_steps(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=6)
+    rewards = [json.loads(line)["reward"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    buffer = io.StringIO()
+    shown = LiveDisplay(Console(file=buffer, width=200))
+    shown.on_run_start(RunStart(directory=run, config={}, steps=20, first_step=5))
+    shown.on_step_end(StepEnd(step=5, metrics={"reward": 0.25, "step_s": 1.0}))
+    of_five = (sum(rewards[:4]) + 0.25) / 5
+    assert f"reward 0.250 (mean of 5: {of_five:.3f})" in buffer.getvalue()
+
+
+def test_a_long_measurement_says_in_a_pipe_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, buffer = display()
+    now = [time.monotonic()]
+    monkeypatch.setattr("agentrig.view.live.time.monotonic", lambda: now[0])
+    shown.on_run_start(event=start())
+    for i in range(12):
+        shown.on_rollout_end(rollout_of(i, right=i % 2 == 0, mode="report", step=0))
+        now[0] += 6
+    lines = [line for line in buffer.getvalue().splitlines() if line.startswith("measuring")]
+    before = "measuring held-out accuracy before training"
+    assert lines[:2] == [f"{before} …", f"{before}: 6 rollouts, 3 right, reward 0.500"]
+    assert len(lines) == 3

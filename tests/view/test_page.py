@@ -135,7 +135,7 @@ def test_the_figures_are_those_of_the_run(finished: Path, page: Page):
 
 
 def test_every_part_of_the_page_is_there(page: Page):
-    expected = "Curves Checks Results Held-out accuracy by half, Held-out accuracy by calls, "
+    expected = "What held learning back, Curves Checks Results Held-out accuracy by half, Held-out accuracy by calls, "
     expected += "Held-out rollouts by turn, Wrong answers, Failures, Parts of the reward, Second rewards, "
     expected += "Time, Agent names, Algorithm, Before and after, Rollouts, Run"
     assert page.headings == re.split(r", | (?=Results|Checks|Held)", expected)

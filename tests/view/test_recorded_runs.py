@@ -139,7 +139,7 @@ def changed(run: Path, place: Path, change: Callable[[dict[str, Any]], None]) ->
 
 def test_nothing_held_learning_back_is_said_of_a_run_with_a_significant_gain_only(runs: Mapping[str, Path]) -> None:
     for name in ("healthy: it learns", "healthy: solved"):
-        assert verdict(diagnose(runs[name])) == NOTHING_WRONG
+        assert verdict(diagnose(runs[name])).startswith(NOTHING_WRONG)
     run = runs["healthy: gains within noise"]
     found = diagnose(run)
     assert (found.problems, found.gained, verdict(found)) == ([], False, NO_GAIN)

@@ -92,7 +92,7 @@ def test_a_timeout_and_components_are_part_of_the_verdict():
     rollout = attrs.evolve(rollout_of(0, right=True, mode="dev", step=0), score=score)
     last = span_text(rollout).splitlines()[1]
     assert "score 0 (timeout)" in last
-    assert "syntax 1.0, reason 5 s are over" in last
+    assert "syntax: 1.0; reason: 5 s are over" in last
 
 
 def odd_rollout() -> Rollout:

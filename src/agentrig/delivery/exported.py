@@ -66,7 +66,9 @@ def _logprobs(directory: Path, ids: Sequence[int]) -> list[float]:
     """Return the log-probability of each token except the first, computed in fp32."""
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     model: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32, local_files_only=True)
     model.eval()
     given = torch.tensor([list(ids)])

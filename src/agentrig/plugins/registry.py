@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import logging
 import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal
 
 import attrs
@@ -19,6 +21,9 @@ from agentrig.plugins import hookspecs
 from agentrig.plugins.specs import KINDS, Spec
 
 BLOCK_VARIABLE = "AGENTRIG_BLOCK"
+
+FILES = 100
+"""Files of the current folder that are searched for a component that no plugin has."""
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +133,8 @@ class Registry:
         ]
         if name.endswith(".py"):
             lines.append(f"  A file is a plugin: write --plugin {name}, and --{kind} with the name that it registers")
+        elif files := _unloaded_files(kind, name, {p.origin for p in self.plugins}):
+            lines.append(f"  A file is read only if it is named: add {' or '.join(f'--plugin {f}' for f in files)}")
         for p in self.plugins:
             if p.status == "failed":
                 lines.append(f"  plugin {p.name} ({p.source}) failed to load: {p.error}")
@@ -220,6 +227,21 @@ class Registry:
                 self.observer_errors[name] += 1
                 level = logging.ERROR if self.observer_errors[name] == 1 else logging.DEBUG
                 log.log(level, "observer %s failed in %s", name, hook, exc_info=True)
+
+
+def _unloaded_files(kind: str, name: str, loaded: Collection[str]) -> list[str]:
+    """Return up to three files of the current folder that may bring a component: those with its name, else its kind."""
+    by_name, by_kind, read = [], [], {Path(file).resolve() for file in loaded}
+    for file in itertools.islice(sorted(Path().glob("*.py")), FILES):
+        try:
+            text = file.read_text("utf-8", "replace") if file.resolve() not in read and file.is_file() else ""
+        except OSError:
+            continue
+        if "hookimpl" in text and KINDS[kind].hook in text:
+            by_kind.append(str(file))
+            if f'"{name}"' in text or f"'{name}'" in text or file.stem == name.replace("-", "_"):
+                by_name.append(str(file))
+    return (by_name or by_kind)[:3]
 
 
 def _without_entry_point(plugins: Collection[str]) -> Iterator[str]:

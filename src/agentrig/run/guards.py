@@ -15,7 +15,7 @@ from agentrig.adapters import Adapter
 from agentrig.algorithms import Session
 from agentrig.endpoints import LIMIT, SAMPLING_FIELDS
 from agentrig.errors import RunStopped
-from agentrig.figures import number
+from agentrig.figures import amount, number
 from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.metrics import count_failures, failure_lines, reason_of
@@ -101,7 +101,7 @@ def unseen_calls(rollouts: Sequence[Rollout]) -> str:
     if len(failed) < len(calls):
         return ""
     if failed:
-        return f"All {len(failed)} calls to the model failed, for example: {failed[0]}"
+        return f"All calls to the model failed ({len(failed)}), for example: {failed[0]}"
     if rollouts and all(rollout.outcome.failure is not None for rollout in rollouts):
         return ""  # the agents ended before they asked
     return (
@@ -164,16 +164,16 @@ def untrained_calls(rollouts: Sequence[Rollout], *, adapter: str) -> tuple[str, 
     if elsewhere.total() == len(calls):
         servers = ", ".join(f"{server} ({count})" for server, count in elsewhere.most_common())
         return (
-            f"All {len(calls)} calls went to other servers than the run's: {servers}. Their models are not "
+            f"All calls ({len(calls)}) went to other servers than the run's: {servers}. Their models are not "
             "trained; the agent must call exactly endpoint.base_url."
         ), "other-server"
     if not with_ids:
         return (
-            f"{len(calls)} calls were recorded, but the endpoint returned no token ids with them. Use an "
+            f"The calls were recorded ({len(calls)}), but the endpoint returned no token ids with them. Use an "
             "endpoint that takes `return_token_ids` (vLLM >= 0.10.2, or agentrig's own server)."
         ), "no-token-ids"
     return (
-        f"The adapter {adapter} kept none of {len(calls)} calls. They were made under these nodes: {seen}.\n"
+        f"The adapter {adapter} kept none of {amount(len(calls), 'call')}. They were made under these nodes: {seen}.\n"
         f"  They named these models: {_models(calls)}.\n"
         f"  Change what it matches (adapter.match, adapter.model), {change}adapter.match= (empty) to train every call."
     ), "unmatched-calls"
@@ -304,10 +304,10 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -
     samples = list({json_text(r.outcome.answer): r for r in reversed(scored)}.values())[-3:][::-1]  # unlike ones
     lines = [f"step {step}: all {len(scored)} rollouts got the reward {scored[0].value:g}, so every advantage is zero."]
     if running > 1:
-        lines.append(f"  It is the step {running} in a row without a group whose rewards differ.")
+        lines.append(f"  In none of the last {running} steps did the rewards of a group differ.")
     lines += [
-        f"  for example, task {r.task.id}: {cut(json_text(r.outcome.answer), 200)} -> "
-        f"{dict(r.score.details) if r.score else {}}"
+        f"  for example, task {r.task.id}: {cut(json_text(r.outcome.answer), 200)}"
+        + (f" -> {dict(r.score.details)}" if r.score and r.score.details else "")
         for r in samples
         if r.outcome.own_reward is None  # such an agent has no answer to show
     ]

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from agentrig.errors import ConfigError, PluginError
+from agentrig.figures import amount
 from agentrig.plan import RESUME, Plan, read_run_file, resolve, resume_command, script_of
 from agentrig.plugins.registry import noun_of
 from agentrig.run.damage import CURES, NOT_ALLOWED, reading
@@ -80,7 +81,7 @@ def resume_plan(
         again = resume_command(plan.resumes, directory, more)
         unwritten = "" if (directory / "report.html").is_file() else f" Its report: agentrig report {directory}"
         raise ConfigError(
-            f"{directory} has ended: its {done} steps are done. To continue training, set the total number "
+            f"{directory} has ended after {amount(done, 'step')}. To continue training, set the total number "
             f"of steps: {again}{unwritten}"
         )
     return plan

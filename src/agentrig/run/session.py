@@ -19,7 +19,7 @@ from agentrig.credit import Credit
 from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, RunFileError, RunStopped
-from agentrig.figures import mean
+from agentrig.figures import amount, mean
 from agentrig.hardware import Hardware
 from agentrig.ledger import Entry, Ledger, StepTotals, totals
 from agentrig.observers import RunStart, StepEnd
@@ -171,7 +171,7 @@ class RunSession:
         """
         if self.first_step > steps + 1:
             raise ConfigError(
-                f"{self.directory} has {self.first_step - 1} steps already, and is to have {steps} in all"
+                f"{self.directory} has {amount(self.first_step - 1, 'step')} already, and is to have {steps} in all"
             )
         self.begin(steps)
 
@@ -407,7 +407,7 @@ class RunSession:
         if when == "before" and self.first_step > 1:
             self._warnings.append(
                 f"{self.directory} has no measurement from before step 1 (progress.json): the accuracy before training "
-                f"stays unknown, because the model has {self.first_step - 1} steps of training already"
+                f"stays unknown, because the model had {amount(self.first_step - 1, 'step')} of training already"
             )
             log.warning("%s", self._warnings[-1])
             self.measured = None

@@ -193,8 +193,8 @@ def _check_failures(plan: Plan, pairs: Sequence[tuple[Rollout, Conversation]], w
 def _line(rollout: Rollout) -> str:
     if rollout.failure:
         return f"{rollout.task.id}: failed: {rollout.failure}: {reason_of(rollout)[:200]}"
-    details = dict(rollout.score.details) if rollout.score else {}
-    return f"{rollout.task.id}: {str(rollout.outcome.answer)[:120]!r} -> {rollout.value:g} {str(details)[:200]}"
+    details = str(dict(rollout.score.details)) if rollout.score and rollout.score.details else ""
+    return f"{rollout.task.id}: {str(rollout.outcome.answer)[:120]!r} -> {rollout.value:g} {details[:200]}".rstrip()
 
 
 def make_start(
@@ -218,13 +218,19 @@ def make_start(
     return found
 
 
-def measure(plan: Plan, tasks: Sequence[Task], checkpoint: Path | None) -> Evaluation:
+def measure(
+    plan: Plan,
+    tasks: Sequence[Task],
+    checkpoint: Path | None,
+    each: Callable[[Rollout], None] = lambda rollout: None,
+) -> Evaluation:
     """Sample one rollout for each training task, at the temperature of training (1 where it has none).
 
     Args:
         plan: With agent, reward and algorithm.
         tasks: The tasks; `Labels.measured`, or demonstrated ones.
         checkpoint: A Hugging Face directory; None for the algorithm's model.
+        each: Called with every rollout as it ends.
     """
     temperature = float(getattr(plan.configs["algorithm"], "temperature", 1.0))
     return evaluate(
@@ -235,6 +241,7 @@ def measure(plan: Plan, tasks: Sequence[Task], checkpoint: Path | None) -> Evalu
         as_mode="train",
         temperature=temperature,
         keep=True,
+        each=each,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from agentrig.figures import amount
 from agentrig.view import figures
 from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollouts, weights
 from agentrig.view.causes.evidence import Evidence
@@ -73,6 +74,7 @@ class Diagnosis:
         checks: What is fine, and facts.
         missing: What is missing or cannot be read.
         audited: Which links of which steps the auditor has looked at; empty if it has not.
+        next_step: What to do after a gain, and what of the run says so; empty if nothing does.
     """
 
     run: str
@@ -84,6 +86,7 @@ class Diagnosis:
     checks: Sequence[Finding]
     missing: Sequence[str]
     audited: str = ""
+    next_step: str = ""
 
     def __str__(self) -> str:
         return words(self)
@@ -107,13 +110,17 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
     evidence = Evidence.of(data, seen)
     found = [finding for rule in RULES for finding in rule(evidence)]
     problems = ranked([f for f in found if f.level == "problem"], list(outcome.ended(evidence)))
+    if any(f.cause == "tasks-too-hard" for f in problems):  # answers that are all wrong: more varied ones do not help
+        problems = [f for f in problems if f.cause != "low-entropy"]
+    better = gained(evidence) or bool(data.summary.get("solved"))
     ends = [f for f in outcome.ended(evidence) if f.level == "warn"]
     return Diagnosis(
         run=data.name,
         status=figures.status(data),
         steps=len(data.steps),
-        gained=gained(evidence) or bool(data.summary.get("solved")),
+        gained=better,
         problems=problems,
+        next_step=outcome.next_step(evidence) if better and not problems and not data.running else "",
         warnings=[*ends, *(f for f in found if f.level == "warn")],
         checks=[f for f in found if f.level in ("ok", "fact")],
         missing=list(dict.fromkeys([*data.missing, *evidence.missing])),
@@ -153,7 +160,7 @@ def verdict(diagnosis: Diagnosis) -> str:
     if not diagnosis.steps:
         return "Nothing is known: metrics.jsonl has no figures of a training step."
     if diagnosis.gained or diagnosis.status == "running":
-        return NOTHING_WRONG
+        return f"{NOTHING_WRONG} {diagnosis.next_step}".strip()
     return NO_GAIN
 
 
@@ -165,7 +172,7 @@ def headline(diagnosis: Diagnosis) -> str:
 
 def words(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as text for a terminal."""
-    head = f"{diagnosis.run}: {diagnosis.status}, {diagnosis.steps} steps"
+    head = f"{diagnosis.run}: {diagnosis.status}, {amount(diagnosis.steps, 'step')}"
     lines = [head, *([diagnosis.audited] if diagnosis.audited else []), ""]
     if not diagnosis.problems:
         lines.append(verdict(diagnosis))

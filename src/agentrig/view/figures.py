@@ -7,13 +7,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrig.figures import mean, number, wilson
+from agentrig.figures import amount, mean, number, wilson
 from agentrig.text import read_text
 from agentrig.view.reading import RunData, dig, mapping
 from agentrig.view.text import duration
 
 SMOOTHING = 16
 """Number of steps over which training curves are smoothed, as in the reference's published curves."""
+
+SIGNIFICANT = 0.05
+"""Largest p of a sign test that is no chance."""
 
 PARTS = ("rollout", "reward", "update")
 """The parts of a step's time that every algorithm reports; it may add others."""
@@ -29,10 +32,15 @@ def sign_test(better: int, worse: int) -> float:
 
 
 def chance(better: int, worse: int) -> str:
-    """Return in words whether this split of the changed tasks may be chance: `sign test p = 0.19: may be chance`."""
-    p = sign_test(better, worse)
-    value = f"= {p:.2f}" if p >= 0.01 else "< 0.01" if p >= 0.001 else "< 0.001"
-    return f"sign test p {value}: {'may be chance' if p > 0.05 else 'significant'}"
+    """Return in words whether this split of the changed tasks may be chance: `sign test p = 0.19: may be chance`.
+
+    Near the limit, p has as many digits as it takes to differ from it.
+    """
+    p, digits = sign_test(better, worse), 2
+    while digits < 6 and round(p, digits) == SIGNIFICANT:
+        digits += 1
+    value = f"= {p:.{digits}f}" if p >= 0.01 else "< 0.01" if p >= 0.001 else "< 0.001"
+    return f"sign test p {value}: {'may be chance' if p > SIGNIFICANT else 'significant'}"
 
 
 def averaged(run: RunData, steps: Sequence[float], values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
@@ -260,7 +268,7 @@ def progress(run: RunData) -> str:
         return ""
     done, steps = max((int(row["step"]) for row in run.steps), default=0), number(run.setting("algorithm", "steps"))
     if not steps:
-        return f"{done} steps so far"
+        return f"{amount(done, 'step')} so far"
     if done >= steps:
         return f"all {steps:.0f} steps, measuring held-out accuracy"
     seconds = mean(series(run, "step_s")[1][-SMOOTHING:])

@@ -23,8 +23,9 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrig import hookimpl
-from agentrig.figures import counted, percent
+from agentrig.figures import amount, counted, percent
 from agentrig.processes.ends import Interrupted, name_of
+from agentrig.view.reading import read_run
 from agentrig.view.terminal import run_ending
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ log = logging.getLogger(__name__)
 
 SMOOTHING = 16
 """Number of steps for the moving average of the reward."""
+
+RARELY_S = 30.0
+"""Seconds between two lines of a long measurement, where there is no panel."""
 
 STARTING = "starting the agent, the model's server and the learner"
 
@@ -94,6 +98,7 @@ class LiveDisplay:
         self._validation = ""
         self._failures: Counter[str] = Counter()
         self._batch = Batch()
+        self._said = self._start
 
     def starting(self, directory: Path) -> None:
         """Print the run's directory, and that its parts start; on a terminal with a spinner until they have."""
@@ -109,8 +114,11 @@ class LiveDisplay:
         with self._lock:
             self._steps, self._done = event.steps, event.first_step - 1
             self._start = time.monotonic()
+        if event.first_step > 1:
+            before = [m.get("reward") for m in read_run(event.directory).steps if m["step"] < event.first_step]
+            self._rewards.extend(reward for reward in before if reward is not None)
         parts = [] if self._announced else [f"run {event.directory}"]
-        parts += [] if event.steps is None else [f"{event.steps} steps"]
+        parts += [] if event.steps is None else [amount(event.steps, "step")]
         parts += [f"resuming at step {event.first_step}"] if event.first_step > 1 else []
         self._stop_spinner()
         self._say(", ".join(parts) or "started")
@@ -138,8 +146,13 @@ class LiveDisplay:
             share, what = percent(former.right / former.judged), former.doing.removeprefix("measuring ")
             self._say(f"{what}: {share}% of {former.judged} tasks")
         # Without a panel, a long measurement would look like a hang.
-        if changed and rollout.mode == "report" and not self._console.is_terminal:
-            self._say(f"{doing} …")
+        if rollout.mode == "report" and not self._console.is_terminal:
+            with self._lock:
+                due = changed or time.monotonic() - self._said >= RARELY_S
+                self._said = time.monotonic() if due else self._said
+                batch = str(self._batch)
+            if due:
+                self._say(f"{doing} …" if changed else batch)
 
     @hookimpl
     def on_step_end(self, event: StepEnd) -> None:
@@ -174,7 +187,7 @@ class LiveDisplay:
         """Close the panel and print the last step; the command line prints the error itself."""
         self.close()
         step = self._last.get("step")
-        where = "before a step ended" if step is None else f"after step {step}"
+        where = "before a step had ended" if step is None else f"(last whole step: {step})"
         error, what = event.error, "an error"
         if isinstance(error, KeyboardInterrupt):
             what = name_of(error.number) if isinstance(error, Interrupted) else "Ctrl-C"
@@ -243,7 +256,8 @@ class LiveDisplay:
         m, reward = self._last, ""
         if self._rewards:
             n = len(self._rewards)
-            reward = f"{self._rewards[-1]:.3f} (mean of {n}: {sum(self._rewards) / n:.3f})"
+            of_several = f" (mean of {n}: {sum(self._rewards) / n:.3f})" if n > 1 else ""
+            reward = f"{self._rewards[-1]:.3f}{of_several}"
         rollouts, tokens, wall = m.get("rollouts_per_s"), m.get("tokens_per_s"), m.get("step_s")
         speed = [f"{rollouts:.1f} rollouts/s"] if rollouts is not None else []
         speed += [f"{tokens:,.0f} tokens/s"] if tokens else []

@@ -13,7 +13,7 @@ import attrs
 from markupsafe import Markup, escape
 
 from agentrig.errors import AgentrigError, nearest
-from agentrig.figures import number, percent
+from agentrig.figures import amount, number, percent
 from agentrig.run.damage import writing
 from agentrig.text import flat
 from agentrig.traces import LLM_CALL, Trace, items, reply_of
@@ -78,7 +78,7 @@ class LoadedRun:
         self.missing: list[str] = list(self.data.missing)
 
     def __repr__(self) -> str:
-        return f"<run {self.data.name}: {figures.status(self.data)}, {len(self.data.steps)} steps>"
+        return f"<run {self.data.name}: {figures.status(self.data)}, {amount(len(self.data.steps), 'step')}>"
 
     def reload(self) -> LoadedRun:
         """Read the directory again, for a run that goes on; return the run."""
@@ -171,10 +171,10 @@ class LoadedRun:
         """Show the run: accuracy, what held learning back, plots."""
         data, accuracy = self.data, figures.held_out(self.data)["accuracy"]
         parts = [
-            Markup("<h3>{}</h3><p>{}, {} steps; held-out accuracy {} → {} %</p>").format(
+            Markup("<h3>{}</h3><p>{}, {}; held-out accuracy {} → {} %</p>").format(
                 data.name,
                 figures.status(data),
-                len(data.steps),
+                amount(len(data.steps), "step"),
                 percent(accuracy["before"]),
                 percent(accuracy["after"]),
             )

@@ -12,11 +12,12 @@ from agentrig.figures import NOTHING, mean, number, percent
 from agentrig.run.damage import reading
 from agentrig.text import flat
 from agentrig.view import figures, table, tables
+from agentrig.view.causes.evidence import Evidence
 from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
 from agentrig.view.gold import Gold
 from agentrig.view.html import templates
 from agentrig.view.plots import Plot, plots_of, second_rewards
-from agentrig.view.reading import RunData, dig, mapping
+from agentrig.view.reading import RunData, Seen, dig, mapping
 from agentrig.view.samples import before_after, reward_disagreements, shown
 from agentrig.view.text import count, duration, figure, plain
 from agentrig.view.tokens import Tokenizers
@@ -64,7 +65,14 @@ def render(runs: Sequence[RunData], *, gold: bool = False) -> str:
     )
 
 
-def view(run: RunData, *, whole: bool = True, at: str = "", drawn: Sequence[Plot] | None = None) -> dict[str, Any]:
+def view(
+    run: RunData,
+    *,
+    whole: bool = True,
+    at: str = "",
+    drawn: Sequence[Plot] | None = None,
+    seen: Seen | None = None,
+) -> dict[str, Any]:
     """Return what the templates show of a run.
 
     Args:
@@ -72,14 +80,15 @@ def view(run: RunData, *, whole: bool = True, at: str = "", drawn: Sequence[Plot
         whole: Whether to read its rollouts too, which takes seconds for many; without them there are no examples.
         at: The beginning of its anchors, for a page with several runs.
         drawn: Its curves.
+        seen: What was read of its rollouts before.
     """
-    missing = list(run.missing)
+    missing, seen = list(run.missing), seen or Seen()
     ends = before_and_after(run, missing) if whole else {"pairs": None, "reward_disagreements": [], "held_out": None}
     held_out = ends["held_out"]
     failed = tables.failures(run, missing) if whole else tables.failures_of_steps(run)
-    told: dict[str, Any] = {"problems": [], "warnings": [], "checks": []}
+    told: dict[str, Any] = {"problems": [], "verdict": "", "warnings": [], "checks": []}
     if whole:
-        found = diagnose(run)
+        found = diagnose(run, seen)
         told = of_diagnosis(found)
         missing += found.missing
     row = table.row_of(run)
@@ -98,7 +107,7 @@ def view(run: RunData, *, whole: bool = True, at: str = "", drawn: Sequence[Plot
         "status": row["status"],
         "progress": figures.progress(run),
         "about": _about(run),
-        **accuracy_of(run),
+        **accuracy_of(run, seen),
         "tiles": _tiles(run, row),
         **told,
         "tables": tables.tables(run, failed, tables.slices(held_out) if held_out else ()),
@@ -110,9 +119,16 @@ def view(run: RunData, *, whole: bool = True, at: str = "", drawn: Sequence[Plot
     }
 
 
-def accuracy_of(run: RunData) -> dict[str, Any]:
-    """Return what the templates show of a run's held-out accuracy."""
-    return {**figures.held_out(run), "split": _split(run)}
+def accuracy_of(run: RunData, seen: Seen | None = None) -> dict[str, Any]:
+    """Return what the templates show of a run's held-out accuracy; `seen` has the measurements that were read before.
+
+    `chance` says in words whether the gain may be chance; it is empty without held-out rollouts of both ends.
+    """
+    evidence = Evidence.of_ends(run, seen)
+    better, worse, _, _ = evidence.changed
+    held_out = evidence.where.startswith("held-out") and better + worse > 0
+    chance = figures.chance(better, worse) if held_out else ""
+    return {**figures.held_out(run), "split": _split(run), "chance": chance}
 
 
 def before_and_after(run: RunData, missing: list[str]) -> dict[str, Any]:
@@ -147,13 +163,11 @@ def warnings_of(run: RunData) -> list[dict[str, Any]]:
 
 def of_diagnosis(found: Diagnosis) -> dict[str, Any]:
     """Return what the templates show of a diagnosis."""
-    checks = [(f.level, f.text) for f in found.checks]
-    known = found.steps and not found.problems and found.status != "running"
-    no_gain = [verdict(found)] if known and not found.gained else []
     return {
         "problems": [(f.cause, f.text, details(f)) for f in found.problems],
-        "warnings": [*no_gain, *(f.text for f in found.warnings)],
-        "checks": [("ok", verdict(found)), *checks] if known and found.gained else checks,
+        "verdict": "" if found.problems else verdict(found),
+        "warnings": [f.text for f in found.warnings],
+        "checks": [(f.level, f.text) for f in found.checks],
     }
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from agentrig.figures import NOTHING, counted, percent
+from agentrig.figures import NOTHING, amount, counted, percent
 from agentrig.plan import script_of
 from agentrig.rollouts import Rollout
 from agentrig.text import cut, storable
@@ -41,7 +41,7 @@ def span_tree(rollout: Rollout) -> Tree:
     row, parts = shown.row, {part.id: part for part in shown.parts}
     head = Text(f"rollout {row['id']}", style="bold")
     head.append(f"  task {row['task_id']}", style="not bold")
-    counted_calls = f"{row['calls']} calls, {row['triplets']} for training"
+    counted_calls = f"{amount(row['calls'], 'call')}, {row['triplets']} for training"
     head.append(f"  {row['duration_s']:.2f} s, {counted_calls}", style="not bold dim")
     tree = Tree(head, guide_style="dim")
     tree.add(_verdict(shown))
@@ -115,7 +115,7 @@ def _fields(branch: Tree, fields: Iterable[tuple[str, str]], *, style: str = "")
 
 
 def _verdict(shown: Readable) -> Text:
-    reasons = ", ".join(f"{key} {text}" for key, text in shown.reasons)
+    reasons = "; ".join(f"{key}: {text}" for key, text in shown.reasons)
     if shown.verdict == "failed":
         said = next((text for _, text in shown.reasons), "")
         return Text(storable(f"failed: {shown.score}  {said}".rstrip()), style="bold red")
@@ -163,7 +163,7 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
     hours, failed = figures.hours(run), failures(run)
     solved = ", solved" if run.summary.get("solved") else ""
     took = "" if hours is None else f" in {duration(3600 * hours)}"
-    yield f"{run.summary.get('steps', len(run.steps))} steps{took}{solved}" + (
+    yield f"{amount(run.summary.get('steps', len(run.steps)), 'step')}{took}{solved}" + (
         f", failed {counted(failed)}" if failed else ""
     )
     yield ""
@@ -184,7 +184,7 @@ def _side_by_side(sides: Iterable[Readable]) -> Iterator[tuple[str, list[str]]]:
     sides = list(sides)
     yield "answer", [cut(side.answer, LONGEST_ANSWER) or NOTHING for side in sides]
     yield "score", [f"{side.score} ({side.verdict})" for side in sides]
-    reasons = [", ".join(f"{key} {text}" for key, text in side.reasons) for side in sides]
+    reasons = ["; ".join(f"{key}: {text}" for key, text in side.reasons) for side in sides]
     if any(reasons):
         yield "reward says", [cut(text, LONGEST_ANSWER) for text in reasons]
 

@@ -27,7 +27,8 @@ class AgentMatchConfig:
 
     match: str = setting(
         "write",
-        help="regular expression, searched in the names of all nodes that enclose a call; empty keeps every call",
+        help="regular expression, searched in the names of all nodes that enclose a call; empty keeps every call, as "
+        "in a run that names no adapter",
         validator=_compiles,
     )
     model: str = setting(

@@ -61,7 +61,7 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
                 for one in steps if every else [step or steps[-1]]:
                     found.append(auditor.audit(one))
                     if not as_json:
-                        click.echo(f"step {one}: {len(found[-1].looked)} of {len(LINKS)} links")
+                        click.echo(f"step {one}: {len(found[-1].looked)} of {len(LINKS)} parts compared")
                         for verdict in found[-1].verdicts:
                             causes = f"\n{'':30}likely causes: {verdict.causes}" if verdict.causes else ""
                             click.echo(f"  {verdict.link:<13} {verdict.result:<14} {storable(verdict.detail)}{causes}")

@@ -17,6 +17,8 @@ from agentrig.cli.options import (
     model_options,
     stdout_to_stderr,
 )
+from agentrig.cli.progress import progress
+from agentrig.figures import amount
 from agentrig.rollouts import Mode
 
 
@@ -54,10 +56,20 @@ def dev(
     name, tasks = eval_tasks(plan, split, limit, role="validation")
     trains = name == split_of(plan.run, task_set(plan), "train")  # as in Agent Lightning's own dev
     checkpoint = find_checkpoint(checkpoint)
-    with stdout_to_stderr(as_json):
+    if not as_json:
+        tried = f"{amount(len(tasks), 'task')} of split {name}"
+        click.echo(f"{tried}: starting the agent and the model's server …", err=True)
+    with stdout_to_stderr(as_json), progress(len(tasks)) as shown:
         as_mode: Mode = "train" if trains else "dev"
         found = evaluate(
-            plan, tasks=tasks, endpoint=server, checkpoint=checkpoint, mode="dev", as_mode=as_mode, keep=True
+            plan,
+            tasks=tasks,
+            endpoint=server,
+            checkpoint=checkpoint,
+            mode="dev",
+            as_mode=as_mode,
+            keep=True,
+            each=shown,
         )
     if as_json:
         click.echo(json.dumps([row_of(r) for r in found.rollouts], indent=2))

@@ -18,6 +18,7 @@ from agentrig.cli.options import (
     model_options,
     stdout_to_stderr,
 )
+from agentrig.cli.progress import progress
 from agentrig.errors import AgentrigError
 
 if TYPE_CHECKING:
@@ -62,14 +63,19 @@ def eval_(
     where = server.base_url if server else str(checkpoint or "the starting model")
     click.echo(f"{len(tasks)} tasks of split {name}, model: {where}", err=True)
     predictions = _Predictions(save)
-    with stdout_to_stderr(as_json), closing(predictions):
+    with stdout_to_stderr(as_json), closing(predictions), progress(len(tasks)) as shown:
+
+        def each(rollout: Any) -> None:
+            predictions.write(rollout)
+            shown(rollout)
+
         found = evaluate(
             plan,
             tasks=tasks,
             endpoint=server,
             checkpoint=checkpoint,
             temperature=temperature,
-            each=predictions.write,
+            each=each,
         )
     for line in failure_lines(found.failures, found.reasons):
         click.echo(line, err=True)

@@ -32,6 +32,8 @@ def export(run: Path, target: Path, check: bool) -> None:
     assert checkpoint is not None
     if target.exists():
         raise ConfigError(f"{target} exists already: name another target, or delete it")
+    checked = ", then checking the copy against the learner" if check else ""
+    click.echo(f"copying {checkpoint}{checked} …", err=True)
     part = target.with_name(f".{target.name}.part")  # half a model, or another one, must not be taken for the export
     try:
         with writing(target, "another TARGET"):

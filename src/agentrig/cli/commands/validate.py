@@ -47,6 +47,8 @@ def validate(
     agentrig validate my_agent.py --tasks my_tasks.py:words --reward my_tasks.py:equal gateway.use=on
     agentrig validate agentrig-spider --json
     """
+    if not as_json:
+        click.echo("loading what is to be checked …", err=True)
     from agentrig.plan import parse_override
     from agentrig.processes.scratch import temporary_files
     from agentrig.testing.validating import validated

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from agentrig.cli.options import configured, make_plan, stdout_to_stderr
+from agentrig.cli.progress import progress
 
 
 @click.command()
@@ -201,11 +202,15 @@ def _make(
 
     from agentrig.run import warmup as run
 
+    def measure(tasks: Sequence[Any], model: Path | None) -> Any:
+        with progress(len(tasks)) as shown:
+            return run.measure(plan, tasks, model, shown)
+
     labels = run.choose_labels(plan, n, seed=wanted.seed)
     click.echo(f"labels: {len(labels.tasks)} tasks of the split {labels.split}")
     done: dict[str, Any] = {"labels": [t.id for t in labels.tasks], "split": labels.split, "ready": True}
     if measured and wanted.model != "new" and not wanted.context:  # its own context may be too short for the agent
-        before = run.measure(plan, labels.measured, None)
+        before = measure(labels.measured, None)
         run.check_unsolved(before, wanted.model)
         done["before"] = before.as_dict()
         click.echo(_measured(f"{wanted.model} before", before, labels))
@@ -216,7 +221,7 @@ def _make(
     tried: list[Any] = []
 
     def enough() -> bool:
-        found = run.measure(plan, labels.measured, wanted.directory)
+        found = measure(labels.measured, wanted.directory)
         click.echo(f"  {_measured('so far', found, labels)}")
         tried.append(found)
         return until is not None and found.accuracy is not None and found.accuracy >= until
@@ -245,12 +250,12 @@ def _make(
         )
     if measured:
         reached = tried and until is not None and (tried[-1].accuracy or 0.0) >= until
-        after = tried[-1] if reached else run.measure(plan, labels.measured, made.directory)
+        after = tried[-1] if reached else measure(labels.measured, made.directory)
         done["after"] = after.as_dict()
         click.echo(_measured("now", after, labels))
         known = None
         if labels.fresh and after.accuracy is not None and after.accuracy < ASKS_WHY:
-            known = run.measure(plan, labels.tasks[: run.MEASURED], made.directory)
+            known = measure(labels.tasks[: run.MEASURED], made.directory)
             done["known"] = known.as_dict()
         if until is not None and tried and (after.accuracy or 0.0) < until:
             click.echo(f"--until {until:g} was not reached: {after.accuracy or 0.0:.2f}")

@@ -154,13 +154,20 @@ class Evidence:
         """Read a run's rollouts; `seen` has what was read before."""
         seen, missing = seen or Seen(), list[str]()
         steps = [seen.of(file, facts_of, missing) for file in run.of_mode("train")]
+        found = cls.of_ends(run, seen)
+        return attrs.evolve(found, steps=steps, missing=[*missing, *found.missing])
+
+    @classmethod
+    def of_ends(cls, run: RunData, seen: Seen | None = None) -> Evidence:
+        """Read only the first and the last measurement, which takes much less time: `steps` is empty."""
+        seen, missing = seen or Seen(), list[str]()
         for mode, split in (("report", "held-out"), ("validation", "validation")):
             files = run.of_mode(mode)
             if len(files) > 1:
                 ends = seen.of(files[0], measured_of, missing), seen.of(files[-1], measured_of, missing)
                 where = f"{split} split, step {files[0].step} and step {files[-1].step}"
-                return cls(run=run, steps=steps, ends=ends, where=where, missing=missing)
-        return cls(run=run, steps=steps, ends=None, where="", missing=missing)
+                return cls(run=run, steps=(), ends=ends, where=where, missing=missing)
+        return cls(run=run, steps=(), ends=None, where="", missing=missing)
 
     def total(self, key: str) -> int:
         """Return the sum of a count over all steps."""

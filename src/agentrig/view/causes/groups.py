@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from agentrig.figures import mean
+from agentrig.figures import amount, mean
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence, StepFacts, total
 from agentrig.view.causes.finding import Finding, problem
@@ -38,7 +38,7 @@ def _of_the_last_steps(evidence: Evidence) -> Iterator[Finding]:
     if values and not alone:
         last = mean(values[-figures.SMOOTHING :]) or 0.0
         n = min(len(values), figures.SMOOTHING)
-        text = f"{last:.0%} of the groups had one and the same reward in the last {n} steps"
+        text = f"{last:.0%} of the groups had one and the same reward in the last {amount(n, 'step')}"
         much = last > ZERO_VARIANCE_LIMIT
         yield Finding("warn" if much else "fact", f"{text}: little was left to learn from" if much else text)
 

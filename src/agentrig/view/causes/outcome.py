@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from agentrig.figures import number
-from agentrig.view import figures
+from agentrig.figures import number, percent
+from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.trend import at_least, at_most, quarter
@@ -21,6 +21,12 @@ REPEATS = 0.3
 
 ELSEWHERE = 1 / 3
 """… and the largest part of that share in which it is right on tasks that it was not trained on."""
+
+APART = 0.1
+"""Least difference between the shares of right answers in training and on held-out tasks that asks for more tasks."""
+
+FEW_TASKS = 10
+"""Of a class of held-out tasks with fewer, nothing is said."""
 
 EXPLAINS: Mapping[str, tuple[str, ...]] = {
     "other-sampling": ("zero-variance-groups",),
@@ -152,7 +158,11 @@ def memorised(evidence: Evidence) -> Iterator[Finding]:
     late = evidence.steps[-quarter(evidence.steps) :]
     right, scored = (sum(getattr(facts, key) for facts in late) for key in ("right", "scored"))
     better, worse, _, _ = evidence.changed
-    if evidence.ends is None or not scored or (better > worse and figures.sign_test(better, worse) <= 0.05):
+    if (
+        evidence.ends is None
+        or not scored
+        or (better > worse and figures.sign_test(better, worse) <= figures.SIGNIFICANT)
+    ):
         return
     n, known = len(evidence.ends[1]), sum(correct for _, correct, _ in evidence.ends[1].values())
     if at_least(right, scored) < REPEATS or at_most(known, n) >= ELSEWHERE * right / scored:
@@ -190,10 +200,47 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
         f"of {tasks}, {count(better)} went from wrong to right and {count(worse)} "
         f"from right to wrong ({figures.chance(better, worse)})"
     )
-    if figures.sign_test(better, worse) > 0.05:
+    if figures.sign_test(better, worse) > figures.SIGNIFICANT:
         yield Finding(doubt, f"{text}{few}")
     else:
         yield Finding("ok" if better > worse else "warn", text)
+
+
+def next_step(evidence: Evidence) -> str:
+    """Return what to do after a gain, with the figures that say so: more steps, more tasks, or the weakest slice.
+
+    Reads the held-out rollouts once more if the first two say nothing.
+    """
+    run = evidence.run
+    if run.summary.get("solved"):
+        return ""
+    steps, values = figures.validation(run)
+    if len(values) > 2 and values[-1] == max(values) > values[-2]:
+        shares = f"{percent(values[-2])}% at step {steps[-2]}, {percent(values[-1])}% at step {steps[-1]}"
+        return f"Validation accuracy was still rising at the end ({shares}): train for more steps (algorithm.steps)."
+    late = evidence.steps[-quarter(evidence.steps) :]
+    right, scored = (sum(getattr(facts, key) for facts in late) for key in ("right", "scored"))
+    if evidence.ends is not None and scored:
+        n, known = len(evidence.ends[1]), sum(correct for _, correct, _ in evidence.ends[1].values())
+        split = evidence.where.partition(" split")[0]
+        if at_least(right, scored) > at_most(known, n) and right / scored - known / n > APART:
+            return (
+                f"{percent(right / scored)}% of the last training rollouts are right, and {percent(known / n)}% of the "
+                f"{split} tasks: train on more tasks (tasks.use)."
+            )
+    classes = [
+        (answers["After"], name, part)
+        for name, parts in tables.held_out(run, []).slices.items()
+        for part, answers in parts.items()
+        if name != "calls" and len(answers.get("After", ())) >= FEW_TASKS  # that is of rollouts, not of tasks
+    ]
+    answers, name, part = min(classes, key=lambda of: sum(of[0]) / len(of[0]), default=((), "", ""))
+    if not classes or all(answers):
+        return ""
+    return (
+        f"Held-out tasks with {name} = {part} are right least often ({sum(answers)} of {len(answers)}): train on more "
+        "tasks like these."
+    )
 
 
 def _strings(value: Any) -> list[str]:

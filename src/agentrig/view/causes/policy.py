@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrig.figures import mean, number
+from agentrig.figures import amount, mean, number
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.trend import SURE, at_least, at_most, difference, gained, quarter, rewards_of
 from agentrig.view.causes.weights import LR
+from agentrig.view.reading import dig
 from agentrig.view.text import count, figure
 
 MOVED = 0.05
@@ -65,6 +66,10 @@ def barely_moved(evidence: Evidence) -> Iterator[Finding]:
 def unexploring(evidence: Evidence) -> Iterator[Finding]:
     """A policy whose answers were nearly certain from the first steps on, in a run that did not get better."""
     steps, entropy = figures.series(evidence.run, "algorithm", "entropy")
+    # where nothing was trained, no entropy was measured: 0 is written for it
+    idle = {line["step"] for line in evidence.run.steps if dig(line, "calls", "trained") == 0}
+    measured = [(s, value) for s, value in zip(steps, entropy, strict=True) if s not in idle]
+    steps, entropy = [s for s, _ in measured], [value for _, value in measured]
     _, alike = figures.series(evidence.run, "zero_variance_groups")
     early = mean(entropy[: max(1, len(entropy) // 4)])
     same = mean(alike) or 0.0
@@ -101,7 +106,7 @@ def collapsed(evidence: Evidence) -> Iterator[Finding]:
     yield problem(
         "learning-rate-too-large",
         f"the mean reward fell from {high:.3g} (steps {best[0].step} to {best[-1].step}) to {low:.3g} in the last "
-        f"{width} steps{_signs(evidence)}",
+        f"{amount(width, 'step')}{_signs(evidence)}",
         seen=(width, len(steps), "steps"),
         since=best[-1].step + 1,
         settings=settings,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from agentrig.figures import wilson
 from agentrig.view.causes.evidence import Evidence, StepFacts
-from agentrig.view.figures import sign_test
+from agentrig.view.figures import SIGNIFICANT, sign_test
 
 SURE = 3.0
 """Standard errors between two means that count as a certain difference."""
@@ -66,7 +66,7 @@ def gained(evidence: Evidence) -> bool:
     """Whether the run got better: in training, or on the tasks that were measured at both ends."""
     steps, width = evidence.steps, quarter(evidence.steps)
     better, worse, _, _ = evidence.changed
-    if better > worse and sign_test(better, worse) <= 0.05:
+    if better > worse and sign_test(better, worse) <= SIGNIFICANT:
         return True
     if len(steps) < 2:
         return False

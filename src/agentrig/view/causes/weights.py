@@ -70,7 +70,7 @@ def links_audited(run: RunData) -> str:
     if not isinstance(steps, list) or not steps:
         return ""
     shown = ", ".join(map(str, steps if len(steps) < 8 else [*steps[:4], "…", *steps[-2:]]))
-    text = f"audited: {seen.get('links')} of {seen.get('of')} links, step{'s' if len(steps) > 1 else ''} {shown}"
+    text = f"checked: {seen.get('links')} of {seen.get('of')} parts, step{'s' if len(steps) > 1 else ''} {shown}"
     left = mapping(seen.get("not_looked_at"))
     return "; ".join([text, *(f"not {link}: {why}" for link, why in left.items())])
 

@@ -179,11 +179,11 @@ class Pages:
         return self._page(request, "front", events="", title="runs", **found)
 
     def run(self, request: Request) -> Response:
-        """Show a run's figures and curves; its rollouts are not read."""
+        """Show a run's figures and curves; of its rollouts, only the measurements of both ends are read."""
         run = self._run(request)
         data = run.data()
         chosen, drawn = views.curves(request, {run.key: data})
-        shown = view(data, whole=False, drawn=drawn)
+        shown = view(data, whole=False, drawn=drawn, seen=run.seen)
         return self._page(
             request,
             "run",
@@ -225,7 +225,14 @@ class Pages:
         missing = list(data.unread)
         found = before_and_after(data, missing)
         every = [table for table in tables.slices(found["held_out"]) if table.rows]
-        shown = {**accuracy_of(data), **found, "at": "", "tables": every, "missing": missing, "running": data.running}
+        shown = {
+            **accuracy_of(data, run.seen),
+            **found,
+            "at": "",
+            "tables": every,
+            "missing": missing,
+            "running": data.running,
+        }
         return self._page(request, "examples", events=None, title=data.name, run=shown, key=run.key)
 
     def compare(self, request: Request) -> Response:

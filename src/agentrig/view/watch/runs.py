@@ -38,7 +38,7 @@ class Run:
     def __init__(self, directory: Path, key: str) -> None:
         self.directory, self.key = directory, key
         self.rollouts = Rollouts(directory)
-        self._seen = Seen()
+        self.seen = Seen()
         self._lock = threading.Lock()
         self._read: tuple[str, RunData] | None = None
 
@@ -61,7 +61,7 @@ class Run:
         """
         data = self.data()
         with self._lock:
-            return diagnose(data, self._seen)
+            return diagnose(data, self.seen)
 
     def data(self) -> RunData:
         """Return what the directory has now, without its rollouts.

@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import attrs
@@ -80,6 +81,14 @@ class AgentConfig:
     turns: int = setting(3, help="how often it asks the model at most", ge=1)
 
 
+@lru_cache(maxsize=64)
+def client_of(base_url: str, api_key: str) -> Any:
+    """Return a client for a server; kept, because making one takes longer than a call."""
+    from openai import OpenAI
+
+    return OpenAI(base_url=base_url, api_key=api_key)
+
+
 @attrs.frozen
 class Agent:
     """The agent: called once for each rollout, in several threads at once."""
@@ -88,28 +97,25 @@ class Agent:
 
     def __call__(self, task_input: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
         """Return the order when it is closed, or when the model says something without a call of a tool."""
-        from openai import OpenAI
-
         order: dict[str, Any] = {}
         messages: list[Any] = [{"role": "user", "content": task_input["message"]}]
-        client: Any
-        with OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
-            for _ in range(self.config.turns):
-                with agentrig.span("assistant"):  # so that the adapter's match finds the call
-                    reply = client.chat.completions.create(
-                        model=endpoint.model,
-                        messages=messages,
-                        tools=TOOLS,
-                        extra_body=dict(endpoint.sampling),
-                        extra_headers=dict(endpoint.headers),
-                    )
-                message = reply.choices[0].message
-                messages.append(message.model_dump(exclude_none=True))
-                for call in message.tool_calls or ():
-                    said = use(order, call.function.name, call.function.arguments)
-                    messages.append({"role": "tool", "tool_call_id": call.id, "content": said})
-                if "day" in order or not message.tool_calls:
-                    break
+        client = client_of(endpoint.base_url, endpoint.api_key)
+        for _ in range(self.config.turns):
+            with agentrig.span("assistant"):  # so that the adapter's match finds the call
+                reply = client.chat.completions.create(
+                    model=endpoint.model,
+                    messages=messages,
+                    tools=TOOLS,
+                    extra_body=dict(endpoint.sampling),
+                    extra_headers=dict(endpoint.headers),
+                )
+            message = reply.choices[0].message
+            messages.append(message.model_dump(exclude_none=True))
+            for call in message.tool_calls or ():
+                said = use(order, call.function.name, call.function.arguments)
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": said})
+            if "day" in order or not message.tool_calls:
+                break
         return order
 
 

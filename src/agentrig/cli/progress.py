@@ -1,0 +1,57 @@
+"""How far a measurement is, on standard error."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+RARELY_S = 30.0
+"""Seconds between two lines where nobody watches: in a file or a pipe."""
+
+
+class Progress:
+    """Counts rollouts as they end: on a terminal in one line that is written again, elsewhere in a line each 30 s.
+
+    Args:
+        of: How many there are to be.
+        terminal: Whether standard error is a terminal.
+    """
+
+    def __init__(self, of: int, *, terminal: bool) -> None:
+        self._of, self._terminal = of, terminal
+        self._lock = threading.Lock()
+        self._ended = self._right = 0
+        self._said = time.monotonic()
+
+    def __call__(self, rollout: Any) -> None:
+        """Count a rollout; may be called from several threads."""
+        with self._lock:
+            self._ended += 1
+            self._right += bool(rollout.correct)
+            text = f"  {self._ended} of {self._of} rollouts, {self._right} right"
+            if self._terminal:
+                click.echo(f"\r{text}", err=True, nl=False)
+            elif time.monotonic() - self._said >= RARELY_S:
+                self._said = time.monotonic()
+                click.echo(text, err=True)
+
+    def clear(self) -> None:
+        """Remove the line from a terminal."""
+        if self._terminal and self._ended:
+            click.echo("\r\x1b[K", err=True, nl=False, color=True)
+
+
+@contextmanager
+def progress(of: int) -> Iterator[Progress]:
+    """Give a `Progress`, and remove its line at the end."""
+    shown = Progress(of, terminal=sys.stderr.isatty())
+    try:
+        yield shown
+    finally:
+        shown.clear()

@@ -1,0 +1,110 @@
+"""What is said after a gain, in a terminal and on the pages: nothing held learning back, and what is next."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from agentrig.testing.run_directory import write_run
+from agentrig.view.diagnosis import NO_GAIN, NOTHING_WRONG, diagnose, headline, verdict
+from agentrig.view.page import render
+from agentrig.view.reading import read_run
+from agentrig.view.watch.app import serving
+
+
+def with_lines(run: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """Change each line of a run's metrics."""
+    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        change(line)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+def unvalidated(line: dict[str, Any]) -> None:
+    line.pop("validation_accuracy", None)
+
+
+def test_a_validation_that_still_rises_asks_for_more_steps(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", lift=0.6, held_out=60)
+    values = {8: 0.5, 16: 0.6, 24: 0.7}
+    with_lines(run, lambda line: line.update({"validation_accuracy": values.get(line["step"])}))
+    shares = "60.0% at step 16, 70.0% at step 24"
+    said = f"Validation accuracy was still rising at the end ({shares}): train for more steps (algorithm.steps)."
+    assert verdict(diagnose(run)) == f"{NOTHING_WRONG} {said}"
+    values[24] = 0.6
+    with_lines(run, lambda line: line.update({"validation_accuracy": values.get(line["step"])}))
+    assert "more steps" not in headline(diagnose(run))
+
+
+def test_a_training_accuracy_far_above_the_held_out_one_asks_for_more_tasks(tmp_path: Path) -> None:
+    run = with_lines(write_run(tmp_path / "run", lift=0.6, held_out=200), unvalidated)
+    assert "more tasks (tasks.use)" not in diagnose(run).next_step
+    less = write_run(tmp_path / "less", lift=0.25, held_out=200)
+    for file in (less / "rollouts").glob("report-*"):
+        file.replace(run / "rollouts" / file.name)
+    assert re.fullmatch(
+        r"8\d\.\d% of the last training rollouts are right, and \d\d\.\d% of the held-out tasks: train on more tasks "
+        r"\(tasks\.use\)\.",
+        diagnose(run).next_step,
+    )
+
+
+def test_else_the_weakest_class_of_the_held_out_tasks_is_named(tmp_path: Path) -> None:
+    run = with_lines(write_run(tmp_path / "run", lift=0.6, held_out=60), unvalidated)
+    said = re.fullmatch(
+        r"Held-out tasks with half = (first|second) are right least often \((\d\d) of 30\): train on more tasks like "
+        r"these\.",
+        diagnose(run).next_step,
+    )
+    assert said is not None
+    assert 20 <= int(said[2]) < 30
+
+
+def test_a_run_that_solved_its_tasks_or_gained_nothing_has_no_next_step_of_a_gain(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", lift=0.6, held_out=60)
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "solved": True}))
+    assert verdict(diagnose(run)) == NOTHING_WRONG
+    assert verdict(diagnose(write_run(tmp_path / "none", steps=3, lift=0.0))) == NO_GAIN
+
+
+@pytest.mark.parametrize("lift", [0.6, 0.0])
+def test_the_pages_say_it_and_whether_the_gain_may_be_chance(tmp_path: Path, lift: float) -> None:
+    run = write_run(tmp_path / "run", steps=8, lift=lift, held_out=60)
+    said = verdict(diagnose(run))
+    assert said.startswith(NOTHING_WRONG if lift else NO_GAIN)
+    words = "significant" if lift else "may be chance"
+    with serving(run) as link:
+        why, main = (httpx.get(f"{link}run/run{path}", timeout=30).text for path in ("/why", ""))
+    assert f"<h2>What held learning back</h2><p>{said}</p>" in why
+    for text in (main, render([read_run(run)])):
+        head = text[text.index('<div class="accuracy">') :].split("95% intervals")[0]
+        assert re.search(rf"points</b> \(sign test p [^)]*: {words}\)", head)
+
+
+def test_no_low_entropy_is_found_where_nothing_was_trained(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=8, lift=0.0)
+
+    def alike(trained: int) -> Callable[[dict[str, Any]], None]:
+        figures = {"weight_change": 0.01, "loss": 0.0, "entropy": 0.0}
+        calls = {"recorded": 16, "trained": trained, "masked": 0, "dropped": {}, "unaccounted": 0}
+        return lambda line: line.update(zero_variance_groups=0.8, algorithm=figures, calls=calls)
+
+    assert [f.cause for f in diagnose(with_lines(run, alike(16))).problems] == ["low-entropy"]
+    assert "low-entropy" not in [f.cause for f in diagnose(with_lines(run, alike(0))).problems]
+
+
+def test_no_low_entropy_is_found_beside_tasks_that_are_too_hard(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=8, lift=0.0)
+    with_lines(run, lambda line: line.update(zero_variance_groups=0.8, algorithm={"entropy": 0.01}))
+    assert [f.cause for f in diagnose(run).problems] == ["low-entropy"]
+    error = {"error": "RunStopped", "cause": "tasks-too-hard", "message": "step 8: all rollouts got the reward 0"}
+    (run / "error.json").write_text(json.dumps(error))
+    assert [f.cause for f in diagnose(run).problems] == ["tasks-too-hard"]
