@@ -114,20 +114,19 @@ class RunSignals:
     the first signal waits for them.
 
     Args:
-        session: The run's session; its `stopping` is set.
+        session: The run's session; its `stopping` is set, and its `advice` says how to go on.
         abort: Ends the run immediately, with the given error.
     """
 
     def __init__(self, session: Any, abort: Callable[[Interrupted], None]) -> None:
         self._session, self._abort = session, abort
-        self._at_once = f"ended at once; resume with: {session.resumes}"
         self.first: int | None = None
         self.writing = False
 
     def __call__(self, number: int, frame: Any) -> None:
         """Handle a signal."""
         again, self.first = self.first is not None, self.first or number
-        error = Interrupted(self.first, self._at_once, at_once=True)
+        error = Interrupted(self.first, f"ended at once; {self._session.advice()}", at_once=True)
         if again:
             end_soon(error)
         if self.writing:

@@ -184,6 +184,11 @@ class Checkpoints:
                 with writing(target):
                     os.replace(old, target)
 
+    def complete_save(self, step: int) -> None:
+        """Make a whole checkpoint the latest, where a crash came before `save` did that."""
+        with writing(self.folder / "latest"):
+            self._name_latest(step)
+
     def remove_incomplete(self) -> None:
         """Remove what a crash during `save` has left."""
         for end in ASIDE:
