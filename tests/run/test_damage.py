@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError, ConfigError, RunFileError
 from agentrig.plan import Plan
-from agentrig.run.auditing import Auditing
+from agentrig.run.auditing import Auditing, audit_faults
 from agentrig.run.damage import reading, writing
 from agentrig.run.directory import RunDirectory
 from agentrig.run.resume import resume_plan
@@ -136,15 +136,20 @@ def test_no_reader_of_a_run_waits_at_a_pipe(run: Path, tmp_path: Path, name: str
 
 
 def test_a_damaged_record_of_an_audit_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name, text in (("verdicts-00001.json", '{"verdicts": ['), ("verdicts-00002.json", '{"verdicts": [1]}')):
+    for name, text in (
+        ("verdicts-00001.json", '{"verdicts": ['),
+        ("verdicts-00002.json", '{"step": 2, "seconds": 1, "verdicts": [1]}'),
+        ("verdicts-00003.json", '{"step": [], "seconds": 1, "verdicts": []}'),
+    ):
         (tmp_path / "audit").mkdir(exist_ok=True)
         (tmp_path / "audit" / name).write_text(text)
     auditing = Auditing.__new__(Auditing)
-    auditing._run = tmp_path
-    assert auditing.summary()["steps"] == []
-    assert [f"{name} is damaged" in caplog.text for name in ("verdicts-00001.json", "verdicts-00002.json")] == [
-        True
-    ] * 2
+    auditing._run, auditing._damaged = tmp_path, set()
+    assert auditing.summary()["steps"] == auditing.summary()["steps"] == []
+    names = ("verdicts-00001.json", "verdicts-00002.json", "verdicts-00003.json")
+    assert [caplog.text.count(f"{name} is damaged") for name in names] == [1] * 3
+    assert "step is [], not a number. Its verdicts are left out" in caplog.text
+    assert [any(name in each for each in audit_faults(tmp_path)) for name in names] == [True] * 3
 
 
 def test_a_folder_in_the_place_of_rollouts_is_named(run: Path) -> None:

@@ -214,7 +214,7 @@ def _discard_messages() -> None:
         os.dup2(away, 2)
     if away == 2:
         os.set_inheritable(2, True)
-    sys.stderr = sys.__stderr__ = os.fdopen(away, "w", encoding="utf-8", errors="backslashreplace")
+    sys.stderr = os.fdopen(away, "w", encoding="utf-8", errors="backslashreplace")
 
 
 def _unprintable(error: OSError) -> str:

@@ -257,6 +257,12 @@ def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int
     twice = sorted(s for s, n in counts.items() if n > 1)
     if twice:
         found.append(f"metrics.jsonl has step {_listed(twice)} more than once: the report takes the last of them")
+    shapeless = [line["step"] for line in lines if not isinstance(line.get("algorithm", {}), dict)]
+    if shapeless:
+        found.append(
+            f"metrics.jsonl: the line of step {_listed(shapeless)} is damaged: algorithm is no object. Its figures are "
+            "left out"
+        )
     rewards = [(line["step"], line.get("reward")) for line in lines]
     odd = [step for step, reward in rewards if reward is not None and number(reward) is None]
     if odd:

@@ -229,6 +229,10 @@ def read_run(directory: Path) -> RunData:
         )
         told, files = [line for line in told if line["step"] <= done], [f for f in files if f.step <= done]
     missing += losses(told, damaged, max([done, *(line["step"] for line in told)]))
+    if os.path.lexists(directory / "audit"):
+        from agentrig.run.auditing import audit_faults
+
+        missing += audit_faults(directory)
     saved = not running and any((directory / "checkpoints").glob("step-*"))
     progress = _read(directory / "progress.json", read_object, missing, needed=saved)
     if not running:
