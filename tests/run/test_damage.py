@@ -52,6 +52,12 @@ def resume(run: Path) -> None:
         ("manifest.json", '{"format": "x"}', r"manifest\.json is damaged: format is 'x', not a number\. Restore it"),
         ("summary.json", '{"complete": true, "steps": "x"}', r"summary\.json is damaged: steps is 'x', not a number"),
         ("summary.json", '{"complete": null, "steps": 1}', r"summary\.json is damaged: complete is None, not true or"),
+        ("manifest.json", '{"config": 3}', r"manifest\.json is damaged: config is 3, not an object of objects\. Rest"),
+        (
+            "manifest.json",
+            '{"components": {"tasks": 1}}',
+            r"manifest\.json is damaged: components is .'tasks': 1",
+        ),
         ("manifest.json", "[1]", r"manifest\.json is damaged: it holds a list, not an object"),
         ("summary.json", "\x00\x00", r"summary\.json is damaged: .*\. Remove it: the run writes it again when it ends"),
         (
@@ -150,6 +156,19 @@ def test_a_damaged_record_of_an_audit_does_not_end_the_run(tmp_path: Path, caplo
     assert [caplog.text.count(f"{name} is damaged") for name in names] == [1] * 3
     assert "step is [], not a number. Its verdicts are left out" in caplog.text
     assert [any(name in each for each in audit_faults(tmp_path)) for name in names] == [True] * 3
+
+
+def test_what_why_says_of_a_manifest_with_other_types(run: Path) -> None:
+    (run / "manifest.json").write_text('{"config": 3}')
+    assert any("manifest.json is damaged: config is 3" in each for each in diagnose(run).missing)
+
+
+def test_a_file_in_the_place_of_plots_is_named(run: Path) -> None:
+    shutil.rmtree(run / "plots", ignore_errors=True)
+    (run / "plots").write_text("")
+    done = CliRunner().invoke(main, ["report", str(run)])
+    assert done.exit_code == 1
+    assert "plots cannot be written: File exists. It can't be created there: move away what is there" in done.output
 
 
 def test_a_folder_in_the_place_of_rollouts_is_named(run: Path) -> None:

@@ -159,6 +159,17 @@ def test_a_newest_checkpoint_that_is_gone_is_told(
     assert bool(said) == bool(told) == bool(warnings) == bool(shown), (told, warnings)
 
 
+def test_checkpoints_that_changed_places_are_named(finished: Path) -> None:
+    folder = finished / "checkpoints"
+    (folder / "step-00003").rename(folder / "three")
+    (folder / "step-00002").rename(folder / "step-00003")
+    (folder / "three").rename(folder / "step-00002")
+    with pytest.raises(CheckpointDamaged) as raised:
+        read_past(RunDirectory(finished))
+    assert "step-00003 is damaged: it is what the run saved as step-00002 (progress.json): give" in str(raised.value)
+    assert "progress.json is damaged" not in str(raised.value)
+
+
 def killed_before_latest(run: Path) -> None:
     """The state between the two renames at the end of a save."""
     (run / "checkpoints" / "latest").write_text("step-00002")
