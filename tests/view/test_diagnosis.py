@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ from agentrig.errors import AgentrigError
 from agentrig.plan import resolve
 from agentrig.run.training import train
 from agentrig.testing.scripted import ScriptedServer, scripted_server
-from agentrig.view.causes import weights
+from agentrig.view.causes import trend, weights
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.diagnosis import diagnose
 from agentrig.view.reading import read_run
@@ -156,3 +157,12 @@ def test_a_proof_that_a_stop_cut_off_is_no_fault(ended_run: Callable[..., Path],
     found = [each for each in weights.delivery(Evidence.of(read_run(run))) if "weights arrived 1 of 2" in each.text]
     assert [each.level for each in found] == [level]
     assert ("stopped before the last of them was checked" in found[0].text) == (level == "ok")
+
+
+def test_a_difference_of_few_values_is_never_certain() -> None:
+    assert trend.difference([1.0, 1.0], [0.0, 0.0]) > -trend.LIKELY
+    assert trend.difference([1.0, 0.75], [0.0, 0.0]) > -trend.LIKELY
+    assert -trend.SURE < trend.difference([1.0] * 4, [0.0] * 4) < -trend.LIKELY
+    assert trend.difference([1.0] * 6, [0.0] * 6) < -trend.SURE
+    assert trend.difference([1.0] * 9, [0.0] * 9) == -math.inf
+    assert trend.difference([0.0] * 9, [0.0] * 9) == 0.0

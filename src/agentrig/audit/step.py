@@ -14,8 +14,6 @@ from agentrig.audit.record import Call, Record, Row, Sources, readable
 from agentrig.audit.sketch import Sketch
 from agentrig.audit.verdicts import CannotLook
 from agentrig.errors import RunFileError
-from agentrig.figures import number
-from agentrig.traces import mapping
 
 if TYPE_CHECKING:
     import torch
@@ -94,8 +92,9 @@ class Step:
             raise CannotLook("the metrics of an earlier step are missing, so the number of updates is not known")
         made = 0
         for at in range(1, self.number):
-            updates = mapping(lines[at].get("algorithm")).get("updates", 0)
-            if not isinstance(lines[at].get("algorithm"), dict) or number(updates) is None:
+            figures = lines[at].get("algorithm")
+            updates = figures.get("updates", 0) if isinstance(figures, dict) else None
+            if not isinstance(updates, int | float) or not math.isfinite(updates):
                 raise CannotLook(
                     f"metrics.jsonl: the line of step {at} is damaged, so the number of updates is not known"
                 )

@@ -81,6 +81,21 @@ def name_of(number: int) -> str:
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
+def signal_name(number: int) -> str:
+    """Return the name of any signal, such as SIGKILL."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def ending(status: int | None, word: str = "exit status") -> str:
+    """Return how a process ended: `exit status 3`, or `killed by SIGKILL` if its status is negative."""
+    if status is not None and status < 0:
+        return f"killed by {signal_name(-status)}"
+    return f"{word} {status}"
+
+
 @contextmanager
 def handling(handler: Callable[[int, Any], None]) -> Iterator[None]:
     """Install a handler for the signals; does nothing outside the main thread.
