@@ -25,6 +25,7 @@ from agentrig.run.directory import RunDirectory
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.view.diagnosis import diagnose
+from agentrig.view.page import warnings_of
 from agentrig.view.reading import read_run
 
 MakePlan = Callable[..., Plan]
@@ -161,6 +162,21 @@ def test_a_damaged_record_of_an_audit_does_not_end_the_run(tmp_path: Path, caplo
 def test_what_why_says_of_a_manifest_with_other_types(run: Path) -> None:
     (run / "manifest.json").write_text('{"config": 3}')
     assert any("manifest.json is damaged: config is 3" in each for each in diagnose(run).missing)
+
+
+def test_an_edited_setting_is_named_by_why_too(run: Path) -> None:
+    assert not any("edited" in each for each in diagnose(run).missing)
+    file = run / "config.toml"
+    file.write_text(file.read_text().replace("seed = 0", 'seed = "fast"', 1))
+    named = [each for each in diagnose(run).missing if "edited" in each]
+    assert named == ["config.toml was edited: run.seed is 'fast', and the run had 0"]
+
+
+def test_a_damaged_warning_of_a_run_is_not_shown(run: Path) -> None:
+    good = {"step": 1, "level": "warning", "text": "slow"}
+    lines = [{}, {"step": [], "text": None}, good, {**good, "text": 3}]
+    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert warnings_of(read_run(run)) == [good]
 
 
 def test_a_file_in_the_place_of_plots_is_named(run: Path) -> None:
