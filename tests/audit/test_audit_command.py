@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 from agentrig.audit.verdicts import LINKS
 from agentrig.cli import main
+from agentrig.view.reading import read_run
 
 
 @pytest.fixture(scope="module")
@@ -266,6 +267,29 @@ def test_a_record_that_cannot_be_read_ends_the_command_with_the_file(run: Path, 
     done = CliRunner().invoke(main, ["audit", str(run), "--step", "2"])
     assert done.exit_code == 2, done.output
     assert re.search(rf"{name} (is not TOML|cannot be read)", done.stderr), done.stderr
+
+
+def test_a_file_in_the_place_of_the_folder_is_not_called_a_missing_sketch(run: Path) -> None:
+    shutil.rmtree(run / "audit")
+    (run / "audit").write_text("")
+    done = CliRunner().invoke(main, ["audit", str(run), "--step", "2"])
+    assert done.exit_code == 2, done.output
+    assert re.search(r"audit cannot be read: Not a directory\. Restore it, or move it away", done.stderr), done.stderr
+    assert any("audit cannot be read: Not a directory" in each for each in read_run(run).missing)
+
+
+def test_figures_of_another_type_are_named_without_a_traceback(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first, second = map(json.loads, (run / "metrics.jsonl").read_text().splitlines()[:2])
+    for damaged, lines in (("1", [{**first, "algorithm": 3}, second]), ("2", [first, {**second, "algorithm": 3}])):
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        done = CliRunner().invoke(main, ["audit", str(run), "--step", "2", "--json"])
+        found = {each["link"]: each for each in json.loads(done.stdout)[0]["verdicts"]}
+        said = f"the line of step {damaged} is damaged" if damaged == "1" else "in the line of step 2, algorithm is 3"
+        assert said in found["gradient"]["detail"]
+        assert found["gradient"]["result"] == ("not looked at" if damaged == "1" else "fault")
+        assert not [record for record in caplog.records if record.exc_info]
+        assert f"the line of step {damaged} is damaged: algorithm is no object" in done.stderr
+        assert any(f"the line of step {damaged} is damaged" in each for each in read_run(run).missing)
 
 
 def test_links_that_cannot_be_looked_at_are_named_and_are_no_fault(run: Path) -> None:

@@ -156,6 +156,14 @@ def test_a_closed_output(words: list[str]) -> None:
     assert said == "agentrig: standard output is closed. Send it to a file, or away: agentrig … > /dev/null\n"
 
 
+def test_a_closed_error_output_ends_no_command(ended_run: Callable[..., Path]) -> None:
+    run = ended_run("algorithm.steps=1", "run.validation_tasks=1")
+    for words in (["plugins"], ["train", "--resume", str(run), "algorithm.steps=2"]):
+        status, said = agentrig(*words, limits=lambda: os.close(2))
+        assert (status, said) == (0, "")
+    assert json.loads((run / "summary.json").read_text())["steps"] == 2
+
+
 @pytest.mark.slow
 def test_an_unknown_type_of_model(model: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"

@@ -251,7 +251,9 @@ def test_the_first_signal_waits_for_the_report_and_the_second_does_not() -> None
     class Session:
         stopping = False
         begun = True
-        resumes = "agentrig train --resume runs/a"
+
+        def advice(self) -> str:
+            return "resume with: agentrig train --resume runs/a"
 
     signals = RunSignals(Session(), lambda error: pytest.fail("nothing works any more"))
     signals.writing = True
@@ -404,7 +406,8 @@ def test_temporary_files_are_in_one_folder_and_only_those_of_dead_runs_are_remov
 def test_a_second_signal_says_how_to_resume() -> None:
     ended: list[Interrupted] = []
     signals = RunSignals(
-        SimpleNamespace(begun=True, stopping=False, resumes="agentrig train --resume runs/a"), ended.append
+        SimpleNamespace(begun=True, stopping=False, advice=lambda: "resume with: agentrig train --resume runs/a"),
+        ended.append,
     )
     signals(signal.SIGTERM, None)
     assert not ended

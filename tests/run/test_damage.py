@@ -19,12 +19,13 @@ from click.testing import CliRunner
 from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError, ConfigError, RunFileError
 from agentrig.plan import Plan
-from agentrig.run.auditing import Auditing
+from agentrig.run.auditing import Auditing, audit_faults
 from agentrig.run.damage import reading, writing
 from agentrig.run.directory import RunDirectory
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.view.diagnosis import diagnose
+from agentrig.view.page import warnings_of
 from agentrig.view.reading import read_run
 
 MakePlan = Callable[..., Plan]
@@ -52,6 +53,12 @@ def resume(run: Path) -> None:
         ("manifest.json", '{"format": "x"}', r"manifest\.json is damaged: format is 'x', not a number\. Restore it"),
         ("summary.json", '{"complete": true, "steps": "x"}', r"summary\.json is damaged: steps is 'x', not a number"),
         ("summary.json", '{"complete": null, "steps": 1}', r"summary\.json is damaged: complete is None, not true or"),
+        ("manifest.json", '{"config": 3}', r"manifest\.json is damaged: config is 3, not an object of objects\. Rest"),
+        (
+            "manifest.json",
+            '{"components": {"tasks": 1}}',
+            r"manifest\.json is damaged: components is .'tasks': 1",
+        ),
         ("manifest.json", "[1]", r"manifest\.json is damaged: it holds a list, not an object"),
         ("summary.json", "\x00\x00", r"summary\.json is damaged: .*\. Remove it: the run writes it again when it ends"),
         (
@@ -136,15 +143,48 @@ def test_no_reader_of_a_run_waits_at_a_pipe(run: Path, tmp_path: Path, name: str
 
 
 def test_a_damaged_record_of_an_audit_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name, text in (("verdicts-00001.json", '{"verdicts": ['), ("verdicts-00002.json", '{"verdicts": [1]}')):
+    for name, text in (
+        ("verdicts-00001.json", '{"verdicts": ['),
+        ("verdicts-00002.json", '{"step": 2, "seconds": 1, "verdicts": [1]}'),
+        ("verdicts-00003.json", '{"step": [], "seconds": 1, "verdicts": []}'),
+    ):
         (tmp_path / "audit").mkdir(exist_ok=True)
         (tmp_path / "audit" / name).write_text(text)
     auditing = Auditing.__new__(Auditing)
-    auditing._run = tmp_path
-    assert auditing.summary()["steps"] == []
-    assert [f"{name} is damaged" in caplog.text for name in ("verdicts-00001.json", "verdicts-00002.json")] == [
-        True
-    ] * 2
+    auditing._run, auditing._damaged = tmp_path, set()
+    assert auditing.summary()["steps"] == auditing.summary()["steps"] == []
+    names = ("verdicts-00001.json", "verdicts-00002.json", "verdicts-00003.json")
+    assert [caplog.text.count(f"{name} is damaged") for name in names] == [1] * 3
+    assert "step is [], not a number. Its verdicts are left out" in caplog.text
+    assert [any(name in each for each in audit_faults(tmp_path)) for name in names] == [True] * 3
+
+
+def test_what_why_says_of_a_manifest_with_other_types(run: Path) -> None:
+    (run / "manifest.json").write_text('{"config": 3}')
+    assert any("manifest.json is damaged: config is 3" in each for each in diagnose(run).missing)
+
+
+def test_an_edited_setting_is_named_by_why_too(run: Path) -> None:
+    assert not any("edited" in each for each in diagnose(run).missing)
+    file = run / "config.toml"
+    file.write_text(file.read_text().replace("seed = 0", 'seed = "fast"', 1))
+    named = [each for each in diagnose(run).missing if "edited" in each]
+    assert named == ["config.toml was edited: run.seed is 'fast', and the run had 0"]
+
+
+def test_a_damaged_warning_of_a_run_is_not_shown(run: Path) -> None:
+    good = {"step": 1, "level": "warning", "text": "slow"}
+    lines = [{}, {"step": [], "text": None}, good, {**good, "text": 3}]
+    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert warnings_of(read_run(run)) == [good]
+
+
+def test_a_file_in_the_place_of_plots_is_named(run: Path) -> None:
+    shutil.rmtree(run / "plots", ignore_errors=True)
+    (run / "plots").write_text("")
+    done = CliRunner().invoke(main, ["report", str(run)])
+    assert done.exit_code == 1
+    assert "plots cannot be written: File exists. It can't be created there: move away what is there" in done.output
 
 
 def test_a_folder_in_the_place_of_rollouts_is_named(run: Path) -> None:

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -365,6 +366,9 @@ def test_half_an_export_never_has_the_final_name(run: Path, tmp_path: Path, monk
 
     def interrupted(folder: Path, checkpoint: Path) -> str:
         seen.append((tmp_path / "model").exists())
+        # What torch leaves there goes with the folder.
+        assert Path(tempfile.gettempdir()).name.startswith("agentrig-")
+        assert os.environ["TMPDIR"] == tempfile.gettempdir()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(exported, "check_export", interrupted)

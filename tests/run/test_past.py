@@ -159,6 +159,47 @@ def test_a_newest_checkpoint_that_is_gone_is_told(
     assert bool(said) == bool(told) == bool(warnings) == bool(shown), (told, warnings)
 
 
+def test_checkpoints_that_changed_places_are_named(finished: Path) -> None:
+    folder = finished / "checkpoints"
+    (folder / "step-00003").rename(folder / "three")
+    (folder / "step-00002").rename(folder / "step-00003")
+    (folder / "three").rename(folder / "step-00002")
+    with pytest.raises(CheckpointDamaged) as raised:
+        read_past(RunDirectory(finished))
+    assert "step-00003 is damaged: it is what the run saved as step-00002 (progress.json): give" in str(raised.value)
+    assert "progress.json is damaged" not in str(raised.value)
+
+
+def killed_before_latest(run: Path) -> None:
+    """The state between the two renames at the end of a save."""
+    (run / "checkpoints" / "latest").write_text("step-00002")
+    (run / "summary.json").unlink()
+
+
+def test_a_checkpoint_that_was_complete_at_a_kill_is_used(finished: Path) -> None:
+    killed_before_latest(finished)
+    missing = diagnose(finished).missing
+    assert not any("is not there, though" in each for each in missing)
+    assert any("step-00003 is there, and a crash came before `latest` named it" in each for each in missing)
+    past = read_past(RunDirectory(finished))
+    assert (past.step, past.warnings) == (3, [])
+    assert (finished / "checkpoints" / "latest").read_text() == "step-00003"
+
+
+@pytest.mark.parametrize("lost", ["checkpoints/step-00003/number.json", "metrics", "rollouts/train-00003.parquet"])
+def test_a_later_checkpoint_without_its_step_is_not_used(finished: Path, lost: str) -> None:
+    killed_before_latest(finished)
+    if lost == "metrics":
+        metrics = finished / "metrics.jsonl"
+        metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:2]))
+    else:
+        (finished / lost).unlink()
+    past = read_past(RunDirectory(finished))
+    assert past.step == 2
+    assert any("otherwise step-00002" in each for each in past.warnings)
+    assert (finished / "checkpoints" / "latest").read_text() == "step-00002"
+
+
 @pytest.mark.parametrize("ended", [True, False], ids=["ended", "interrupted"])
 def test_a_run_that_has_lost_its_checkpoints_does_not_start_over(finished: Path, ended: bool) -> None:
     shutil.rmtree(finished / "checkpoints")

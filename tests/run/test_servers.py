@@ -192,7 +192,7 @@ def test_a_run_whose_server_dies_names_it(server: str, place: Place) -> None:
         train(plan)
     error = json.loads((run / "error.json").read_text())
     assert error["error"] == "ServerError"
-    assert re.search(rf"{NAME[server]} has died.*exit status -9", error["message"]), error["message"]
+    assert re.search(rf"{NAME[server]} has died.*killed by SIGKILL", error["message"]), error["message"]
     assert serving(server) == []
 
 

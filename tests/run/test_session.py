@@ -224,6 +224,66 @@ def test_an_interrupted_run_keeps_a_checkpoint_and_resumes(
     assert manifest["warnings"] == []
 
 
+class Stop:
+    """An observer that sends this process signals: the given number of them, one after the other, at one hook."""
+
+    def __init__(self, hook: str, times: int) -> None:
+        self.hook, self.times = hook, times
+
+    def stop(self, hook: str) -> None:
+        for _ in range(self.times if hook == self.hook else 0):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)
+        self.times = self.times if hook != self.hook else 0
+
+    @hookimpl
+    def on_rollout_end(self, rollout: Any) -> None:
+        self.stop(rollout.mode)
+
+    @hookimpl
+    def on_step_end(self, event: Any) -> None:
+        self.stop("step")
+
+    @hookimpl
+    def on_run_end(self, event: Any) -> None:
+        self.stop("end")
+
+
+@pytest.mark.parametrize(
+    ("hook", "times", "said"),
+    [
+        ("report", 1, "ended early; resume with: agentrig train --resume"),
+        ("step", 2, "ended at once; step 1 was not saved, so a resume starts over; resume with: agentrig train"),
+    ],
+)
+def test_a_run_that_is_stopped_says_so_and_what_it_has_lost(
+    toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture, hook: str, times: int, said: str
+) -> None:
+    plan = toy_plan("algorithm.steps=3")
+    plan.registry.add_observer(Stop(hook, times), "stop")
+    with pytest.raises(KeyboardInterrupt, match=said):
+        train(plan)
+    run = tmp_path / "runs" / "toy"
+    error = json.loads((run / "error.json").read_text())
+    assert (error["error"], said in error["message"]) == ("KeyboardInterrupt", True)
+    found = diagnose(run)
+    assert (found.status, said in found.warnings[0].text) == ("stopped", True)
+    assert not any("killed" in each for each in found.missing)
+    summary = train(resume_plan(run), resume=run)
+    assert (summary["steps"], summary["complete"], (run / "error.json").exists()) == (3, True, False)
+    lost = "no checkpoint had been saved yet: the run starts over, and its step is removed"
+    assert (lost in caplog.text) == (hook == "step")
+
+
+def test_a_second_signal_after_the_last_step_names_the_report(toy_plan: MakePlan, tmp_path: Path) -> None:
+    plan = toy_plan("algorithm.steps=2")
+    plan.registry.add_observer(Stop("end", 2), "stop")
+    run = tmp_path / "runs" / "toy"
+    with pytest.raises(KeyboardInterrupt, match=f"the run is complete; its report: agentrig report {run}"):
+        train(plan)
+    assert json.loads((run / "summary.json").read_text())["complete"] is True
+
+
 @pytest.mark.slow
 def test_an_extended_run_drops_its_former_end(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
     train(toy_plan("algorithm.steps=1", "algorithm.wait_s=0.2", "run.validation_tasks=1"))

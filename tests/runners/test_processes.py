@@ -344,7 +344,7 @@ def test_a_runner_that_is_killed_is_replaced_and_its_rollouts_run_again(
     assert {r.outcome.failure for r in results} == {None}
     assert first not in pool.processes()
     assert pool.replaced == 1
-    assert f"runner {first} died (exit code -9); 4 rollouts start again, 0 failed" in caplog.text
+    assert f"runner {first} died (killed by SIGKILL); 4 rollouts start again, 0 failed" in caplog.text
     assert "get new samples, so the seed will not repeat this run" in caplog.text
 
 
@@ -355,7 +355,7 @@ def test_an_agent_that_kills_its_process_is_a_failure_after_its_retries(
     submit(pool, jobs(model, "", "die", "", "die-once", "", marker=str(tmp_path)))
     results = {r.id: r.outcome for r in drain(pool, 5)}
     assert {i: o.failure for i, o in results.items() if o.failure} == {"job-1": "runner-died"}
-    assert results["job-1"].message == "the runner process died (exit code -9), 2 times"
+    assert results["job-1"].message == "the runner process died (killed by SIGKILL), 2 times"
     assert (tmp_path / "seen-3").exists()
     assert pool.replaced == 3
 

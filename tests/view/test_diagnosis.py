@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,10 @@ from agentrig.errors import AgentrigError
 from agentrig.plan import resolve
 from agentrig.run.training import train
 from agentrig.testing.scripted import ScriptedServer, scripted_server
+from agentrig.view.causes import trend, weights
+from agentrig.view.causes.evidence import Evidence
 from agentrig.view.diagnosis import diagnose
+from agentrig.view.reading import read_run
 
 SUPPORT = Path(__file__).parents[1] / "support"
 ROLLOUTS = 8 * 48
@@ -140,3 +145,24 @@ def test_a_run_that_memorised_is_not_told_to_go_on(tmp_path: Path, served: Scrip
 def test_nothing_is_wrong_with_the_same_run_without_a_fault(tmp_path: Path, served: ScriptedServer) -> None:
     found = diagnose(toy_run(tmp_path, served))
     assert (found.problems, found.steps, found.status) == ([], 8, "finished")
+
+
+@pytest.mark.parametrize(("error", "level"), [("KeyboardInterrupt", "ok"), ("RunStopped", "warn")])
+def test_a_proof_that_a_stop_cut_off_is_no_fault(ended_run: Callable[..., Path], error: str, level: str) -> None:
+    run = ended_run("algorithm.steps=1", "run.validation_tasks=1")
+    summary = json.loads((run / "summary.json").read_text())
+    told = {"on": True, "proofs": 2, "arrived": 1}
+    (run / "summary.json").write_text(json.dumps({**summary, "complete": False, "delivery": told}))
+    (run / "error.json").write_text(json.dumps({"error": error, "message": "ended at once", "cause": ""}))
+    found = [each for each in weights.delivery(Evidence.of(read_run(run))) if "weights arrived 1 of 2" in each.text]
+    assert [each.level for each in found] == [level]
+    assert ("stopped before the last of them was checked" in found[0].text) == (level == "ok")
+
+
+def test_a_difference_of_few_values_is_never_certain() -> None:
+    assert trend.difference([1.0, 1.0], [0.0, 0.0]) > -trend.LIKELY
+    assert trend.difference([1.0, 0.75], [0.0, 0.0]) > -trend.LIKELY
+    assert -trend.SURE < trend.difference([1.0] * 4, [0.0] * 4) < -trend.LIKELY
+    assert trend.difference([1.0] * 6, [0.0] * 6) < -trend.SURE
+    assert trend.difference([1.0] * 9, [0.0] * 9) == -math.inf
+    assert trend.difference([0.0] * 9, [0.0] * 9) == 0.0

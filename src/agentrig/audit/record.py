@@ -207,8 +207,12 @@ class Record:
 
 
 @contextmanager
-def readable(file: Path) -> Iterator[None]:
+def readable(file: Path, cure: str = "") -> Iterator[None]:
     """Turn any error while a file of the record is read into one that names the file.
+
+    Args:
+        file: The file, or a folder.
+        cure: What to do; '' if there is nothing to say.
 
     Raises:
         RunFileError: Replaces the block's exception.
@@ -218,7 +222,7 @@ def readable(file: Path) -> Iterator[None]:
         yield
     except Exception as error:
         why = getattr(error, "strerror", "") or (str(error).splitlines() or [type(error).__name__])[0]
-        raise RunFileError(f"{file} cannot be read: {why}") from error
+        raise RunFileError(f"{file} cannot be read: {why}{cure and f'. {cure}'}") from error
 
 
 def _row(row: Mapping[str, Any]) -> Row:

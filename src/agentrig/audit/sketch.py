@@ -32,6 +32,9 @@ CHUNK = 1 << 22
 
 FILE = "audit/step-{:05d}.json"
 
+WITHOUT = "Restore it, or move it away: gradient and update are then not looked at"
+"""What to do about a sketch that cannot be read."""
+
 
 def projections(tensor: torch.Tensor, name: str) -> list[float]:
     """Return a tensor's L2 norm and its sums with random signs, the same signs for a name on every machine."""
@@ -136,12 +139,19 @@ class Sketch:
 
     @classmethod
     def read(cls, run: Path, step: int) -> Sketch | None:
-        """Return the sketch of a step; None if none was taken."""
+        """Return the sketch of a step; None if none was taken.
+
+        Raises:
+            RunFileError: The file, or its folder, is damaged or may not be read.
+        """
         file = run / FILE.format(step)
+        if os.path.lexists(file.parent):
+            with readable(file.parent, WITHOUT):
+                os.scandir(file.parent).close()
         if not os.path.lexists(file):
             return None
         found = cls(step)
-        with readable(file):
+        with readable(file, WITHOUT):
             found.updates = json.loads(file.read_text("utf-8"))["updates"]
         return found
 

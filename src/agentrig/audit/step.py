@@ -13,6 +13,7 @@ from agentrig.audit.model import Precision, Weights
 from agentrig.audit.record import Call, Record, Row, Sources, readable
 from agentrig.audit.sketch import Sketch
 from agentrig.audit.verdicts import CannotLook
+from agentrig.errors import RunFileError
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +49,19 @@ class Step:
         """The step's line of metrics."""
         return self.record.lines.get(self.number, {})
 
+    @property
+    def figures(self) -> Mapping[str, Any]:
+        """The algorithm's figures in that line.
+
+        Raises:
+            RunFileError: They are no object.
+        """
+        found = self.line.get("algorithm", {})
+        if not isinstance(found, dict):
+            file = self.record.path / "metrics.jsonl"
+            raise RunFileError(f"{file} is damaged: in the line of step {self.number}, algorithm is {found!r:.80}")
+        return found
+
     @cached_property
     def rows(self) -> list[Row]:
         """The rollouts that the step trained on."""
@@ -76,7 +90,16 @@ class Step:
         lines = self.record.lines
         if any(earlier not in lines for earlier in range(1, self.number)):
             raise CannotLook("the metrics of an earlier step are missing, so the number of updates is not known")
-        return int(sum(line["algorithm"].get("updates", 0) for at, line in lines.items() if at < self.number))
+        made = 0
+        for at in range(1, self.number):
+            figures = lines[at].get("algorithm")
+            updates = figures.get("updates", 0) if isinstance(figures, dict) else None
+            if not isinstance(updates, int | float) or not math.isfinite(updates):
+                raise CannotLook(
+                    f"metrics.jsonl: the line of step {at} is damaged, so the number of updates is not known"
+                )
+            made += int(updates)
+        return made
 
     @property
     def updates(self) -> Sketch:

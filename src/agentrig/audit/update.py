@@ -257,7 +257,7 @@ def gradient(step: Step) -> Iterator[Verdict]:
 
     Of several updates of a step it is the one whose weights before are kept (`Sketch.number`).
     """
-    settings, figures, sketch = step.settings, step.line.get("algorithm", {}), step.updates
+    settings, figures, sketch = step.settings, step.figures, step.updates
     if not sketch.updates:
         yield ok("the step made no update")
         return
@@ -315,7 +315,7 @@ def gradient(step: Step) -> Iterator[Verdict]:
         detail = f"gradients are not those of the step's loss: update {number + 1}: {some(wrong)}. The bound is "
         causes = "token weights, the loss, a pass that is lost or counted twice, a layer that is detached or changed"
         yield fault(f"{detail}{MARGIN:g} times what two precisions differ by in this step", causes, worst)
-    stated = figures.get("kl_reference")
+    stated: Any = figures.get("kl_reference")
     single = len(sketch.updates) == 1 and found.kl is not None and stated is not None
     if single and not abs(stated - found.kl) <= found.kl_bound:
         detail = f"the step states the KL divergence {stated} to its reference, and to the starting model it is "
@@ -339,7 +339,7 @@ def _begun(step: Step, names: set[str]) -> Weights:
 
 def schedule(step: Step) -> Iterator[Verdict]:
     """Compare the stated learning rate of a step's last update with that of the settings."""
-    made, figures = step.made, step.line["algorithm"]
+    made, figures = step.made, step.figures
     if not figures.get("updates") or figures.get("lr") is None:
         return
     wanted = learning_rate(step.settings, step=step.number, update=made + int(figures["updates"]))
@@ -354,7 +354,7 @@ def weights(step: Step) -> Iterator[Verdict]:
 
     yield from schedule(step)
     sketch, made, settings = step.updates, step.made, step.settings
-    stated = step.line["algorithm"].get("updates", len(sketch.updates))
+    stated = step.figures.get("updates", len(sketch.updates))
     if stated != len(sketch.updates):
         detail = f"the step states {stated:.0f} updates, and the learner took a sketch of {len(sketch.updates)}"
         yield fault(detail, "updates that were made or counted twice, or a learner that fills no sketch")

@@ -106,6 +106,8 @@ class Group(NearestGroup):
         if sys.stdout is None:
             os.open(os.devnull, os.O_WRONLY)  # on its number, which a file of the command would get otherwise
             _fail("standard output is closed. Send it to a file, or away: agentrig … > /dev/null")
+        if sys.stderr is None:
+            _discard_messages()
         try:
             os.getcwd()
         except FileNotFoundError:
@@ -201,6 +203,18 @@ def _flush() -> None:
     if sys.stdout is None:
         _fail("the output is lost: code of a plugin, such as the agent or the reward, has set sys.stdout to None")
     sys.stdout.flush()
+
+
+def _discard_messages() -> None:
+    """Give a command whose standard error is closed one that discards what it gets, for its child processes too."""
+    away = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.fstat(2)
+    except OSError:  # else this is the file, or another one has that number by now
+        os.dup2(away, 2)
+    if away == 2:
+        os.set_inheritable(2, True)
+    sys.stderr = os.fdopen(away, "w", encoding="utf-8", errors="backslashreplace")
 
 
 def _unprintable(error: OSError) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 from agentrig.errors import AgentFailure
 from agentrig.external.config import CommandConfig
-from agentrig.external.running import MIB, TOLD, Ending, signal_name
+from agentrig.external.running import MIB, TOLD, Ending
+from agentrig.processes.ends import signal_name
 from agentrig.text import DEPTH_LIMIT, cut, json_fault, storable
 
 KINDS: Mapping[str, str] = {

@@ -21,6 +21,7 @@ import attrs
 
 from agentrig.external.config import CommandConfig
 from agentrig.processes import supervisor
+from agentrig.processes.ends import signal_name
 from agentrig.processes.families import marked
 from agentrig.text import storable
 
@@ -210,14 +211,6 @@ def _reason(words: Sequence[str], error: OSError) -> str:
     if error.errno == errno.E2BIG:
         return "its variables or arguments are too long for the system: give it the input on stdin or in a file"
     return f"{words[0]} cannot be started: {error.strerror}"
-
-
-def signal_name(number: int) -> str:
-    """Return the name of a signal."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 class _Run:

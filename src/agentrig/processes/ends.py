@@ -81,6 +81,21 @@ def name_of(number: int) -> str:
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
+def signal_name(number: int) -> str:
+    """Return the name of any signal, such as SIGKILL."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def ending(status: int | None, word: str = "exit status") -> str:
+    """Return how a process ended: `exit status 3`, or `killed by SIGKILL` if its status is negative."""
+    if status is not None and status < 0:
+        return f"killed by {signal_name(-status)}"
+    return f"{word} {status}"
+
+
 @contextmanager
 def handling(handler: Callable[[int, Any], None]) -> Iterator[None]:
     """Install a handler for the signals; does nothing outside the main thread.
@@ -114,20 +129,19 @@ class RunSignals:
     the first signal waits for them.
 
     Args:
-        session: The run's session; its `stopping` is set.
+        session: The run's session; its `stopping` is set, and its `advice` says how to go on.
         abort: Ends the run immediately, with the given error.
     """
 
     def __init__(self, session: Any, abort: Callable[[Interrupted], None]) -> None:
         self._session, self._abort = session, abort
-        self._at_once = f"ended at once; resume with: {session.resumes}"
         self.first: int | None = None
         self.writing = False
 
     def __call__(self, number: int, frame: Any) -> None:
         """Handle a signal."""
         again, self.first = self.first is not None, self.first or number
-        error = Interrupted(self.first, self._at_once, at_once=True)
+        error = Interrupted(self.first, f"ended at once; {self._session.advice()}", at_once=True)
         if again:
             end_soon(error)
         if self.writing:

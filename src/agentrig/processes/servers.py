@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from agentrig.errors import AgentrigError, OutOfMemory
 from agentrig.processes.channel import Channel
+from agentrig.processes.ends import ending
 from agentrig.text import check_regular
 
 TAIL_BYTES = 1 << 16
@@ -160,7 +161,7 @@ class ServerProcess:
 
     def _died(self, asked: str) -> ServerError:
         cause = cause_in(self.tail(LOOKED_THROUGH))
-        status = f"(exit status {self.exit_status})"
+        status = f"({ending(self.exit_status)})"
         return ServerError(f"{self.name} has died{asked} {status}{cause}{self._where()}{self.tail()}")
 
     def _where(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,15 +18,16 @@ from agentrig.audit.record import Row, Sources
 from agentrig.audit.sketch import FILE, Sketch
 from agentrig.audit.verdicts import LINKS, UNSEEN
 from agentrig.errors import AgentrigError, RunFileError, RunStopped
+from agentrig.figures import number
 from agentrig.plan import RESUME, Plan
 from agentrig.rewards import Score
-from agentrig.run.damage import reading, writing
+from agentrig.run.damage import read_object, reading, writing
 from agentrig.run.files import write_whole
 from agentrig.run.setup import Setup
 from agentrig.run.splits import load_splits
 from agentrig.runners.scorer import Scorer
 from agentrig.tasks import Task
-from agentrig.traces import Span, Trace
+from agentrig.traces import Span, Trace, mapping
 
 if TYPE_CHECKING:
     from agentrig.audit.auditor import Audited, Auditor
@@ -62,6 +64,7 @@ class Auditing:
         self._auditor: Auditor | None = None
         self._scorer: Scorer | None = None
         self._sketch: Sketch | None = None
+        self._damaged: set[Path] = set()
         self.due = False
         self._start, self._spent, self._last = time.monotonic(), 0.0, 0.0
 
@@ -147,7 +150,7 @@ class Auditing:
     def _write(self, found: Audited) -> None:
         file = self._run / "audit" / VERDICTS.format(found.step)
         told = attrs.asdict(found)
-        before = _verdicts(file) if file.exists() else None
+        before = self._verdicts(file) if file.exists() else None
         if before is not None:  # the audit of the run's end may find a fault of an audited step
             links = {verdict.link for verdict in found.verdicts}
             told["seconds"] += before["seconds"]
@@ -159,7 +162,7 @@ class Auditing:
     def summary(self) -> dict[str, Any]:
         """Return the entry of `summary.json`: links looked at, why others were not, steps, notes and faults."""
         files = sorted((self._run / "audit").glob("verdicts-*.json"))
-        steps = [told for file in files if (told := _verdicts(file)) is not None]
+        steps = [told for file in files if (told := self._verdicts(file)) is not None]
         verdicts = [
             (verdict["link"], verdict["result"], verdict["detail"]) for one in steps for verdict in one["verdicts"]
         ]
@@ -174,19 +177,51 @@ class Auditing:
             "faults": [f"{link}: {detail}" for link, result, detail in verdicts if result == "fault"],
         }
 
+    def _verdicts(self, file: Path) -> dict[str, Any] | None:
+        """Return what the run wrote of an audited step; None if it is damaged, which is said once: no step needs it."""
+        try:
+            return read_verdicts(file)
+        except RunFileError as error:
+            if file not in self._damaged:
+                log.warning("%s", error)
+            self._damaged.add(file)
+            return None
 
-def _verdicts(file: Path) -> dict[str, Any] | None:
-    """Return what the run wrote of an audited step; None if the file is damaged, which is said: no step needs it."""
+
+def read_verdicts(file: Path) -> dict[str, Any]:
+    """Return what a run wrote of an audited step.
+
+    Raises:
+        RunFileError: The file is damaged.
+    """
+    with reading(file, "Its verdicts are left out"):
+        told = read_object(file)
+        for key in ("step", "seconds"):
+            if number(told[key]) is None:
+                raise ValueError(f"{key} is {told[key]!r:.80}, not a number")
+        if not isinstance(told["verdicts"], list):
+            raise ValueError(f"verdicts is {told['verdicts']!r:.80}, not a list")
+        for verdict in told["verdicts"]:
+            if not all(isinstance(mapping(verdict).get(key), str) for key in ("link", "result", "detail")):
+                raise ValueError(f"the verdict {verdict!r:.80} lacks link, result or detail")
+        return told
+
+
+def audit_faults(run: Path) -> list[str]:
+    """Say what of a run's folder `audit` cannot be read: the folder, or verdicts."""
+    folder, found = run / "audit", []
     try:
-        with reading(file, "Its verdicts are left out"):
-            told: dict[str, Any] = json.loads(file.read_text("utf-8"))
-            told["step"], told["seconds"] = int(told["step"]), float(told["seconds"])
-            keys = ("link", "result", "detail")
-            told["verdicts"] = [{**verdict, **{key: str(verdict[key]) for key in keys}} for verdict in told["verdicts"]]
-            return told
+        if os.path.lexists(folder):
+            with reading(folder, "Move away what is there under that name: what the auditor left is lost"):
+                os.scandir(folder).close()
     except RunFileError as error:
-        log.warning("%s", error)
-        return None
+        return [str(error)]
+    for file in sorted(folder.glob("verdicts-*.json")):
+        try:
+            read_verdicts(file)
+        except RunFileError as error:
+            found.append(str(error))
+    return found
 
 
 def sources_of(plan: Plan, scorer: Scorer, *, seconds: float = 5.0) -> Sources:

@@ -184,6 +184,11 @@ class Checkpoints:
                 with writing(target):
                     os.replace(old, target)
 
+    def complete_save(self, step: int) -> None:
+        """Make a whole checkpoint the latest, where a crash came before `save` did that."""
+        with writing(self.folder / "latest"):
+            self._name_latest(step)
+
     def remove_incomplete(self) -> None:
         """Remove what a crash during `save` has left."""
         for end in ASIDE:
@@ -261,7 +266,12 @@ def _verify(checkpoint: Path, trains: bool) -> None:
     saved = saved_digests(run, progress)
     if progress and not saved:
         raise _no_digests(run)
-    if progress and digest_of(file) not in saved.get(checkpoint.name, ()):
+    digest = digest_of(file) if progress else ""
+    if progress and digest not in saved.get(checkpoint.name, ()):
+        if other := next((name for name, digests in saved.items() if digest in digests), ""):
+            raise CheckpointDamaged(
+                checkpoint, f"it is what the run saved as {other} (progress.json): give the folders their names again"
+            )
         raise CheckpointDamaged(
             checkpoint,
             f"{LIST} is not the one that the run wrote for it (progress.json): it was changed or copied there",

@@ -312,11 +312,11 @@ def _metrics_text(line: Mapping[str, Any]) -> str:
 
 
 def check_format(run: Path, facts: Mapping[str, Any]) -> None:
-    """Reject a run directory of a later version.
+    """Reject a run directory of a later version, and a `manifest.json` with values of other types.
 
     Raises:
         ConfigError: It has a later format; the message names the version that wrote it.
-        RunFileError: What it says of its format is no number.
+        RunFileError: What it says of its format is no number, or settings or components are no objects.
     """
     found, file = facts.get("format", FORMAT), run / "manifest.json"
     if not isinstance(found, int):
@@ -326,6 +326,12 @@ def check_format(run: Path, facts: Mapping[str, Any]) -> None:
             f"{run} was written by agentrig {facts.get('agentrig', '(no version)')} in format {found}; this version "
             f"reads formats up to {FORMAT}. Use the version that wrote it"
         )
+    for key in ("config", "components"):
+        held = facts.get(key, {})
+        if not isinstance(held, dict) or not all(isinstance(each, dict) for each in held.values()):
+            raise RunFileError(
+                f"{file} is damaged: {key} is {held!r:.80}, not an object of objects. {CURES[file.name]}"
+            )
 
 
 def checked_summary(summary: Mapping[str, Any]) -> Mapping[str, Any]:

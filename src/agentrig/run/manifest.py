@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from agentrig.hardware import Hardware
 from agentrig.plan import Plan
 from agentrig.run.files import sha256_of
 from agentrig.tasks import Task, fingerprint
+from agentrig.traces import mapping
 
 FORMAT = 1
 """Format version of run directories; later formats are rejected. Manifests of the first version have none."""
@@ -65,6 +66,20 @@ def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Seq
         "agent_sees_gold": plan.sees_gold,
         "model": getattr(plan.configs["algorithm"], "model", None),
     }
+
+
+def edited_settings(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the settings that were edited after the run wrote them: `section.key`, its value, and what it was.
+
+    Args:
+        settings: `config.toml`.
+        facts: `manifest.json`, of the right types.
+    """
+    for section, keys in facts.get("config", {}).items():
+        for key, was in keys.items():
+            now = mapping(settings.get(section)).get(key)
+            if was != now:
+                yield f"{section}.{key}", now, was
 
 
 def manifest_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

@@ -71,6 +71,8 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
         RunFileError: Another file is damaged, or `begin` could not do its work.
     """
     run.checkpoints.recover()
+    if from_step is None and (saved_last := _saved_last(run)):
+        run.checkpoints.complete_save(saved_last)
     checkpoint, step = run.checkpoints.latest() if from_step is None else run.checkpoints.at(from_step)
     if checkpoint is not None:
         try:
@@ -119,7 +121,8 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
     warnings = []
     if every and not step:
         warnings.append(
-            f"no checkpoint had been saved yet: the run starts over, and its {len(every)} steps are removed"
+            "no checkpoint had been saved yet: the run starts over, and its "
+            + ("step is removed" if len(every) == 1 else f"{len(every)} steps are removed")
         )
     if step and from_step is None:
         warnings += gone
@@ -141,6 +144,25 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
         lost=lost,
         ended=ended,
     )
+
+
+def _saved_last(run: RunDirectory) -> int:
+    """Return the step of a whole checkpoint that a crash kept `latest` from naming; 0 without one.
+
+    Its step must have a line in `metrics.jsonl`, and the files of that line must be there: a rewind to an earlier
+    step, which also names that one before it removes later checkpoints, removes these files first.
+    """
+    step = max(run.checkpoints.steps(), default=0)
+    if not run.checkpoints.named() or step <= run.checkpoints.latest()[1]:
+        return 0
+    files = [list(_files(line)) for line in run.metrics() if line["step"] == step]
+    if not files or not files[-1] or not all((run.path / table_name(kind, step)).is_file() for kind, _ in files[-1]):
+        return 0
+    try:
+        verify(run.checkpoints.path(step))
+    except CheckpointDamaged:
+        return 0
+    return step
 
 
 def _usable(line: Mapping[str, Any]) -> bool:
@@ -235,6 +257,12 @@ def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int
     twice = sorted(s for s, n in counts.items() if n > 1)
     if twice:
         found.append(f"metrics.jsonl has step {_listed(twice)} more than once: the report takes the last of them")
+    shapeless = [line["step"] for line in lines if not isinstance(line.get("algorithm", {}), dict)]
+    if shapeless:
+        found.append(
+            f"metrics.jsonl: the line of step {_listed(shapeless)} is damaged: algorithm is no object. Its figures are "
+            "left out"
+        )
     rewards = [(line["step"], line.get("reward")) for line in lines]
     odd = [step for step, reward in rewards if reward is not None and number(reward) is None]
     if odd:
@@ -258,10 +286,16 @@ def lost_checkpoints(there: Checkpoints, progress: Mapping[str, Any]) -> list[st
     newest = checkpoint.name if checkpoint else ""
     used = f"{newest} is used" if newest else "none is left"
     unfinished = {f.name[1:11] for f in there.folder.glob(".step-*")}  # a crash while it was saved
-    saved = {name for name in saved_digests(there.folder.parent, progress) if name > newest} - unfinished
+    known = {name for name in saved_digests(there.folder.parent, progress) if name > newest}
+    saved = known - unfinished - {there.path(s).name for s in there.steps()}
     if saved:
         return [f"{there.folder / max(saved)} is not there, though the run saved it: {used}"]
     named = there.named()
+    if left := [name for s in there.steps() if (name := there.path(s).name) > newest]:
+        return [
+            f"{there.folder / left[-1]} is there, and a crash came before `latest` named it: a resume uses it if it is "
+            f"whole and has its step's line and files, and otherwise {newest}"
+        ]
     if newest and named and named != newest:
         return [f"{there.folder / 'latest'} is damaged: it names {named!r}, and there is no such checkpoint; {used}"]
     return []

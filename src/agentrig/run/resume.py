@@ -17,7 +17,7 @@ from agentrig.plan import RESUME, Plan, read_run_file, resolve, resume_command, 
 from agentrig.plugins.registry import noun_of
 from agentrig.run.damage import CURES, NOT_ALLOWED, reading
 from agentrig.run.directory import RunDirectory, checked_summary
-from agentrig.run.manifest import agentrig_version
+from agentrig.run.manifest import agentrig_version, edited_settings
 
 log = logging.getLogger(__name__)
 
@@ -49,15 +49,9 @@ def resume_plan(
     """
     settings, facts, began = _read(directory)
     plan = _plan_of(directory, facts, overrides=overrides, observers=observers)
-    with reading(directory / "manifest.json"):
-        written = [
-            (section, key, was) for section, keys in facts.get("config", {}).items() for key, was in keys.items()
-        ]
-    for section, key, was in written:
-        now = settings.get(section, {}).get(key)
-        if was != now:
-            file = directory / "config.toml"
-            log.warning("%s was edited: %s.%s is %r, and was %r. That holds from now on", file, section, key, now, was)
+    for name, now, was in edited_settings(settings, facts):
+        file = directory / "config.toml"
+        log.warning("%s was edited: %s is %r, and was %r. That holds from now on", file, name, now, was)
     for kind, old in began.items():
         new = plan.components[kind].spec.name
         if new != old:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import threading
 import time
 from collections import Counter, defaultdict
@@ -97,7 +98,8 @@ class RunSession:
         self.seed = plan.run.seed
         self.first_step = past.step + 1
         self.checkpoint, self.resumed = past.checkpoint, resumed
-        self.stopping = False
+        self.stopping = self.written = False  # written: the summary of a complete run is
+        self._saved_step = past.step
         self.plan, self.engine, self.runtime = plan, engine, runtime
         self.credit: Credit = plan.build("credit") if credit is None else credit
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
@@ -160,6 +162,18 @@ class RunSession:
             ),
         )
         self._step_start = time.perf_counter()
+
+    def advice(self) -> str:
+        """Return what a run that was stopped has lost, and the command that goes on."""
+        if self.written:
+            return f"the run is complete; its report: agentrig report {shlex.quote(str(self.directory))}"
+        lost = [line["step"] for line in list(self.lines) if line["step"] > self._saved_step]
+        costs = ""
+        if lost:
+            costs = f"step {lost[0]} was" if len(lost) == 1 else f"steps {lost[0]} to {lost[-1]} were"
+            after = f"goes on after step {self._saved_step}" if self._saved_step else "starts over"
+            costs += f" not saved, so a resume {after}; "
+        return f"{costs}resume with: {self.resumes}"
 
     # --- what algorithms call ---------------------------------------------------------------------
 
@@ -516,6 +530,7 @@ class RunSession:
                 self._progress[FILES] = {name: digest for name, digest in files.items() if not is_end(Path(name))}
                 self._run.write_json("progress.json", self._progress)
             self._run.remove_end()
+        self._saved_step = step
         self._saved["written"] += 1
         self._saved["bytes"] = sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())
         self._saved["seconds"] += time.perf_counter() - begun

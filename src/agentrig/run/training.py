@@ -194,12 +194,17 @@ def _train(
         if session.lines:
             session.auditing.finish(session.lines[-1]["step"], session.summary(wall_s=0.0)["accuracy"])
 
-    complete, ended = False, None
+    complete, ended, stopped = False, None, None  # stopped: how a run ended that the user stopped
     try:
         runtime.run(body)
         complete = not session.stopping
+        if not complete:
+            early = f"ended early; {session.advice()}"
+            stopped = KeyboardInterrupt(early) if signals.first is None else Interrupted(signals.first, early)
     except BaseException as error:
         ended = error
+        if isinstance(error, Interrupted) and error.at_once:
+            error.args = (f"ended at once; {session.advice()}",)  # a checkpoint may have been completed since
         if not session.begun and isinstance(error, CheckpointDamaged) and resume:
             raise with_cure(error, run) from error.__cause__
         raise
@@ -209,22 +214,22 @@ def _train(
         if not leaves_nothing(ended) and (session.begun or not resume):
             wall_s = time.perf_counter() - start + sum(line["step_s"] for line in past.lines)
             with noted() if not complete else nullcontext():
-                _write_end(run, session, ended, wall_s=wall_s, complete=complete)
+                # Without a step there is no summary that says how the run ended.
+                _write_end(run, session, ended if session.lines else ended or stopped, wall_s=wall_s, complete=complete)
+                session.written = complete
             if ended is not None:
                 plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=ended))
                 settle(plan.registry, run)
 
     # The run has ended normally, or early because the user asked for it.
     summary: dict[str, Any] = run.read_json("summary.json")
-    early = f"ended early; resume with: {session.resumes}"
-    if complete:
+    if stopped is None:
         plan.registry.notify("on_run_end", event=RunEnd(directory=run.path, summary=summary))
     else:
-        ended = KeyboardInterrupt(early) if signals.first is None else Interrupted(signals.first, early)
-        plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=ended))
+        plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=stopped))
     summary |= settle(plan.registry, run)
     if signals.first is not None:
-        raise Interrupted(signals.first, "the run has ended, and its report is written" if complete else early)
+        raise stopped or Interrupted(signals.first, "the run has ended, and its report is written")
     return summary
 
 

@@ -28,7 +28,7 @@ import psutil
 from agentrig.errors import AgentrigError
 from agentrig.pools import RESULT_BYTES, AgentSource, Job, Result
 from agentrig.processes.confine import BASE, confine, declared, withheld
-from agentrig.processes.ends import SIGNALS
+from agentrig.processes.ends import SIGNALS, ending
 from agentrig.processes.families import MARK, end_families, guard
 from agentrig.processes.forks import NO_MAIN_GUARD, SAFE_PATH_KEPT, start_process, start_server
 from agentrig.processes.scratch import remove_left
@@ -288,7 +288,7 @@ class Pool(BasePool[_Worker]):
                 '  Start the run in a block that only the script itself runs: if __name__ == "__main__":'
             )
         end_families([worker.process.pid], [worker.mark])  # for the case that its guard was killed
-        code = f"(exit code {worker.process.exitcode})"
+        code = f"({ending(worker.process.exitcode, 'exit code')})"
         refused = worker.refused and f"; it {worker.refused}: does the agent write to descriptors that it did not open?"
         if worker.process.exitcode == 0 and not refused:
             refused = "; what it ran ended it: does the agent, or what it calls, call os._exit?"

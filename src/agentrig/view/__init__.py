@@ -50,7 +50,8 @@ def build_report(
         out = (first if len(runs) == 1 else first.parent / "comparison") / "report.html"
     with writing(out, "--out FILE"):
         out.parent.mkdir(parents=True, exist_ok=True)
-        draw_all(runs, out.parent / "plots")
+        with writing(out.parent / "plots", ""):
+            draw_all(runs, out.parent / "plots")
         page = render(runs, gold=gold)
         part = out.with_name(f".{out.name}.part")
         part.write_text(storable(page), "utf-8")

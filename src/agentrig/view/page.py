@@ -156,8 +156,9 @@ def warnings_of(run: RunData) -> list[dict[str, Any]]:
             value = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(value, dict):
-            found.append({"step": value.get("step"), "level": value.get("level"), "text": str(value.get("text"))})
+        # A line that is damaged says nothing.
+        if isinstance(value, dict) and type(value.get("step")) is int and isinstance(value.get("text"), str):
+            found.append({"step": value["step"], "level": value.get("level"), "text": value["text"]})
     return found[::-1]
 
 

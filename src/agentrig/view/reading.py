@@ -20,6 +20,7 @@ from agentrig.processes.locks import Lock
 from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.damage import CURES, entries, read_object, reading
 from agentrig.run.directory import ENDED, check_format, checked_summary, is_end, read_metrics
+from agentrig.run.manifest import edited_settings
 from agentrig.run.past import changed_files, losses, lost_checkpoints, measurement_faults
 from agentrig.run.rows import rollout_schema
 from agentrig.traces import Span
@@ -201,6 +202,11 @@ def read_run(directory: Path) -> RunData:
     except RunFileError as wrong:
         missing.append(first_line(wrong))
         manifest = {}
+    if config and not running:
+        missing += [
+            f"config.toml was edited: {name} is {now!r:.80}, and the run had {was!r:.80}"
+            for name, now, was in edited_settings(config, manifest)
+        ]
     lines = str(_read(directory / "metrics.jsonl", _text, missing, needed=not running) or "")
     told, damaged = read_metrics(lines)
     files: list[RolloutFile] = []
@@ -229,6 +235,10 @@ def read_run(directory: Path) -> RunData:
         )
         told, files = [line for line in told if line["step"] <= done], [f for f in files if f.step <= done]
     missing += losses(told, damaged, max([done, *(line["step"] for line in told)]))
+    if os.path.lexists(directory / "audit"):
+        from agentrig.run.auditing import audit_faults
+
+        missing += audit_faults(directory)
     saved = not running and any((directory / "checkpoints").glob("step-*"))
     progress = _read(directory / "progress.json", read_object, missing, needed=saved)
     if not running:

@@ -25,6 +25,7 @@ def export(run: Path, target: Path, check: bool) -> None:
 
     from agentrig.delivery.exported import check_export
     from agentrig.errors import ConfigError
+    from agentrig.processes.scratch import temporary_files
     from agentrig.run.damage import writing
     from agentrig.run.files import flush_tree
 
@@ -39,7 +40,8 @@ def export(run: Path, target: Path, check: bool) -> None:
         with writing(target, "another TARGET"):
             shutil.rmtree(part, ignore_errors=True)  # of an export that was killed
             shutil.copytree(str(checkpoint), part, ignore=shutil.ignore_patterns("trainer", "keep", ".files.json"))
-        result = check_export(part, checkpoint) if check else ""
+        with temporary_files():  # torch makes a folder for compiled kernels, whether it compiles any or not
+            result = check_export(part, checkpoint) if check else ""
         with writing(target, "another TARGET"):
             flush_tree(part)
             part.rename(target)

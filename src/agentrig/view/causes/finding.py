@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 import attrs
 
+STOPPED = ("KeyboardInterrupt", "Interrupted")
+"""The errors of a run that its user, or a signal, has stopped."""
+
 
 @attrs.frozen
 class Finding:

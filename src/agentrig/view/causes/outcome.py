@@ -8,7 +8,7 @@ from typing import Any, Literal
 from agentrig.figures import number, percent
 from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence
-from agentrig.view.causes.finding import Finding, problem
+from agentrig.view.causes.finding import STOPPED, Finding, problem
 from agentrig.view.causes.trend import at_least, at_most, quarter
 from agentrig.view.reading import dig
 from agentrig.view.text import count
@@ -68,7 +68,7 @@ def ended(evidence: Evidence) -> Iterator[Finding]:
     if not error:
         return
     kind, message = str(error.get("error") or "error"), str(error.get("message") or "").strip()
-    if kind in ("KeyboardInterrupt", "Interrupted"):
+    if kind in STOPPED:
         yield Finding("warn", message or "interrupted")
         return
     cause = str(error.get("cause") or "error")

@@ -103,10 +103,11 @@ def collapsed(evidence: Evidence) -> Iterator[Finding]:
     if high is None or low is None or low > FALLEN * high or difference(late, early) < SURE:
         return
     settings = (*evidence.setting(*LR), "algorithm.warmup_steps", "algorithm.kl_loss_coef", "algorithm.final")
+    first = f"steps {best[0].step} to {best[-1].step}" if len(best) > 1 else f"step {best[0].step}"
+    last = f"{width} steps" if width > 1 else "step"
     yield problem(
         "learning-rate-too-large",
-        f"the mean reward fell from {high:.3g} (steps {best[0].step} to {best[-1].step}) to {low:.3g} in the last "
-        f"{amount(width, 'step')}{_signs(evidence)}",
+        f"the mean reward fell from {high:.3g} ({first}) to {low:.3g} in the last {last}{_signs(evidence)}",
         seen=(width, len(steps), "steps"),
         since=best[-1].step + 1,
         settings=settings,

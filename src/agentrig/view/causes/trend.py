@@ -16,6 +16,9 @@ SURE = 3.0
 LIKELY = 1.96
 """Standard errors between two means that count as a difference."""
 
+ORDERS = 10_000
+"""With so many orders of the values of two groups, or more, their number does not limit how sure a difference is."""
+
 POINTS = 100
 """Most points of a test for a trend: longer series become means of neighbors."""
 
@@ -41,14 +44,20 @@ def rewards_of(steps: Sequence[StepFacts]) -> list[float]:
 
 
 def difference(before: Sequence[float], after: Sequence[float]) -> float:
-    """Return how many standard errors the mean of `after` is above that of `before`; 0 for fewer than two each."""
+    """Return how many standard errors the mean of `after` is above that of `before`; 0 for fewer than two each.
+
+    Of few values it is at most what the surest test of their order could say: two and two values that don't overlap
+    come about by chance in one of six cases.
+    """
     if len(before) < 2 or len(after) < 2:
         return 0.0
     gap = statistics.fmean(after) - statistics.fmean(before)
     spread = math.sqrt(statistics.variance(before) / len(before) + statistics.variance(after) / len(after))
-    if spread == 0:
-        return math.copysign(math.inf, gap) if gap else 0.0
-    return gap / spread
+    if gap == 0:
+        return 0.0
+    orders = math.comb(len(before) + len(after), len(before))
+    most = statistics.NormalDist().inv_cdf(1 - 1 / orders) if orders < ORDERS else math.inf
+    return math.copysign(min(abs(gap) / spread if spread else math.inf, most), gap)
 
 
 def trend(values: Sequence[float]) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from agentrig.figures import GRAD_NORM, number
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
-from agentrig.view.causes.finding import Finding, problem
+from agentrig.view.causes.finding import STOPPED, Finding, problem
 from agentrig.view.reading import RunData, dig, mapping
 from agentrig.view.text import count, figure
 
@@ -115,7 +115,10 @@ def delivery(evidence: Evidence) -> Iterator[Finding]:
     calls = number(seen.get("calls_difference"))
     if calls is not None:
         text += f"; recorded calls agree with the learner within {figure(calls)}"
-    yield Finding("ok" if arrived == proofs else "warn", text)
+    stopped = run.error.get("error") in STOPPED and arrived == proofs - 1
+    if stopped:
+        text += "; the run was stopped before the last of them was checked"
+    yield Finding("ok" if stopped or arrived == proofs else "warn", text)
     notes = seen.get("notes")
     yield from (Finding("warn", str(note)) for note in (notes if isinstance(notes, list) else ()))
 
