@@ -152,6 +152,21 @@ def test_a_prefilled_answer_is_continued(claude, visit, ids, tokenizer):
     assert found["agentrig.ignored"] == ["thinking"]
 
 
+def test_a_stop_sequence_is_named_as_the_reason(claude, visit):
+    options = {"model": "tiny", "max_tokens": 60, "messages": ASKED, "extra_body": {"seed": 11}}
+    whole = claude.messages.create(**options)
+    text = whole.content[0].text
+    stop = text[len(text) // 2 : len(text) // 2 + 2]
+    cut = claude.messages.create(**options, stop_sequences=["never this", stop])
+    with claude.messages.stream(**options, stop_sequences=["never this", stop]) as stream:
+        streamed = stream.get_final_message()
+    for said in (cut, streamed):
+        assert said.content[0].text == text[: text.index(stop)]
+        assert (said.stop_reason, said.stop_sequence) == ("stop_sequence", stop)
+    assert (whole.stop_reason, whole.stop_sequence) in (("end_turn", None), ("max_tokens", None))
+    assert [s.attributes["response"]["choices"][0].get("stop_reason") for s in visit.close().spans] == [None, stop, stop]
+
+
 def test_tokens_are_counted_by_the_model_s_tokenizer(claude, visit, ids):
     found = claude.messages.count_tokens(model="tiny", messages=ASKED, system="be brief")
     assert found.input_tokens == len(ids([{"role": "system", "content": "be brief"}, *ASKED]))

@@ -81,7 +81,7 @@ class Messages(Chat):
             function = call.get("function") or {}
             said = {"id": call.get("id"), "name": function.get("name"), "input": _input(function.get("arguments"))}
             content.append({"type": "tool_use", **said})
-        return {**_head(completion, content), "stop_reason": REASONS.get(choice.get("finish_reason") or "", "end_turn")}
+        return {**_head(completion, content), **_ended(choice)}
 
     def writer(self, body: Mapping[str, Any]) -> StreamWriter:
         """Return what writes the events."""
@@ -202,6 +202,14 @@ def _head(completion: Mapping[str, Any], content: list[dict[str, Any]]) -> dict[
     }
 
 
+def _ended(choice: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return why a choice ended. A server that tells a stop string from the end has it as `stop_reason`, as vLLM."""
+    reason, stop = choice.get("finish_reason") or "", choice.get("stop_reason")
+    if reason == "stop" and isinstance(stop, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+    return {"stop_reason": REASONS.get(reason, "end_turn"), "stop_sequence": None}
+
+
 def _usage(completion: Mapping[str, Any]) -> dict[str, int]:
     usage = completion.get("usage") or {}
     return {"input_tokens": usage.get("prompt_tokens", 0), "output_tokens": usage.get("completion_tokens", 0)}
@@ -214,7 +222,7 @@ class _Writer(StreamWriter):
         self._begun = self._ended = False
         self._blocks, self._kind = 0, ""
         self._call: int | None = None
-        self._reason, self._usage = "stop", {"input_tokens": 0, "output_tokens": 0}
+        self._ending, self._usage = _ended({}), {"input_tokens": 0, "output_tokens": 0}
 
     def event(self, data: str, event: dict[str, Any] | None) -> bytes:
         """Return what the client gets for one event of the upstream's stream."""
@@ -231,7 +239,8 @@ class _Writer(StreamWriter):
             self._usage = _usage(event)
         choice = choice_of(event)
         delta = choice.get("delta") or {}
-        self._reason = choice.get("finish_reason") or self._reason
+        if choice.get("finish_reason"):
+            self._ending = _ended(choice)
         if delta.get("content"):
             if self._kind != "text":
                 out.append(self._begin("text", {"type": "text", "text": ""}))
@@ -251,8 +260,7 @@ class _Writer(StreamWriter):
         if self._ended or not self._begun:
             return b""
         self._ended = True
-        delta = {"stop_reason": REASONS.get(self._reason, "end_turn"), "stop_sequence": None}
-        last = self._say("message_delta", delta=delta, usage=self._usage) + self._say("message_stop")
+        last = self._say("message_delta", delta=self._ending, usage=self._usage) + self._say("message_stop")
         return self._stop() + last
 
     def _begin(self, kind: str, block: dict[str, Any]) -> bytes:
