@@ -16,7 +16,7 @@ from agentrig.view import figures
 from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollouts, weights
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding
-from agentrig.view.causes.trend import gained
+from agentrig.view.causes.trend import gained, reward_rise
 from agentrig.view.reading import RunData, Seen, read_run
 
 Rule = Callable[[Evidence], Iterable[Finding]]
@@ -58,6 +58,11 @@ NO_GAIN = (
 )
 """What is said about another run without problems."""
 
+REWARD_ONLY = (
+    "No fault was found. There is no significant gain in accuracy; the mean reward of training rose by {:.2g}."
+)
+"""What is said about a run without problems whose reward rose, and not the accuracy of the tasks that it measured."""
+
 
 @attrs.frozen(kw_only=True, str=False)
 class Diagnosis:
@@ -68,6 +73,7 @@ class Diagnosis:
         status: as of `agentrig.view.figures.status`.
         steps: Steps that have ended.
         gained: Whether it got better for certain, or solved its tasks.
+        reward_rise: By how much the mean reward of training rose, if the accuracy did not rise significantly with it.
         problems: What held learning back, the first cause first; what follows from another cause comes after it.
         warnings: What to know before you trust the run.
         checks: What is fine, and facts.
@@ -79,6 +85,7 @@ class Diagnosis:
     status: str
     steps: int
     gained: bool
+    reward_rise: float | None = None
     problems: Sequence[Finding]
     warnings: Sequence[Finding]
     checks: Sequence[Finding]
@@ -107,12 +114,14 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
     evidence = Evidence.of(data, seen)
     found = [finding for rule in RULES for finding in rule(evidence)]
     problems = ranked([f for f in found if f.level == "problem"], list(outcome.ended(evidence)))
+    solved = bool(data.summary.get("solved"))
     ends = [f for f in outcome.ended(evidence) if f.level == "warn"]
     return Diagnosis(
         run=data.name,
         status=figures.status(data),
         steps=len(data.steps),
-        gained=gained(evidence) or bool(data.summary.get("solved")),
+        gained=gained(evidence) or solved,
+        reward_rise=None if solved else reward_rise(evidence),
         problems=problems,
         warnings=[*ends, *(f for f in found if f.level == "warn")],
         checks=[f for f in found if f.level in ("ok", "fact")],
@@ -152,6 +161,8 @@ def verdict(diagnosis: Diagnosis) -> str:
     """Return the sentence about a run without problems."""
     if not diagnosis.steps:
         return "Nothing is known: metrics.jsonl has no figures of a training step."
+    if diagnosis.reward_rise is not None and diagnosis.status != "running":
+        return REWARD_ONLY.format(diagnosis.reward_rise)
     if diagnosis.gained or diagnosis.status == "running":
         return NOTHING_WRONG
     return NO_GAIN

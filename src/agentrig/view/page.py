@@ -149,11 +149,12 @@ def of_diagnosis(found: Diagnosis) -> dict[str, Any]:
     """Return what the templates show of a diagnosis."""
     checks = [(f.level, f.text) for f in found.checks]
     known = found.steps and not found.problems and found.status != "running"
-    no_gain = [verdict(found)] if known and not found.gained else []
+    gained = found.gained and found.reward_rise is None
+    no_gain = [verdict(found)] if known and not gained else []
     return {
         "problems": [(f.cause, f.text, details(f)) for f in found.problems],
         "warnings": [*no_gain, *(f.text for f in found.warnings)],
-        "checks": [("ok", verdict(found)), *checks] if known and found.gained else checks,
+        "checks": [("ok", verdict(found)), *checks] if known and gained else checks,
     }
 
 
