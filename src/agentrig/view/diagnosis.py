@@ -52,11 +52,11 @@ RULES: Sequence[Rule] = (
 NOTHING_WRONG = "Nothing held learning back."
 """What is said about a run without problems that got better for certain, or goes on."""
 
-NO_GAIN = (
-    "No fault was found, but there is no significant gain either: what the run gained may be chance. Train for more "
-    "steps, or measure more held-out tasks (run.report_tasks)."
-)
+NO_GAIN = "No fault was found, but there is no significant gain either: what the run gained may be chance. Train for more steps"
 """What is said about another run without problems."""
+
+MORE_TASKS = ", or measure more held-out tasks (run.report_tasks)"
+"""What is added if the run has measured only some of its held-out tasks."""
 
 REWARD_ONLY = (
     "No fault was found. There is no significant gain in accuracy; the mean reward of training rose by {:.2g}."
@@ -73,6 +73,7 @@ class Diagnosis:
         status: as of `agentrig.view.figures.status`.
         steps: Steps that have ended.
         gained: Whether it got better for certain, or solved its tasks.
+        measures_some: Whether `run.report_tasks` keeps some held-out tasks from being measured.
         reward_rise: By how much the mean reward of training rose, if the accuracy did not rise significantly with it.
         problems: What held learning back, the first cause first; what follows from another cause comes after it.
         warnings: What to know before you trust the run.
@@ -85,6 +86,7 @@ class Diagnosis:
     status: str
     steps: int
     gained: bool
+    measures_some: bool = False
     reward_rise: float | None = None
     problems: Sequence[Finding]
     warnings: Sequence[Finding]
@@ -121,6 +123,7 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
         status=figures.status(data),
         steps=len(data.steps),
         gained=gained(evidence) or solved,
+        measures_some=bool(evidence.value("run.report_tasks")),
         reward_rise=None if solved else reward_rise(evidence),
         problems=problems,
         warnings=[*ends, *(f for f in found if f.level == "warn")],
@@ -165,7 +168,7 @@ def verdict(diagnosis: Diagnosis) -> str:
         return REWARD_ONLY.format(diagnosis.reward_rise)
     if diagnosis.gained or diagnosis.status == "running":
         return NOTHING_WRONG
-    return NO_GAIN
+    return f"{NO_GAIN}{MORE_TASKS if diagnosis.measures_some else ''}."
 
 
 def headline(diagnosis: Diagnosis) -> str:
