@@ -52,7 +52,10 @@ RULES: Sequence[Rule] = (
 NOTHING_WRONG = "Nothing held learning back."
 """What is said about a run without problems that got better for certain, or goes on."""
 
-NO_GAIN = "No fault was found, but there is no significant gain either: what the run gained may be chance. Train for more steps"
+NO_GAIN = (
+    "No fault was found, but there is no significant gain either: what the run gained may be chance. "
+    "Train for more steps"
+)
 """What is said about another run without problems."""
 
 MORE_TASKS = ", or measure more held-out tasks (run.report_tasks)"
