@@ -188,14 +188,14 @@ class Exchange:
             Refused: There is none of that name, or it has no such route.
         """
         policy, name = self.opened.upstream, self._body.get("model")
+        others = "".join(f" or {other!r}" for other in self.rules.models if other != policy.model)
         if name is None or name == "":
-            text = f"model is missing; send model = {policy.model!r}"
+            text = f"model is missing; send model = {policy.model!r}{others}"
             raise Refused(text, status=400, code="missing_required_parameter", param="model")
         if not isinstance(name, str):
-            text = f"model must be a text, not {name!r:.100}; send model = {policy.model!r}"
+            text = f"model must be a text, not {name!r:.100}; send model = {policy.model!r}{others}"
             raise Refused(text, status=400, code="invalid_type", param="model")
         if name != policy.model and name not in self.rules.models:
-            others = "".join(f" or {other!r}" for other in self.rules.models if other != policy.model)
             raise Refused(
                 f"there is no model {name!r:.200} here; send model = {policy.model!r} (an agent has it as "
                 f"endpoint.model, a program as OPENAI_MODEL){others}. For an agent that always sends this name, add to "
