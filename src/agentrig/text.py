@@ -109,7 +109,9 @@ def json_fault(error: Exception) -> str:
     """Return what a text has or is for which `json.loads` raised: `is not JSON: …`."""
     if isinstance(error, RecursionError):
         return "is nested too deep"
-    if isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError | UnicodeError):
+    if isinstance(error, UnicodeDecodeError):
+        return f"is not UTF-8 (byte {error.start})"
+    if "sys.set_int_max_str_digits" in str(error):
         return f"has a whole number of more than {sys.get_int_max_str_digits()} digits"
     return f"is not JSON: {error}"
 

@@ -66,9 +66,13 @@ def test_rollouts_have_keys_of_their_own(here: Listener) -> None:
 def test_a_sender_is_told_what_is_wrong_and_may_try_again(here: Listener) -> None:
     with Callback("r1", listener=here) as callback:
         assert post(callback, b"{")[0] == 400
-        assert "no JSON" in post(callback, b"\xff")[1]["error"]
-        assert post(callback, b"[" * 100_000)[0] == 400
-        assert post(callback, b'{"answer": NaN}')[0] == 400
+        for body, words in {
+            b'"\xff"': "the body is not UTF-8 (byte 1)",
+            b"[" * 100_000: "the body is nested too deep",
+            b'{"answer": NaN}': "the body is not JSON: NaN is no value of JSON",
+            b'{"answer": %b}' % (b"9" * 5000): "the body has a whole number of more than 4300 digits",
+        }.items():
+            assert post(callback, body) == (400, {"error": words})
         assert post(callback, {"anwser": 1})[1]["error"].startswith(
             'an answer has no key "anwser". Did you mean "answer"?'
         )

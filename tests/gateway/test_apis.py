@@ -11,7 +11,9 @@ import pytest
 
 from agentrig import Endpoint
 from agentrig.gateway.client import GatewayAttempt
+from agentrig.gateway.messages import Messages
 from agentrig.gateway.process import Gateway
+from agentrig.gateway.responses import Responses
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.testing.scripted import Reply, ScriptedServer, logprob, prompt_ids, scripted_server
 from agentrig.traces import Span
@@ -209,6 +211,14 @@ def test_messages_whole_and_streamed(visit: GatewayAttempt, model: ScriptedServe
         ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
         ("responses", {"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input_file"),
         ("responses", {"input": 3}, "input must be a list"),
+        ("responses", {}, "input is missing"),
+        (
+            "responses",
+            {"input": "?", "tools": [{"type": "function", "function": {"name": "a"}}]},
+            "tools[0].name is mis",
+        ),
+        ("messages", {}, "messages is missing"),
+        ("messages", {"messages": [{"role": "user", "content": 5}]}, "messages[0].content must be a list"),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "document"),
         ("messages", {"messages": [{"role": "assistant", "content": [{"type": "thinking"}]}]}, "thinking"),
         ("messages", {"messages": [], "tools": [{"type": "bash_20250124", "name": "bash"}]}, "bash_20250124"),
@@ -229,3 +239,105 @@ def test_what_does_not_map_is_said_in_the_api_s_own_form(
     (span,) = visit.close().spans
     assert named in str(span.error)
     assert model.requests == []
+
+
+USER = {"role": "user", "content": "?"}
+FUNCTION = {"type": "function", "function": {"name": "a"}}
+
+
+def post(endpoint: Endpoint, route: str, **fields: Any) -> httpx.Response:
+    headers = {"authorization": f"Bearer {endpoint.api_key}"}
+    body = {"model": "scripted", **fields}
+    return httpx.post(f"{endpoint.base_url}/{route}", json=body, headers=headers, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "path"),
+    [
+        ("chat/completions", {"messages": [USER, {**USER, "banana": 1}]}, "messages[1].banana"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "?", "banana": 1}]}]},
+            "messages[0].content[0].banana",
+        ),
+        ("chat/completions", {"messages": [USER], "stream_options": {"banana": 1}}, "stream_options.banana"),
+        ("chat/completions", {"messages": [USER], "tools": [{**FUNCTION, "banana": 1}]}, "tools[0].banana"),
+        ("chat/completions", {"messages": [USER], "top_logprobs": 2}, "top_logprobs"),
+        ("responses", {"input": [{**USER, "banana": 1}]}, "input[0].banana"),
+        ("responses", {"input": "?", "text": {"banana": 1}}, "text.banana"),
+        ("messages", {"messages": [{**USER, "banana": 1}]}, "messages[0].banana"),
+        ("messages", {"messages": [USER], "tool_choice": {"type": "auto", "banana": 1}}, "tool_choice.banana"),
+    ],
+)
+def test_a_field_below_the_top_level_that_nobody_knows_is_refused_by_its_path(
+    visit: GatewayAttempt, model: ScriptedServer, route: str, fields: dict[str, Any], path: str
+) -> None:
+    answer = post(visit.open(1, model.endpoint()), route, **fields)
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert path in error["message"]
+    assert error.get("param", path) == path
+    assert model.requests == []
+    visit.close()
+
+
+def test_what_has_no_effect_is_listed_in_the_span_and_not_sent(visit: GatewayAttempt, model: ScriptedServer) -> None:
+    endpoint, cache = visit.open(1, model.endpoint()), {"cache_control": {"type": "ephemeral"}}
+    part = {"type": "text", "text": "?", **cache}
+    cached = [{"role": "user", "content": [part]}]
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "no", "is_error": True}
+    tools = [{**FUNCTION, **cache}]
+    assert post(endpoint, "chat/completions", messages=cached, tools=tools, store=True).status_code == 200
+    assert post(endpoint, "chat/completions", messages=[USER], store=False).status_code == 200
+    assert post(endpoint, "messages", messages=[*cached, {"role": "user", "content": [result]}]).status_code == 200
+    assert post(endpoint, "responses", input="?", text={"verbosity": "low"}).status_code == 200
+    ignored = [span.attributes.get("agentrig.ignored") for span in visit.close().spans]
+    assert ignored == [["cache_control", "store"], None, ["cache_control", "is_error"], ["verbosity"]]
+    for body in model.bodies():
+        assert "cache_control" not in str(body)
+        assert "store" not in body
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "responses", "messages"])
+@pytest.mark.parametrize(("name", "words"), [(None, "model is missing"), (5, "model must be a text, not 5")])
+def test_a_model_that_is_no_name_is_told(
+    visit: GatewayAttempt, model: ScriptedServer, route: str, name: Any, words: str
+) -> None:
+    endpoint = visit.open(1, model.endpoint())
+    answer = post(endpoint, route, model=name, messages=[USER], input="?")
+    assert answer.status_code == 400
+    assert words in (said := answer.json()["error"]["message"])
+    assert "gateway.models" not in said
+    visit.close()
+
+
+def test_every_message_and_tool_call_has_its_place_in_the_agent_s_body() -> None:
+    """The places are counted from the agent's body; the messages are made from it elsewhere."""
+    body: dict[str, Any] = {
+        "instructions": "a",
+        "input": [*CONVERSATION, {"role": "assistant", "content": "x"},
+                  {"type": "function_call", "call_id": "c2", "name": "b", "arguments": "{}"},
+                  {"type": "function_call", "call_id": "c3", "name": "c", "arguments": "{}"}, USER],
+    }  # fmt: skip
+    messages = Responses().asked(body, {})["messages"]
+    places = Responses().origins(body, {})
+    expected = {0: "instructions", 1: "input[0]", 2: "input[1]", 3: "input[2]", 4: "input[3]", 5: "input[4]"}
+    assert {i: places[f"messages[{i}]"] for i in range(len(messages))} == {**expected, 6: "input[7]"}
+    calls = [(i, j) for i, m in enumerate(messages) for j, _ in enumerate(m.get("tool_calls", ()))]
+    named = [Responses().named(f"messages[{i}].tool_calls[{j}].function.arguments", body, {}) for i, j in calls]
+    assert named == ["input[2].arguments", "input[5].arguments", "input[6].arguments"]
+
+    use = {"type": "tool_use", "id": "c1", "name": "add", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "4"}
+    body = {
+        "system": "a",
+        "messages": [USER, {"role": "assistant", "content": [{"type": "text", "text": "x"}, use]},
+                     {"role": "user", "content": [result, {"type": "text", "text": "y"}]},
+                     {"role": "user", "content": [result]}, USER],
+    }  # fmt: skip
+    messages = Messages().asked(body, {})["messages"]
+    found = [Messages().named(f"messages[{i}]", body, {}) for i in range(len(messages))]
+    assert found == ["system", "messages[0]", "messages[1]", "messages[2].content[0]", "messages[2]",
+                     "messages[3].content[0]", "messages[4]"]  # fmt: skip
+    call = Messages().named("messages[2].tool_calls[0].function.arguments", body, {})
+    assert call == "messages[1].content[1].input"

@@ -84,12 +84,14 @@ def test_an_unknown_name_is_refused_with_the_list_and_the_models_are_listed(
 ) -> None:
     visit = GatewayAttempt(gateway.address, "unknown")
     endpoint = visit.open(1, policy.endpoint())
-    for name in ("painter", None, ["coder"]):
+    for name, status, words in (
+        ("painter", 404, "there is no model 'painter' here; send model = 'scripted'"),
+        (None, 400, "model is missing; send model = 'scripted'"),
+        (["coder"], 400, "model must be a text, not ['coder']; send model = 'scripted'"),
+    ):
         refused = say(endpoint, name)
-        assert refused.status_code == 404
-        assert refused.json()["error"]["message"].startswith(
-            f"there is no model {name!r} here; send model = 'scripted'"
-        )
+        assert refused.status_code == status
+        assert refused.json()["error"]["message"].startswith(words)
         assert "or 'planner' or 'critic' or 'coder'" in refused.json()["error"]["message"]
     headers = {"authorization": f"Bearer {endpoint.api_key}"}
     listed = httpx.get(f"{endpoint.base_url}/models", headers=headers, timeout=30).json()["data"]

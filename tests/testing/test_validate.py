@@ -46,10 +46,29 @@ def test_tasks_that_cannot_be_loaded_are_no_fault_of_the_agent(tmp_path: Path) -
     assert ":adds cannot be loaded: [tasks] table needs a file of rows: tasks.file=ROWS.csv" in result.stderr
     assert "agent.calls-endpoint" not in result.output
     rows = tmp_path / "rows.csv"
-    rows.write_text("question,answer\n1 + 1,2\n2 + 2,4\n")
+    rows.write_text("question,answer\n" + "".join(f"{i} + {i},{2 * i}\n" for i in range(30)))
     keys = [f"tasks.file={rows}", "tasks.private=['answer']"]
     named = validate(FILE, "--tasks", "table", "--only", "agent.calls-endpoint", *keys)
     assert named.exit_code == 0, named.output
+
+
+@pytest.mark.parametrize("error", ["FileNotFoundError(2, 'gone')", "agentrig.ConfigError('no rows')"])
+def test_what_is_tried_on_tasks_that_cannot_be_loaded_is_skipped(tmp_path: Path, error: str) -> None:
+    text = Path(FILE).read_text("utf-8").replace("first = 100", f"raise {error}\n        first = 100")
+    file = tmp_path / "no_rows.py"
+    file.write_text(text)
+    result = validate(str(file), "--json")
+    assert result.exit_code == 1, result.output
+    found = json.loads(result.stdout)
+    failed = {r["check"] for report in found["reports"] for r in report["results"] if r["status"] == "failed"}
+    assert failed
+    assert {name.partition(".")[0] for name in failed} == {"tasks"}
+    results = {r["check"]: r for report in found["reports"] for r in report["results"]}
+    assert results["agent.starts"]["status"] == "passed"
+    for name in ("agent.calls-endpoint", "agent.answers", "reward.gold"):
+        assert results[name]["status"] == "skipped"
+        assert results[name]["message"].startswith("it needs tasks.")
+    assert found["trials"] == []
 
 
 @pytest.mark.parametrize(

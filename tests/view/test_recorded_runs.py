@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from click.testing import CliRunner
 from planted_runs import ROOT, RUNS, make, recorded
@@ -20,8 +21,9 @@ from planted_runs import ROOT, RUNS, make, recorded
 from agentrig.cli.entry import main
 from agentrig.ledger import UNMATCHED_NODE
 from agentrig.view.causes import outcome
+from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.outcome import SETTINGS
-from agentrig.view.diagnosis import NO_GAIN, NOTHING_WRONG, Diagnosis, diagnose, verdict, words
+from agentrig.view.diagnosis import MORE_TASKS, NO_GAIN, NOTHING_WRONG, Diagnosis, diagnose, verdict, words
 from agentrig.view.notebook import LoadedRun
 from agentrig.view.page import render
 from agentrig.view.reading import Seen, read_run
@@ -142,10 +144,27 @@ def test_nothing_held_learning_back_is_said_of_a_run_with_a_significant_gain_onl
         assert verdict(diagnose(runs[name])).startswith(NOTHING_WRONG)
     run = runs["healthy: gains within noise"]
     found = diagnose(run)
-    assert (found.problems, found.gained, verdict(found)) == ([], False, NO_GAIN)
+    assert (found.problems, found.gained) == ([], False)
+    assert verdict(attrs.evolve(found, measures_some=True)) == f"{NO_GAIN}{MORE_TASKS}."
+    assert verdict(attrs.evolve(found, measures_some=False)) == f"{NO_GAIN}."
     for text in (words(found), render([read_run(run)]), LoadedRun(run)._repr_html_()):
         assert NOTHING_WRONG not in text
         assert "what the run gained may be chance" in text
+
+
+def test_a_reward_that_rose_without_the_accuracy_is_said_as_such(
+    runs: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs["healthy: it learns"]
+    monkeypatch.setattr(Evidence, "changed", property(lambda self: (3, 2, 0, 113)))
+    found = diagnose(run)
+    assert found.problems == []
+    assert found.reward_rise is not None
+    assert found.reward_rise > 0
+    said = f"no significant gain in accuracy; the mean reward of training rose by {found.reward_rise:.2g}."
+    for text in (words(found), render([read_run(run)])):
+        assert said in text
+        assert NOTHING_WRONG not in text
 
 
 def test_a_low_entropy_from_the_start_is_named(runs: Mapping[str, Path], tmp_path: Path) -> None:

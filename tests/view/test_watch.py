@@ -348,6 +348,16 @@ def test_the_points_of_a_curve_are_csv(ended_run: Callable[..., Path], tmp_path:
         assert httpx.get(f"{link}chart.csv?run=nobody&plot=reward").status_code == 404
 
 
+@pytest.mark.parametrize("query", ["", "run=", "x=&from=&to=&metric=&plot=", "page=x&mode=x&order=x&against=x&step=x"])
+def test_no_address_fails_whatever_its_query_lacks(link: str, query: str) -> None:
+    parts = ["", "why", "checks", "examples", "traces", "rewards", "rollout/nobody"]
+    paths = ["", "compare", "chart.csv", *(f"run/two/{part}".rstrip("/") for part in parts)]
+    answers = {path: httpx.get(f"{link}{path}?{query}") for path in paths}
+    assert {path: answer.text for path, answer in answers.items() if answer.status_code >= 500} == {}
+    assert answers["chart.csv"].status_code == 404
+    assert httpx.get(f"{link}events?run=nobody").status_code == 404
+
+
 def test_what_somebody_writes_into_an_address_breaks_no_curve(link: str) -> None:
     odd = {"x": "hours", "from": "inf", "to": "1e400", "metric": HOSTILE}
     text = page(link, "run/one", **odd)

@@ -152,6 +152,25 @@ def test_a_prefilled_answer_is_continued(claude, visit, ids, tokenizer):
     assert found["agentrig.ignored"] == ["thinking"]
 
 
+def test_a_stop_sequence_is_named_as_the_reason(claude, visit):
+    options = {"model": "tiny", "max_tokens": 60, "messages": ASKED, "extra_body": {"seed": 11}}
+    whole = claude.messages.create(**options)
+    text = whole.content[0].text
+    stop = text[len(text) // 2 : len(text) // 2 + 2]
+    cut = claude.messages.create(**options, stop_sequences=["never this", stop])
+    with claude.messages.stream(**options, stop_sequences=["never this", stop]) as stream:
+        streamed = stream.get_final_message()
+    for said in (cut, streamed):
+        assert said.content[0].text == text[: text.index(stop)]
+        assert (said.stop_reason, said.stop_sequence) == ("stop_sequence", stop)
+    assert (whole.stop_reason, whole.stop_sequence) in (("end_turn", None), ("max_tokens", None))
+    assert [s.attributes["response"]["choices"][0].get("stop_reason") for s in visit.close().spans] == [
+        None,
+        stop,
+        stop,
+    ]
+
+
 def test_tokens_are_counted_by_the_model_s_tokenizer(claude, visit, ids):
     found = claude.messages.count_tokens(model="tiny", messages=ASKED, system="be brief")
     assert found.input_tokens == len(ids([{"role": "system", "content": "be brief"}, *ASKED]))
@@ -221,3 +240,66 @@ def test_fields_that_ask_for_nothing_are_taken(client, visit):
     (span,) = visit.close().spans
     assert span.error is None
     assert span.attributes["agentrig.ignored"] == ["reasoning_effort"]
+
+
+TOOL = {"name": "add", "input_schema": {"type": "object"}}
+CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{"}}
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "param", "words"),
+    [
+        ("responses", {"input": []}, "input", "input is empty"),
+        ("responses", {"input": "x", "max_output_tokens": 0}, "max_output_tokens", "max_output_tokens is 0"),
+        ("responses", {"input": "x", "tools": [{"type": "function", "name": 5}]}, "tools[0].name", "must be a string"),
+        (
+            "responses",
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:x"}]}]},
+            "input[0].content",
+            "input[0].content must be a string or a list of text parts; the model reads no 'input_image'",
+        ),
+        (
+            "responses",
+            {"input": "x", "tool_choice": "required"},
+            "tool_choice",
+            'tool_choice must be "auto" or "none", not "required"',
+        ),
+        ("messages", {"stop_sequences": 5}, None, "stop_sequences must be a string or"),
+        ("messages", {"max_tokens": 0}, None, "max_tokens is 0"),
+        (
+            "messages",
+            {"tools": [TOOL], "tool_choice": {"type": "any"}},
+            None,
+            'tool_choice must be {"type": "auto"} or {"type": "none"}, not {"type": "any"}',
+        ),
+        (
+            "messages",
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
+            None,
+            "messages[0].content must be a string or a list of text parts; the model reads no 'image'",
+        ),
+        (
+            "chat/completions",
+            {"messages": [*ASKED, {"role": "assistant", "tool_calls": [CALL]}]},
+            "messages[1].tool_calls[0].function.arguments",
+            "must be the text of a JSON object: the text is not JSON",
+        ),
+    ],
+)
+def test_an_error_speaks_the_agent_s_api(endpoint, visit, route, fields, param, words):
+    body = {"model": "tiny", **({} if route == "responses" else {"messages": ASKED}), **fields}
+    headers = {"authorization": f"Bearer {endpoint.api_key}"}
+    answer = httpx.post(f"{endpoint.base_url}/{route}", json=body, headers=headers, timeout=30)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error.get("param")) == (400, "invalid_request_error", param)
+    assert words in error["message"]
+    assert error.get("code") != "upstream_error"
+    visit.close()
+
+
+def test_the_message_about_an_unknown_field_is_a_sentence(endpoint, visit):
+    headers = {"authorization": f"Bearer {endpoint.api_key}"}
+    body = {"model": "tiny", "messages": ASKED, "banana": 1}
+    answer = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, headers=headers, timeout=30)
+    assert answer.json()["error"]["message"].startswith("unknown field 'banana'. This is the run's model: to send it")
+    visit.close()

@@ -77,7 +77,7 @@ def test_stop_strings_end_and_cut_the_text(client):
     answer = ask(client, max_tokens=60, temperature=2.0, seed=11, stop=["never this", stop], return_token_ids=True)
     choice = answer.json()["choices"][0]
     assert choice["message"]["content"] == whole[: whole.index(stop)]
-    assert choice["finish_reason"] == "stop"
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
     assert 0 < len(choice["token_ids"]) < 60
 
 

@@ -73,3 +73,31 @@ def test_a_wrong_model_name_is_the_first_error():
     with pytest.raises(Refused, match="the model 'big' does not exist") as caught:
         asked(model="big", n="2", messages=[])
     assert (caught.value.status, caught.value.param) == (404, "model")
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"messages": [{"role": "user", "content": "hi", "banana": 1}]}, "messages[0].banana"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "banana": 1}]}]},
+            "messages[0].content[0].banana",
+        ),
+        ({"stream_options": {"banana": 1}}, "stream_options.banana"),
+        ({"stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "banana": 1}}]}, "tools[0].function.banana"),
+    ],
+)
+def test_a_field_below_the_top_level_that_nobody_knows_is_refused(change, param):
+    error = refusal(**change)
+    assert error.param == param
+    assert param in str(error)
+
+
+def test_what_a_provider_may_keep_of_a_prompt_is_no_part_of_it():
+    cache = {"cache_control": {"type": "ephemeral"}}
+    tool = {"type": "function", "function": {"name": "a"}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "hi", **cache}], **cache}]
+    request = asked(messages=messages, tools=[{**tool, **cache}])
+    assert request.messages == BODY["messages"]
+    assert request.tools == [tool]

@@ -18,6 +18,7 @@ import pytest
 from agentrig_lightning import Trainer
 from agentrig_lightning.scripts import packed
 from agentrig_lightning.trainer import adapter_spec, other_algorithm
+from agentrig_lightning.verl import in_words_of_script
 from model_server import model_server
 
 from agentrig.errors import ConfigError
@@ -236,6 +237,32 @@ if __name__ == "__main__":
                      "trainer": {"total_epochs": 1, "test_freq": -1, "save_freq": 1}})
     agl.Trainer(n_runners=2, algorithm=verl).fit(Odd(), train_dataset=rows, val_dataset=rows[:4])
 """
+
+
+LONG = "max_length = 528: this model's context is 512 tokens (max_position_embeddings in its config.json)"
+
+
+def test_an_error_about_a_setting_of_verl_has_the_script_s_name_for_it(tmp_path: Path) -> None:
+    text = LEARNER.replace('"train_batch_size": 4', '"train_batch_size": 4, "max_prompt_length": 1 << 20, '
+                           '"max_response_length": 16')  # fmt: skip
+    (tmp_path / "odd.py").write_text(text)
+    model = Path(__file__).parents[2] / "agentrig-grpo" / "src" / "agentrig_grpo" / "models" / "mini"
+    run = [sys.executable, "-m", "agentrig", "run", "--algorithm", "grpo", "--model", str(model)]
+    ended = subprocess.run(
+        [*run, "odd.py", "--", "fast", "--own"], cwd=tmp_path, capture_output=True, text=True, timeout=250
+    )
+    assert ended.returncode != 0
+    assert "data.max_prompt_length + data.max_response_length = 1048592: this model's context is" in ended.stderr
+    assert "--set algorithm.max_length=0 takes the model's own" in ended.stderr
+    assert "[algorithm]" not in ended.stderr
+
+
+def test_a_setting_that_somebody_chose_beside_the_script_keeps_its_name() -> None:
+    said = f"[algorithm] {LONG}"
+    assert in_words_of_script(said, ["max_length"], ["max_length"]) == said
+    assert in_words_of_script(said, [], []) == said
+    named = in_words_of_script(said, ["max_length"], [])
+    assert named == said.replace("[algorithm] max_length", "data.max_prompt_length + data.max_response_length")
 
 
 @pytest.mark.slow

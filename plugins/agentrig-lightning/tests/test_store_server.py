@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 
 import httpx
@@ -70,6 +71,31 @@ def test_every_route_asks_for_the_token(
         assert page.history[0].headers["set-cookie"].endswith("HttpOnly; SameSite=Strict")
     printed = capfd.readouterr()
     assert printed.out + printed.err == ""  # the link was printed before, once
+
+
+def test_the_schema_of_the_api_writes_nothing_into_the_run_s_terminal(served: ServedStore) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        answer = httpx.get(f"{served.url}/openapi.json", headers={"authorization": f"Bearer {TOKEN}"}, trust_env=False)
+    assert "/v1/agl/health" in answer.json()["paths"]
+    assert [str(each.message) for each in told] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'"\xff"', "the body is not UTF-8 (byte 1)"),
+        (b"[" * 100_000, "the body is nested too deep"),
+        (b"9" * 5000, "the body has a whole number of more than 4300 digits"),
+        (b'{"a": NaN}', "the body has NaN or an infinity, which JSON can't hold"),
+    ],
+)
+def test_what_is_wrong_with_a_body_is_said_in_plain_words(served: ServedStore, body: bytes, words: str) -> None:
+    headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
+    for path in (JOIN, "/v1/agl/rollouts"):
+        answer = httpx.post(f"{served.url}{path}", content=body, headers=headers, trust_env=False)
+        assert answer.status_code == 400
+        assert words in answer.text
 
 
 @pytest.mark.parametrize("body", [b"", b"\x80\x05", b"[" * 100_000, b"3", b'{"worker": 1}', b'{"worker": "w"}'])

@@ -21,7 +21,7 @@ import attrs
 from agentrig.agents import Judged, Outcome
 from agentrig.endpoints import address_of
 from agentrig.errors import FAILURE_KIND, AgentFailure, AgentrigError, nearest
-from agentrig.text import cut, json_text
+from agentrig.text import cut, json_fault, json_text
 
 if TYPE_CHECKING:
     from agentrig.http_server import Receive, Scope, Send
@@ -259,7 +259,7 @@ class Listener:
         try:
             value = json.loads((await receive())["body"], parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
-            raise Refused(f"the body is no JSON: {error}") from None
+            raise Refused(f"the body {json_fault(error)}") from None
         status, answer = scope["agentrig.take"](value)
         await reply(send, status, dict(answer), {"connection": "close"} if status >= 400 else None)
 

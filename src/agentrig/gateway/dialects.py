@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from agentrig.chat_fields import CHAT, Fields
 from agentrig.http_server import Refused, openai_error
 
 SAMPLING = frozenset(
@@ -47,10 +49,12 @@ def listed(value: Any, what: str) -> list[dict[str, Any]]:
     """Return a list of objects, as it is.
 
     Raises:
-        Refused: It is none.
+        Refused: It is none; `what` names the field.
     """
+    if value is None:
+        raise Refused(f"{what} is missing", status=400, code="missing_required_parameter", param=what)
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise Refused(f"{what} must be a list of objects", status=400, code="invalid_type")
+        raise Refused(f"{what} must be a list of objects", status=400, code="invalid_type", param=what)
     return value
 
 
@@ -109,9 +113,17 @@ class Chat:
 
     Attributes:
         hints: Fields that have no effect on the run's model: they are dropped, and the span says so.
+        nested_hints: As `hints`, below the top level: the place of the objects, and the name.
+        fields: The fields below the top level.
+        names: What the API calls fields of chat completions that have another name there; `[]` stands for any index.
+        words: The same for what error messages say about values.
     """
 
-    hints = frozenset(("reasoning_effort", "verbosity"))
+    hints = frozenset(("reasoning_effort", "store", "verbosity"))
+    nested_hints: Iterable[tuple[str, str]] = ()
+    fields: Fields = CHAT
+    names: Mapping[str, str] = {}
+    words: Mapping[str, str] = {}
 
     def asked(self, body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
         """Return the chat completion's request.
@@ -120,6 +132,19 @@ class Chat:
             agentrig.http_server.Refused: It does not map to one.
         """
         return body
+
+    def origins(self, body: Mapping[str, Any], earlier: Earlier) -> dict[str, str]:
+        """Return the place in a body from which each message of the chat completion comes, and each tool call."""
+        return {}
+
+    def named(self, path: str, body: Mapping[str, Any], earlier: Earlier) -> str:
+        """Return what the agent's API calls a field of the chat completion: `input[0].content`."""
+        names = {**self.names, **self.origins(body, earlier)}
+        for name in sorted(names, key=len, reverse=True):
+            if match := re.match(re.escape(name).replace(r"\[\]", r"\[(\d+)\]") + r"(?!\w)", path):
+                index = f"[{match[1]}]" if match.groups() else ""
+                return names[name].replace("[]", index) + path[match.end() :]
+        return path
 
     def answer(self, completion: dict[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to `body` from the completion, without ids that the client did not ask for."""

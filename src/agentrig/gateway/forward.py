@@ -6,6 +6,7 @@ import asyncio
 import codecs
 import json
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,6 +17,7 @@ import aiohttp
 import attrs
 import orjson
 
+from agentrig.chat_fields import CACHE, check_nested, objects, without_cache
 from agentrig.endpoints import Endpoint, sampled_as
 from agentrig.gateway.book import CUT, GatewayCall, Opened
 from agentrig.gateway.connections import FAILED, Connections
@@ -41,6 +43,9 @@ TOKENIZE = "/tokenize"
 
 UNSUPPORTED = ("unknown_parameter", "unsupported_parameter", "unsupported_value")
 """Codes of errors about what the run's model cannot be asked, and another model may."""
+
+CLIENTS = (400, 422)
+"""Statuses of errors of a model's server about what the client has sent."""
 
 SHOWN = 2000
 """Most bytes of a fixed model's answer that a span has, where it is passed on as it is."""
@@ -183,17 +188,23 @@ class Exchange:
             Refused: There is none of that name, or it has no such route.
         """
         policy, name = self.opened.upstream, self._body.get("model")
-        if name != policy.model and not (isinstance(name, str) and name in self.rules.models):
-            others = "".join(f" or {other!r}" for other in self.rules.models if other != policy.model)
+        others = "".join(f" or {other!r}" for other in self.rules.models if other != policy.model)
+        if name is None or name == "":
+            text = f"model is missing; send model = {policy.model!r}{others}"
+            raise Refused(text, status=400, code="missing_required_parameter", param="model")
+        if not isinstance(name, str):
+            text = f"model must be a text, not {name!r:.100}; send model = {policy.model!r}{others}"
+            raise Refused(text, status=400, code="invalid_type", param="model")
+        if name != policy.model and name not in self.rules.models:
             raise Refused(
                 f"there is no model {name!r:.200} here; send model = {policy.model!r} (an agent has it as "
                 f"endpoint.model, a program as OPENAI_MODEL){others}. For an agent that always sends this name, add to "
-                f'the run file: [gateway.models] {json.dumps(str(name)[:200])} = "policy"',
+                f'the run file: [gateway.models] {json.dumps(name[:200])} = "policy"',
                 status=404,
                 code="model_not_found",
                 param="model",
             )
-        fixed = self.rules.models.get(name) if isinstance(name, str) else None
+        fixed = self.rules.models.get(name)
         self._upstream, self._fixed = fixed or policy, fixed is not None
         if self.route in ONLY_FIXED and fixed is None:
             raise Refused(
@@ -207,14 +218,30 @@ class Exchange:
         """Return the request that the model's server gets."""
         sent = {**asked, "model": self._upstream.model}
         if not self._fixed:
-            off: tuple[Any, ...] = (None, {"type": "disabled"}, {})
-            self._ignored = sorted(name for name in self.dialect.hints if self._body.get(name) not in off)
+            self._check()
             sent = {key: value for key, value in sent.items() if key not in Chat.hints}
         if self.rules.sampling:
             sent, self._replaced = sampled_as(sent, self._upstream.sampling, replace=self.opened.measured)
         if self._upstream.token_ids:
             sent["return_token_ids"] = sent["logprobs"] = True
         return sent
+
+    def _check(self) -> None:
+        """Refuse what the run's model cannot be asked; drop what has no effect on it, and list that.
+
+        Raises:
+            Refused: The body has such a field.
+        """
+        check_nested(self._body, self.dialect.fields)
+        if type(self.dialect) is Chat and self._body.get("top_logprobs") and not self._body.get("logprobs"):
+            raise Refused("top_logprobs needs logprobs: true", status=400, code="invalid_value", param="top_logprobs")
+        off: tuple[Any, ...] = (None, False, {"type": "disabled"}, {})
+        ignored = {name for name in self.dialect.hints if self._body.get(name) not in off}
+        for place, name in self.dialect.nested_hints:
+            ignored |= {name for _, each in objects(self._body, place) if each.get(name) not in off}
+        if without_cache(self._body, self.dialect.fields):
+            ignored.add(CACHE)
+        self._ignored = sorted(ignored)
 
     async def _watch(self) -> None:
         """End the call when its client breaks the connection."""
@@ -322,13 +349,33 @@ class Exchange:
         try:
             body = json.loads(content)
             message = str(body["error"]["message"])
-            code, param = str(body["error"].get("code") or "upstream_error"), str(body["error"].get("param") or "")
+            code, param = str(body["error"].get("code") or ""), str(body["error"].get("param") or "")
         except (ValueError, LookupError, AttributeError, TypeError):
-            message, code, param = cut(text, 2000), "upstream_error", ""
+            message, code, param = cut(text, 2000), "", ""
+        code = code or ("invalid_value" if response.status in CLIENTS else "upstream_error")
+        if response.status in CLIENTS:
+            message, param = self._in_own_names(message, param)
         if response.status == 400 and code in UNSUPPORTED and not self._fixed:
-            message = f"{message} (the run's model; {ELSEWHERE})"
+            message = f"{message}{'' if message[-1:] in ('.', '?') else '.'} This is the run's model: {ELSEWHERE}"
         shown = self.dialect.error(Refused(message, status=response.status, code=code, param=param))
         await self._respond(response.status, json.dumps(shown).encode(), kept)
+
+    def _in_own_names(self, message: str, param: str) -> tuple[str, str]:
+        """Return an error of the model's server about a chat completion in the names of the agent's API."""
+        if type(self.dialect) is Chat:
+            return message, param
+
+        def named(path: str) -> str:
+            return self.dialect.named(path, self._body, self.opened.responses)
+
+        start = re.match(r"[a-z_]+[\w.\[\]]*", message)
+        if start and (start[0] == param or re.split(r"[.\[]", start[0])[0] in self._sent):
+            message = named(start[0]) + message[start.end() :]
+        for word, own in self.dialect.words.items():
+            message = message.replace(word, own)
+        if param == "tool_choice":
+            message = message.replace(f"{self._sent.get(param)!r}", json.dumps(self._body.get(param)))
+        return message, named(param)
 
     async def _stream(self, response: aiohttp.ClientResponse) -> None:
         """Pass a stream on, event by event; a client that reads slowly slows down the reading of the upstream."""

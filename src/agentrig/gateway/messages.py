@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from agentrig.chat_fields import CACHE, Fields
 from agentrig.gateway.dialects import (
     Chat,
     Earlier,
@@ -24,8 +25,23 @@ from agentrig.http_server import Refused
 MAPPED = ("model", "messages", "system", "max_tokens", "stop_sequences", "tools", "tool_choice", "stream", "metadata")
 """Fields that have a counterpart in a chat completion."""
 
-WITHOUT_EFFECT = ("service_tier", "inference_geo", "cache_control")
+WITHOUT_EFFECT = ("service_tier", "inference_geo")
 """Fields that change nothing of what is sampled."""
+
+FIELDS: Fields = {
+    "system[]": ("type", "text", "citations", CACHE),
+    "messages[]": ("role", "content"),
+    "messages[].content[]": (
+        *("type", "text", "source", "id", "name", "input", "tool_use_id", "content", "is_error"),
+        *("citations", "caller", CACHE),
+    ),
+    "messages[].content[].source": ("type", "media_type", "data", "url"),
+    "messages[].content[].content[]": ("type", "text", "citations", CACHE),
+    "tools[]": ("type", "name", "description", "input_schema", "strict", "eager_input_streaming", CACHE),
+    "tool_choice": ("type", "name", "disable_parallel_tool_use"),
+    "metadata": ("user_id",),
+}
+"""Its fields below the top level, as far as they have a counterpart or change nothing."""
 
 CHOICES: Mapping[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -41,6 +57,9 @@ KINDS = {
 }
 """Anthropic's names of errors by status; others are `api_error`."""
 
+IN_CHAT_FORM = "{where}.name is missing: in this API a tool has name, description and input_schema, and no function"
+"""Said about a tool in the form of chat completions."""
+
 MALFORMED = "malformed_json"
 """The one key of a tool's input if the model's arguments are no JSON object: they are its value."""
 
@@ -48,7 +67,22 @@ MALFORMED = "malformed_json"
 class Messages(Chat):
     """Anthropic's Messages API."""
 
-    hints = frozenset(("thinking",))
+    hints = frozenset(("thinking", CACHE))
+    nested_hints = (("messages[].content[]", "is_error"),)
+    fields = FIELDS
+    names: Mapping[str, str] = {
+        "max_completion_tokens": "max_tokens",
+        "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+        "stop": "stop_sequences",
+        "tool_choice.function.name": "tool_choice.name",
+        "tools[].function.parameters": "tools[].input_schema",
+        "tools[].function": "tools[]",
+        "user": "metadata.user_id",
+    }
+    words: Mapping[str, str] = {
+        "'image_url'": "'image'",
+        '"auto" or "none"': '{"type": "auto"} or {"type": "none"}',
+    }
 
     def asked(self, body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
         """Return the chat completion's request."""
@@ -61,13 +95,38 @@ class Messages(Chat):
         if body.get("stop_sequences"):
             found["stop"] = body["stop_sequences"]
         if body.get("tools"):
-            found["tools"] = [_tool(tool) for tool in listed(body["tools"], "tools")]
+            found["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(listed(body["tools"], "tools"))]
         if body.get("tool_choice") is not None:
             found |= _tool_choice(body["tool_choice"])
         if isinstance(body.get("metadata"), dict) and body["metadata"].get("user_id"):
             found["user"] = body["metadata"]["user_id"]
         if body.get("stream"):
             found["stream"], found["stream_options"] = True, {"include_usage": True}
+        return found
+
+    def origins(self, body: Mapping[str, Any], earlier: Earlier) -> dict[str, str]:
+        """Return the place in a body from which each message of the chat completion comes, and each tool call."""
+        found = {"messages[0]": "system"} if body.get("system") else {}
+        number = len(found)
+        for k, message in enumerate(body["messages"]):
+            where, blocks = f"messages[{k}]", message["content"]
+            kinds = [block.get("type") for block in blocks] if isinstance(blocks, list) else []
+            if message.get("role") == "assistant":
+                calls = [j for j, kind in enumerate(kinds) if kind == "tool_use"]
+                for n, j in enumerate(calls):
+                    call = f"messages[{number}].tool_calls[{n}]"
+                    block = f"{where}.content[{j}]"
+                    found |= {call: block, f"{call}.function": block, f"{call}.function.arguments": f"{block}.input"}
+            else:
+                results = [j for j, kind in enumerate(kinds) if kind == "tool_result"]
+                for j in results:
+                    block = f"{where}.content[{j}]"
+                    found |= {f"messages[{number}]": block, f"messages[{number}].tool_call_id": f"{block}.tool_use_id"}
+                    number += 1
+                if results and len(results) == len(kinds):
+                    continue
+            found[f"messages[{number}]"] = where
+            number += 1
         return found
 
     def answer(self, completion: dict[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +140,7 @@ class Messages(Chat):
             function = call.get("function") or {}
             said = {"id": call.get("id"), "name": function.get("name"), "input": _input(function.get("arguments"))}
             content.append({"type": "tool_use", **said})
-        return {**_head(completion, content), "stop_reason": REASONS.get(choice.get("finish_reason") or "", "end_turn")}
+        return {**_head(completion, content), **_ended(choice)}
 
     def writer(self, body: Mapping[str, Any]) -> StreamWriter:
         """Return what writes the events."""
@@ -99,14 +158,15 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if body.get("system"):
         found.append({"role": "system", "content": _text(body["system"], "system")})
-    for message in listed(body.get("messages"), "messages"):
+    for k, message in enumerate(listed(body.get("messages"), "messages")):
+        where = f"messages[{k}].content"
         role, content = message.get("role"), message.get("content")
         if isinstance(content, str):
             found.append({"role": role, "content": content})
         elif role == "assistant":
-            found.append(_assistant(listed(content, "content")))
+            found.append(_assistant(listed(content, where)))
         else:
-            found += _user(str(role), listed(content, "content"))
+            found += _user(str(role), listed(content, where))
     return found
 
 
@@ -158,12 +218,13 @@ def _text(content: Any, what: str) -> str:
     return "\n".join(texts)
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    if "function" in tool and "name" not in tool:
+        raise Refused(IN_CHAT_FORM.format(where=where), status=400, code="invalid_value", param=f"{where}.name")
     if tool.get("type", "custom") not in ("custom", None):
         raise unfit(f"a tool of type {tool.get('type')!r:.60}")
     function = {"name": tool.get("name"), "parameters": tool.get("input_schema") or {"type": "object"}}
-    if tool.get("description"):
-        function["description"] = tool["description"]
+    function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
     return {"type": "function", "function": function}
 
 
@@ -174,7 +235,8 @@ def _tool_choice(choice: Any) -> dict[str, Any]:
     elif kind in CHOICES:
         found = {"tool_choice": CHOICES[kind]}
     else:
-        raise Refused("tool_choice must be an object with type auto, any, tool or none", status=400, code="invalid")
+        text = "tool_choice must be an object with type auto, any, tool or none"
+        raise Refused(text, status=400, code="invalid_value", param="tool_choice")
     return {**found, "parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else found
 
 
@@ -202,6 +264,14 @@ def _head(completion: Mapping[str, Any], content: list[dict[str, Any]]) -> dict[
     }
 
 
+def _ended(choice: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return why a choice ended. A server that tells a stop string from the end has it as `stop_reason`, as vLLM."""
+    reason, stop = choice.get("finish_reason") or "", choice.get("stop_reason")
+    if reason == "stop" and isinstance(stop, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+    return {"stop_reason": REASONS.get(reason, "end_turn"), "stop_sequence": None}
+
+
 def _usage(completion: Mapping[str, Any]) -> dict[str, int]:
     usage = completion.get("usage") or {}
     return {"input_tokens": usage.get("prompt_tokens", 0), "output_tokens": usage.get("completion_tokens", 0)}
@@ -214,7 +284,7 @@ class _Writer(StreamWriter):
         self._begun = self._ended = False
         self._blocks, self._kind = 0, ""
         self._call: int | None = None
-        self._reason, self._usage = "stop", {"input_tokens": 0, "output_tokens": 0}
+        self._ending, self._usage = _ended({}), {"input_tokens": 0, "output_tokens": 0}
 
     def event(self, data: str, event: dict[str, Any] | None) -> bytes:
         """Return what the client gets for one event of the upstream's stream."""
@@ -231,7 +301,8 @@ class _Writer(StreamWriter):
             self._usage = _usage(event)
         choice = choice_of(event)
         delta = choice.get("delta") or {}
-        self._reason = choice.get("finish_reason") or self._reason
+        if choice.get("finish_reason"):
+            self._ending = _ended(choice)
         if delta.get("content"):
             if self._kind != "text":
                 out.append(self._begin("text", {"type": "text", "text": ""}))
@@ -251,8 +322,7 @@ class _Writer(StreamWriter):
         if self._ended or not self._begun:
             return b""
         self._ended = True
-        delta = {"stop_reason": REASONS.get(self._reason, "end_turn"), "stop_sequence": None}
-        last = self._say("message_delta", delta=delta, usage=self._usage) + self._say("message_stop")
+        last = self._say("message_delta", delta=self._ending, usage=self._usage) + self._say("message_stop")
         return self._stop() + last
 
     def _begin(self, kind: str, block: dict[str, Any]) -> bytes:

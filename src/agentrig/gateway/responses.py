@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from agentrig.chat_fields import Fields
 from agentrig.gateway.dialects import (
     Chat,
     Earlier,
@@ -35,10 +36,41 @@ WITHOUT_EFFECT = (
 """Fields that change nothing of what is sampled, or that concern what OpenAI stores or bills."""
 
 
+PART = ("type", "text", "image_url", "detail", "annotations", "logprobs")
+"""Fields of a part of a content."""
+
+FIELDS: Fields = {
+    "input[]": ("type", "role", "content", "id", "status", "phase", "call_id", "name", "arguments", "output"),
+    "input[].content[]": PART,
+    "input[].output[]": PART,
+    "tools[]": ("type", "name", "description", "parameters", "strict"),
+    "tool_choice": ("type", "name"),
+    "text": ("format", "verbosity"),
+    "text.format": ("type", "name", "description", "schema", "strict"),
+    "stream_options": ("include_obfuscation",),
+}
+"""Its fields below the top level, as far as they have a counterpart or change nothing."""
+
+IN_CHAT_FORM = "{where}.name is missing: in this API a tool has name, description and parameters, and no function"
+"""Said about a tool in the form of chat completions."""
+
+
 class Responses(Chat):
     """OpenAI's Responses API."""
 
     hints = frozenset(("reasoning",))
+    nested_hints = (("text", "verbosity"),)
+    fields = FIELDS
+    names: Mapping[str, str] = {
+        "max_completion_tokens": "max_output_tokens",
+        "max_tokens": "max_output_tokens",
+        "messages": "input",
+        "response_format.json_schema": "text.format",
+        "response_format": "text.format",
+        "tool_choice.function.name": "tool_choice.name",
+        "tools[].function": "tools[]",
+    }
+    words: Mapping[str, str] = {"'image_url'": "'input_image'"}
 
     def asked(self, body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
         """Return the chat completion's request."""
@@ -63,13 +95,38 @@ class Responses(Chat):
         if body.get("max_output_tokens") is not None:
             found["max_tokens"] = body["max_output_tokens"]
         if body.get("tools"):
-            found["tools"] = [_tool(tool) for tool in listed(body["tools"], "tools")]
+            found["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(listed(body["tools"], "tools"))]
         if body.get("tool_choice") is not None:
             found["tool_choice"] = _tool_choice(body["tool_choice"])
         if (form := _response_format(body.get("text"))) is not None:
             found["response_format"] = form
         if body.get("stream"):
             found["stream"], found["stream_options"] = True, {"include_usage": True}
+        return found
+
+    def origins(self, body: Mapping[str, Any], earlier: Earlier) -> dict[str, str]:
+        """Return the place in a body from which each message of the chat completion comes, and each tool call."""
+        system = ["instructions"] if body.get("instructions") else []
+        before = ["previous_response_id"] * len(earlier.get(str(body.get("previous_response_id")), ()))
+        found = {f"messages[{i}]": name for i, name in enumerate([*system, *before])}
+        number, open_calls = len(found), -1  # `open_calls`: how many calls the last message has; -1: it can have none
+        if isinstance(body.get("input"), str):
+            return {**found, f"messages[{number}]": "input", f"messages[{number}].content": "input"}
+        for k, item in enumerate(body["input"]):
+            where, kind = f"input[{k}]", item.get("type", "message")
+            if kind == "function_call" and open_calls >= 0:
+                number -= 1
+            else:
+                found[f"messages[{number}]"] = where
+                open_calls = 0 if kind == "function_call" or item.get("role") == "assistant" else -1
+            if kind == "function_call":
+                call = f"messages[{number}].tool_calls[{open_calls}]"
+                found |= {call: where, f"{call}.function": where, f"{call}.id": f"{where}.call_id"}
+                open_calls += 1
+            if kind == "function_call_output":
+                found[f"messages[{number}].content"] = f"{where}.output"
+                found[f"messages[{number}].tool_call_id"] = f"{where}.call_id"
+            number += 1
         return found
 
     def answer(self, completion: dict[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,11 +162,14 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     given = body.get("input")
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    for item in listed(given, "input"):
+    if given is not None and not isinstance(given, list):
+        text = "input must be a list of objects, or a text"
+        raise Refused(text, status=400, code="invalid_type", param="input")
+    for k, item in enumerate(listed(given, "input")):
         kind = item.get("type", "message")
         if kind == "message":
             role = {"developer": "system"}.get(item.get("role", ""), item.get("role"))
-            found.append({"role": role, "content": _content(item.get("content"))})
+            found.append({"role": role, "content": _content(item.get("content"), f"input[{k}].content")})
         elif kind == "function_call":
             if not found or found[-1]["role"] != "assistant":
                 found.append({"role": "assistant", "content": None})
@@ -117,18 +177,18 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             found[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
-            content = _content(item.get("output"))
+            content = _content(item.get("output"), f"input[{k}].output")
             found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
         else:
             raise unfit(f"an input item of type {kind!r:.60}")
     return found
 
 
-def _content(content: Any) -> Any:
+def _content(content: Any, where: str) -> Any:
     if isinstance(content, str):
         return content
     parts: list[dict[str, Any]] = []
-    for part in listed(content, "the content of an input item"):
+    for part in listed(content, where):
         kind = part.get("type")
         if kind in ("input_text", "output_text", "text"):
             parts.append({"type": "text", "text": part.get("text")})
@@ -140,7 +200,9 @@ def _content(content: Any) -> Any:
     return content_of(parts)
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    if "function" in tool and "name" not in tool:
+        raise Refused(IN_CHAT_FORM.format(where=where), status=400, code="invalid_value", param=f"{where}.name")
     if tool.get("type") != "function":
         raise unfit(f"a tool of type {tool.get('type')!r:.60}")
     kept = {k: tool[k] for k in ("name", "description", "parameters", "strict") if tool.get(k) is not None}

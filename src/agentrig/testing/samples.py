@@ -12,7 +12,7 @@ from agentrig.errors import ConfigError
 from agentrig.plugins.registry import a_kind
 from agentrig.run.splits import check_set, read_split
 from agentrig.tasks import Task
-from agentrig.testing.kit import CheckFailed
+from agentrig.testing.kit import CheckFailed, CheckSkipped
 from agentrig.testing.subject import Subject
 
 
@@ -26,12 +26,14 @@ class TriedSubject(Subject):
         tasks_settings: The task set's keys.
         split: Its split; '' for the one that is validated on, else the one that is trained on.
         limit: How many tasks are tried.
+        without: The check of the task set that failed, if its tasks cannot be loaded.
     """
 
     tasks: Any = None
     tasks_settings: Any = None
     split: str = ""
     limit: int = 12
+    without: str = ""
 
     @cached_property
     def task_set(self) -> Subject | None:
@@ -51,7 +53,10 @@ class TriedSubject(Subject):
 
         Raises:
             ConfigError: The split has no tasks.
+            CheckSkipped: They cannot be loaded, and a check of the task set has said so.
         """
+        if self.without:
+            raise CheckSkipped(f"it needs {self.without}, which failed")
         if self.task_set is None:
             return list(self.tasks[: self.limit])
         made, who = self.task_set.made, f"task set {self.task_set}"

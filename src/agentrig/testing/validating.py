@@ -19,6 +19,7 @@ from agentrig.testing.play import PlaySubject
 from agentrig.testing.reward import RewardSubject
 from agentrig.testing.samples import TriedSubject
 from agentrig.testing.subject import Subject
+from agentrig.text import account_of
 
 UNPLAYABLE = {"agent.loads", "agent.starts", "agent.calls-endpoint", "agent.answers", "play.loads", "play.parts"}
 """Checks without which an agent is not played."""
@@ -87,11 +88,12 @@ def validated(
     uses = {kind: _in_files(name, files, kind) for kind, name in uses.items()}
     reports: list[Report] = []
     trials: list[Mapping[str, Any]] = []
+    faulty: dict[str, str] = {}  # task sets to their first check that failed
 
     def chosen(kind: str) -> list[str] | None:
         return [name for name in only if name.startswith(f"{kind}.")] if only else None
 
-    for target in found:
+    for target in sorted(found, key=lambda target: target.kind != "tasks"):  # others are tried on tasks
         kind, keys = target.kind, settings.get(target.kind)
         options: dict[str, Any] = {}
         if kind in TRIED:
@@ -103,8 +105,14 @@ def validated(
                     f"say on which tasks to try {target.given}: --tasks NAME, or --tasks FILE.py:NAME.\n"
                     "  agentrig plugins lists the installed task sets"
                 )
-            if tasks and not any(t.kind == "tasks" and t.given == tasks for t in found):  # that one has a report
-                _load_tasks(target, tasks, tasks_keys)
+            has_report = any(t.kind == "tasks" and t.given == tasks for t in found)
+            try:
+                if tasks and (tasks in faulty or not has_report):
+                    _load_tasks(target, tasks, tasks_keys)
+            except ConfigError:
+                if tasks not in faulty:
+                    raise
+                options["without"] = faulty[tasks]
         if kind == "agent":
             options |= {"gateway": settings.get("gateway"), **({} if script is None else {"script": script})}
         failed: set[str] = set()
@@ -112,7 +120,15 @@ def validated(
             report = check(kind, target.given, settings=keys, only=chosen(kind), raise_failed=False, say=say, **options)
             reports.append(report)
             failed = {r.check for r in report.failed}
-        if kind != "agent" or not parts["reward"][0] or chosen(TRIAL) == [] or failed & UNPLAYABLE:
+            if kind == "tasks" and report.failed:
+                faulty[target.given] = report.failed[0].check
+        if (
+            kind != "agent"
+            or not parts["reward"][0]
+            or chosen(TRIAL) == []
+            or failed & UNPLAYABLE
+            or "without" in options
+        ):
             continue
         (reward, reward_keys), (adapter, adapter_keys) = parts["reward"], parts["adapter"]
         options |= {"limit": limit, "script": script, "endpoint": endpoint}
@@ -137,10 +153,11 @@ def _load_tasks(target: Target, tasks: str, keys: Mapping[str, Any]) -> None:
     """
     try:
         TriedSubject(kind=target.kind, given=target.given, tasks=tasks, tasks_settings=keys).rows  # noqa: B018
-    except AgentrigError as error:
-        raise ConfigError(f"the tasks on which to try {target.given} cannot be loaded: {error}") from None
     except CheckFailed:
         return  # the component's checks say it
+    except Exception as error:
+        text = f"the tasks on which to try {target.given} cannot be loaded: {account_of(error)}"
+        raise ConfigError(text) from error
 
 
 def _parts(

@@ -163,6 +163,8 @@ class _Completion:
             choice = self._choices.setdefault(index, empty)
             message = self._messages.setdefault(index, {"role": "assistant"})
             choice["finish_reason"] = part.get("finish_reason") or choice["finish_reason"]
+            if part.get("stop_reason") is not None:
+                choice["stop_reason"] = part["stop_reason"]
             choice["token_ids"] += part.get("token_ids") or ()
             choice["logprobs"] += (part.get("logprobs") or {}).get("content") or ()
             if part.get("prompt_token_ids"):

@@ -17,7 +17,7 @@ from agentrig.view import figures
 from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollouts, weights
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding
-from agentrig.view.causes.trend import gained
+from agentrig.view.causes.trend import gained, reward_rise
 from agentrig.view.reading import RunData, Seen, read_run
 
 Rule = Callable[[Evidence], Iterable[Finding]]
@@ -54,10 +54,18 @@ NOTHING_WRONG = "Nothing held learning back."
 """What is said about a run without problems that got better for certain, or goes on."""
 
 NO_GAIN = (
-    "No fault was found, but there is no significant gain either: what the run gained may be chance. Train for more "
-    "steps, or measure more held-out tasks (run.report_tasks)."
+    "No fault was found, but there is no significant gain either: what the run gained may be chance. "
+    "Train for more steps"
 )
 """What is said about another run without problems."""
+
+MORE_TASKS = ", or measure more held-out tasks (run.report_tasks)"
+"""What is added if the run has measured only some of its held-out tasks."""
+
+REWARD_ONLY = (
+    "No fault was found. There is no significant gain in accuracy; the mean reward of training rose by {:.2g}."
+)
+"""What is said about a run without problems whose reward rose, and not the accuracy of the tasks that it measured."""
 
 
 @attrs.frozen(kw_only=True, str=False)
@@ -69,6 +77,8 @@ class Diagnosis:
         status: as of `agentrig.view.figures.status`.
         steps: Steps that have ended.
         gained: Whether it got better for certain, or solved its tasks.
+        measures_some: Whether `run.report_tasks` keeps some held-out tasks from being measured.
+        reward_rise: By how much the mean reward of training rose, if the accuracy did not rise significantly with it.
         problems: What held learning back, the first cause first; what follows from another cause comes after it.
         warnings: What to know before you trust the run.
         checks: What is fine, and facts.
@@ -81,6 +91,8 @@ class Diagnosis:
     status: str
     steps: int
     gained: bool
+    measures_some: bool = False
+    reward_rise: float | None = None
     problems: Sequence[Finding]
     warnings: Sequence[Finding]
     checks: Sequence[Finding]
@@ -112,13 +124,16 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
     problems = ranked([f for f in found if f.level == "problem"], list(outcome.ended(evidence)))
     if any(f.cause == "tasks-too-hard" for f in problems):  # answers that are all wrong: more varied ones do not help
         problems = [f for f in problems if f.cause != "low-entropy"]
-    better = gained(evidence) or bool(data.summary.get("solved"))
+    solved = bool(data.summary.get("solved"))
+    better = gained(evidence) or solved
     ends = [f for f in outcome.ended(evidence) if f.level == "warn"]
     return Diagnosis(
         run=data.name,
         status=figures.status(data),
         steps=len(data.steps),
         gained=better,
+        measures_some=bool(evidence.value("run.report_tasks")),
+        reward_rise=None if solved else reward_rise(evidence),
         problems=problems,
         next_step=outcome.next_step(evidence) if better and not problems and not data.running else "",
         warnings=[*ends, *(f for f in found if f.level == "warn")],
@@ -159,9 +174,11 @@ def verdict(diagnosis: Diagnosis) -> str:
     """Return the sentence about a run without problems."""
     if not diagnosis.steps:
         return "Nothing is known: metrics.jsonl has no figures of a training step."
+    if diagnosis.reward_rise is not None and diagnosis.status != "running":
+        return REWARD_ONLY.format(diagnosis.reward_rise)
     if diagnosis.gained or diagnosis.status == "running":
         return f"{NOTHING_WRONG} {diagnosis.next_step}".strip()
-    return NO_GAIN
+    return f"{NO_GAIN}{MORE_TASKS if diagnosis.measures_some else ''}."
 
 
 def headline(diagnosis: Diagnosis) -> str:

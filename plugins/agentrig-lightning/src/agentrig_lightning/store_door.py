@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from agentrig.http_server import App, Receive, Refused, Scope, Send, bearer, replayed, reply, same
-from agentrig.text import parsed, words_of
+from agentrig.text import json_fault, parsed
 
 BODY_LIMIT, OTHER_LIMIT = 256 << 20, 8 << 20
 """Most bytes of a request's body: of a rollout's spans, with the ids of all its tokens, and of anything else."""
@@ -77,10 +77,15 @@ def _not_json(body: bytes) -> str:
     """Say what is wrong with a body, or '': Agent Lightning's server takes NaN, and can't send it back."""
     try:
         value, plain = parsed(body)
+    except (ValueError, RecursionError) as error:
+        return f"the body {json_fault(error)}"
+    try:
         if not plain:  # NaN, or half of a character, which may stay
             json.dumps(value, allow_nan=False)
-    except (ValueError, RecursionError) as error:
-        return f"the body is no JSON: {words_of(error)}"
+    except RecursionError as error:
+        return f"the body {json_fault(error)}"
+    except ValueError:
+        return "the body has NaN or an infinity, which JSON can't hold"
     return ""
 
 

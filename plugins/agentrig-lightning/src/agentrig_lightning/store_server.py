@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,13 +18,14 @@ from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic.json_schema import PydanticJsonSchemaWarning
 
 from agentrig import __version__
 from agentrig.endpoints import address_of, is_loopback
 from agentrig.errors import AgentrigError
 from agentrig.http_server import Access, ServerThread, listen
 from agentrig.pools import RESULT_BYTES, Result
-from agentrig.text import cut, mask, storable, words_of
+from agentrig.text import cut, json_fault, mask, storable, words_of
 from agentrig_lightning.joining import ALIVE, ENDED, JOIN, LEAVE, REPORT, RUNNING, TOKEN_VARIABLE
 from agentrig_lightning.store import Store
 from agentrig_lightning.store_door import StoreDoor, client, limit
@@ -101,6 +103,7 @@ class ServedStore:
             host=host, port=port, access_host=reached, launch_mode="thread", log_level=logging.WARNING
         )
         app: Any = LightningStoreServer(self._store, launcher_args=arguments).app
+        app.openapi = _quietly(app.openapi)
         for path, handler in ((JOIN, self._join), (ALIVE, self._alive), (REPORT, self._report), (LEAVE, self._leave)):
             app.add_route(path, _checked(handler), methods=["POST"])
         app.add_exception_handler(RequestValidationError, _not_valid)
@@ -207,12 +210,28 @@ def _checked(handler: Callable[[Any], Awaitable[Any]]) -> Callable[[Request], Aw
                 error = f"a runner sends at most {2 * RESULT_BYTES / 1e6:.0f} MB at once"
                 return JSONResponse({"error": error}, status_code=413)
         try:
-            return JSONResponse(await handler(json.loads(data)))
+            sent = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            log.warning("a request of a runner to %s is refused: it %s", request.url.path, json_fault(error))
+            return JSONResponse({"error": f"the body {json_fault(error)}"}, status_code=400)
+        try:
+            return JSONResponse(await handler(sent))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             log.warning("a request of a runner to %s is refused: %s", request.url.path, words_of(error))
             return JSONResponse({"error": words_of(error)}, status_code=400)
 
     return route
+
+
+def _quietly(schema: Callable[[], Any]) -> Callable[[], Any]:
+    """Return what makes an application's schema without the warnings about Agent Lightning's own default values."""
+
+    def made() -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PydanticJsonSchemaWarning)
+            return schema()
+
+    return made
 
 
 async def _not_valid(request: Request, error: RequestValidationError) -> JSONResponse:

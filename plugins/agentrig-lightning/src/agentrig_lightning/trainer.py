@@ -10,7 +10,7 @@ import re
 import runpy
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,9 +33,12 @@ from agentrig_lightning.adapters import adapter
 from agentrig_lightning.algorithms import Script, algorithm, check_form, spec_of
 from agentrig_lightning.joining import role_of, unmanaged
 from agentrig_lightning.scripts import script_plugin
-from agentrig_lightning.verl import credit_for, is_verl, keys_for
+from agentrig_lightning.verl import credit_for, in_words_of_script, is_verl, keys_for
 
 log = logging.getLogger(__name__)
+
+SETTING = re.compile(r"(?<![\w.\-])(?<!--set )(algorithm|credit|hardware|run|runners|server)\.\w+=\S+")
+"""A setting in an error's cure, as a command with settings takes it; `agentrig run` has `--set` for it."""
 
 SERVE = "serve the run's store with `agentrig train --store HOST:PORT`, and let runners join with `agentrig runner`"
 
@@ -251,7 +254,18 @@ class Trainer(LightningTrainer):
             plan.registry.add_observer(_Directory(self), "directory")
             if display is not None or self.shows:
                 plan.registry.add_observer(display or LiveDisplay(), "display")
-            run(plan, resume=resumed)
+            try:
+                run(plan, resume=resumed)
+            except ConfigError as error:
+                raise ConfigError(self._in_own_words(str(error), used["algorithm"])) from error
+
+    def _in_own_words(self, message: str, keys: Collection[str]) -> str:
+        """Return an error of a run in the names of the script, with the cures as options of `agentrig run`."""
+        if self.other:
+            settings = [setting.partition("=")[0] for setting in (*self.more, *self.settings)]
+            chosen = [name.removeprefix("algorithm.") for name in settings if name.startswith("algorithm.")]
+            message = in_words_of_script(message, keys, chosen)
+        return SETTING.sub(r"--set \g<0>", message) if self.shows else message
 
     def algorithm_spec(self, name: str, inner: Any, train: Any, validation: Any) -> AlgorithmSpec:
         """Return the run's algorithm: the script's, with the script's own resources, proxy and datasets."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import attrs
@@ -142,6 +142,21 @@ def keys_for(config_class: type, config: Mapping[str, Any], *, rows: int) -> tup
         elif key not in (*DEFAULTS, *ROWS) and (key not in NEUTRAL or NEUTRAL[key] != value):
             absent.append(f"{key} = {value!r}")
     return keys, absent
+
+
+def in_words_of_script(message: str, keys: Collection[str], chosen: Collection[str]) -> str:
+    """Return an error about settings of another algorithm in the names that the script gives them.
+
+    Args:
+        message: The error.
+        keys: The keys that `keys_for` made of verl's.
+        chosen: Those that somebody has set beside the script: they keep their names.
+    """
+    own = {name: key for key, name in KEYS.items()}
+    own["max_length"] = "data.max_prompt_length + data.max_response_length"
+    for name in set(keys) & own.keys() - set(chosen):
+        message = message.replace(f"[algorithm] {name} ", f"{own[name]} ")
+    return message
 
 
 def credit_for(config: Mapping[str, Any]) -> str:

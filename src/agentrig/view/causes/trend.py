@@ -73,11 +73,32 @@ def trend(values: Sequence[float]) -> float:
 
 def gained(evidence: Evidence) -> bool:
     """Whether the run got better: in training, or on the tasks that were measured at both ends."""
-    steps, width = evidence.steps, quarter(evidence.steps)
+    return more_right(evidence) or reward_rose(evidence)
+
+
+def more_right(evidence: Evidence) -> bool:
+    """Whether significantly more of the tasks that were measured at both ends are right at the end."""
     better, worse, _, _ = evidence.changed
-    if better > worse and sign_test(better, worse) <= SIGNIFICANT:
-        return True
+    return better > worse and sign_test(better, worse) <= SIGNIFICANT
+
+
+def reward_rose(evidence: Evidence) -> bool:
+    """Whether the mean reward of training rose significantly."""
+    steps, width = evidence.steps, quarter(evidence.steps)
     if len(steps) < 2:
         return False
     rose = difference(rewards_of(steps[:width]), rewards_of(steps[-width:])) > LIKELY
     return rose or trend([f.reward / f.scored for f in steps if f.scored]) > LIKELY
+
+
+def reward_rise(evidence: Evidence) -> float | None:
+    """Return by how much the mean reward of training rose if only that did; None if the accuracy rose, or nothing did.
+
+    None too if no tasks were measured at both ends: then the reward is all that is known.
+    """
+    judged = evidence.changed[3]
+    if not judged or more_right(evidence) or not reward_rose(evidence):
+        return None
+    width = quarter(evidence.steps)
+    first, last = rewards_of(evidence.steps[:width]), rewards_of(evidence.steps[-width:])
+    return statistics.fmean(last) - statistics.fmean(first) if first and last else None

@@ -257,8 +257,10 @@ class Pages:
 
     def csv(self, request: Request) -> Response:
         """Answer with the points of a curve, of one run or of several, as CSV."""
-        name = request.query_params.get("plot", "")
-        plot = next((plot for plot in views.curves(request, self._several(request))[1] if plot.name == name), None)
+        name, runs = request.query_params.get("plot", ""), self._several(request)
+        if not runs:
+            raise AgentrigError("name a run in the address: chart.csv?run=RUN&plot=NAME")
+        plot = next((plot for plot in views.curves(request, runs)[1] if plot.name == name), None)
         if plot is None:
             raise KeyError(name)
         file = re.sub(r"[^\w-]+", "-", name, flags=re.ASCII)

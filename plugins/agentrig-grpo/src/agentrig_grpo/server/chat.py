@@ -159,10 +159,15 @@ class StopStrings:
         text = self._chat.text(tokens[-self._tail :])
         return any(stop in text for stop in self._stops)
 
+    def first(self, text: str) -> str | None:
+        """Return the stop string that comes first in a text; None if it has none."""
+        found = [(text.find(stop), stop) for stop in self._stops if stop in text]
+        return min(found, key=lambda each: each[0])[1] if found else None
+
     def cut(self, text: str) -> str:
         """Return the text up to the first stop string."""
-        ends = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
-        return text[: min(ends)] if ends else text
+        stop = self.first(text)
+        return text if stop is None else text[: text.find(stop)]
 
     def safe(self, text: str) -> str:
         """Return the part of a running response's text that no later stop string can remove."""

@@ -55,7 +55,7 @@ class _Message(TypedDict):
 
 
 class Message(_Message, total=False):
-    """One message. Its other fields, such as `name`, go to the chat template as they are."""
+    """One message. Its other fields of `agentrig.chat_fields`, such as `name`, go to the chat template as they are."""
 
     tool_calls: list[Call]
     tool_call_id: str
@@ -125,7 +125,7 @@ def _name(name: Any, _: Any) -> str:
 def _arguments(arguments: Any, _: Any) -> Any:
     if isinstance(arguments, str):
         try:
-            arguments = values.read(arguments.encode() or b"{}")
+            arguments = values.read(arguments.encode() or b"{}", "the text")
         except values.BadValue as error:
             raise BadField(f"must be the text of a JSON object: {error}") from None
     if not isinstance(arguments, dict):

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NewType, TypeVar
 import attrs
 import cattrs
 
+from agentrig.chat_fields import CHAT, Fields, check_nested, without_cache
 from agentrig.errors import nearest
 from agentrig.http_server import Refused
 from agentrig_grpo.server import values
@@ -105,6 +106,12 @@ class ChatRequest(Addressed):
             words = 'must be left out where tools may be called: leave tools out, or set tool_choice to "none"'
             raise BadField(words, field.name)
 
+    @stream_options.validator
+    def _usage_only(self, field: Any, value: Mapping[str, Any]) -> None:
+        if value.get("continuous_usage_stats"):
+            words = "is not implemented by this server"
+            raise BadField(words, f"{field.name}.continuous_usage_stats", code="unsupported_parameter")
+
     @messages.validator
     def _some(self, field: Any, value: list[Message]) -> None:
         if not value:
@@ -133,11 +140,20 @@ class ChatRequest(Addressed):
 
 def parse(body: bytes, *, model: str) -> ChatRequest:
     """Check the body of a chat completion; see `checked` for the errors."""
-    return checked(body, ChatRequest, _rules(), model=model)
+    return checked(body, ChatRequest, _rules(), model=model, fields=CHAT)
 
 
-def checked(body: bytes, cls: type[AnyRequest], rules: cattrs.Converter, *, model: str) -> AnyRequest:
+def checked(
+    body: bytes, cls: type[AnyRequest], rules: cattrs.Converter, *, model: str, fields: Fields | None = None
+) -> AnyRequest:
     """Check a request's body.
+
+    Args:
+        body: Of the request.
+        cls: What it is read as.
+        rules: How its fields are read.
+        model: The name that it must ask for.
+        fields: The fields below its top level; None for a body without such fields.
 
     Raises:
         Refused: Not JSON, a field that is unknown, wrong or not implemented; names the field.
@@ -155,10 +171,12 @@ def checked(body: bytes, cls: type[AnyRequest], rules: cattrs.Converter, *, mode
                 status=404,
                 code="model_not_found",
             )
+        without_cache(data, fields or {})  # a chat template would write that of a tool into the prompt
         request = structure(cls, data, rules)
     except (values.BadValue, BadField) as error:
         raise Refused(str(error), param=error.where, code=getattr(error, "code", "")) from None
     _refuse_others(data, attrs.fields_dict(cls))
+    check_nested(data, fields or {})
     return request
 
 

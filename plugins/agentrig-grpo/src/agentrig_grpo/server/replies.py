@@ -26,6 +26,7 @@ def response(chat: ChatRequest, choices: Sequence[Request], tokenizer: Chat, *, 
             "message": message,
             "logprobs": logprobs_of(choice, tokenizer) if chat.logprobs else None,
             "finish_reason": finish,
+            **stop_reason_of(choice, tokenizer),
         }
         if chat.return_token_ids:
             item["token_ids"] = choice.tokens
@@ -61,6 +62,14 @@ def text_of(choice: Request, tokenizer: Chat, form: Form | None = None) -> str:
     """Return a reply's text: special tokens left out but those around tool calls, cut before a stop string."""
     text = tokenizer.text(choice.tokens, keep=form.markers if form else ())
     return choice.stopped.cut(text) if isinstance(choice.stopped, StopStrings) else text
+
+
+def stop_reason_of(choice: Request, tokenizer: Chat) -> dict[str, str]:
+    """Return `stop_reason`, the stop string that ended a choice, as vLLM names it; empty if none did."""
+    if choice.finish != "stop" or not isinstance(choice.stopped, StopStrings):
+        return {}
+    stop = choice.stopped.first(tokenizer.text(choice.tokens))
+    return {} if stop is None else {"stop_reason": stop}
 
 
 def logprobs_of(request: Request, tokenizer: Chat, start: int = 0) -> dict[str, Any]:
@@ -117,6 +126,7 @@ class Deltas:
             "delta": delta,
             "logprobs": None,
             "finish_reason": finish,
+            **(stop_reason_of(choice, self.tokenizer) if finish else {}),
         }
         if self.asked.logprobs:
             item["logprobs"] = logprobs_of(choice, self.tokenizer, self.tokens)

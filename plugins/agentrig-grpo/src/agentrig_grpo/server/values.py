@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from functools import partial
 from typing import Any
 
 from agentrig.errors import AgentrigError
@@ -23,24 +24,24 @@ class BadValue(AgentrigError):
         self.where = where
 
 
-def read(body: bytes) -> Any:
-    """Return the value of a JSON text.
+def read(body: bytes, what: str = "the body") -> Any:
+    """Return the value of a JSON text, which errors call `what`.
 
     Raises:
         BadValue: The body is not UTF-8 or not JSON, is nested too deeply, has too many values, a number that is
             infinite, NaN or too long, or a string with a lone surrogate, which is no text and cannot be tokenized.
     """
     try:
-        value = json.loads(body.decode("utf-8"), parse_constant=_constant)
+        value = json.loads(body.decode("utf-8"), parse_constant=partial(_constant, what))
     except UnicodeDecodeError as error:
-        raise BadValue(f"the body is not UTF-8: {error}") from None
+        raise BadValue(f"{what} is not UTF-8: {error}") from None
     except RecursionError:
-        raise BadValue(f"the body is nested too deeply: at most {DEPTH} lists and objects in one another") from None
+        raise BadValue(f"{what} is nested too deeply: at most {DEPTH} lists and objects in one another") from None
     except json.JSONDecodeError as error:
-        raise BadValue(f"the body is not JSON: {error}") from None
+        raise BadValue(f"{what} is not JSON: {error}") from None
     except ValueError:
-        raise BadValue(f"the body has a whole number of more than {sys.get_int_max_str_digits()} digits") from None
-    _check(value)
+        raise BadValue(f"{what} has a whole number of more than {sys.get_int_max_str_digits()} digits") from None
+    _check(value, what)
     return value
 
 
@@ -50,25 +51,25 @@ def short(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:80]}… ({len(text)} characters)"
 
 
-def _constant(name: str) -> float:
-    raise BadValue(f"the body is not JSON: {name} is no JSON number")
+def _constant(what: str, name: str) -> float:
+    raise BadValue(f"{what} is not JSON: {name} is no JSON number")
 
 
-def _check(value: Any) -> None:
+def _check(value: Any, what: str) -> None:
     todo: list[tuple[Any, str, int]] = [(value, "", 0)]
     seen = 0
     while todo:
         item, where, depth = todo.pop()
         seen += 1
         if seen > MOST_VALUES:
-            raise BadValue(f"the body has more than {MOST_VALUES} values")
+            raise BadValue(f"{what} has more than {MOST_VALUES} values")
         if isinstance(item, str):
             _check_text(item, where)
         elif isinstance(item, float) and not math.isfinite(item):
-            raise BadValue(f"{where or 'the body'} is {item}; it must be finite", where)
+            raise BadValue(f"{where or what} is {item}; it must be finite", where)
         elif isinstance(item, dict | list):
             if depth == DEPTH:
-                raise BadValue(f"the body is nested too deeply: at most {DEPTH} lists and objects in one another")
+                raise BadValue(f"{what} is nested too deeply: at most {DEPTH} lists and objects in one another")
             if isinstance(item, dict):
                 for name in item:
                     _check_text(name, "a field's name")
