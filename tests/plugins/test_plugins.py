@@ -112,6 +112,10 @@ SPEC = "RewardSpec(name='x', summary='', build=print)"
             "the name 'My Reward' must be lower-case letters, digits and single hyphens: write name=\"my-reward\" "
             "(toy_broken.py:3 in register_rewards)",
         ),
+        (
+            "def register_rewards(): yield RewardSpec(name=None, summary='', build=print)",
+            "the name None must be lower-case letters, digits and single hyphens (toy_broken.py:3 in register_rewards)",
+        ),
         (f"def register_rewards(): yield {SPEC.replace('print', '3')}", "build must be a function"),
         ("def register_rewards(): yield RewardSpec(name='x', build=print)", "argument: 'summary' (toy_broken.py:3"),
         (
