@@ -107,10 +107,11 @@ class Auditing:
             self._spent += found.seconds
         if not found.faults:  # else it is written below
             self._write(found)
+        unseen = "".join(f"; not {v.link}: {v.detail}" for v in found.verdicts if v.link not in found.looked)
         result = "a fault" if found.faults else "no fault"
         log.info(
-            "step %d recomputed by the auditor in %.1f s: %d of %d links compared, %s",
-            *(step, found.seconds, len(found.looked), len(LINKS), result),
+            "step %d recomputed by the auditor in %.1f s: %d of %d links compared, %s%s",
+            *(step, found.seconds, len(found.looked), len(LINKS), result, unseen),
         )
         self._stop_at_fault(found)
 
