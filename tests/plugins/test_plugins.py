@@ -103,6 +103,7 @@ SPEC = "RewardSpec(name='x', summary='', build=print)"
     [
         ("def register_rewards(): pass", "register_rewards (toy_broken.py:2) returned None; write `yield RewardSpec("),
         (f"def register_rewards(): return {SPEC}", "returned one RewardSpec by itself; write `yield RewardSpec("),
+        ("def register_rewards(x): return []", "register_rewards takes no arguments"),
         ("def register_rewards(): return 7", "returned 7; write"),
         ("def register_rewards(): return {'x': print}", "returned {'x': <built-in function print>}; write"),
         (f"def register_agents(): yield {SPEC}", "it must give AgentSpec objects; that belongs into register_rewards"),

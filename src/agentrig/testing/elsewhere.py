@@ -23,6 +23,9 @@ R = TypeVar("R")
 HASH_SEED = "1"
 """The hash seed there; the order of a set of texts is another one than here."""
 
+CLOSED = 88
+"""Exit status of a process whose component has closed the file for its answer."""
+
 CODE = "from agentrig.testing.elsewhere import main; main()"
 
 
@@ -73,6 +76,8 @@ def elsewhere(
         answer = answers.read()
     if not answer:
         code = process.returncode
+        if code == CLOSED:
+            raise EndedElsewhere("it has closed descriptors that it did not open")
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         raise EndedElsewhere(f"it ended its process ({how})")
     raised, value = cloudpickle.loads(answer)
@@ -105,8 +110,11 @@ def main() -> None:
         answer = cloudpickle.dumps((False, function(*arguments)))
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the component raised them
         answer = cloudpickle.dumps((True, _sendable(error)))
-    answers.write(answer)
-    answers.flush()
+    try:
+        answers.write(answer)
+        answers.flush()
+    except OSError:  # there is nowhere left to say so
+        os._exit(CLOSED)
     os._exit(0)
 
 

@@ -1,0 +1,15 @@
+"""Another process: what it says of a component that breaks it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from agentrig.testing.elsewhere import EndedElsewhere, elsewhere
+
+
+def test_a_component_that_closes_descriptors_is_named_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(EndedElsewhere, match="closed descriptors that it did not open"):
+        elsewhere(os.closerange, 3, 256, deadline_s=60.0)
+    assert "Traceback" not in capfd.readouterr().err
