@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import inspect
 import itertools
 import logging
 import os
@@ -173,7 +174,7 @@ def _wrong_arguments(module: Any, manager: pluggy.PluginManager) -> str:
         if not manager.parse_hookimpl_opts(module, name) or getattr(hook, "spec", None) is None:
             continue
         allowed = hook.spec.argnames
-        if set(pluggy._hooks.varnames(function)[0]) - set(allowed):
+        if set(inspect.signature(function).parameters) - set(allowed):
             takes = f"only the arguments {', '.join(allowed)}" if allowed else "no arguments"
             return f"{name} takes {takes}{defined_at(function)}"
     return ""

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import cloudpickle
 
 from agentrig.errors import AgentrigError, place_of
+from agentrig.processes.families import MARK, end_families
 from agentrig.processes.supervisor import end_with_parent
 from agentrig.text import words_of
 
@@ -54,10 +56,11 @@ def elsewhere(
         agentrig.errors.AgentrigError: The function or its result cannot be sent.
         BaseException: What the function raised.
     """
+    mark = uuid.uuid4().hex  # a process that leads a session of its own has it too
     with tempfile.TemporaryFile() as answers:
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", CODE],
-            env={**os.environ, "PYTHONHASHSEED": HASH_SEED, "OMP_NUM_THREADS": "1", **(environment or {})},
+            env={**os.environ, "PYTHONHASHSEED": HASH_SEED, "OMP_NUM_THREADS": "1", MARK: mark, **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=answers,
             start_new_session=True,
@@ -70,8 +73,7 @@ def elsewhere(
             process.kill()
             process.wait()
             if ends_all:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                end_families([process.pid], [mark])
         answers.seek(0)
         answer = answers.read()
     if not answer:
