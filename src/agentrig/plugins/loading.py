@@ -170,7 +170,8 @@ def _loaded(plugin: PluginInfo, importer: Callable[[], Any], manager: pluggy.Plu
 def _wrong_arguments(module: Any, manager: pluggy.PluginManager) -> str:
     """Say which hook of a plugin has arguments that it does not get; '' if none."""
     for name in dir(module):
-        function, hook = getattr(module, name, None), getattr(manager.hook, name, None)
+        function: Any = getattr(module, name, None)
+        hook: Any = getattr(manager.hook, name, None)
         if not manager.parse_hookimpl_opts(module, name) or getattr(hook, "spec", None) is None:
             continue
         allowed = hook.spec.argnames
