@@ -237,6 +237,18 @@ def test_a_reward_may_judge_in_processes_from_the_start(toy_plan: Callable[..., 
     assert "half" in str(score.details)
 
 
+def test_a_process_that_judges_too_long_is_killed_with_the_words_of_a_reward(
+    toy_plan: Callable[..., Plan], caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = toy_plan("run.reward_process=true", "reward.spin=true", "run.reward_budget_s=0.5")
+    task = Task(id="test-3", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
+    with contextlib.closing(Setup(plan).scorer()) as scorer:
+        (score,) = scorer([(task, Outcome(answer="spin"), Trace(rollout_id="r"))])
+    assert score.status == "invalid"
+    said = "the reward's process is killed: task test-3 ran past the budget of 0.5 s (run.reward_budget_s)"
+    assert caplog.messages == [said]
+
+
 def test_a_thread_that_spins_is_ended_where_python_can() -> None:
     def reward(task: Task, outcome: Outcome, budget_s: float) -> Score:
         while True:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.plan import resolve
-from agentrig.run.splits import load_splits
+from agentrig.run.splits import load_splits, read_split
 from agentrig.tasks import Table, TableConfig, Task, from_frame, table
 
 ROWS = "id,question,answer,level,part\n" + "".join(
@@ -108,6 +112,53 @@ def test_latin_1_bytes_are_named(rows: Path) -> None:
     rows.write_bytes(ROWS.replace("What is 4", "Qu\xe9 es 4").encode("latin-1"))
     with pytest.raises(AgentrigError, match=r"line 6, character 6: the byte 0xe9 is not UTF-8"):
         table(TableConfig(file=str(rows)))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("t.jsonl", b'{"question": 1}\n\n7\n', 't.jsonl, line 3: it is a number; write an object, as {"question": …}'),
+        ("t.jsonl", b"null", "t.jsonl, line 1: it is null; write an object"),
+        ("t.jsonl", b"[1, 2]", "t.jsonl, line 1: it is a list; write an object"),
+        ("t.json", b'["text"]', "t.json, row 0 (the first is 0): it is text; write an object"),
+        ("t.csv", "question,answer\né,1\n".encode("utf-16"), "is UTF-16 text; save it as UTF-8: iconv -f utf-16"),
+        ("t.csv", gzip.compress(b"question\n1\n"), "t.csv is compressed (gzip); unpack it: gunzip <"),
+        ("t.csv", b'question,answer\na,1\n"b\n""",2\n"c,3\nd,4\n', "a quote that is opened in line 5 is never closed"),
+        ("t.csv", b'question,answer\na,1\n"b"c,2\n', "line 3: ',' expected after '\"'; a quote in a cell with quotes"),
+        ("t.jsonl", b'{"question": 1, "answer": NaN}', "line 1, column answer is empty (NaN), and the reward needs it"),
+        (
+            "t.jsonl",
+            b'{"question": ' + b"[" * 100_000,
+            "line 1 is nested too deep for JSON; write an inner part as text",
+        ),
+        ("t.json", b"[" * 100_000, "t.json is nested too deep for JSON"),
+        (
+            "t.jsonl",
+            b'{"question": ' + b"9" * 5000 + b"}",
+            "line 1 holds a whole number of more than 4300 digits; write",
+        ),
+        ("t.json", b"[\n{]", "t.json, line 2 is no JSON: Expecting property name"),
+    ],
+)
+def test_bad_files_are_told_in_plain_words(tmp_path: Path, name: str, data: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    columns = {"input": ["question"], "private": ["answer"] if b"answer" in data else []}
+    with pytest.raises(AgentrigError, match=re.escape(said)):
+        loaded(table, TableConfig(file=str(tmp_path / name), **columns))
+
+
+def test_columns_of_bytes_are_to_be_stored_as_text(tmp_path: Path) -> None:
+    latin = pa.array([b"ok", b"caf\xe9"])
+    broken = pa.StringArray.from_buffers(2, *latin.buffers()[1:])
+    for column, said in (
+        (latin[1:], "question is b'caf\\xe9' (bytes), no JSON value; store the column as text"),
+        (broken, "row 1 (the first is 0), column question: the byte 0xe9 is not UTF-8; store the column as text"),
+    ):
+        pq.write_table(pa.table({"question": column}), tmp_path / "t.parquet")
+        config = TableConfig(file=str(tmp_path / "t.parquet"), shares=[1.0, 0.0, 0.0])
+        with pytest.raises(AgentrigError, match=re.escape(said)) as failed:
+            read_split(table(config), "train", who="task set table")
+        assert "iconv" not in str(failed.value)
 
 
 def test_a_file_must_be_named() -> None:

@@ -13,9 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import AgentrigError, nearest
+from agentrig.text import DEEP_WORDS, LARGE_WORDS
 
 KINDS = "Parquet, JSON Lines, JSON, CSV or Arrow files, or a folder that Hugging Face datasets saved"
-NOT_UTF8 = "the byte {:#04x} is not UTF-8; save it as UTF-8, for example by: iconv -f latin1 -t utf-8 OLD > NEW"
+NOT_UTF8 = "the byte {:#04x} is not UTF-8; {}"
+AS_UTF8 = "save it as UTF-8, for example by: iconv -f latin1 -t utf-8 OLD > NEW"
+
+STARTS: Mapping[bytes, str] = {
+    b"\xff\xfe": "is UTF-16 text; save it as UTF-8: iconv -f utf-16 -t utf-8 OLD > NEW",
+    b"\xfe\xff": "is UTF-16 text; save it as UTF-8: iconv -f utf-16 -t utf-8 OLD > NEW",
+    b"\x1f\x8b": "is compressed (gzip); unpack it: gunzip < OLD > NEW",
+}
+"""The first two bytes of a file that is no UTF-8 text, and what is said of it."""
+
+QUOTED = re.compile(r'(?<![^,\n])"(?:[^"]|"")*+("?)')
+"""A cell of a CSV file in quotes; its group is empty if the quote is never closed."""
 
 NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 """A number in a CSV file; 007 is text, for example a code."""
@@ -93,9 +105,11 @@ def _utf8(path: Path) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        if known := STARTS.get(data[:2]):
+            raise AgentrigError(f"{path} {known}") from None
         start = data.rfind(b"\n", 0, error.start) + 1
         line, character = data.count(b"\n", 0, start) + 1, len(data[start : error.start].decode("utf-8-sig")) + 1
-        wrong = NOT_UTF8.format(data[error.start])
+        wrong = NOT_UTF8.format(data[error.start], AS_UTF8)
         raise AgentrigError(f"{path}, line {line}, character {character}: {wrong}") from None
 
 
@@ -116,7 +130,7 @@ def _of_table(table: Any, path: Path) -> Rows:
                 try:
                     cell.as_py()
                 except UnicodeDecodeError as error:
-                    wrong = NOT_UTF8.format(error.object[error.start])
+                    wrong = NOT_UTF8.format(error.object[error.start], "store the column as text, which is UTF-8")
                     raise AgentrigError(f"{place(number)}, column {name}: {wrong}") from None
         raise
 
@@ -124,7 +138,8 @@ def _of_table(table: Any, path: Path) -> Rows:
 def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
     """Read a CSV file with a header; a column whose cells are all numbers, or all true or false, gets such values."""
     csv.field_size_limit(sys.maxsize)  # a cell may hold a whole document
-    reader = csv.reader(io.StringIO(_utf8(path), newline=""), strict=True)
+    data = _utf8(path)
+    reader = csv.reader(io.StringIO(data, newline=""), strict=True)
     cells: list[list[str]] = []
     lines: list[int] = []
     line = 1
@@ -135,7 +150,13 @@ def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
                 lines.append(line)
             line = reader.line_num + 1
     except csv.Error as error:
-        raise AgentrigError(f"{path}, line {line}: {error}") from None
+        opened = next((found.start() for found in QUOTED.finditer(data) if not found[1]), None)
+        if opened is not None:
+            at = data.count("\n", 0, opened) + 1
+            raise AgentrigError(f"{path}: a quote that is opened in line {at} is never closed") from None
+        raise AgentrigError(
+            f"{path}, line {line}: {error}; a quote in a cell with quotes around it is written twice"
+        ) from None
     if not cells:
         raise AgentrigError(f"{path} is empty; its first line must name the columns")
     header, *cells = cells
@@ -188,21 +209,28 @@ def _lines(path: Path) -> Rows:
     rows, lines = [], []
     for number, line in enumerate(_utf8(path).split("\n"), 1):
         if line.strip():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise AgentrigError(f"{path}, line {number} is no JSON: {error.msg} at column {error.colno}") from None
-            except (
-                ValueError,
-                RecursionError,
-            ) as error:  # too many digits, or levels
-                raise AgentrigError(f"{path}, line {number}: {str(error).partition('; use sys')[0]}") from None
+            rows.append(_parsed(line, path, number))
             lines.append(number)
     return rows, _at_lines(path, lines)
 
 
+def _parsed(text: str, path: Path, line: int = 0) -> Any:
+    """Return JSON text as a value; `line` is its line in a file of JSON Lines, and 0 if it is the whole file."""
+    place = f"{path}, line {line}" if line else f"{path}"
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise AgentrigError(
+            f"{path}, line {line or error.lineno} is no JSON: {error.msg} at column {error.colno}"
+        ) from None
+    except RecursionError:
+        raise AgentrigError(f"{place} {DEEP_WORDS}; write an inner part as text") from None
+    except ValueError:  # the only other one: more digits than Python reads
+        raise AgentrigError(f"{place} holds {LARGE_WORDS}; write it as text") from None
+
+
 def _json(path: Path) -> Rows:
-    rows = json.loads(_utf8(path))
+    rows = _parsed(_utf8(path), path)
     if not isinstance(rows, list):
         raise AgentrigError(f"{path} holds a {type(rows).__name__}; write a list of rows")
     return rows, _numbered(path)

@@ -154,14 +154,17 @@ def tasks_of_rows(
             )
         if gold and all(_empty(columns[column]) for column in gold):
             raise ConfigError(
-                f"{place(number)}, column {' and '.join(gold)} is empty: a reward has nothing to compare an answer "
-                "with. Fill it in, or remove the row"
+                f"{place(number)}, column {' and '.join(gold)} is {_emptiness(*(columns[column] for column in gold))}: "
+                "a reward has nothing to compare an answer with. Fill it in, or remove the row"
             )
         name = f"{number:05d}"
         if "id" in columns and "id" not in gold:
             name = str(columns["id"])
             if _empty(columns["id"]):
-                raise ConfigError(f"{place(number)}, column id is empty; give every row an id, or remove the column")
+                raise ConfigError(
+                    f"{place(number)}, column id is {_emptiness(columns['id'])}; give every row an id, or remove the "
+                    "column"
+                )
             if ids.setdefault(name, number) != number:
                 raise ConfigError(
                     f'{place(number)}, column id: "{name}" is the id of {place(ids[name]).rpartition(", ")[2]} too; '
@@ -181,6 +184,19 @@ def tasks_of_rows(
 
 def _empty(value: Any) -> bool:
     return value is None or value != value or (isinstance(value, str) and not value.strip())  # NaN is not itself
+
+
+def _emptiness(*values: Any) -> str:
+    """Say how empty values are empty: NaN is a value of its own in a file, and a missing one in a data frame."""
+    return "empty (NaN)" if any(value != value for value in values) else "empty"
+
+
+def _json_type(value: Any) -> str:
+    """Return what JSON calls a value that is no object."""
+    if value is None:
+        return "null"
+    names = {bool: "true or false", str: "text", list: "a list"}
+    return names.get(type(value), "a number" if isinstance(value, int | float) else f"a {type(value).__name__}")
 
 
 SPLITS: Mapping[str, str] = {"train": "train", "validation": "validation", "report": "test"}
@@ -244,8 +260,8 @@ class Table:
         """Return the rows of a split, in their order.
 
         Raises:
-            ConfigError: A column is not there, or a row lacks a private value, an id or a split, or a column is text
-                here and holds numbers in a split that was loaded before.
+            ConfigError: A row is no object, a column is not there, or a row lacks a private value, an id or a split,
+                or a column is text here and holds numbers in a split that was loaded before.
         """
         whole = len(self._tables) == 1
         if not whole and split not in self._tables:
@@ -263,6 +279,9 @@ class Table:
 
     def _row(self, row: Mapping[str, Any], place: str) -> dict[str, Any]:
         columns = self._columns
+        if not isinstance(row, Mapping):
+            name = (columns.input or ["question"])[0]
+            raise ConfigError(f'{place}: it is {_json_type(row)}; write an object, as {{"{name}": …}}')
         named = [*columns.input, *columns.private, *columns.slices, *filter(None, (columns.id, columns.split))]
         for name in named:
             if name not in row:
@@ -275,7 +294,8 @@ class Table:
         for name in columns.private:
             if _empty(row[name]):
                 raise ConfigError(
-                    f"{place}, column {name} is empty, and the reward needs it. Fill it in, or remove the row"
+                    f"{place}, column {name} is {_emptiness(row[name])}, and the reward needs it. Fill it in, or "
+                    "remove the row"
                 )
         left = [name for name in row if name not in named and name != "id"]
         found = {name: None if row[name] != row[name] else row[name] for name in columns.input or left}

@@ -169,6 +169,12 @@ DEPTH_LIMIT = 254
 TOO_LARGE = 10**4300
 """A whole number of more digits than Python reads and writes (`sys.get_int_max_str_digits`)."""
 
+LARGE_WORDS = "a whole number of more than 4300 digits"
+"""What messages call a number from `TOO_LARGE` on."""
+
+DEEP_WORDS = "is nested too deep for JSON"
+"""What messages say of lists and dicts of more levels than Python reads."""
+
 
 _AS_GIVEN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 
@@ -247,7 +253,7 @@ def _not_plain(value: Any, what: str, strict: bool) -> str:
         elif strict and isinstance(part, float) and not math.isfinite(part):
             return f"{place} is {float(part)}, which JSON can't hold; return None or text"
         elif isinstance(part, int) and abs(part) >= TOO_LARGE:
-            return f"{place} is a whole number of more than 4300 digits, which no reader takes; return it as hex()"
+            return f"{place} is {LARGE_WORDS}, which no reader takes; return it as hex()"
         elif not isinstance(part, str | int | float | None):
             methods = (name for name in ("tolist", "decode", "isoformat") if hasattr(part, name))
             cure = next((f"return its .{name}()" for name in methods), "return text, numbers, lists or dicts")

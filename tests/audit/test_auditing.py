@@ -114,6 +114,28 @@ def test_a_fault_at_the_end_of_a_run_keeps_what_its_last_audit_said(
     assert watched.summary()["links"] == 2
 
 
+def test_the_line_of_an_audited_step_names_what_could_not_be_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = [
+        Verdict(link="tasks", result="ok", detail="4 groups"),
+        Verdict(link="score", result="not looked at", detail="the reward gives two scores to one answer: 0.3 and 0.7"),
+    ]
+
+    class Looker:
+        def audit(self, step: int, **given: object) -> auditor.Audited:
+            return auditor.Audited(step=step, verdicts=found, seconds=4.0)
+
+    monkeypatch.setattr(auditor, "Auditor", lambda *given: Looker())
+    monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer: None)
+    with caplog.at_level("INFO"):
+        Auditing(tmp_path, resolve("mini")).end(1, {"step": 1, "step_s": 10.0})
+    assert caplog.messages[-1] == (
+        "step 1 recomputed by the auditor in 4.0 s: 1 of 9 links compared, no fault; not score: the reward gives two "
+        "scores to one answer: 0.3 and 0.7"
+    )
+
+
 def test_a_reward_that_does_not_end_holds_up_no_audit(toy_plan: Callable[..., Plan]) -> None:
     plan = toy_plan("reward.spin=true", "run.reward_budget_s=0.5")
     rest = dict.fromkeys(("failure", "status", "value", "correct", "own_reward"))

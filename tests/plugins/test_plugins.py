@@ -103,6 +103,7 @@ SPEC = "RewardSpec(name='x', summary='', build=print)"
     [
         ("def register_rewards(): pass", "register_rewards (toy_broken.py:2) returned None; write `yield RewardSpec("),
         (f"def register_rewards(): return {SPEC}", "returned one RewardSpec by itself; write `yield RewardSpec("),
+        ("def register_rewards(x): return []", "register_rewards takes no arguments"),
         ("def register_rewards(): return 7", "returned 7; write"),
         ("def register_rewards(): return {'x': print}", "returned {'x': <built-in function print>}; write"),
         (f"def register_agents(): yield {SPEC}", "it must give AgentSpec objects; that belongs into register_rewards"),
@@ -111,6 +112,10 @@ SPEC = "RewardSpec(name='x', summary='', build=print)"
             f"def register_rewards(): yield {SPEC.replace('x', 'My Reward', 1)}",
             "the name 'My Reward' must be lower-case letters, digits and single hyphens: write name=\"my-reward\" "
             "(toy_broken.py:3 in register_rewards)",
+        ),
+        (
+            "def register_rewards(): yield RewardSpec(name=None, summary='', build=print)",
+            "the name None must be lower-case letters, digits and single hyphens (toy_broken.py:3 in register_rewards)",
         ),
         (f"def register_rewards(): yield {SPEC.replace('print', '3')}", "build must be a function"),
         ("def register_rewards(): yield RewardSpec(name='x', build=print)", "argument: 'summary' (toy_broken.py:3"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -78,6 +79,17 @@ class Complain:
 
 def lines_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_first_failure_of_a_kind_is_told_with_an_example(toy_plan: MakePlan, caplog: Any) -> None:
+    train(
+        toy_plan('tasks.do=["raise","","",""]', "run.failure_limit=0.9", "algorithm.steps=3", "algorithm.report=false")
+    )
+    said = [text for text in caplog.messages if "rollouts failed" in text]
+    assert len(said) == 1, said
+    assert re.match(
+        r"step \d: \d+ of 12 train rollouts failed \(agent-error\), for example at task train-\d+: \w+", said[0]
+    )
 
 
 def test_a_run_from_start_to_end(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:

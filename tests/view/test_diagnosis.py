@@ -16,6 +16,7 @@ from quick import quick_first
 from agentrig.errors import AgentrigError
 from agentrig.plan import resolve
 from agentrig.run.training import train
+from agentrig.testing.run_directory import write_run
 from agentrig.testing.scripted import ScriptedServer, scripted_server
 from agentrig.view.causes import trend, weights
 from agentrig.view.causes.evidence import Evidence
@@ -130,6 +131,15 @@ def test_the_planted_cause_is_named_first(tmp_path: Path, served: ScriptedServer
     assert first.since is not None
     assert first.settings or cause == "failures"
     assert first.advice
+
+
+def test_failures_that_are_few_are_told_with_kind_and_example(tmp_path: Path) -> None:
+    found = diagnose(write_run(tmp_path / "run", steps=20))
+    assert "failures" not in [problem.cause for problem in found.problems]
+    (told,) = (line for line in str(found).splitlines() if "training rollouts failed" in line)
+    assert re.fullmatch(
+        r"- \d+ of \S+ training rollouts failed \(.*\) and were not trained on: \d+ .*; for example: .+", told
+    )
 
 
 def test_a_run_that_memorised_is_not_told_to_go_on(tmp_path: Path, served: ScriptedServer) -> None:

@@ -370,7 +370,6 @@ def test_a_fact_has_no_tick_and_raw_values_are_seen_beside_their_mean(finished: 
     text = (finished / "report.html").read_text("utf-8")
     marks = {said: mark for mark, said in re.findall(r'<li class="(ok|fact)">(.*?)</li>', text)}
     facts = [said for said, mark in marks.items() if mark == "fact"]
-    assert any("training rollouts failed" in said for said in facts)
     assert any("of the groups had one and the same reward" in said for said in facts)
     assert any("the weights changed in every step" in said for said, mark in marks.items() if mark == "ok")
     reward = re.findall(r"<figure>.*?</figure>", text, re.DOTALL)[1]

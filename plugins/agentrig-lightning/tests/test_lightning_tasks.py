@@ -137,7 +137,7 @@ HEAD = "id,question,result\n"
         ("t.csv", HEAD + "a,1 + 1,2\nb,2 + 2,\n", "t.csv, line 3, column result is empty: a reward has nothing to"),
         ("t.csv", HEAD + "a,x,2\nb,y,3\nc,z,four\n", "t.csv, line 4, column result: 'four' is no number, and 2 of 3"),
         ("t.csv", HEAD + "a,x,2\nb,y,3,4\n", "t.csv, line 3 has 4 cells, and the header has 3"),
-        ("t.csv", HEAD + 'a,x,2\nb,"y,3\n', "t.csv, line 3: unexpected end of data"),
+        ("t.csv", HEAD + 'a,x,2\nb,"y,3\n', "t.csv: a quote that is opened in line 3 is never closed"),
         ("t.csv", "id,question,id\n1,x,2\n", 't.csv, line 1: two columns are called "id"'),
         ("t.csv", "", "t.csv is empty"),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import inspect
 import itertools
 import logging
 import os
@@ -151,7 +152,10 @@ def _loaded(plugin: PluginInfo, importer: Callable[[], Any], manager: pluggy.Plu
     twin = manager.get_name(module)
     if twin is not None:
         raise PluginError(f'it is the same object as plugin "{twin}" ({plugin.origin}); leave one entry point out')
-    manager.register(module, name=plugin.name)
+    try:
+        manager.register(module, name=plugin.name)
+    except pluggy.PluginValidationError as error:
+        raise PluginError(_wrong_arguments(module, manager) or words_of(error)) from error
     try:
         if wrong := misspelled(manager, plugin.name):
             raise PluginError(wrong)
@@ -161,6 +165,20 @@ def _loaded(plugin: PluginInfo, importer: Callable[[], Any], manager: pluggy.Plu
     except BaseException:
         manager.unregister(name=plugin.name)
         raise
+
+
+def _wrong_arguments(module: Any, manager: pluggy.PluginManager) -> str:
+    """Say which hook of a plugin has arguments that it does not get; '' if none."""
+    for name in dir(module):
+        function: Any = getattr(module, name, None)
+        hook: Any = getattr(manager.hook, name, None)
+        if not manager.parse_hookimpl_opts(module, name) or getattr(hook, "spec", None) is None:
+            continue
+        allowed = hook.spec.argnames
+        if set(inspect.signature(function).parameters) - set(allowed):
+            takes = f"only the arguments {', '.join(allowed)}" if allowed else "no arguments"
+            return f"{name} takes {takes}{defined_at(function)}"
+    return ""
 
 
 def _collect(plugin: PluginInfo, manager: pluggy.PluginManager) -> list[Component]:

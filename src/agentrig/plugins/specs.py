@@ -33,7 +33,7 @@ def _named(spec: Spec, attribute: attrs.Attribute[str], name: Any) -> None:
     """Reject a name that is not lower case, digits and hyphens; it may end with `+`, as `reinforce++` does."""
     if isinstance(name, str) and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*\+*", name):
         return
-    better = "-".join(re.findall(r"[a-z0-9]+", str(name).lower()))
+    better = "-".join(re.findall(r"[a-z0-9]+", name.lower())) if isinstance(name, str) else ""
     cure = f': write name="{better}"' if better else ""
     raise ValueError(
         f"{type(spec).__name__}: the name {name!r} must be lower-case letters, digits and single hyphens{cure}"

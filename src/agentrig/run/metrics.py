@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from agentrig.algorithms import Measurement
 from agentrig.figures import mean
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
-from agentrig.text import cut
+from agentrig.text import cut, storable
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,18 @@ def failure_lines(failures: Mapping[str, int], reasons: Mapping[str, str]) -> li
         f"{count} x {kind}: for example {cut(reasons[kind], 2000)}"
         for kind, count in sorted(failures.items(), key=lambda item: -item[1])
     ]
+
+
+def warn_of_new_failures(rollouts: Sequence[Rollout], known: Collection[str], *, step: int, mode: str) -> None:
+    """Warn of each kind of failure that a run has not had before, with how many rollouts and an example."""
+    failed = [r for r in rollouts if r.failure is not None and r.failure not in known]
+    first = {r.failure: r for r in reversed(failed)}
+    for kind, count in count_failures(failed).items():
+        why = next(iter(reason_of(first[kind]).strip().splitlines()), "")
+        log.warning(
+            "step %d: %d of %d %s rollouts failed (%s), for example at task %s: %s",
+            *(step, count, len(rollouts), mode, kind, first[kind].task.id, cut(storable(why), 500)),
+        )
 
 
 def count_nodes(rollouts: Sequence[Rollout]) -> dict[str, dict[str, int]]:

@@ -42,7 +42,14 @@ from agentrig.run.guards import (
     warn_of_sampling,
     warn_of_unseen,
 )
-from agentrig.run.metrics import component_means, count_failures, count_nodes, reward_figures, second_reward_figures
+from agentrig.run.metrics import (
+    component_means,
+    count_failures,
+    count_nodes,
+    reward_figures,
+    second_reward_figures,
+    warn_of_new_failures,
+)
 from agentrig.run.past import Past
 from agentrig.run.setup import Setup
 from agentrig.run.splits import ROLES
@@ -331,10 +338,12 @@ class RunSession:
         """
         verdicts = self._second_scores(rollouts) if mode == "train" else {}
         self.store_rollouts(rollouts, mode=mode, step=step, second=verdicts)
+        known = set(self._failures)
         self._failures.update(count_failures(rollouts))
         self.delivery.offer(rollouts)
         self.delivery.settle()  # what was sampled counts only if the weights had arrived
         check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
+        warn_of_new_failures(rollouts, known, step=step, mode=mode)
         self._fields_told = self._fields_told or warn_of_fields(rollouts)
         if mode != "train":
             self._measured += len(rollouts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrig.errors import AgentrigError, ConfigError, PluginError, nearest, place_of
 from agentrig.tasks import Task, Tasks, overlap, repeated
-from agentrig.text import TOO_LARGE, words_of
+from agentrig.text import DEEP_WORDS, LARGE_WORDS, TOO_LARGE, words_of
 
 if TYPE_CHECKING:
     from agentrig.plan import Plan, RunSettings
@@ -211,8 +211,11 @@ def _problem(task: Any) -> str | None:
     """Say what is wrong with a row, or None."""
     if not isinstance(task, Task):
         return f"it is a {type(task).__name__}; write agentrig.Task(id=..., input={{...}}, private={{...}})"
-    if not isinstance(task.id, str) or not task.id:
-        return f'id is {task.id!r:.80} ({type(task.id).__name__}); it must be text, for example "{task.id or "task-0"}"'
+    if not isinstance(task.id, str):
+        example = "task-0" if task.id is None else task.id
+        return f'id is {task.id!r:.80} ({type(task.id).__name__}); it must be text, for example "{example}"'
+    if not task.id:
+        return 'id is empty; give every task an id of its own, for example "task-0"'
     if problem := json_problem(task.id, "id"):
         return problem
     for field in ("input", "private"):
@@ -220,9 +223,9 @@ def _problem(task: Any) -> str | None:
         if not isinstance(value, Mapping):
             return f"{field} is a {type(value).__name__}; it must be a dict"
         try:
-            problem = json_problem(dict(value), field)
+            problem = json_problem(dict(value), field, CURES_OF_COLUMNS if task.place else CURES)
         except RecursionError:
-            return f"{field} contains itself, or is nested too deep for JSON"
+            return f"{field} contains itself, or {DEEP_WORDS}"
         if problem is not None:
             return problem
     if not isinstance(task.slices, Mapping) or not all(isinstance(x, str) for kv in task.slices.items() for x in kv):
@@ -230,29 +233,52 @@ def _problem(task: Any) -> str | None:
     return json_problem(dict(task.slices), "slices")
 
 
-def json_problem(value: Any, path: str) -> str | None:
-    """Say which part of a value is not JSON, and what to write instead; None if all parts are."""
+CURES: Mapping[str, str] = {
+    "set": "write sorted(...)",
+    "frozenset": "write sorted(...)",
+    "bytes": "write .decode()",
+    "Decimal": "write float(...)",
+    "float": "write None",
+    "": "write text, a number, a list or a dict",
+}
+"""What to do with a value that is no JSON value, by its type; '' for all others."""
+
+CURES_OF_COLUMNS: Mapping[str, str] = {
+    "Decimal": "store the column as floating-point numbers",
+    "float": "write null (in Python: None)",
+    "": "store the column as text",
+}
+"""The same for a value in rows of data, such as a Parquet file's."""
+
+
+def json_problem(value: Any, path: str, cures: Mapping[str, str] = CURES) -> str | None:
+    """Say which part of a value is not JSON, and what to do; None if all parts are.
+
+    Args:
+        value: The value.
+        path: What the message calls it.
+        cures: What to do, by type: `CURES`, or `CURES_OF_COLUMNS` for data that no code of the user makes.
+    """
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, int):
-        return f"{path} is a whole number of more than 4300 digits; write text" if abs(value) >= TOO_LARGE else None
+        return f"{path} is {LARGE_WORDS}; write text" if abs(value) >= TOO_LARGE else None
     if isinstance(value, str):
         if value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value):
             return None
         return f"{path} holds a lone surrogate, half of a character, which no file can hold: {json.dumps(value)[:80]}"
     if isinstance(value, float):
-        return None if math.isfinite(value) else f"{path} is {value}, which JSON can't hold; write None"
+        return None if math.isfinite(value) else f"{path} is {value}, which JSON can't hold; {cures['float']}"
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
                 return f"{path} has the key {key!r:.80} ({type(key).__name__}); keys must be text"
-            problem = json_problem(key, f"a key of {path}") or json_problem(item, f"{path}.{key}")
+            problem = json_problem(key, f"a key of {path}") or json_problem(item, f"{path}.{key}", cures)
             if problem is not None:
                 return problem
         return None
     if isinstance(value, list | tuple):
-        problems = (json_problem(item, f"{path}[{i}]") for i, item in enumerate(value))
+        problems = (json_problem(item, f"{path}[{i}]", cures) for i, item in enumerate(value))
         return next((p for p in problems if p is not None), None)
-    better = {"set": "sorted(...)", "frozenset": "sorted(...)", "bytes": ".decode()", "Decimal": "float(...)"}
-    cure = better.get(type(value).__name__, "text, a number, a list or a dict")
-    return f"{path} is {value!r:.80} ({type(value).__name__}), no JSON value; write {cure}"
+    cure = cures.get(type(value).__name__, cures[""])
+    return f"{path} is {value!r:.80} ({type(value).__name__}), no JSON value; {cure}"

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
@@ -226,6 +226,11 @@ class BasePool(abc.ABC, Generic[W]):
                 self._waiting.appendleft(job.again())
         return failed
 
+    def _late_words(self, worker: W, jobs: Sequence[Job]) -> str:
+        """Say that a runner is killed, because these jobs of it ran too long."""
+        late = "1 rollout past its deadline" if len(jobs) == 1 else f"{len(jobs)} rollouts past their deadline"
+        return f"{worker.title} killed: {late}"
+
     def _not_built(self) -> str:
         """Say why a runner may not have built its agent within `READY_S`."""
         return (
@@ -257,6 +262,7 @@ class BasePool(abc.ABC, Generic[W]):
                 continue
             self._workers.remove(worker)
             self.replaced += 1
+            log.warning("%s", self._late_words(worker, [worker.jobs[job_id][0] for job_id in overdue]))
             for job_id in overdue:
                 job, started = worker.jobs.pop(job_id)
                 limit = f"{self.deadline_s:g} s (runners.deadline_s)"
@@ -266,5 +272,4 @@ class BasePool(abc.ABC, Generic[W]):
             self._waiting.extendleft(
                 job.again() for job, _ in worker.jobs.values()
             )  # not their fault: not counted as lost
-            log.warning("%s killed: %d rollouts past their deadline", worker.title, len(overdue))
         return failed

@@ -23,6 +23,7 @@ from agentrig.pools import Job
 from agentrig.processes.held import Watch
 from agentrig.rewards import Reward, Score
 from agentrig.runners.jobs import AgentPlan
+from agentrig.runners.pools import Worker
 from agentrig.runners.processes import Pool
 from agentrig.tasks import Task
 from agentrig.text import copied, json_text, storable, words_of
@@ -103,6 +104,18 @@ class RewardPlan(AgentPlan):
         return RewardWorker(composing.build(component, config, registry)[0], self.budget_s)
 
 
+class RewardPool(Pool):
+    """Processes that judge; the words on one that takes too long are those of a reward."""
+
+    def _late_words(self, worker: Worker, jobs: Sequence[Job]) -> str:
+        assert isinstance(self._plan, RewardPlan)
+        tasks = ", ".join(str(storable(job.input[0].id)) for job in jobs)
+        return (
+            f"the reward's process is killed: task {tasks} ran past the budget of {self._plan.budget_s:g} s "
+            "(run.reward_budget_s)"
+        )
+
+
 class Scorer:
     """Runs a reward on batches in threads, or in processes, and handles a reward that raises or hangs.
 
@@ -132,7 +145,7 @@ class Scorer:
         process: bool = False,
     ) -> None:
         self._plan, self._in_processes = plan, process and plan is not None
-        self._pool: Pool | None = None
+        self._pool: RewardPool | None = None
         self._watch: Watch | None = None
         self._lock = threading.Lock()
         self.correctness = correctness or Correctness()
@@ -257,7 +270,7 @@ class Scorer:
         with self._lock:
             if self._pool is None:
                 limit = self._budget_s + GRACE_S
-                self._pool = Pool(self._plan, n=self._threads, threads=1, deadline_s=limit, retries=0)
+                self._pool = RewardPool(self._plan, n=self._threads, threads=1, deadline_s=limit, retries=0)
             for i, item in enumerate(items):
                 self._pool.submit(Job(id=str(i), input=item, endpoint=NOWHERE))
             found: dict[int, Score] = {}

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import cloudpickle
 
 from agentrig.errors import AgentrigError, place_of
+from agentrig.processes.families import MARK, end_families
 from agentrig.processes.supervisor import end_with_parent
 from agentrig.text import words_of
 
@@ -22,6 +24,9 @@ R = TypeVar("R")
 
 HASH_SEED = "1"
 """The hash seed there; the order of a set of texts is another one than here."""
+
+CLOSED = 88
+"""Exit status of a process whose component has closed the file for its answer."""
 
 CODE = "from agentrig.testing.elsewhere import main; main()"
 
@@ -51,10 +56,11 @@ def elsewhere(
         agentrig.errors.AgentrigError: The function or its result cannot be sent.
         BaseException: What the function raised.
     """
+    mark = uuid.uuid4().hex  # a process that leads a session of its own has it too
     with tempfile.TemporaryFile() as answers:
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", CODE],
-            env={**os.environ, "PYTHONHASHSEED": HASH_SEED, "OMP_NUM_THREADS": "1", **(environment or {})},
+            env={**os.environ, "PYTHONHASHSEED": HASH_SEED, "OMP_NUM_THREADS": "1", MARK: mark, **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=answers,
             start_new_session=True,
@@ -67,12 +73,13 @@ def elsewhere(
             process.kill()
             process.wait()
             if ends_all:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                end_families([process.pid], [mark])
         answers.seek(0)
         answer = answers.read()
     if not answer:
         code = process.returncode
+        if code == CLOSED:
+            raise EndedElsewhere("it has closed descriptors that it did not open")
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         raise EndedElsewhere(f"it ended its process ({how})")
     raised, value = cloudpickle.loads(answer)
@@ -105,8 +112,11 @@ def main() -> None:
         answer = cloudpickle.dumps((False, function(*arguments)))
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the component raised them
         answer = cloudpickle.dumps((True, _sendable(error)))
-    answers.write(answer)
-    answers.flush()
+    try:
+        answers.write(answer)
+        answers.flush()
+    except OSError:  # there is nowhere left to say so
+        os._exit(CLOSED)
     os._exit(0)
 
 

@@ -58,17 +58,22 @@ def failures(evidence: Evidence) -> Iterator[Finding]:
         f"{count(failed)} of {count(rollouts)} training rollouts failed ({failed / rollouts:.1%}) and were not trained "
         "on"
     )
-    if at_least(failed, rollouts) <= PART_LIMIT:
-        yield Finding("fact" if failed else "ok", text)
+    if not failed:
+        yield Finding("ok", text)
         return
     worst = max(kinds, key=lambda kind: (kinds[kind], kind))
     since = next((f.step for f in evidence.steps if f.failures.get(worst)), None)
     example = next((f.examples[worst] for f in evidence.steps if f.examples.get(worst)), "")
+    example = next(iter(example.strip().splitlines()), "")[:200]
     listed = ", ".join(f"{count(n)} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: -item[1]))
+    text += f": {listed}" + (f"; for example: {example}" if example else "")
+    if at_least(failed, rollouts) <= PART_LIMIT:
+        yield Finding("warn", text)
+        return
     settings, advice = CURES.get(worst, ((), "Look at one with: {dev}, which shows every span."))
     yield problem(
         "failures",
-        f"{text}: {listed}" + (f"; for example: {example.strip().splitlines()[0][:200]}" if example.strip() else ""),
+        text,
         seen=(failed, rollouts, "rollouts"),
         since=since,
         settings=settings,
