@@ -152,6 +152,15 @@ FAULTS = {
     "all training inputs are equal": Fault(
         link="tasks", code="import os\nos.environ['AUDIT_EQUAL'] = '1'", names="different inputs"
     ),
+    "tasks have the gold of another one": Fault(
+        link="tasks",
+        code="import attrs\nfrom agentrig.run import splits\nreal = splits.read_split\n"
+        "def read_split(*given, **more):\n"
+        "    rows = real(*given, **more)\n"
+        "    return [attrs.evolve(t, private=rows[i - 1].private) if i % 4 == 3 else t for i, t in enumerate(rows)]\n"
+        "splits.read_split = read_split",
+        names="another private part than the task set",
+    ),
     "the end-of-text token is dropped from the ids": Fault(
         link="text",
         where="server",

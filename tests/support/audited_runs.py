@@ -19,7 +19,7 @@ from proof_runs import tiny
 
 from agentrig import credit
 from agentrig.plan import resolve
-from agentrig.run import loop, session
+from agentrig.run import loop, session, splits
 from agentrig.run.training import train
 from agentrig.runners.engine import RolloutEngine
 
@@ -40,7 +40,10 @@ class Words:
         texts = [f"{split} {word}" for word in words]
         if os.environ.get("AUDIT_EQUAL"):
             texts = texts[:1] * len(texts)
-        return [Task(id=f"{split}-{i}", input={"text": text}) for i, text in enumerate(texts)]
+        return [
+            Task(id=f"{split}-{i}", input={"text": text}, private={"gold": text.split()[-1]})
+            for i, text in enumerate(texts)
+        ]
 
 
 def agent(given, endpoint):
@@ -138,6 +141,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         LossInputs: ("look_up",),
         torch.nn.utils: ("clip_grad_norm_",),
         RolloutEngine: ("run",),
+        splits: ("read_split",),
         session.RunSession: ("report", "summary", "_line"),
         AgentMatch: ("_node",),
     }.items():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -103,11 +104,22 @@ class Sources:
         splits: Role to the tasks of its split.
         score: Scores an outcome: from a task and a row to the status and the value.
         seconds: After which no further answer of a step is scored again.
+        used: Role to the private parts, as `told` has them, of the tasks that the run began with, by task id; empty
+            if they are not known.
+        again: Loads the tasks of all roles once more.
     """
 
     splits: Mapping[str, Sequence[Any]]
     score: Any
     seconds: float = 5.0
+    used: Mapping[str, Mapping[str, str]] = {}
+    again: Callable[[], Mapping[str, Sequence[Any]]] | None = None
+
+
+def told(private: Any) -> str:
+    """Return a digest of a task's private part."""
+    text = json.dumps(private, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 class Record:
