@@ -47,7 +47,7 @@ def test_the_first_two_steps_are_audited_and_then_as_many_as_two_percent_of_the_
     audited, later = [], 0.0
     for step in range(11, 211):
         watched.sketch(step)
-        due = watched._due
+        due = watched.due
         clock[0] += 10.0
         before = clock[0]
         watched.end(step, {"step": step, "step_s": 10.0})

@@ -77,6 +77,21 @@ def run(self, tasks, *, n, mode, **more):
 RolloutEngine.run = run
 """
 
+LATE = """
+import attrs
+from agentrig.runners.engine import RolloutEngine
+real, latest = RolloutEngine.run, {{}}
+def run(self, tasks, *, n, mode, **more):
+    found = real(self, tasks, n=n, mode=mode, **more)
+    if mode == {mode!r}:
+        for i, rollout in enumerate(found):
+            before = latest.get(rollout.task.id, (rollout.outcome, rollout.score))
+            latest[rollout.task.id] = rollout.outcome, rollout.score
+            found[i] = attrs.evolve(rollout, outcome=before[0], score=before[1])
+    return found
+RolloutEngine.run = run
+"""
+
 SWAP = """pairs = [(i, j) for i in range({first}) for j in range({second}) if found[i].value != found[j].value]
         i, j = pairs[0]
         found[i], found[j] = (attrs.evolve(found[a], score=found[b].score) for a, b in ((i, j), (j, i)))"""
@@ -232,6 +247,15 @@ FAULTS = {
             )
         ),
         names="in the replies of another rollout",
+    ),
+    "each rollout has the answer of the one before": Fault(
+        link="score", code=LATE.format(mode="train"), names="but in those of another rollout of the task"
+    ),
+    "each held-out rollout has the answer of the one before": Fault(
+        link="held-out",
+        settings=("run.report_tasks=6", "algorithm.val_temperature=1.0"),
+        code=LATE.format(mode="report"),
+        names="but in those of another rollout of the task",
     ),
     "two groups are merged": Fault(
         link="tasks",

@@ -22,6 +22,11 @@ SCORED_N = 16
 ANSWER = 8
 """Characters of the shortest answer that is looked for in replies."""
 
+MOVED = 4
+"""So many answers that another rollout said are no coincidence."""
+
+EXCHANGED = "answers, calls or whole rollouts that were mixed up"
+
 CAUSES = "rewards that went to other rollouts, a reward that depends on more than task and answer"
 
 EPSILON = 1e-6
@@ -77,7 +82,52 @@ def _exchanged(rows: Sequence[Row]) -> Iterator[Verdict]:
             wrong += [f"rollouts {a} and {b}" for a, b in here]
     if own > len(texts) / 2 and wrong:
         detail = f"answers are only in the replies of another rollout of their group: {some(wrong)}"
-        yield fault(detail, "answers, calls or whole rollouts that were mixed up")
+        yield fault(detail, EXCHANGED)
+    yield from moved(rows)
+
+
+def moved(rows: Sequence[Row], before: Sequence[Row] = ()) -> Iterator[Verdict]:
+    """Check that answers are not those of other rollouts of the same task, also of `before`, an earlier measurement.
+
+    An answer is another rollout's if that one said it as it is, the own replies lack some of its words, and (of rollouts
+    of one file) no rollout that said it answers with it: an agent that puts replies into one form keeps those that
+    have the form already. A text that is answered to several tasks is a default, and stands for nothing. It takes
+    `MOVED` such texts, and as many as there are other answers that are in no reply of their rollout: those show how
+    often the agent takes its answers from elsewhere.
+    """
+    texts = {row.id: text for row in [*rows, *before] if len(text := _longest(row.answer)) >= ANSWER}
+    tasks: dict[str, list[Row]] = defaultdict(list)
+    answered: dict[str, set[str]] = defaultdict(set)
+    for row in (row for row in rows if row.id in texts and row.calls):
+        tasks[row.task_id].append(row)
+        answered[texts[row.id]].add(row.task_id)
+    earlier: dict[str, list[Row]] = defaultdict(list)
+    for row in before:
+        earlier[row.task_id].append(row)
+    lost, found = 0, dict[str, str]()
+    for task, members in tasks.items():
+        said = {row.id: "\n".join(call.answered for call in row.calls) for row in [*members, *earlier[task]]}
+        words = {row.id: Counter(_words(said[row.id])) for row in members}
+        for row in members:
+            text = texts[row.id]
+            if text in said[row.id] or not Counter(_words(text)) - words[row.id]:
+                continue
+            lost += 1
+            owners = [other for other in members if other is not row and text in said[other.id]]
+            if any(texts[other.id] == text for other in owners) or len(answered[text]) > 1:
+                continue
+            if owners := owners or [other for other in earlier[task] if text in said[other.id]]:
+                found.setdefault(text, f"rollout {row.id} has that of {owners[0].id}")
+    if len(found) >= MOVED and len(found) >= lost / 2:
+        detail = (
+            f"{len(found)} answers are not in the replies of their rollouts, but in those of another rollout of the "
+        )
+        yield fault(f"{detail}task: {some([*found.values()])}", EXCHANGED)
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a text, in lower case, without the escapes of JSON."""
+    return re.findall(r"\w+", re.sub(r'\\[nrtbf"/]', " ", text).lower())
 
 
 def _longest(answer: Any) -> str:

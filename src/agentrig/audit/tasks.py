@@ -13,7 +13,7 @@ import attrs
 from agentrig.audit.distribution import compared
 from agentrig.audit.record import Call, Row, Sources, readable, told
 from agentrig.audit.scores import CAUSES as SCORE_CAUSES
-from agentrig.audit.scores import scored_again
+from agentrig.audit.scores import moved, scored_again
 from agentrig.audit.step import Step
 from agentrig.audit.text import CAUSES as TEXT_CAUSES
 from agentrig.audit.text import differences
@@ -151,6 +151,9 @@ def held_out(step: Step) -> Iterator[Verdict]:
                 detail = f"{of} has {len(rows)} rollouts of {len(split)} tasks, each once; {len(foreign)} of its tasks "
                 yield fault(f"{detail}are not in the split", "the measurement, or a task set that changed since")
             yield from _inputs(rows, {task.id: _text(task.input) for task in split})
+            earlier = [one for one in measured if one < at]
+            for verdict in moved(rows, record.rows(mode, max(earlier)) if earlier else ()):
+                yield attrs.evolve(verdict, detail=f"{of}: {verdict.detail}")
             calls = [call for row in rows for call in row.calls]
             if rows and not calls and step.calls:
                 detail = f"no rollout of {of} called the model; those of training did"
