@@ -89,9 +89,9 @@ def _exchanged(rows: Sequence[Row]) -> Iterator[Verdict]:
 def moved(rows: Sequence[Row], before: Sequence[Row] = ()) -> Iterator[Verdict]:
     """Check that answers are not those of other rollouts of the same task, also of `before`, an earlier measurement.
 
-    An answer is another rollout's if that one said it as it is, the own replies lack some of its words, and (of rollouts
-    of one file) no rollout that said it answers with it: an agent that puts replies into one form keeps those that
-    have the form already. A text that is answered to several tasks is a default, and stands for nothing. It takes
+    An answer is another rollout's if that one said it as it is, the own replies lack some of its words, and (of
+    rollouts of one file) no rollout that said it answers with it: an agent that puts replies into one form keeps those
+    that have the form already. A text that is answered to several tasks is a default, and stands for nothing. It takes
     `MOVED` such texts, and as many as there are other answers that are in no reply of their rollout: those show how
     often the agent takes its answers from elsewhere.
     """
