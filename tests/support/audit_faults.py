@@ -15,14 +15,14 @@ class Fault:
     Attributes:
         link: The link of `agentrig.audit.verdicts.LINKS` that must be named.
         code: Python that plants it.
-        where: The process in which it runs: the run's, at its start, or the server's.
+        where: The process in which it runs: the run's, at its start, or the server's or a runner's.
         settings: Overrides of the run.
         names: A text of the run's message.
     """
 
     link: str
     code: str
-    where: Literal["run", "server"] = "run"
+    where: Literal["run", "server", "runner"] = "run"
     settings: Sequence[str] = ()
     names: str = ""
 
@@ -37,6 +37,28 @@ def response(chat, choices, tokenizer, *, model):
     {body}
     return json.dumps(body).encode()
 replies.response = response
+"""
+
+TAP = """
+import json
+from agentrig.tracing import httpx_tap
+real = httpx_tap._Call.answer
+def answer(self, response):
+    real(self, response)
+    body = json.loads(response.content)
+    body["choices"][0]["message"]["content"] = body["choices"][0]["message"]["content"][:8]
+    response._content = json.dumps(body).encode()
+httpx_tap._Call.answer = answer
+"""
+
+PREPARED = """
+import json
+from agentrig.tracing import httpx_tap
+real = httpx_tap.sampled_as
+def sampled_as(body, sampling, *, replace):
+    cut = [{**one, "content": one["content"][-8:]} for one in body["messages"]]
+    return real({**body, "messages": cut}, sampling, replace=replace)
+httpx_tap.sampled_as = sampled_as
 """
 
 SAMPLE = """
@@ -196,6 +218,15 @@ FAULTS = {
         link="text",
         where="server",
         code=REPLY.format(body='kept.append(choice["message"]); choice["message"] = kept[-2:][0]'),
+    ),
+    "the tap cuts the reply that the agent gets": Fault(
+        link="text", where="runner", code=TAP, names="the client got another message than the one that is recorded"
+    ),
+    "the tap cuts the messages before they are recorded": Fault(
+        link="text",
+        where="runner",
+        code=PREPARED,
+        names="the client sent other messages than those that are recorded",
     ),
     "sampled at half the temperature": Fault(
         link="distribution",

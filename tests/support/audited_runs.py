@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -122,13 +123,18 @@ def verdicts(run: Path) -> dict[int, dict[str, dict[str, Any]]]:
 
 
 def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plant a fault in this process, or at the start of the server's."""
+    """Plant a fault in this process, in the runners, or at the start of the server's."""
     if fault.where == "server":
         (folder / "planted").mkdir()
         code = textwrap.dedent(fault.code)
         guarded = "import sys\nif any('agentrig_grpo.server' in word for word in sys.orig_argv):\n"
         (folder / "planted" / "sitecustomize.py").write_text(guarded + textwrap.indent(code, "    "), "utf-8")
         monkeypatch.setenv("PYTHONPATH", str(folder / "planted"), prepend=os.pathsep)
+        return
+    if fault.where == "runner":  # where the agent is built
+        build = f"\n\ndef planted(config):\n    exec({fault.code!r}, {{}})\n    return agent\n"
+        code = PLUGIN.replace("build=lambda config: agent)", "build=planted)") + build
+        monkeypatch.setattr(sys.modules[__name__], "PLUGIN", code)
         return
     monkeypatch.delenv("AUDIT_EQUAL", raising=False)
     for owner, names in {
