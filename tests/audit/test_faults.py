@@ -9,7 +9,7 @@ from pathlib import Path
 import audited_runs
 import pytest
 import torch
-from audit_faults import FAULTS, SAMPLE, Fault
+from audit_faults import FAULTS, SAMPLE, SCORES, Fault
 from audited_runs import PLUGIN, plant, tiny_model, trained, verdicts
 
 from agentrig.audit.verdicts import LINKS
@@ -70,6 +70,17 @@ def test_why_warns_of_inputs_that_the_prompts_cut_off(
     run = trained(tmp_path, model, "algorithm.steps=1")
     note = verdicts(run)[1]["tasks"]["note"]
     assert re.match(r"the prompts cut off inputs of \d of \d tasks: text of task train-\d, 21 of \d\d characters", note)
+    assert f"the auditor noted: {note}" in [finding.text for finding in diagnose(run).warnings]
+
+
+def test_why_warns_of_invalid_scores_that_a_second_scoring_finds_valid(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = 'found[1] = attrs.evolve(found[1], triplets=(), score=type(found[1].score).invalid("the disk was full"))'
+    plant(Fault(link="score", code=SCORES.format(body=body)), tmp_path, monkeypatch)
+    run = trained(tmp_path, model, "algorithm.steps=1")
+    note = verdicts(run)[1]["score"]["note"]
+    assert re.match(r"1 of 1 invalid scores are valid at a second scoring: rollout .*: the disk was full", note)
     assert f"the auditor noted: {note}" in [finding.text for finding in diagnose(run).warnings]
 
 

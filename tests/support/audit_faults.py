@@ -256,6 +256,13 @@ FAULTS = {
         "def pairs(*key):\n    return real(*key[:-1], key[-1] // 2 if isinstance(key[-1], int) else key[-1])\n"
         "engine.Uniforms = pairs",
     ),
+    "the same random numbers for all prompts": Fault(
+        link="distribution",
+        where="server",
+        code="from agentrig_grpo.server import engine\nreal = engine.Uniforms\n"
+        "engine.Uniforms = lambda *key: real(*(key[:-2] + key[-1:]))",
+        names="the random numbers of another prompt's reply",
+    ),
     "one random number for all tokens of a request": Fault(
         link="distribution",
         where="server",
@@ -327,6 +334,7 @@ FAULTS = {
             "        found[0] = attrs.evolve(a, trace=b.trace, triplets=b.triplets)\n"
             "        found[-1] = attrs.evolve(b, trace=a.trace, triplets=a.triplets)"
         ),
+        names="the input that was handed to the agent is another task's",
     ),
     "the last accuracy is of training tasks": Fault(
         link="held-out",
@@ -435,6 +443,7 @@ FAULTS = {
         settings=("algorithm.kl_loss_coef=0.1",),
         code="from agentrig_grpo import learner\nimport torch\n"
         "learner.Learner._reference_logprobs = torch.no_grad()(lambda self, batch: self._score(self.model, batch)[0])",
+        names="the reference model of the KL loss",
     ),
     "the model is trained beside its adapters": Fault(
         link="weights",

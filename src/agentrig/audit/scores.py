@@ -19,6 +19,9 @@ from agentrig.traces import LLM_CALL, mapping
 SCORED_N = 16
 """So many answers of a step are scored again, however long it takes."""
 
+INVALID_N = 4
+"""So many `invalid` scores of a step are scored again."""
+
 ANSWER = 8
 """Characters of the shortest answer that is looked for in replies."""
 
@@ -56,7 +59,7 @@ def score(step: Step) -> Iterator[Verdict]:
     if wrong:
         yield fault(f"{len(wrong)} of {looked} scores are others: {some(wrong)}", CAUSES)
     elif looked:
-        yield ok(f"{looked} of {len(step.rows)} scores")
+        yield ok(f"{looked} of {len(step.rows)} scores", note=_valid_now(step))
     else:
         raise CannotLook("no rollout was scored")
 
@@ -162,6 +165,30 @@ def scored_again(step: Step, rows: Sequence[Row], role: str) -> tuple[int, list[
             was, now = (f"{one.value}{' (correct)' if one.correct else ''}" for one in (row, found))
             wrong.append(f"rollout {row.id} of task {row.task_id} has {was}, and its answer scores {now}")
     return looked, wrong
+
+
+def _valid_now(step: Step) -> str:
+    """Return which `invalid` scores a second scoring finds valid; '' if none. The environment may have been the reason.
+
+    A score that took too long is left out: it would again.
+    """
+    known = {task.id: task for task in step.sources.splits["train"]}
+    reasons = {
+        row["id"]: str(mapping(json.loads(row["details"])).get("reason", ""))
+        for row in step.record.table("rollouts", "train", step.number, "id", "status", "details")
+        if row["status"] == "invalid"
+    }
+    rows = [r for r in step.rows if r.id in reasons and r.task_id in known and "its budget" not in reasons[r.id]]
+    end, looked, valid = time.monotonic() + step.sources.seconds, 0, list[str]()
+    for row in rows[:INVALID_N]:
+        if looked and time.monotonic() > end:
+            break
+        looked += 1
+        if (found := step.sources.score(known[row.task_id], row)).status == "ok":
+            valid.append(f"rollout {row.id} has {found.value}, and had none: {reasons[row.id] or 'without a reason'}")
+    if not valid:
+        return ""
+    return f"{len(valid)} of {looked} invalid scores are valid at a second scoring: {some(valid)}"
 
 
 def handed(step: Step) -> Calls:

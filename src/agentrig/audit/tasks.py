@@ -238,7 +238,8 @@ def _own_texts(rows: Sequence[Row], inputs: Mapping[str, Any]) -> Iterator[Verdi
                 if mine not in said and other is not None:
                     wrong.append(f"{call.name}, task {row.task_id}, has {key} of task {other}")
         if own and wrong:
-            causes = "calls that were recorded with another rollout, an agent whose rollouts share what they should not"
+            causes = "the input that was handed to the agent is another task's, calls that were recorded with another "
+            causes += "rollout, an agent whose rollouts share what they should not"
             yield fault(f"{len(wrong)} calls are about another task: {some(wrong)}", causes)
 
 
