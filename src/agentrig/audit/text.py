@@ -47,12 +47,11 @@ def differences(step: Step, calls: Sequence[Call]) -> tuple[int, list[str], str]
             continue
         try:
             prompt = "" if dated else _prompt(call, tokenizer)
-            said = (prompt, _reply(call, tokenizer, own), _end(call, ends, context, own))
+            said = [prompt, _reply(call, tokenizer, own), _end(call, ends, context, own), *_client(call)]
         except (TypeError, AttributeError, LookupError, ValueError):  # a field that is not what a chat has there
             continue
         looked += 1
         beside += call.sent is not None and call.handed is not None
-        said = (*said, *_client(call))
         wrong += [f"{call.name}: {what}" for what in said if what]
     what = "reply and end; not the prompt, whose template has the date" if dated else "prompt, reply and end"
     if beside < looked:
