@@ -101,11 +101,20 @@ def test_a_fault_is_named_with_a_credit_of_ones_own_too(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stated", "sampled"), [(1.0, 0.7), (0.7, 1.0)])
-def test_a_small_fault_of_temperature_is_named_in_the_recipe_mini(
-    stated: float, sampled: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("stated", "other"),
+    [
+        (1.0, "temperature=settings.temperature * 0.7"),
+        (0.7, "temperature=settings.temperature / 0.7"),
+        (1.0, "temperature=settings.temperature * 0.9"),
+        (1.0, "top_p=torch.full_like(settings.temperature, 0.95)"),
+    ],
+    ids=["0.7 of 1", "1 of 0.7", "0.9 of 1", "top-p 0.95"],
+)
+def test_a_small_fault_of_sampling_is_named_in_the_recipe_mini(
+    stated: float, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = f"evolve(settings, temperature=settings.temperature * {sampled / stated})"
+    other = f"evolve(settings, {other})"
     body = f"tokens = real(logits, {other}, uniforms, allowed)[0]"
     plant(Fault(link="distribution", where="server", code=SAMPLE.format(body=body)), tmp_path, monkeypatch)
     settings = ("algorithm.steps=2", f"algorithm.temperature={stated}", "algorithm.validate_every=0")
