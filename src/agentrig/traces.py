@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import attrs
+import orjson
 
 from agentrig.text import json_text
 
@@ -30,6 +32,12 @@ IGNORED = "agentrig.ignored"
 
 ASKED = "agentrig.asked"
 """Attribute of a call of a measurement: the sampling fields of the agent that the run's have replaced."""
+
+SENT = "agentrig.sent"
+"""Attribute of a call: `message_digest` of the messages that the agent's client sent."""
+
+HANDED = "agentrig.handed"
+"""Attribute of a call that is no stream: `message_digest` of the message that the agent's client got back."""
 
 PARENT = "agentrig-parent"
 """Header of a call to the gateway: the id of the span in which the call is made."""
@@ -153,6 +161,14 @@ class Span:
         """The name of the graph node (or of `agentrig.span`), or None."""
         name = self.attributes.get(NODE) or self.attributes.get("agent.name")
         return name if isinstance(name, str) else None
+
+
+def message_digest(messages: Any) -> str | None:
+    """Return a digest of JSON values; None if they can't be compared: with NaN or a lone surrogate, for example."""
+    try:
+        return hashlib.blake2b(orjson.dumps(messages, option=orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()
+    except (TypeError, RecursionError):  # orjson's own error is a TypeError
+        return None
 
 
 @attrs.frozen(kw_only=True, slots=False)

@@ -42,7 +42,7 @@ def test_the_first_two_steps_are_audited_and_then_as_many_as_two_percent_of_the_
             return auditor.Audited(step=step, verdicts=[], seconds=4.0)
 
     monkeypatch.setattr(auditor, "Auditor", lambda *given: Looker())
-    monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer: None)
+    monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer, **more: None)
     watched = Auditing(tmp_path, resolve("mini"), first=11)  # a resumed run
     audited, later = [], 0.0
     for step in range(11, 211):
@@ -104,7 +104,7 @@ def test_a_fault_at_the_end_of_a_run_keeps_what_its_last_audit_said(
             return auditor.Audited(step=step, verdicts=[late] if links else list(said.values()), seconds=4.0)
 
     monkeypatch.setattr(auditor, "Auditor", lambda *given: Looker())
-    monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer: None)
+    monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer, **more: None)
     watched = Auditing(tmp_path, resolve("mini"))
     watched.end(1, {"step": 1, "step_s": 10.0})
     with pytest.raises(RunStopped, match="another accuracy"):

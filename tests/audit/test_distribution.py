@@ -10,12 +10,16 @@ import pytest
 import torch
 
 from agentrig.audit.distribution import (
+    ACROSS,
     ALTERNATIVES,
     COPIES,
     MOST,
+    NUCLEI,
     SAME_NOISE,
     SAME_NUMBER,
+    Intervals,
     _weigh,
+    _weigh_across,
     _weigh_copies,
     _weigh_noise,
 )
@@ -28,6 +32,7 @@ def evidence_of(sampler: Sampler, seed: int, groups: int) -> dict[str, float]:
     """Return the evidence of groups whose replies share their distributions, as for equal beginnings."""
     rng = torch.Generator().manual_seed(seed)
     found: dict[str, float] = defaultdict(float)
+    streams: list[list[Intervals]] = [[] for _ in range(REPLIES)]
     for _ in range(groups):
         log_p = torch.log_softmax(2.5 * torch.randn(TOKENS, VOCABULARY, generator=rng, dtype=torch.float64), -1)
         earlier: list[list[int]] = []
@@ -37,8 +42,9 @@ def evidence_of(sampler: Sampler, seed: int, groups: int) -> dict[str, float]:
             own = log_p.gather(-1, ids)[:, 0]
             _weigh(found, log_p, own)
             _weigh_copies(found, own.tolist(), reply, earlier)
-            _weigh_noise(found, log_p.exp(), reply)
+            streams[len(earlier)].append(_weigh_noise(found, log_p.exp(), reply))
             earlier.append(reply)
+    _weigh_across(found, streams)
     return found
 
 
@@ -71,9 +77,23 @@ def one_noise(log_p: torch.Tensor, earlier: list[list[int]], rng: torch.Generato
     return (log_p + noise).argmax(-1).tolist()
 
 
+def across(log_p: torch.Tensor, earlier: list[list[int]], rng: torch.Generator) -> list[int]:
+    numbers = torch.rand(TOKENS, 1, generator=torch.Generator().manual_seed(len(earlier)), dtype=torch.float64)
+    return torch.searchsorted(log_p.exp().cumsum(-1), numbers)[:, 0].clamp(max=VOCABULARY - 1).tolist()
+
+
+def nucleus(share: float) -> Sampler:
+    def sample(log_p: torch.Tensor, earlier: list[list[int]], rng: torch.Generator) -> list[int]:
+        ordered, index = log_p.exp().sort(-1, descending=True)
+        kept = ordered.masked_fill(ordered.cumsum(-1) - ordered >= share, 0.0)
+        return index.gather(-1, torch.multinomial(kept, 1, generator=rng))[:, 0].tolist()
+
+    return sample
+
+
 @pytest.mark.slow
 def test_true_samples_reach_a_ratio_of_20_in_at_most_one_of_20_runs() -> None:
-    reached = dict.fromkeys([*ALTERNATIVES, COPIES, *SAME_NUMBER, SAME_NOISE], 0)
+    reached = dict.fromkeys([*ALTERNATIVES, COPIES, *SAME_NUMBER, SAME_NOISE, *ACROSS, *NUCLEI], 0)
     runs = 100
     for seed in range(runs):
         for name, log_ratio in evidence_of(drawn(), seed, 2).items():
@@ -98,6 +118,22 @@ def test_true_samples_reach_a_ratio_of_20_in_at_most_one_of_20_runs() -> None:
 def test_samples_of_another_distribution_are_named(sampler: Sampler, named: str) -> None:
     found = evidence_of(sampler, 0, 4)
     assert found[named] > MOST, dict(found)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "named"),
+    [
+        (drawn(power=1 / 0.9), "0.9 of the temperature"),
+        (nucleus(0.95), "the likeliest tokens up to 0.95 of the probability"),
+        (nucleus(0.9), "the likeliest tokens up to 0.9 of the probability"),
+        (across, ACROSS[0]),
+    ],
+    ids=["0.9", "top-p 0.95", "top-p 0.9", "across prompts"],
+)
+def test_small_faults_of_sampling_are_named_after_some_thousand_tokens(sampler: Sampler, named: str) -> None:
+    found = evidence_of(sampler, 0, 24)
+    assert found[named] > MOST, dict(found)
+    assert evidence_of(drawn(), 0, 24)[named] < 7
 
 
 def test_the_same_noise_is_seen_where_temperature_is_right_too() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import audited_runs
 import pytest
 import torch
-from audit_faults import FAULTS, SAMPLE, Fault
+from audit_faults import FAULTS, SAMPLE, SCORES, Fault
 from audited_runs import PLUGIN, plant, tiny_model, trained, verdicts
 
 from agentrig.audit.verdicts import LINKS
@@ -73,6 +73,17 @@ def test_why_warns_of_inputs_that_the_prompts_cut_off(
     assert f"the auditor noted: {note}" in [finding.text for finding in diagnose(run).warnings]
 
 
+def test_why_warns_of_invalid_scores_that_a_second_scoring_finds_valid(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = 'found[1] = attrs.evolve(found[1], triplets=(), score=type(found[1].score).invalid("the disk was full"))'
+    plant(Fault(link="score", code=SCORES.format(body=body)), tmp_path, monkeypatch)
+    run = trained(tmp_path, model, "algorithm.steps=1")
+    note = verdicts(run)[1]["score"]["note"]
+    assert re.match(r"1 of 1 invalid scores are valid at a second scoring: rollout .*: the disk was full", note)
+    assert f"the auditor noted: {note}" in [finding.text for finding in diagnose(run).warnings]
+
+
 def test_of_a_credit_of_ones_own_only_the_advantages_are_not_looked_at(model: Path, tmp_path: Path) -> None:
     found = verdicts(trained(tmp_path, model, "credit.use=bar"))
     results = {link: each["result"] for link, each in found[2].items()}
@@ -90,11 +101,20 @@ def test_a_fault_is_named_with_a_credit_of_ones_own_too(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stated", "sampled"), [(1.0, 0.7), (0.7, 1.0)])
-def test_a_small_fault_of_temperature_is_named_in_the_recipe_mini(
-    stated: float, sampled: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("stated", "other"),
+    [
+        (1.0, "temperature=settings.temperature * 0.7"),
+        (0.7, "temperature=settings.temperature / 0.7"),
+        (1.0, "temperature=settings.temperature * 0.9"),
+        (1.0, "top_p=torch.full_like(settings.temperature, 0.95)"),
+    ],
+    ids=["0.7 of 1", "1 of 0.7", "0.9 of 1", "top-p 0.95"],
+)
+def test_a_small_fault_of_sampling_is_named_in_the_recipe_mini(
+    stated: float, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = f"evolve(settings, temperature=settings.temperature * {sampled / stated})"
+    other = f"evolve(settings, {other})"
     body = f"tokens = real(logits, {other}, uniforms, allowed)[0]"
     plant(Fault(link="distribution", where="server", code=SAMPLE.format(body=body)), tmp_path, monkeypatch)
     settings = ("algorithm.steps=2", f"algorithm.temperature={stated}", "algorithm.validate_every=0")

@@ -15,14 +15,14 @@ class Fault:
     Attributes:
         link: The link of `agentrig.audit.verdicts.LINKS` that must be named.
         code: Python that plants it.
-        where: The process in which it runs: the run's, at its start, or the server's.
+        where: The process in which it runs: the run's, at its start, or the server's or a runner's.
         settings: Overrides of the run.
         names: A text of the run's message.
     """
 
     link: str
     code: str
-    where: Literal["run", "server"] = "run"
+    where: Literal["run", "server", "runner"] = "run"
     settings: Sequence[str] = ()
     names: str = ""
 
@@ -37,6 +37,28 @@ def response(chat, choices, tokenizer, *, model):
     {body}
     return json.dumps(body).encode()
 replies.response = response
+"""
+
+TAP = """
+import json
+from agentrig.tracing import httpx_tap
+real = httpx_tap._Call.answer
+def answer(self, response):
+    real(self, response)
+    body = json.loads(response.content)
+    body["choices"][0]["message"]["content"] = body["choices"][0]["message"]["content"][:8]
+    response._content = json.dumps(body).encode()
+httpx_tap._Call.answer = answer
+"""
+
+PREPARED = """
+import json
+from agentrig.tracing import httpx_tap
+real = httpx_tap.sampled_as
+def sampled_as(body, sampling, *, replace):
+    cut = [{**one, "content": one["content"][-8:]} for one in body["messages"]]
+    return real({**body, "messages": cut}, sampling, replace=replace)
+httpx_tap.sampled_as = sampled_as
 """
 
 SAMPLE = """
@@ -73,6 +95,21 @@ def run(self, tasks, *, n, mode, **more):
     found = real(self, tasks, n=n, mode=mode, **more)
     if mode == "report":
         {after}
+    return found
+RolloutEngine.run = run
+"""
+
+LATE = """
+import attrs
+from agentrig.runners.engine import RolloutEngine
+real, latest = RolloutEngine.run, {{}}
+def run(self, tasks, *, n, mode, **more):
+    found = real(self, tasks, n=n, mode=mode, **more)
+    if mode == {mode!r}:
+        for i, rollout in enumerate(found):
+            before = latest.get(rollout.task.id, (rollout.outcome, rollout.score))
+            latest[rollout.task.id] = rollout.outcome, rollout.score
+            found[i] = attrs.evolve(rollout, outcome=before[0], score=before[1])
     return found
 RolloutEngine.run = run
 """
@@ -152,6 +189,15 @@ FAULTS = {
     "all training inputs are equal": Fault(
         link="tasks", code="import os\nos.environ['AUDIT_EQUAL'] = '1'", names="different inputs"
     ),
+    "tasks have the gold of another one": Fault(
+        link="tasks",
+        code="import attrs\nfrom agentrig.run import splits\nreal = splits.read_split\n"
+        "def read_split(*given, **more):\n"
+        "    rows = real(*given, **more)\n"
+        "    return [attrs.evolve(t, private=rows[i - 1].private) if i % 4 == 3 else t for i, t in enumerate(rows)]\n"
+        "splits.read_split = read_split",
+        names="another private part than the task set",
+    ),
     "the end-of-text token is dropped from the ids": Fault(
         link="text",
         where="server",
@@ -172,6 +218,15 @@ FAULTS = {
         link="text",
         where="server",
         code=REPLY.format(body='kept.append(choice["message"]); choice["message"] = kept[-2:][0]'),
+    ),
+    "the tap cuts the reply that the agent gets": Fault(
+        link="text", where="runner", code=TAP, names="the client got another message than the one that is recorded"
+    ),
+    "the tap cuts the messages before they are recorded": Fault(
+        link="text",
+        where="runner",
+        code=PREPARED,
+        names="the client sent other messages than those that are recorded",
     ),
     "sampled at half the temperature": Fault(
         link="distribution",
@@ -201,6 +256,13 @@ FAULTS = {
         "def pairs(*key):\n    return real(*key[:-1], key[-1] // 2 if isinstance(key[-1], int) else key[-1])\n"
         "engine.Uniforms = pairs",
     ),
+    "the same random numbers for all prompts": Fault(
+        link="distribution",
+        where="server",
+        code="from agentrig_grpo.server import engine\nreal = engine.Uniforms\n"
+        "engine.Uniforms = lambda *key: real(*(key[:-2] + key[-1:]))",
+        names="the random numbers of another prompt's reply",
+    ),
     "one random number for all tokens of a request": Fault(
         link="distribution",
         where="server",
@@ -223,6 +285,15 @@ FAULTS = {
             )
         ),
         names="in the replies of another rollout",
+    ),
+    "each rollout has the answer of the one before": Fault(
+        link="score", code=LATE.format(mode="train"), names="but in those of another rollout of the task"
+    ),
+    "each held-out rollout has the answer of the one before": Fault(
+        link="held-out",
+        settings=("run.report_tasks=6", "algorithm.val_temperature=1.0"),
+        code=LATE.format(mode="report"),
+        names="but in those of another rollout of the task",
     ),
     "two groups are merged": Fault(
         link="tasks",
@@ -263,6 +334,7 @@ FAULTS = {
             "        found[0] = attrs.evolve(a, trace=b.trace, triplets=b.triplets)\n"
             "        found[-1] = attrs.evolve(b, trace=a.trace, triplets=a.triplets)"
         ),
+        names="the input that was handed to the agent is another task's",
     ),
     "the last accuracy is of training tasks": Fault(
         link="held-out",
@@ -371,6 +443,7 @@ FAULTS = {
         settings=("algorithm.kl_loss_coef=0.1",),
         code="from agentrig_grpo import learner\nimport torch\n"
         "learner.Learner._reference_logprobs = torch.no_grad()(lambda self, batch: self._score(self.model, batch)[0])",
+        names="the reference model of the KL loss",
     ),
     "the model is trained beside its adapters": Fault(
         link="weights",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from proof_runs import tiny
 
 from agentrig import credit
 from agentrig.plan import resolve
-from agentrig.run import loop, session
+from agentrig.run import loop, session, splits
 from agentrig.run.training import train
 from agentrig.runners.engine import RolloutEngine
 
@@ -40,7 +41,10 @@ class Words:
         texts = [f"{split} {word}" for word in words]
         if os.environ.get("AUDIT_EQUAL"):
             texts = texts[:1] * len(texts)
-        return [Task(id=f"{split}-{i}", input={"text": text}) for i, text in enumerate(texts)]
+        return [
+            Task(id=f"{split}-{i}", input={"text": text}, private={"gold": text.split()[-1]})
+            for i, text in enumerate(texts)
+        ]
 
 
 def agent(given, endpoint):
@@ -119,13 +123,18 @@ def verdicts(run: Path) -> dict[int, dict[str, dict[str, Any]]]:
 
 
 def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plant a fault in this process, or at the start of the server's."""
+    """Plant a fault in this process, in the runners, or at the start of the server's."""
     if fault.where == "server":
         (folder / "planted").mkdir()
         code = textwrap.dedent(fault.code)
         guarded = "import sys\nif any('agentrig_grpo.server' in word for word in sys.orig_argv):\n"
         (folder / "planted" / "sitecustomize.py").write_text(guarded + textwrap.indent(code, "    "), "utf-8")
         monkeypatch.setenv("PYTHONPATH", str(folder / "planted"), prepend=os.pathsep)
+        return
+    if fault.where == "runner":  # where the agent is built
+        build = f"\n\ndef planted(config):\n    exec({fault.code!r}, {{}})\n    return agent\n"
+        code = PLUGIN.replace("build=lambda config: agent)", "build=planted)") + build
+        monkeypatch.setattr(sys.modules[__name__], "PLUGIN", code)
         return
     monkeypatch.delenv("AUDIT_EQUAL", raising=False)
     for owner, names in {
@@ -138,6 +147,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         LossInputs: ("look_up",),
         torch.nn.utils: ("clip_grad_norm_",),
         RolloutEngine: ("run",),
+        splits: ("read_split",),
         session.RunSession: ("report", "summary", "_line"),
         AgentMatch: ("_node",),
     }.items():

@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 TOKENS = 2048
 """Sampled tokens that are looked at in a step, whole groups of rollouts at a time."""
 
-CHANCE = 1e-9
+CHANCE = 1e-6
 """How likely a healthy run is stopped by one of the tests, over all its steps."""
 
 ALTERNATIVES = {
     "a quarter of the temperature": 4.0,
     "half the temperature": 2.0,
     "0.7 of the temperature": 1 / 0.7,
+    "0.9 of the temperature": 1 / 0.9,
+    "the temperature over 0.9": 0.9,
     "the temperature over 0.7": 0.7,
     "twice the temperature": 0.5,
     "the 2 likeliest tokens only": 2,
@@ -44,7 +46,7 @@ ALTERNATIVES = {
 }
 """Distributions that a fault would sample from: a power of p (a float), or p cut to its likeliest tokens (an int)."""
 
-SMALL = (1 / 0.7, 0.7)
+SMALL = (1 / 0.7, 1 / 0.9, 0.9, 0.7)
 """Powers that are tested as they are: half of p beside them would take four tenths of the evidence, and nothing is
 unlikely enough to need it."""
 
@@ -60,11 +62,20 @@ SAME_NUMBER = (
 )
 """Alternatives too: a token is the one whose part of [0, 1] has the number that gave the tokens before it."""
 
+ACROSS = (
+    "the random numbers of another prompt's reply, in the order of the vocabulary",
+    "the random numbers of another prompt's reply, in the order of their probability",
+)
+"""Alternatives too: as `SAME_NUMBER`, with the n-th token of each prompt's n-th reply instead of those of one reply."""
+
+NUCLEI = {f"the likeliest tokens up to {share} of the probability": share for share in (0.9, 0.95, 0.99)}
+"""Alternatives too: a token's part of [0, 1], in the order of their probability, lies below the share."""
+
 SAME_NOISE = "the same noise for several tokens of a reply, so that its tokens come again"
 """An alternative too: a token of the reply comes again with a weight of one over what it was sampled with, as if
 argmax(log p + noise) had the same noise at each place."""
 
-MOST = math.log((len([*ALTERNATIVES, *SAME_NUMBER]) + 3) / CHANCE)
+MOST = math.log((len([*ALTERNATIVES, *SAME_NUMBER, *ACROSS, *NUCLEI]) + 3) / CHANCE)
 """What the logarithm of a likelihood ratio may reach: all alternatives share the chance."""
 
 
@@ -82,7 +93,10 @@ def distribution(step: Step) -> Iterator[Verdict]:
     if not chosen:
         raise CannotLook(f"no call of step {step.number} was sampled by the weights of version {version}")
     temperature, top_p = step.settings.get("temperature", 1.0), step.settings.get("top_p", 1.0)
-    yield from compared(step, weights, chosen, temperature=temperature, top_p=top_p, of=len(step.calls))
+    streams = _streams(step, chosen)
+    yield from compared(
+        step, weights, chosen, temperature=temperature, top_p=top_p, of=len(step.calls), streams=streams
+    )
 
 
 def compared(
@@ -93,10 +107,12 @@ def compared(
     temperature: float,
     top_p: float,
     of: int,
+    streams: Sequence[Sequence[Call]] = (),
 ) -> Iterator[Verdict]:
     """Compare calls, of so many, with what weights say of their tokens; see `distribution`.
 
-    `earlier` has for each call the replies of its group that should be independent of it. At temperature 0 a token is
+    `earlier` has for each call the replies of its group that should be independent of it, and `streams` the n-th first
+    calls of all groups, for each n. At temperature 0 a token is
     the likeliest, or within the bounds of two log-probabilities of it.
     """
     import torch
@@ -106,6 +122,7 @@ def compared(
     model, other = (weights.load(precision) for precision in precisions)
     rounding = 16 * 2**-24 * math.sqrt(4 * int(getattr(model.config, "num_hidden_layers", 1)) + 1)
     off, spread, outside = list[tuple[float, float, str]](), 0.0, ""  # differences with their bounds from rounding
+    parts: dict[Call, Intervals] = {}
     late = list[tuple[float, float, str]]()  # the same of tokens that should be the likeliest
     looked = sampled = computed = 0
     for part in batches(list(earlier), step.number):
@@ -144,7 +161,8 @@ def compared(
             lengths = [len(call.reply) for call in part]
             for call, mine, whole in zip(part, torch.split(own, lengths), torch.split(log_p, lengths), strict=True):
                 _weigh_copies(evidence, mine.tolist(), call.reply, earlier[call])
-                _weigh_noise(evidence, whole.exp(), call.reply)
+                parts[call] = _weigh_noise(evidence, whole.exp(), call.reply)
+    _weigh_across(evidence, [[parts[call] for call in each if call in parts] for each in streams])
     gap, bound, where = _farthest(off, spread)
     if gap > bound:
         detail = f"a log-probability of {where} differs from the model's by {gap:.3g}; the bound is {bound:.3g}"
@@ -201,6 +219,20 @@ def _chosen(step: Step, version: int) -> dict[Call, list[Sequence[int]]]:
     return found
 
 
+def _streams(step: Step, chosen: Mapping[Call, object]) -> list[list[Call]]:
+    """Return for each n the calls that began as the n-th first call of their group; one for each prompt."""
+    groups: dict[str, list[tuple[float, int, Call]]] = defaultdict(list)
+    for at, row in enumerate(step.rows):
+        if row.calls and row.calls[0] in chosen:
+            start = next((float(span["start"]) for span in row.spans if span["id"] == row.calls[0].span), 0.0)
+            groups[row.group].append((start, at, row.calls[0]))
+    found: dict[int, dict[tuple[int, ...], Call]] = defaultdict(dict)
+    for name in sorted(groups):
+        for n, (_, _, call) in enumerate(sorted(groups[name], key=lambda each: each[:2])):
+            found[n].setdefault(tuple(call.prompt), call)
+    return [list(calls.values()) for calls in found.values()]
+
+
 def _weigh(
     evidence: MutableMapping[str, float],
     log_p: torch.Tensor,
@@ -241,24 +273,56 @@ def _weigh_copies(
         alive = [other for other in alive if other[at] == token]
 
 
-def _weigh_noise(evidence: MutableMapping[str, float], p: torch.Tensor, reply: Sequence[int]) -> None:
-    """Add the log likelihood ratios of a reply whose tokens depend on the noise of those before them.
+Intervals = Sequence[Sequence[tuple[float, float]]]
+"""The part of [0, 1] of each token of a reply, in both orders of `SAME_NUMBER`."""
 
-    `p` is the stated distribution of each token, [tokens, vocabulary].
+
+def _weigh_across(evidence: MutableMapping[str, float], streams: Sequence[Sequence[Intervals]]) -> None:
+    """Add the log likelihood ratios of replies whose n-th tokens have the same random number.
+
+    Each stream has replies to different prompts. A number lies where the parts of all n-th tokens so far overlap.
+    """
+    for stream in streams:
+        places: dict[tuple[str, int], tuple[float, float]] = {}
+        for reply in stream:
+            for name, tokens_of in zip(ACROSS, reply, strict=True):
+                for at, (first, last) in enumerate(tokens_of):
+                    begin, end = places.get((name, at), (0.0, 1.0))
+                    places[name, at], ratio = _narrowed(begin, end, first, last)
+                    evidence[name] += ratio
+
+
+def _narrowed(begin: float, end: float, first: float, last: float) -> tuple[tuple[float, float], float]:
+    """Return where a number lies after a token, and the log likelihood ratio of the token."""
+    if last <= first:  # smaller than what fp64 can add to the parts before
+        return (begin, end), math.log(0.5)
+    inside = max(0.0, min(end, last) - max(begin, first))
+    ratio = math.log(0.5 + 0.5 * inside / (end - begin) / (last - first))
+    same = inside > 1e-6  # else rounding, or a new number
+    return ((max(begin, first), min(end, last)) if same else (first, last)), ratio
+
+
+def _weigh_noise(evidence: MutableMapping[str, float], p: torch.Tensor, reply: Sequence[int]) -> Intervals:
+    """Add the log likelihood ratios of a reply whose tokens depend on the noise of those before them, or of `NUCLEI`.
+
+    `p` is the stated distribution of each token, [tokens, vocabulary]. Returns the parts of [0, 1] of the tokens.
     """
     import torch
 
     ids = torch.tensor(reply, device=p.device)
     own, places = p.gather(-1, ids[:, None]), torch.arange(p.shape[-1], device=p.device)
-    before = places < ids[:, None]
+    before, parts = places < ids[:, None], []
     for name, smaller in zip(SAME_NUMBER, (before, (p > own) | ((p == own) & before)), strict=True):
         low = (p * smaller).sum(-1)
+        parts.append(list(zip(low.tolist(), (low + own[:, 0]).tolist(), strict=True)))
         begin, end = 0.0, 1.0  # where the number lies, by the tokens so far
-        for first, last in zip(low.tolist(), (low + own[:, 0]).tolist(), strict=True):
-            inside = max(0.0, min(end, last) - max(begin, first))
-            evidence[name] += math.log(0.5 + 0.5 * inside / (end - begin) / (last - first))
-            same = inside > 1e-6  # else rounding, or a new number
-            begin, end = (max(begin, first), min(end, last)) if same else (first, last)
+        for first, last in parts[-1]:
+            (begin, end), ratio = _narrowed(begin, end, first, last)
+            evidence[name] += ratio
+    for name, share in NUCLEI.items():
+        for first, last in parts[-1]:
+            inside = max(0.0, min(last, share) - first) / (last - first) if last > first else 0.0
+            evidence[name] += math.log(0.5 + 0.5 * inside / share)
     weights: dict[int, float] = {}  # of the tokens that the reply has
     there = p[:, ids].tolist()
     for at, token in enumerate(reply):
@@ -266,6 +330,7 @@ def _weigh_noise(evidence: MutableMapping[str, float], p: torch.Tensor, reply: S
         total = 1.0 + math.fsum(now[one] * (weight - 1.0) for one, weight in weights.items())
         evidence[SAME_NOISE] += math.log(0.5 + 0.5 * weights.get(token, 1.0) / total)
         weights[token] = max(weights.get(token, 1.0), 1.0 / there[at][at])
+    return parts
 
 
 def _nucleus(log_p: torch.Tensor, top_p: float, ids: torch.Tensor) -> tuple[torch.Tensor, int]:

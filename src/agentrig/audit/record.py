@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ import attrs
 from agentrig.audit.verdicts import CannotLook
 from agentrig.errors import ConfigError, RunFileError
 from agentrig.text import check_regular, read_text
-from agentrig.traces import LLM_CALL, SERVER, items, mapping, weights_version
+from agentrig.traces import HANDED, LLM_CALL, SENT, SERVER, items, mapping, weights_version
 
 OTHERWISE = (
     "seed", "top_k", "min_p", "logit_bias", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens",
@@ -34,7 +35,9 @@ class Call:
     """One answered call to the run's model: the rollout's id, its span's id, and the JSON that its client sent and got.
 
     Prompt and reply are token ids as the server stated them, `logprobs` those of the reply and `version` that of the
-    weights; None if it stated none.
+    weights; None if it stated none. `sent` and `handed` are digests of the messages that the client sent and of the one
+    that it got (`agentrig.traces.message_digest`), taken beside the record; None where none was, as for a call through
+    the gateway, or for the reply of a stream.
     """
 
     rollout: str
@@ -45,6 +48,8 @@ class Call:
     reply: Sequence[int]
     logprobs: Sequence[float] | None
     version: int | None
+    sent: str | None = None
+    handed: str | None = None
 
     @property
     def name(self) -> str:
@@ -103,11 +108,22 @@ class Sources:
         splits: Role to the tasks of its split.
         score: Scores an outcome: from a task and a row to the status and the value.
         seconds: After which no further answer of a step is scored again.
+        used: Role to the private parts, as `told` has them, of the tasks that the run began with, by task id; empty
+            if they are not known.
+        again: Loads the tasks of all roles once more.
     """
 
     splits: Mapping[str, Sequence[Any]]
     score: Any
     seconds: float = 5.0
+    used: Mapping[str, Mapping[str, str]] = {}
+    again: Callable[[], Mapping[str, Sequence[Any]]] | None = None
+
+
+def told(private: Any) -> str:
+    """Return a digest of a task's private part."""
+    text = json.dumps(private, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 class Record:
@@ -242,6 +258,8 @@ def _row(row: Mapping[str, Any]) -> Row:
                 reply=said["response_token_ids"],
                 logprobs=said.get("response_logprobs"),
                 version=weights_version(response),
+                sent=said.get(SENT),
+                handed=said.get(HANDED),
             )
             calls.append(call)
     return Row(**read, calls=calls)

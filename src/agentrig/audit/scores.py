@@ -19,8 +19,16 @@ from agentrig.traces import LLM_CALL, mapping
 SCORED_N = 16
 """So many answers of a step are scored again, however long it takes."""
 
+INVALID_N = 4
+"""So many `invalid` scores of a step are scored again."""
+
 ANSWER = 8
 """Characters of the shortest answer that is looked for in replies."""
+
+MOVED = 4
+"""So many answers that another rollout said are no coincidence."""
+
+EXCHANGED = "answers, calls or whole rollouts that were mixed up"
 
 CAUSES = "rewards that went to other rollouts, a reward that depends on more than task and answer"
 
@@ -51,7 +59,7 @@ def score(step: Step) -> Iterator[Verdict]:
     if wrong:
         yield fault(f"{len(wrong)} of {looked} scores are others: {some(wrong)}", CAUSES)
     elif looked:
-        yield ok(f"{looked} of {len(step.rows)} scores")
+        yield ok(f"{looked} of {len(step.rows)} scores", note=_valid_now(step))
     else:
         raise CannotLook("no rollout was scored")
 
@@ -77,7 +85,52 @@ def _exchanged(rows: Sequence[Row]) -> Iterator[Verdict]:
             wrong += [f"rollouts {a} and {b}" for a, b in here]
     if own > len(texts) / 2 and wrong:
         detail = f"answers are only in the replies of another rollout of their group: {some(wrong)}"
-        yield fault(detail, "answers, calls or whole rollouts that were mixed up")
+        yield fault(detail, EXCHANGED)
+    yield from moved(rows)
+
+
+def moved(rows: Sequence[Row], before: Sequence[Row] = ()) -> Iterator[Verdict]:
+    """Check that answers are not those of other rollouts of the same task, also of `before`, an earlier measurement.
+
+    An answer is another rollout's if that one said it as it is, the own replies lack some of its words, and (of
+    rollouts of one file) no rollout that said it answers with it: an agent that puts replies into one form keeps those
+    that have the form already. A text that is answered to several tasks is a default, and stands for nothing. It takes
+    `MOVED` such texts, and as many as there are other answers that are in no reply of their rollout: those show how
+    often the agent takes its answers from elsewhere.
+    """
+    texts = {row.id: text for row in [*rows, *before] if len(text := _longest(row.answer)) >= ANSWER}
+    tasks: dict[str, list[Row]] = defaultdict(list)
+    answered: dict[str, set[str]] = defaultdict(set)
+    for row in (row for row in rows if row.id in texts and row.calls):
+        tasks[row.task_id].append(row)
+        answered[texts[row.id]].add(row.task_id)
+    earlier: dict[str, list[Row]] = defaultdict(list)
+    for row in before:
+        earlier[row.task_id].append(row)
+    lost, found = 0, dict[str, str]()
+    for task, members in tasks.items():
+        said = {row.id: "\n".join(call.answered for call in row.calls) for row in [*members, *earlier[task]]}
+        words = {row.id: Counter(_words(said[row.id])) for row in members}
+        for row in members:
+            text = texts[row.id]
+            if text in said[row.id] or not Counter(_words(text)) - words[row.id]:
+                continue
+            lost += 1
+            owners = [other for other in members if other is not row and text in said[other.id]]
+            if any(texts[other.id] == text for other in owners) or len(answered[text]) > 1:
+                continue
+            if owners := owners or [other for other in earlier[task] if text in said[other.id]]:
+                found.setdefault(text, f"rollout {row.id} has that of {owners[0].id}")
+    if len(found) >= MOVED and len(found) >= lost / 2:
+        detail = (
+            f"{len(found)} answers are not in the replies of their rollouts, but in those of another rollout of the "
+        )
+        yield fault(f"{detail}task: {some([*found.values()])}", EXCHANGED)
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a text, in lower case, without the escapes of JSON."""
+    return re.findall(r"\w+", re.sub(r'\\[nrtbf"/]', " ", text).lower())
 
 
 def _longest(answer: Any) -> str:
@@ -112,6 +165,30 @@ def scored_again(step: Step, rows: Sequence[Row], role: str) -> tuple[int, list[
             was, now = (f"{one.value}{' (correct)' if one.correct else ''}" for one in (row, found))
             wrong.append(f"rollout {row.id} of task {row.task_id} has {was}, and its answer scores {now}")
     return looked, wrong
+
+
+def _valid_now(step: Step) -> str:
+    """Return which `invalid` scores a second scoring finds valid; '' if none. The environment may have been the reason.
+
+    A score that took too long is left out: it would again.
+    """
+    known = {task.id: task for task in step.sources.splits["train"]}
+    reasons = {
+        row["id"]: str(mapping(json.loads(row["details"])).get("reason", ""))
+        for row in step.record.table("rollouts", "train", step.number, "id", "status", "details")
+        if row["status"] == "invalid"
+    }
+    rows = [r for r in step.rows if r.id in reasons and r.task_id in known and "its budget" not in reasons[r.id]]
+    end, looked, valid = time.monotonic() + step.sources.seconds, 0, list[str]()
+    for row in rows[:INVALID_N]:
+        if looked and time.monotonic() > end:
+            break
+        looked += 1
+        if (found := step.sources.score(known[row.task_id], row)).status == "ok":
+            valid.append(f"rollout {row.id} has {found.value}, and had none: {reasons[row.id] or 'without a reason'}")
+    if not valid:
+        return ""
+    return f"{len(valid)} of {looked} invalid scores are valid at a second scoring: {some(valid)}"
 
 
 def handed(step: Step) -> Calls:

@@ -11,9 +11,9 @@ from typing import Any
 import attrs
 
 from agentrig.audit.distribution import compared
-from agentrig.audit.record import Call, Row, readable
+from agentrig.audit.record import Call, Row, Sources, readable, told
 from agentrig.audit.scores import CAUSES as SCORE_CAUSES
-from agentrig.audit.scores import scored_again
+from agentrig.audit.scores import moved, scored_again
 from agentrig.audit.step import Step
 from agentrig.audit.text import CAUSES as TEXT_CAUSES
 from agentrig.audit.text import differences
@@ -32,7 +32,8 @@ def tasks(step: Step) -> Iterator[Verdict]:
     """Check which tasks a step trained on.
 
     - `grpo` states its order (docs/learner.md); see `_drawn`. Other algorithms may draw as they like.
-    - The agent got the task's input as the task set, loaded again, has it; each group has `group_size` rollouts of one
+    - The agent got the task's input as the task set, loaded again, has it; the run's tasks of all roles have the
+      private part that the task set gives them; each group has `group_size` rollouts of one
       task; and inputs of different tasks differ: if two tasks out of the split, taken at random, are more likely to
       have the same input than not, the tasks are one task.
     """
@@ -44,6 +45,7 @@ def tasks(step: Step) -> Iterator[Verdict]:
     if strange and step.record.knows_update:
         yield fault(f"{some(strange)}: not in the training split of the task set, loaded again", CAUSES)
     yield from _inputs(rows, known)
+    yield from _private(step.sources)
     groups: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         groups[row.group].append(row.task_id)
@@ -70,6 +72,24 @@ def _inputs(rows: Sequence[Row], known: Mapping[str, str]) -> Iterator[Verdict]:
     changed = sorted({r.task_id for r in rows if known.get(r.task_id, _text(r.input)) != _text(r.input)})
     if changed:
         yield fault(f"the agent got another input than the task's in {some(changed)}", CAUSES)
+
+
+def _private(sources: Sources) -> Iterator[Verdict]:
+    """Compare the private parts of the run's tasks with the task set's own; one that changes with each load is left."""
+    wrong = {
+        (role, task.id)
+        for role, used in sources.used.items()
+        for task in sources.splits[role]
+        if used.get(task.id, "") not in ("", told(task.private))
+    }
+    if wrong and sources.again is not None:
+        first = {(role, task.id): told(task.private) for role, tasks in sources.splits.items() for task in tasks}
+        second = {(role, task.id): told(task.private) for role, tasks in sources.again().items() for task in tasks}
+        wrong = {key for key in wrong if first[key] == second.get(key)}
+    if wrong:
+        names = [f"{role} task {name}" for role, name in sorted(wrong)]
+        detail = f"{len(wrong)} tasks have another private part than the task set, loaded again, gives: {some(names)}"
+        yield fault(detail, "what changes tasks after `load`, or their order; a task that changed since")
 
 
 def _drawn(step: Step, drawn: list[str]) -> Iterator[Verdict]:
@@ -131,14 +151,17 @@ def held_out(step: Step) -> Iterator[Verdict]:
                 detail = f"{of} has {len(rows)} rollouts of {len(split)} tasks, each once; {len(foreign)} of its tasks "
                 yield fault(f"{detail}are not in the split", "the measurement, or a task set that changed since")
             yield from _inputs(rows, {task.id: _text(task.input) for task in split})
+            earlier = [one for one in measured if one < at]
+            for verdict in moved(rows, record.rows(mode, max(earlier)) if earlier else ()):
+                yield attrs.evolve(verdict, detail=f"{of}: {verdict.detail}")
             calls = [call for row in rows for call in row.calls]
             if rows and not calls and step.calls:
                 detail = f"no rollout of {of} called the model; those of training did"
                 yield fault(detail, "an agent or a client that keeps its replies")
-            told = [heat for call in calls if (heat := call.request.get("temperature")) is not None]
-            if len(told) < len(calls):
-                notes.append(f"{len(calls) - len(told)} calls of {of} state no temperature")
-            warm = [heat for heat in told if heat != temperature]
+            heats = [heat for call in calls if (heat := call.request.get("temperature")) is not None]
+            if len(heats) < len(calls):
+                notes.append(f"{len(calls) - len(heats)} calls of {of} state no temperature")
+            warm = [heat for heat in heats if heat != temperature]
             if warm and record.knows_update:
                 detail = f"{len(warm)} of {len(calls)} calls of {of} were sampled with temperature {warm[0]} instead of"
                 causes = "the agent sets its own temperature; the sampling of the endpoint"
@@ -215,7 +238,8 @@ def _own_texts(rows: Sequence[Row], inputs: Mapping[str, Any]) -> Iterator[Verdi
                 if mine not in said and other is not None:
                     wrong.append(f"{call.name}, task {row.task_id}, has {key} of task {other}")
         if own and wrong:
-            causes = "calls that were recorded with another rollout, an agent whose rollouts share what they should not"
+            causes = "the input that was handed to the agent is another task's, calls that were recorded with another "
+            causes += "rollout, an agent whose rollouts share what they should not"
             yield fault(f"{len(wrong)} calls are about another task: {some(wrong)}", causes)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from agentrig.audit.record import Call
 from agentrig.audit.step import Step
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
+from agentrig.traces import message_digest
 
 CAUSES = (
     "the server, a proxy between it and the agent, a client that changes messages, or a tokenizer that is not the "
@@ -40,22 +41,31 @@ def differences(step: Step, calls: Sequence[Call]) -> tuple[int, list[str], str]
     context = min(filter(None, limits), default=0)
     own = record.config["server"]["use"] == "embedded"  # another may take thoughts or spaces out of the text
     dated = "strftime_now" in str(tokenizer.chat_template)  # what it renders depends on the day
-    wrong, looked = list[str](), 0
+    wrong, looked, beside = list[str](), 0, 0
     for call in calls:
         if not isinstance(call.request.get("messages"), list):
             continue
         try:
             prompt = "" if dated else _prompt(call, tokenizer)
-            said = (prompt, _reply(call, tokenizer, own), _end(call, ends, context, own))
+            said = [prompt, _reply(call, tokenizer, own), _end(call, ends, context, own), *_client(call)]
         except (TypeError, AttributeError, LookupError, ValueError):  # a field that is not what a chat has there
             continue
         looked += 1
+        beside += call.sent is not None and call.handed is not None
         wrong += [f"{call.name}: {what}" for what in said if what]
-    return (
-        looked,
-        wrong,
-        "reply and end; not the prompt, whose template has the date" if dated else "prompt, reply and end",
-    )
+    what = "reply and end; not the prompt, whose template has the date" if dated else "prompt, reply and end"
+    if beside < looked:
+        what += f"; of {looked - beside} (streams, or through the gateway) not what the client sent and got beside it"
+    return looked, wrong, what
+
+
+def _client(call: Call) -> Iterator[str]:
+    """Compare what the client sent and got with the record, by digests; a value that has none is left out."""
+    recorded, got = message_digest(call.request["messages"]), message_digest(call.choice.get("message"))
+    if call.sent is not None and recorded not in (None, call.sent):
+        yield "the client sent other messages than those that are recorded"
+    if call.handed is not None and got not in (None, call.handed):
+        yield "the client got another message than the one that is recorded"
 
 
 def _prompt(call: Call, tokenizer: Any) -> str:

@@ -314,6 +314,7 @@ def gradient(step: Step) -> Iterator[Verdict]:
     if wrong:
         detail = f"gradients are not those of the step's loss: update {number + 1}: {some(wrong)}. The bound is "
         causes = "token weights, the loss, a pass that is lost or counted twice, a layer that is detached or changed"
+        causes += ", the reference model of the KL loss" if kl else ""
         yield fault(f"{detail}{MARGIN:g} times what two precisions differ by in this step", causes, worst)
     stated: Any = figures.get("kl_reference")
     single = len(sketch.updates) == 1 and found.kl is not None and stated is not None

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any
@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrig.agents import Outcome
-from agentrig.audit.record import Row, Sources
+from agentrig.audit.record import Row, Sources, told
 from agentrig.audit.sketch import FILE, Sketch
 from agentrig.audit.verdicts import LINKS, UNSEEN
-from agentrig.errors import AgentrigError, RunFileError, RunStopped
+from agentrig.errors import AgentrigError, PluginError, RunFileError, RunStopped, place_of
 from agentrig.figures import number
 from agentrig.plan import RESUME, Plan
 from agentrig.rewards import Score
 from agentrig.run.damage import read_object, reading, writing
 from agentrig.run.files import write_whole
 from agentrig.run.setup import Setup
-from agentrig.run.splits import load_splits
+from agentrig.run.splits import ROLES
 from agentrig.runners.scorer import Scorer
 from agentrig.tasks import Task
+from agentrig.text import words_of
 from agentrig.traces import Span, Trace, mapping
 
 if TYPE_CHECKING:
@@ -57,10 +58,22 @@ class Auditing:
         plan: The run's plan; task set and reward are built once more from it.
         first: The first step, of a resumed run too.
         on: Whether to audit at all.
+        tasks: Role to the tasks that the run uses; each is compared with the task set's own.
     """
 
-    def __init__(self, run: Path, plan: Plan, *, first: int = 1, on: bool = True) -> None:
+    def __init__(
+        self,
+        run: Path,
+        plan: Plan,
+        *,
+        first: int = 1,
+        on: bool = True,
+        tasks: Mapping[str, Sequence[Task]] | None = None,
+    ) -> None:
         self._run, self._plan, self._on, self._sure = run, plan, on, first + FIRST
+        self._used = {
+            role: {task.id: told(task.private) for task in rows} for role, rows in (tasks or {}).items() if on
+        }
         self._auditor: Auditor | None = None
         self._scorer: Scorer | None = None
         self._sketch: Sketch | None = None
@@ -141,7 +154,7 @@ class Auditing:
     def sources(self) -> Sources:
         """Build task set and reward for the auditor; see `sources_of`."""
         self._scorer = self._scorer or Setup(self._plan).scorer()
-        return sources_of(self._plan, self._scorer)
+        return sources_of(self._plan, self._scorer, used=self._used)
 
     def close(self) -> None:
         """End the reward's processes, if there are any."""
@@ -150,20 +163,20 @@ class Auditing:
 
     def _write(self, found: Audited) -> None:
         file = self._run / "audit" / VERDICTS.format(found.step)
-        told = attrs.asdict(found)
+        written = attrs.asdict(found)
         before = self._verdicts(file) if file.exists() else None
         if before is not None:  # the audit of the run's end may find a fault of an audited step
             links = {verdict.link for verdict in found.verdicts}
-            told["seconds"] += before["seconds"]
-            told["verdicts"] += [verdict for verdict in before["verdicts"] if verdict["link"] not in links]
+            written["seconds"] += before["seconds"]
+            written["verdicts"] += [verdict for verdict in before["verdicts"] if verdict["link"] not in links]
         with writing(file):
             file.parent.mkdir(exist_ok=True)
-            write_whole(file, json.dumps(told, indent=1) + "\n")
+            write_whole(file, json.dumps(written, indent=1) + "\n")
 
     def summary(self) -> dict[str, Any]:
         """Return the entry of `summary.json`: links looked at, why others were not, steps, notes and faults."""
         files = sorted((self._run / "audit").glob("verdicts-*.json"))
-        steps = [told for file in files if (told := self._verdicts(file)) is not None]
+        steps = [one for file in files if (one := self._verdicts(file)) is not None]
         verdicts = [
             (verdict["link"], verdict["result"], verdict["detail"]) for one in steps for verdict in one["verdicts"]
         ]
@@ -225,13 +238,16 @@ def audit_faults(run: Path) -> list[str]:
     return found
 
 
-def sources_of(plan: Plan, scorer: Scorer, *, seconds: float = 5.0) -> Sources:
+def sources_of(
+    plan: Plan, scorer: Scorer, *, seconds: float = 5.0, used: Mapping[str, Mapping[str, str]] | None = None
+) -> Sources:
     """Build a plan's task set for the auditor.
 
     Args:
         plan: The run's plan.
         scorer: Its reward, built anew: `agentrig.run.setup.Setup.scorer`.
         seconds: See `Sources`.
+        used: See `Sources`.
 
     Raises:
         AgentrigError: The task set can't be built or loaded.
@@ -241,5 +257,26 @@ def sources_of(plan: Plan, scorer: Scorer, *, seconds: float = 5.0) -> Sources:
         trace = Trace(rollout_id=row.id, spans=tuple(Span(**span) for span in row.spans))
         return scorer([(task, Outcome(answer=row.answer, own_reward=row.own_reward), trace)])[0]
 
-    splits = {role: rows for role, (_, rows) in load_splits(plan).items()}
-    return Sources(splits=splits, score=score, seconds=seconds)
+    return Sources(splits=_load(plan), score=score, seconds=seconds, used=used or {}, again=lambda: _load(plan))
+
+
+def _load(plan: Plan) -> dict[str, Sequence[Task]]:
+    """Load the tasks of each role from the task set itself: what the run does with its rows is what is audited.
+
+    Raises:
+        PluginError: The task set's own code raised.
+    """
+    loaded: dict[str, Sequence[Task]] = {}
+    found: dict[str, Sequence[Task]] = {}
+    try:
+        tasks = plan.build("tasks")
+        for role in ROLES:
+            split = str(getattr(plan.run, role) or tasks.roles.get(role, ""))
+            if split and split not in loaded:
+                loaded[split] = tasks.load(split)
+            found[role] = loaded[split][: getattr(plan.run, f"{role}_tasks") or None] if split else ()
+    except AgentrigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{plan.whose_tasks}: `load` raised {words_of(error)}{place_of(error)}") from error
+    return found

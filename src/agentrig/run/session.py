@@ -110,7 +110,7 @@ class RunSession:
         self.plan, self.engine, self.runtime = plan, engine, runtime
         self.credit: Credit = plan.build("credit") if credit is None else credit
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
-        self.auditing = Auditing(run.path, plan, first=self.first_step, on=plan.run.audit)
+        self.auditing = Auditing(run.path, plan, first=self.first_step, on=plan.run.audit, tasks=tasks)
         self._run = run
         self._second = second
         self._begin_run, self.begun = begin, False

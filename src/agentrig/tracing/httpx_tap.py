@@ -10,14 +10,16 @@ import importlib
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import attrs
+import orjson
 
 from agentrig.endpoints import sampled_as
 from agentrig.text import parsed, words_of
-from agentrig.traces import ASKED, LLM_CALL, PARENT, SERVER
+from agentrig.traces import ASKED, HANDED, LLM_CALL, PARENT, SENT, SERVER, message_digest
 from agentrig.tracing.connections import marked
 from agentrig.tracing.recorder import Recorder, active, server_of
 from agentrig.tracing.streams import Streamed, joined, tee
@@ -88,10 +90,12 @@ def _tap(library: Any, *, is_async: bool) -> None:
     if is_async:
 
         async def asend(self: Any, request: Any, **options: Any) -> Any:
+            content = getattr(request, "_content", b"")
             prepared = prepare(request)
             if prepared is None:
                 return await send(self, request, **options)
             call, request = prepared
+            call.sent(content)
             try:
                 response = await send(self, request, **options)
             except BaseException as error:
@@ -101,16 +105,19 @@ def _tap(library: Any, *, is_async: bool) -> None:
                 return call.follow(response, copied)
             await response.aread()
             call.answer(response)
+            call.handed(response.content)
             return response
 
         client.send = asend
         return
 
     def ssend(self: Any, request: Any, **options: Any) -> Any:
+        content = getattr(request, "_content", b"")
         prepared = prepare(request)
         if prepared is None:
             return send(self, request, **options)
         call, request = prepared
+        call.sent(content)
         try:
             response = send(self, request, **options)
         except BaseException as error:
@@ -120,6 +127,7 @@ def _tap(library: Any, *, is_async: bool) -> None:
             return call.follow(response, copied)
         response.read()
         call.answer(response)
+        call.handed(response.content)
         return response
 
     client.send = ssend
@@ -137,6 +145,8 @@ class _Call:
         foreign: The server, if it is not the endpoint's.
         parent: The span in which the call was made; a stream can be read after that span has ended.
         asked: The agent's own sampling fields that the run's have replaced.
+        digests: Of what the client sent; see `SENT`.
+        recorded: The attributes of the spans of a call without an error.
     """
 
     recorder: Recorder
@@ -146,6 +156,22 @@ class _Call:
     foreign: str | None
     parent: str | None
     asked: dict[str, Any]
+    digests: dict[str, str] = attrs.field(factory=dict)
+    recorded: list[dict[str, Any]] = attrs.field(factory=list)
+
+    def sent(self, content: bytes) -> None:
+        """Keep a digest of the messages that the client sent, as it sent them."""
+        with suppress(ValueError, LookupError, TypeError):
+            if self.foreign is None and (digest := message_digest(orjson.loads(content)["messages"])):
+                self.digests[SENT] = digest
+
+    def handed(self, content: bytes) -> None:
+        """Add to the recorded spans a digest of the message that the client gets, one for each choice."""
+        with suppress(ValueError, LookupError, TypeError):
+            if self.foreign is None and self.recorded:
+                for found, choice in zip(self.recorded, orjson.loads(content)["choices"], strict=True):
+                    if digest := message_digest(choice["message"]):
+                        found[HANDED] = digest
 
     def streams(self, answer: Any) -> bool:
         """Return whether the response is to be read piece by piece; the reason of a refusal is read at once."""
@@ -154,7 +180,9 @@ class _Call:
     def record(self, attributes: dict[str, Any], *, error: str | None = None) -> None:
         """Record the span of the call; if another tracer does, only what it does not see."""
         more = {**({SERVER: self.foreign} if self.foreign else {}), **({ASKED: self.asked} if self.asked else {})}
-        found = {"request": self.request, **more, **attributes}
+        found = {"request": self.request, **more, **self.digests, **attributes}
+        if error is None:
+            self.recorded.append(found)
         if self.recorder.muted:
             self.recorder.hear(found)
         else:
