@@ -25,7 +25,7 @@ from agentrig.audit.verdicts import CannotLook, Verdict, fault, finite, ok
 if TYPE_CHECKING:
     import torch
 
-TOKENS = 2048
+TOKENS = 8192
 """Sampled tokens that are looked at in a step, whole groups of rollouts at a time."""
 
 CHANCE = 1e-6
