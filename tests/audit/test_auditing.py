@@ -127,11 +127,11 @@ def test_the_line_of_an_audited_step_names_what_could_not_be_compared(
             return auditor.Audited(step=step, verdicts=found, seconds=4.0)
 
     monkeypatch.setattr(auditor, "Auditor", lambda *given: Looker())
-    monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer: None)
+    monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer, **_: None)
     with caplog.at_level("INFO"):
         Auditing(tmp_path, resolve("mini")).end(1, {"step": 1, "step_s": 10.0})
     assert caplog.messages[-1] == (
-        "step 1 recomputed by the auditor in 4.0 s: 1 of 9 links compared, no fault; not score: the reward gives two "
+        "checked: step 1 computed again from its records, 1 of 9 parts agree (4.0 s); not score: the reward gives two "
         "scores to one answer: 0.3 and 0.7"
     )
 
@@ -161,7 +161,7 @@ def test_a_run_says_in_plain_words_what_was_checked(
             return auditor.Audited(step=step, verdicts=verdicts, seconds=12.6)
 
     monkeypatch.setattr(auditor, "Auditor", lambda *given: Looker())
-    monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer: None)
+    monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer, **_: None)
     watched = Auditing(tmp_path, resolve("mini"))
     watched.sketch(1)
     with caplog.at_level("INFO", "agentrig"):
