@@ -123,10 +123,11 @@ class Auditing:
             self._spent += found.seconds
         if not found.faults:  # else it is written below
             self._write(found)
-        unseen = "".join(f"; not {v.link}: {v.detail}" for v in found.verdicts if v.link not in found.looked)
+        unseen = ", ".join(f"{v.link} ({v.detail})" for v in found.verdicts if v.link not in found.looked)
         log.info(
             "checked: step %d computed again from its records, %d of %d parts agree (%.1f s)%s",
-            *(step, len(found.looked - {fault.link for fault in found.faults}), len(LINKS), found.seconds, unseen),
+            *(step, len(found.looked - {fault.link for fault in found.faults}), len(LINKS), found.seconds),
+            f"; not looked at: {unseen}" if unseen else "",
         )
         self._stop_at_fault(found)
 
