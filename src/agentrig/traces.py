@@ -59,6 +59,8 @@ ATTRIBUTES: Mapping[str, str] = {
     "response_logprobs": "LLM call: the log-probability of each sampled token under the sampling model",
     "finish_reason": "LLM call: why the first choice ended: `stop`, `length`, `tool_calls` …",
     "gen_ai.response.id": "LLM call: the completion's id",
+    SENT: "LLM call: a digest of the messages that the agent's client sent, for the auditor",
+    HANDED: "LLM call that is no stream: a digest of the message that the agent's client got back",
     SERVER: "LLM call: the server, if it is not the run's; such a call has no token ids",
     NODE: "chain: the name of the graph node or chain",
     MODEL: "LangChain's model, around its call: the name of its class",

@@ -200,7 +200,7 @@ DAMAGES: Mapping[Callable[[Path], None], str] = {
     a_directory_for_the_learner: r"trainer/learner\.pt is no file",
     no_learner: r"trainer/learner\.pt is missing",
     no_list: r"its list of files, \.files\.json, is missing",
-    another_steps_files: r"\.files\.json is not the one that the run wrote",
+    another_steps_files: r"step-00003 is damaged: it is what the run saved as step-00002",
     a_directory_for_the_rollouts: r"rollouts/report-00003\.parquet is a directory",
     a_directory_for_the_summary: r"summary\.json cannot be read",
     a_directory_for_the_error: r"error\.json is a directory",

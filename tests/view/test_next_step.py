@@ -72,7 +72,7 @@ def test_a_run_that_solved_its_tasks_or_gained_nothing_has_no_next_step_of_a_gai
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps({**summary, "solved": True}))
     assert verdict(diagnose(run)) == NOTHING_WRONG
-    assert verdict(diagnose(write_run(tmp_path / "none", steps=3, lift=0.0))) == NO_GAIN
+    assert verdict(diagnose(write_run(tmp_path / "none", steps=3, lift=0.0))) == f"{NO_GAIN}."
 
 
 @pytest.mark.parametrize("lift", [0.6, 0.0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import attrs
@@ -50,8 +51,10 @@ def build_report(
         out = (first if len(runs) == 1 else first.parent / "comparison") / "report.html"
     with writing(out, "--out FILE"):
         out.parent.mkdir(parents=True, exist_ok=True)
-        with writing(out.parent / "plots", ""):
-            draw_all(runs, out.parent / "plots")
+        plots = out.parent / "plots"
+        in_the_way = os.path.lexists(plots) and not plots.is_dir()
+        with writing(plots, "") if in_the_way else nullcontext():
+            draw_all(runs, plots)
         page = render(runs, gold=gold)
         part = out.with_name(f".{out.name}.part")
         part.write_text(storable(page), "utf-8")

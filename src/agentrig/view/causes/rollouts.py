@@ -68,7 +68,7 @@ def failures(evidence: Evidence) -> Iterator[Finding]:
     listed = ", ".join(f"{count(n)} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: -item[1]))
     text += f": {listed}" + (f"; for example: {example}" if example else "")
     if at_least(failed, rollouts) <= PART_LIMIT:
-        yield Finding("warn", text)
+        yield Finding("fact" if evidence.run.running else "warn", text)
         return
     settings, advice = CURES.get(worst, ((), "Look at one with: {dev}, which shows every span."))
     yield problem(
