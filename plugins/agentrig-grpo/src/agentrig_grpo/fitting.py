@@ -19,6 +19,7 @@ from typing import Any
 
 import attrs
 
+from agentrig.device_memory import in_gib
 from agentrig.errors import ConfigError
 from agentrig.hardware.memory import ModelShape
 from agentrig.servers import ServerMemory
@@ -84,11 +85,6 @@ class Need:
         parts = {name: size for name, size in attrs.asdict(self).items() if name not in ("change", "earlier")}
         more = {"weights one version back": self.earlier} if self.earlier else {}
         return ", ".join(f"{name} {in_gib(size)}" for name, size in {**parts, **more}.items())
-
-
-def in_gib(size: float) -> str:
-    """Return bytes as text."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):.1f} MiB"
 
 
 @attrs.frozen(kw_only=True)

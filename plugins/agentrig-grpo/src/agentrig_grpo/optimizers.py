@@ -10,7 +10,7 @@ import torch  # noqa: TID253  (imported with the learner only)
 
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig_grpo.config import LearnerConfig
-from agentrig_grpo.host_moments import HostAdamW, bytes_on_device
+from agentrig_grpo.host_moments import HostAdamW
 
 BLOCK = 256
 """Elements of an 8-bit moment that have one scale."""
@@ -53,10 +53,8 @@ def learning_rate(config: LearnerConfig, *, step: int, update: int) -> float:
     return rate
 
 
-def optimizer_bytes(tensors: Sequence[torch.Tensor], name: str, moments: str = "device") -> int:
+def optimizer_bytes(tensors: Sequence[torch.Tensor], name: str) -> int:
     """Return the bytes that an optimizer has on the device for its moments of some tensors in fp32."""
-    if moments == "host":
-        return bytes_on_device(sum(t.numel() for t in tensors))
     if name == "adamw":
         return sum(8 * t.numel() for t in tensors)
     # One byte for each of two moments, a scale for each block of them, and a table of 256 values a tensor.

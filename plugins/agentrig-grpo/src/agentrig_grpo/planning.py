@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrig.device_memory import in_gib
 from agentrig.hardware.memory import ModelShape
 from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.fitting import (
@@ -26,7 +27,6 @@ from agentrig_grpo.fitting import (
     Needs,
     ServerNeed,
     group_length,
-    in_gib,
     passes_of,
 )
 
