@@ -6,20 +6,28 @@
 The run has the default settings, its checkpoints among them (`algorithm.save_every = "auto"`). Compare the mean step
 with that of `--without-checkpoints`, which saves once at the end. Prints the parts of each step, their medians over all
 steps after the first two, what the checkpoints cost, and how long the first step took to end after the command, with
-the parts of the start that the server's log names. With `--server vllm`, run it twice: the first run writes vLLM's
-caches. On a CPU: --shape 18m --server embedded --hardware cpu --rows 2x4x64+16.
+the parts of the start that the server's log names. On CUDA also the most memory of the card that was in use, by
+`nvidia-smi`: nothing else may use it meanwhile, and the script fails if that is more than `hardware.memory_gib`. With
+`--server vllm`, run it twice: the first run writes vLLM's caches.
+On a CPU: --shape 18m --server embedded --hardware cpu --rows 2x4x64+16.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +50,8 @@ def main() -> None:
     parser.add_argument("--without-checkpoints", action="store_true", help="save at the run's end only")
     parser.add_argument("--timeout", type=float, default=420.0, help="longest wait for the run, seconds")
     options, keys = parser.parse_known_args()
-    with tempfile.TemporaryDirectory(prefix="agentrig-one-gpu-") as folder:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that nothing is left behind
+    with tempfile.TemporaryDirectory(prefix="agentrig-one-gpu-", ignore_cleanup_errors=True) as folder:
         measure(Path(folder), options, keys)
 
 
@@ -50,7 +59,11 @@ def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
     """Make the model, train, and print the figures."""
     tasks, n, prompt, answer = verl_step.parsed(options.rows or verl_step.ROWS[options.shape])
     context = prompt + answer + 64
-    verl_step.make_model(options.shape, folder / "model", context=context)
+    make = get_context("spawn").Process(  # a process of its own: its context would be counted on the card
+        target=verl_step.make_model, args=(options.shape, folder / "model"), kwargs={"context": context}
+    )
+    make.start()
+    make.join()
     verl_step.make_prompts(folder / "prompts.json", prompt)
     plugin = folder / "bench_plugin.py"
     plugin.write_text(f"PROMPTS = {str(folder / 'prompts.json')!r}\n" + verl_step.PLUGIN, "utf-8")
@@ -68,12 +81,10 @@ def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
         words.append("algorithm.save_every=1000")
     log = folder / "log.txt"
     begun = time.perf_counter()
-    with log.open("wb") as out:
-        run = subprocess.Popen([sys.executable, "-m", "agentrig", "train", *words], stdout=out, stderr=out)
     first, seen = None, 0
     marks: dict[str, float] = {}
     server_log = folder / "run" / "server.log"
-    try:
+    with peak_of_the_card(options.hardware) as peak, running(words, log) as run:
         while run.poll() is None:
             if "server started" not in marks and server_log.is_file():
                 marks["server started"] = time.perf_counter() - begun
@@ -87,9 +98,6 @@ def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
             if time.perf_counter() - begun > options.timeout:
                 run.kill()
             time.sleep(0.1)
-    finally:
-        run.kill()
-        run.wait()
     wall = time.perf_counter() - begun
     served = read(server_log) if server_log.is_file() else ""
     if run.returncode != 0 or len(lines_of(folder / "run")) < options.steps:
@@ -113,12 +121,66 @@ def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
         "start_of_the_server": match[1] if (match := STARTED.search(served)) else None,
         "prompt_tokens": lines[-1]["prompt_tokens"],
         "response_tokens": lines[-1]["response_tokens"],
+        "peak_gib": max(peak) / 1024 if peak else None,
+        "plan": re.findall(r"memory: .*", read(log)),
         "proofs": summary.get("delivery"),
         "wall_s": wall,
         "audit": audited.figures(folder / "run"),
         "algorithm": {k: v for k, v in lines[-1]["algorithm"].items() if "token" in k or "ratio" in k or "differ" in k},
     }
     print(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in figures.items()}, indent=1), flush=True)
+    limit = next((float(key.split("=")[1]) for key in keys if key.startswith("hardware.memory_gib=")), 0.0)
+    if limit and peak and max(peak) > limit * 1024:
+        raise SystemExit(f"the run used {max(peak) / 1024:.2f} GiB of the card, more than its limit of {limit:g}")
+
+
+@contextmanager
+def running(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the run; at the end nothing of it is left, also when it was killed."""
+    with log.open("wb") as out:
+        command = [sys.executable, "-m", "agentrig", "train", *words]
+        run = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+    try:
+        yield run
+    finally:
+        run.kill()
+        run.wait()
+        for process in processes_naming(words[1]):
+            os.kill(process, signal.SIGKILL)
+
+
+def processes_naming(word: str) -> list[int]:
+    """Return the processes whose command or environment has this word: servers and runners of the run."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                said = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+            except OSError:
+                continue
+            if str(Path(word).parent).encode() in said:
+                found.append(int(folder.name))
+    return found
+
+
+@contextmanager
+def peak_of_the_card(hardware: str) -> Iterator[list[int]]:
+    """Yield a list that gets the MiB of the first card that are in use, four times a second; empty without CUDA."""
+    used: list[int] = []
+    if hardware != "cuda":
+        yield used
+        return
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=250", "--id=0"]
+    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = process.stdout
+        reader = threading.Thread(target=lambda: used.extend(map(int, lines)))
+        reader.start()
+        try:
+            yield used
+        finally:
+            process.terminate()
+            reader.join()
 
 
 def checkpoints_of(lines: list[dict[str, Any]], summary: dict[str, object]) -> dict[str, object]:

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from agentrig_grpo import trainer_files
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner
 
-from agentrig.errors import AgentrigError, CheckpointDamaged
+from agentrig.errors import AgentrigError, CheckpointDamaged, RunFileError
+from agentrig.run.damage import writing
 
 
 @pytest.fixture
@@ -39,3 +44,29 @@ def test_newer_files_are_refused_with_a_message(saved):
     torch.save([1, 2], learner)
     with pytest.raises(CheckpointDamaged, match=r"learner\.pt is cut off .*it holds a list"):
         trainer_files.read(saved)
+
+
+def test_a_file_that_cannot_be_written_whole_says_why(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys, torch\nfrom pathlib import Path\nfrom agentrig.errors import exhausted\n"
+        "from agentrig_grpo import trainer_files\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "try:\n    trainer_files.write(Path(sys.argv[1]), {'trained': torch.zeros(1 << 20)})\n"
+        "except Exception as error:\n    print(repr(error.__context__), exhausted(error))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "OSError(27, 'File too large') no file may be larger than 1024 KiB here (ulimit -f)" in done.stdout
+
+
+def test_a_disk_that_fills_up_is_named(tmp_path: Path) -> None:
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(tmp_path)], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip("only root can mount a disk of 4 MB")
+    try:
+        file = tmp_path / trainer_files.FILE
+        with pytest.raises(RunFileError, match=r"learner\.pt cannot be written: the disk is full"), writing(file):
+            trainer_files.write(tmp_path, {"trained": torch.zeros(1 << 21)})
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)

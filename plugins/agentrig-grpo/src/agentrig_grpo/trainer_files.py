@@ -21,9 +21,14 @@ MOMENTS = frozenset({"exp_avg", "exp_avg_sq", "state1", "state2"})
 
 
 def write(directory: Path, state: Mapping[str, Any]) -> None:
-    """Write a learner's state."""
+    """Write a learner's state.
+
+    Raises:
+        Exception: The disk is full, or a file cannot be written; the `OSError` that says so is its context.
+    """
     (directory / FILE).parent.mkdir()
-    torch.save(dict(state), directory / FILE)
+    with (directory / FILE).open("wb") as file:  # given a path, torch does not say why it could not write
+        torch.save(dict(state), file)
 
 
 def read(directory: Path) -> dict[str, Any]:
