@@ -290,6 +290,19 @@ def test_a_full_disk_reported_by_another_library(small_disk: Path) -> None:
         raise RuntimeError("another reason")
 
 
+def test_only_the_latest_checkpoint_is_kept_where_the_disk_has_no_room_for_three(small_disk: Path) -> None:
+    checkpoints = RunDirectory(small_disk / "run").checkpoints
+    half = shutil.disk_usage(small_disk).free * 2 // 5  # two fit at once
+
+    def write(folder: Path) -> None:
+        (folder / "weights").write_bytes(b"x" * half)
+
+    for step in (1, 2, 3):
+        checkpoints.save(step, write, keep=False)
+    assert checkpoints.steps() == [2, 3]
+    assert checkpoints.latest() == (checkpoints.path(3), 3)
+
+
 def test_a_folder_that_was_removed_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunFileError) as caught, writing(tmp_path / "runs" / "one" / "metrics.jsonl"):
         (tmp_path / "runs" / "one" / "metrics.jsonl").write_text("")

@@ -199,7 +199,7 @@ def test_what_others_hold_is_all_that_this_process_does_not(monkeypatch) -> None
     found = measured("cuda", limit=60 * GIB)
     assert found == Device(name="cuda", total=80 * GIB, others=43 * GIB, limit=60 * GIB)
     assert found.budget == 37 * GIB
-    assert measured("cuda", limit=24 * GIB).budget == 24 * GIB - GIB // 2
+    assert measured("cuda", limit=24 * GIB).budget == 24 * GIB - 3 * GIB // 4
 
 
 def runs_out(monkeypatch, learner, when):
@@ -352,7 +352,7 @@ def test_server_and_learner_are_planned_before_the_server_starts(directory, monk
     assert plan.memory == 2 * shape.parameters + beside + cache
     assert plan.sleeps is False
     assert noted == [recorded["memory"]["line"]]
-    assert noted[0].startswith(f"memory: {23.5 if limit else 79.0} GiB of cuda: server ")
+    assert noted[0].startswith(f"memory: {23.2 if limit else 79.0} GiB of cuda: server ")
     assert recorded["memory"]["device"]["limit"] == limit * GIB
     json.dumps(recorded)
 

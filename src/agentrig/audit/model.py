@@ -124,7 +124,11 @@ def place(directory: Path, bytes_each: int) -> str:
     config = json.loads((directory / "config.json").read_text("utf-8"))
     width = 2 if "16" in str(config.get("dtype") or config.get("torch_dtype")) else 4
     parameters = max(1, sum(file.stat().st_size for file in directory.glob("*.safetensors")) // width)
-    free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+    free = 0
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        allowed = int(total * torch.cuda.get_per_process_memory_fraction())
+        free = max(0, min(free, allowed - torch.cuda.memory_reserved()))
     if 1.5 * parameters * bytes_each < free:
         return "cuda"
     if parameters <= LARGEST:

@@ -142,6 +142,7 @@ class Checkpoints:
         try:
             with writing(target):
                 _remove(part)
+                self._make_room(step)
                 part.mkdir(parents=True)
                 write(part)
                 files = sorted(f for f in part.rglob("*") if f.is_file())
@@ -158,15 +159,27 @@ class Checkpoints:
                 flush(self.folder)
                 self._name_latest(step)
                 _remove(stale)
-                for old in self.steps()[:-KEPT_CHECKPOINTS]:
-                    if old != step and not (self.path(old) / "keep").exists():
-                        self._remove(old)
+                self._drop_old(step, KEPT_CHECKPOINTS)
         except BaseException:  # on a full disk the run could not write how it ended
             with suppress(OSError, RunFileError):
                 self.recover()
                 self.remove_incomplete()
             raise
         return target
+
+    def _make_room(self, step: int) -> None:
+        """Where the disk has no room for one more checkpoint like the latest, keep only that one."""
+        latest, _ = self.latest()
+        if latest is not None:
+            size = sum(file.stat().st_size for file in latest.rglob("*") if file.is_file())
+            if size > shutil.disk_usage(self.folder).free:
+                self._drop_old(step, 1)
+
+    def _drop_old(self, step: int, number: int) -> None:
+        """Drop all but so many of the latest checkpoints, and those that are kept."""
+        for old in self.steps()[:-number]:
+            if old != step and not (self.path(old) / "keep").exists():
+                self._remove(old)
 
     def drop_after(self, step: int) -> None:
         """Make the checkpoint of a step the latest and remove those of later steps; 0 removes all."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from agentrig.background import in_background
 from agentrig.errors import ConfigError
 from agentrig.hardware.memory import in_words
-from agentrig.run.checkpoints import KEPT_CHECKPOINTS, Checkpoints
+from agentrig.run.checkpoints import Checkpoints
 
 log = logging.getLogger(__name__)
 
@@ -169,8 +169,7 @@ def check_room(folder: Path, *, size: int, writes: int, kept: int) -> None:
         ConfigError: Not even one fits; the message says what to set.
     """
     free = shutil.disk_usage(folder if folder.is_dir() else folder.parent).free
-    there = len(Checkpoints(folder).steps())
-    at_once = min(writes, max(1, KEPT_CHECKPOINTS + 1 - there))  # one is complete before the oldest is removed
+    at_once = min(writes, 1 if Checkpoints(folder).steps() else 2)  # one is complete before the last one is removed
     number = min(writes, at_once + kept)
     if size > free:
         raise ConfigError(

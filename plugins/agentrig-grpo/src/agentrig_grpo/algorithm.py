@@ -141,7 +141,8 @@ class Grpo:
             tokenizer=tokenizer,
             host_memory=free_memory,
         )
-        learner.tokens, learner.sleeps = memory.choice.tokens, memory.choice.sleeps
+        learner.tokens = memory.choice.tokens
+        learner.gives_back = memory.choice.sleeps or bool(memory.fitting.device.limit)
         learner.ready = partial(memory.started, learner)
         if device != "cpu":
             learner.measured = partial(memory.updated, learner)

@@ -132,7 +132,7 @@ class Learner:
         self._host_memory = host_memory
         self._stand_in: Any = None  # with LoRA: the model's structure around copies in host memory
         self._latest = 0  # tokens of the latest pass
-        self.sleeps = config.server_sleep is True
+        self.gives_back = config.server_sleep is True
 
     def update(self, samples: Sequence[TrainSample], *, step: int, sketch: Sketch | None = None) -> dict[str, float]:
         """Update the weights on a step's samples; see `agentrig.learners.Learner`.
@@ -147,7 +147,7 @@ class Learner:
         try:
             return self._update(samples, step, sketch)
         finally:
-            if self.sleeps:
+            if self.gives_back:
                 gc.collect()  # of activations that are still part of a cycle
                 give_memory_back(self._device)
 
