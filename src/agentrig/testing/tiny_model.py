@@ -55,11 +55,12 @@ def make_tiny_model(directory: Path, *, seed: int = 0, context: int = 512, hidde
                     parameter.normal_(std=0.2)
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(str(directory))
-    _tokenizer().save_pretrained(str(directory))
+    make_tokenizer().save_pretrained(str(directory))
     return directory
 
 
-def _tokenizer() -> Any:
+def make_tokenizer() -> Any:
+    """Return a byte-level BPE tokenizer of 300 tokens with a chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
