@@ -176,8 +176,7 @@ TEMPLATES: Mapping[str, Template] = {
             kind="server",
             name="timed-server",
             says="A model server for agentrig: the embedded one, and a record of how long each transfer takes.",
-            edit="Replace the inner server by your engine, method by method, as `examples/agentrig-file-server` in "
-            "agentrig's repository does.",
+            edit="Replace `TimedServer`; `examples/agentrig-file-server` in agentrig's repository has its own engine.",
             requires=("agentrig-grpo", "torch>=2.7"),
         ),
         Template(
