@@ -45,25 +45,20 @@ def able(registry: Registry, algorithm: Component) -> Iterator[Component]:
             yield component
 
 
-def built_or_none(component: Component) -> Hardware | None:
-    """Build a hardware with its defaults, or return None with a warning if that fails."""
-    try:
-        hardware: Hardware = built(component, component.spec.config())
-    except Exception as error:
-        log.warning("hardware %s is left out: %s", component.spec.name, str(error).partition("\n")[0])
-        return None
-    return hardware
-
-
 def auto_hardware(registry: Registry, algorithm: Component) -> str:
-    """Choose the available hardware that the algorithm can run on.
+    """Choose the available hardware that the algorithm can run on; one that cannot be built is left out.
 
     Raises:
         agentrig.hardware.HardwareError: None is available, one is broken, or two are available.
     """
     from agentrig.hardware.choice import select  # here, because every command imports this module
 
-    installed = [hardware for c in able(registry, algorithm) if (hardware := built_or_none(c)) is not None]
+    installed: list[Hardware] = []
+    for component in able(registry, algorithm):
+        try:
+            installed.append(built(component, component.spec.config()))
+        except Exception as error:
+            log.warning("hardware %s is left out: %s", component.spec.name, str(error).partition("\n")[0])
     return str(select("auto", [h for h in installed if h.carries(algorithm.spec.name)]).name)
 
 
@@ -114,7 +109,9 @@ def auto_server(registry: Registry, hardware: Hardware, keys: Mapping[str, Any])
     """
     passed: list[str] = []
     for component in ranked_servers(registry):
-        why = _missing(component, keys) or refusal(component, hardware)
+        known = {f.name for f in attrs.fields(component.spec.config)}
+        unknown = [key for key in keys if key not in known]
+        why = f"it has no key {' and '.join(unknown)}" if unknown else refusal(component, hardware)
         if not why:
             return component, "; ".join(passed) or f"it is the first that serves on {hardware.name}"
         passed.append(f"{component.spec.name}: {why}")
@@ -141,9 +138,3 @@ def ranked_servers(registry: Registry) -> Sequence[Component]:
     """Return the servers that `auto` selects from, the first choice first."""
     ranked = [c for c in registry.components("server") if getattr(c.spec, "rank", None) is not None]
     return sorted(ranked, key=lambda c: -c.spec.rank)  # type: ignore[attr-defined]
-
-
-def _missing(component: Component, keys: Mapping[str, Any]) -> str:
-    known = {f.name for f in attrs.fields(component.spec.config)}
-    unknown = [key for key in keys if key not in known]
-    return f"it has no key {' and '.join(unknown)}" if unknown else ""

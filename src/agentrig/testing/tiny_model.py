@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +75,3 @@ def make_tokenizer() -> Any:
     made = loader(tokenizer_object=backend, eos_token="<|end|>", pad_token="<|pad|>")
     made.chat_template = TEMPLATE
     return made
-
-
-@contextmanager
-def tiny_model(**options: Any) -> Iterator[Path]:
-    """Make a tiny model in a temporary directory, which goes at the end; see `make_tiny_model` for the options."""
-    with tempfile.TemporaryDirectory(prefix="tiny-model-") as folder:
-        yield make_tiny_model(Path(folder) / "model", **options)

@@ -32,6 +32,7 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
     agentrig plugins show langgraph-sql --graph
     """
     from agentrig.plugins.loading import load
+    from agentrig.plugins.specs import KINDS, PURPOSES
 
     with stdout_to_stderr():
         registry = load(files=files, strict=strict_plugins)
@@ -41,24 +42,17 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
     if as_json:
         click.echo(json.dumps([p.as_dict() for p in registry.plugins], indent=2))
     else:
-        _print_kinds(registry)
+        for kind in KINDS:
+            components = registry.components(kind)
+            if components:
+                click.echo(f"{kind}: {PURPOSES[kind]}")
+            width = max((len(c.spec.name) for c in components), default=0)
+            for c in components:
+                click.echo(f"    {c.spec.name:<{width}}  {c.spec.summary}  ({c.distribution})")
+        click.echo("plugins")
+        for plugin in registry.plugins:
+            _print_plugin(plugin, whole=False)
     registry.check()
-
-
-def _print_kinds(registry: Registry) -> None:
-    """Print all components, kind by kind, and a line for each plugin."""
-    from agentrig.plugins.specs import KINDS, PURPOSES
-
-    for kind in KINDS:
-        components = registry.components(kind)
-        if components:
-            click.echo(f"{kind}: {PURPOSES[kind]}")
-        width = max((len(c.spec.name) for c in components), default=0)
-        for c in components:
-            click.echo(f"    {c.spec.name:<{width}}  {c.spec.summary}  ({c.distribution})")
-    click.echo("plugins")
-    for plugin in registry.plugins:
-        _print_plugin(plugin, whole=False)
 
 
 def _print_plugin(plugin: PluginInfo, *, whole: bool = True) -> None:
@@ -130,19 +124,13 @@ def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: 
             click.echo("\n" + to_toml(d["settings"]))
             continue
         section = d["kind"] if d["kind"] != "section" else d["name"]
-        first = _set_by_recipes(registry, section, d["name"])
+        tables = [c.spec.settings.get(section, {}) for c in registry.components("recipe")]  # type: ignore[attr-defined]
+        first = Counter(key for table in tables if table.get("use", d["name"]) == d["name"] for key in table)
         for key, s in sorted(
             d["settings"].items(), key=lambda item: (item[1]["default"] != "required", -first[item[0]])
         ):
             values = f", {s['range']}" if s["range"] else ""
             click.echo(f"    {key} = {as_written(s['default'])}  ({s['type']}{values})  {s['help']}")
-
-
-def _set_by_recipes(registry: Registry, section: str, name: str) -> Counter[str]:
-    """Return the keys of a component, or of a section without one, that recipes set: each with how many set it."""
-    recipes: list[Any] = [c.spec for c in registry.components("recipe")]
-    tables = [recipe.settings.get(section, {}) for recipe in recipes]
-    return Counter(key for table in tables if table.get("use", name) == name for key in table)
 
 
 def _described(kind: str, name: str, summary: str, plugin: PluginInfo | None, settings: Any) -> dict[str, Any]:
