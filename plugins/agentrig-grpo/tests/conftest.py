@@ -10,36 +10,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 
-from agentrig.testing.tiny_model import make_tokenizer
-
-
-def make_model(kind: str = "qwen2", *, vocab: int = 300, hidden: int = 32, layers: int = 2, seed: int = 0, **more):
-    """Return a random model and set its special tokens."""
-    import torch
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-
-    settings = {
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 2 * hidden,
-        "max_position_embeddings": 512,
-        "eos_token_id": 1,
-        "pad_token_id": 0,
-        "bos_token_id": None,
-        "tie_word_embeddings": True,
-        "initializer_range": 0.2,
-        **more,
-    }
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**settings)).eval()
-    with torch.no_grad():  # biases start at zero, which would hide an error in them
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                parameter.normal_(std=0.2)
-    return model
+from agentrig.testing.tiny_model import make_model, make_tokenizer
 
 
 @pytest.fixture(scope="session")
