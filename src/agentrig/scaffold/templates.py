@@ -177,7 +177,7 @@ TEMPLATES: Mapping[str, Template] = {
             name="timed-server",
             says="A model server for agentrig: the embedded one, and a record of how long each transfer takes.",
             edit="Replace `TimedServer`; `examples/agentrig-file-server` in agentrig's repository has its own engine.",
-            requires=("agentrig-grpo", "torch>=2.7"),
+            requires=("agentrig-grpo",),
         ),
         Template(
             kind="runners",

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from agentrig_grpo.config import EmbeddedConfig
@@ -14,8 +14,6 @@ from agentrig_grpo.config import EmbeddedConfig
 from agentrig import ServerSpec, hookimpl, setting
 
 if TYPE_CHECKING:
-    import torch
-
     from agentrig.servers import MakeServer
 
 
@@ -33,9 +31,9 @@ def build(config: Config) -> MakeServer:
     class TimedServer(Embedded):
         """Adds a line to the file at each transfer. To serve by an engine of your own, write the methods yourself."""
 
-        def take(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        def take(self, weights: Any, version: int, **more: Any) -> None:
             start = time.perf_counter()
-            super().take(weights, version)
+            super().take(weights, version, **more)
             line = {"version": version, "seconds": round(time.perf_counter() - start, 4)}
             if self._log is not None:
                 with self._log.with_name(config.file).open("a", encoding="utf-8") as file:
