@@ -178,7 +178,7 @@ def environment_endpoint(
         return None
     key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
     url = url.rstrip("/")
-    models = _models(url, key)
+    models = models_of(url, key)
     if model is None:
         if not models:
             raise AgentrigError(f"{url} lists no models; name one with --model")
@@ -189,7 +189,17 @@ def environment_endpoint(
     return Endpoint(base_url=url, model=model, api_key=key, sampling={"temperature": 0.0})
 
 
-def _models(url: str, key: str) -> list[str]:
+def models_of(url: str, key: str, *, key_from: str = "OPENAI_API_KEY") -> list[str]:
+    """Return the names of a server's models; none if it does not list them.
+
+    Args:
+        url: Its base URL.
+        key: Its API key.
+        key_from: Where the key comes from, for messages.
+
+    Raises:
+        AgentrigError: It does not answer, or refuses the key.
+    """
     import urllib.error
     import urllib.request
 
@@ -202,7 +212,7 @@ def _models(url: str, key: str) -> list[str]:
         if error.code == 404:
             return []  # not every server lists its models
         raise AgentrigError(
-            f"{url}/models answers {error.code} {error.reason}: check the address, and the key in OPENAI_API_KEY"
+            f"{url}/models answers {error.code} {error.reason}: check the address, and the key in {key_from}"
         ) from None
     except (OSError, ValueError) as error:
         raise AgentrigError(

@@ -162,7 +162,8 @@ class Plan:
         Raises:
             agentrig.errors.PluginError: One cannot be built, or used; the message names the plugin's file and line.
         """
-        self.registry.use_observers(observing.build_observers(self.observers))
+        for name, observer in observing.build_observers(self.observers).items():
+            self.registry.add_observer(observer, name)
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Return the sections and keys of a run file, with every default filled in."""
@@ -409,13 +410,8 @@ def _select(
         if not isinstance(use, str):
             names = ", ".join(c.spec.name for c in registry.components(kind))
             raise ConfigError(f'[{kind}] does not say what to use; write use = "NAME" with one of: {names or "none"}')
-        if kind == "credit":
-            use = auto.credit_of(components["algorithm"], use, keys)
-        if kind == "server":
-            auto.check_server(components["algorithm"], use, keys)
-            use = use if getattr(components["algorithm"].spec, "server", False) else auto.OWN
-        if kind == "runners":
-            use = auto.runners_of(registry, components["algorithm"], use)
+        if kind in auto.NOUNS:
+            use = auto.used_by(registry, components["algorithm"], kind, use, keys)
         if kind in ("hardware", "server") and use == "auto":
             auto_keys[kind] = keys
         else:

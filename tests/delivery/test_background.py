@@ -17,11 +17,12 @@ from agentrig_grpo import checkpoint
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner
 from agentrig_grpo.server.handle import LLMServer, ServerSettings
-from proof_runs import Backend, balanced, tiny
+from proof_runs import Backend, balanced
 
 from agentrig import Endpoint
 from agentrig.delivery import Delivery
 from agentrig.errors import RunStopped
+from agentrig.testing.tiny_model import make_model, make_tokenizer
 
 IDS = [2, *range(40, 70)]
 
@@ -67,7 +68,7 @@ class Stage:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    checkpoint.save(tiny().make_model("qwen2"), tiny().make_tokenizer(), folder)
+    checkpoint.save(make_model(), make_tokenizer(), folder)
     return folder
 
 

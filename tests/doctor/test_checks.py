@@ -4,11 +4,11 @@ import os
 import resource
 import shutil
 import socket
-import subprocess
 from pathlib import Path
 
 import attrs
 import pytest
+from distributions import install
 
 from agentrig.doctor import Situation, content, devices, machine, software
 from agentrig.hardware import Cpu, Device, Hardware, Probe, Stack, Symptom, installed
@@ -55,22 +55,10 @@ def only(findings, result=None):
     return finding
 
 
-def test_python_out_of_range_is_a_problem():
-    only(software.check_python(situation()), "ok")
-    old = only(software.check_python(situation(versions={"python": "3.9.1"})), "problem")
-    assert ">=3.11" in old.cure
-
-
-def fake_distribution(folder, name, version, requires=()):
-    info = folder / f"{name}-{version}.dist-info"
-    info.mkdir(parents=True)
-    lines = [f"Requires-Dist: {line}\n" for line in requires]
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + "".join(lines))
-
-
 def test_a_vllm_that_pins_another_torch_is_a_problem(tmp_path, monkeypatch):
     """Metadata as vLLM's wheel has it; the torch is the real one of this environment."""
-    fake_distribution(tmp_path, "vllm", "0.24.0", ["torch==2.11.0", "numpy", "torch==1.0; extra == 'old'"])
+    requires = ["torch==2.11.0", "numpy", "torch==1.0; extra == 'old'"]
+    install(tmp_path, "vllm", "", version="0.24.0", requires=requires, plugin=False)
     monkeypatch.syspath_prepend(tmp_path)
     found = [
         f for f in software.check_requirements(situation(versions=installed(software.STACK))) if "vllm" in f.evidence
@@ -79,19 +67,68 @@ def test_a_vllm_that_pins_another_torch_is_a_problem(tmp_path, monkeypatch):
     assert 'pip install "torch==2.11.0"' in found[0].cure
 
 
-def test_the_installed_packages_are_compatible():
-    only(software.check_requirements(situation()), "ok")
-
-
 STACK = Stack(
     name="board 1", proof="hardware-tested", versions={"python": ">=3.11", "torch": "==2.7.1"}, algorithms=("rest",)
 )
 
 
-def test_a_pin_outside_the_stack_is_named_with_the_right_version():
-    found = only(software.check_stack(situation(hardware=Board(known=(STACK,)))), "warning")
-    assert found.evidence.startswith("torch 2.13")
-    assert "outside the nearest stack, board 1: ==2.7.1" in found.evidence
+QWEN = "algorithm.model=Qwen/Qwen2.5-Coder-1.5B-Instruct"
+ABSENT = Probe(available=False, evidence=("no /dev/board0",))
+ASCENDING = Board(visible_order="ascending")
+
+
+def sized(gigabytes: float | None) -> Board:
+    """A board with so much memory."""
+    memory = None if gigabytes is None else int(gigabytes * 10**9)
+    return Board(found=Probe(available=True, devices=(Device(name="B1", memory=memory),)))
+
+
+CASES = {
+    "this python": (software.check_python, [], {}, "ok", ""),
+    "a python out of range": (software.check_python, [], {"versions": {"python": "3.9.1"}}, "problem", ">=3.11"),
+    "what is installed": (software.check_requirements, [], {}, "ok", ""),
+    "a pin outside the stack": (
+        *(software.check_stack, [], {"hardware": Board(known=(STACK,))}, "warning"),
+        "is outside the nearest stack, board 1: ==2.7.1",
+    ),
+    "no stack": (software.check_stack, [], {"hardware": Board()}, "skipped", "on record for rest"),
+    "missing hardware": (devices.check_hardware, [], {"hardware": Board(found=ABSENT)}, "problem", "no /dev/board0"),
+    "ids that do not ascend": (
+        *(devices.check_visible, [], {"hardware": ASCENDING, "environ": {"BOARD_VISIBLE": "2,1"}}, "problem"),
+        "export BOARD_VISIBLE=1,2",
+    ),
+    "ids that ascend": (
+        devices.check_visible, [], {"hardware": ASCENDING, "environ": {"BOARD_VISIBLE": "1,2"}}, "ok", "",
+    ),
+    "an id twice": (
+        devices.check_visible, [], {"hardware": Board(), "environ": {"BOARD_VISIBLE": "2,2"}}, "problem", "twice",
+    ),
+    "no ids": (devices.check_visible, [], {"hardware": ASCENDING, "environ": {}}, "", ""),
+    "any algorithm": (devices.check_algorithm, [], {}, "ok", ""),
+    "another algorithm": (devices.check_algorithm, [], {"hardware": Board(algorithms=("verl",))}, "problem", "verl"),
+    "24 GB": (devices.check_memory, [QWEN], {"hardware": sized(24)}, "problem", "optimizer 12.3"),
+    "39.2 GB": (devices.check_memory, [QWEN], {"hardware": sized(39.2)}, "ok", "optimizer 12.3"),
+    "a large micro-batch": (
+        devices.check_memory, [QWEN, "algorithm.micro_batch=64"], {"hardware": sized(40)}, "warning", "micro-batch",
+    ),
+    "unknown memory": (devices.check_memory, [QWEN], {"hardware": sized(None)}, "skipped", "optimizer 12.3 GB"),
+    "unknown shape": (devices.check_memory, ["algorithm.model=some/model"], {}, "skipped", "not known"),
+    "no model": (devices.check_memory, [], {}, "", ""),
+    "a folder to be made": (machine.check_write, [], {"directory": Path("not", "yet")}, "ok", ""),
+    "an unwritable folder": (machine.check_write, [], {"directory": Path("/proc/runs")}, "problem", "run.directory"),
+    "few runners": (content.check_cores, ["runners.n=1"], {}, "ok", ""),
+    "many runners": (content.check_cores, ["runners.n=1000"], {}, "warning", "runners.threads"),
+}  # fmt: skip
+"""The check, keys of the recipe, what the situation has, the result ('' for none), and words of the finding."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_check_of_one_situation(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check, overrides, more, result, words = CASES[name]
+    found = list(check(situation(*overrides, **more)))
+    assert [f.result for f in found] == ([result] if result else [])
+    assert words in "".join(f"{f.evidence} {f.cure}" for f in found)
 
 
 def test_a_missing_part_of_the_stack_is_a_problem():
@@ -99,24 +136,6 @@ def test_a_missing_part_of_the_stack_is_a_problem():
     missing, clash = software.check_stack(situation(hardware=Board(known=(stack,))))
     assert (missing.result, missing.cure) == ("problem", 'pip install "no-such-engine==1.0"')
     assert clash.evidence == "board 1: a wants b<1, c wants b>=1"
-
-
-def test_hardware_without_a_stack_for_the_algorithm_is_reported():
-    only(software.check_stack(situation(hardware=Board(known=(attrs.evolve(STACK, algorithms=("x",)),)))), "skipped")
-
-
-def test_requested_hardware_that_is_missing_is_a_problem():
-    absent = Probe(available=False, evidence=("no /dev/board0",))
-    assert "no /dev/board0" in only(devices.check_hardware(situation(hardware=Board(found=absent))), "problem").evidence
-
-
-def test_ids_that_do_not_ascend_are_found():
-    board = Board(visible_order="ascending")
-    found = only(devices.check_visible(situation(hardware=board, environ={"BOARD_VISIBLE": "2,1"})), "problem")
-    assert found.cure == "export BOARD_VISIBLE=1,2"
-    only(devices.check_visible(situation(hardware=board, environ={"BOARD_VISIBLE": "1,2"})), "ok")
-    only(devices.check_visible(situation(hardware=Board(), environ={"BOARD_VISIBLE": "2,2"})), "problem")
-    assert list(devices.check_visible(situation(hardware=board, environ={}))) == []
 
 
 @pytest.mark.slow
@@ -139,40 +158,6 @@ def test_a_torch_that_does_not_import_is_explained_by_a_known_symptom(tmp_path):
     assert "libboard.so" in found.evidence
     assert "not sourced" in found.evidence
     assert found.cure == "source board.sh"
-
-
-def test_hardware_that_cannot_run_the_algorithm_is_a_problem():
-    only(devices.check_algorithm(situation()), "ok")
-    assert "verl" in only(devices.check_algorithm(situation(hardware=Board(algorithms=("verl",)))), "problem").cure
-
-
-QWEN = "algorithm.model=Qwen/Qwen2.5-Coder-1.5B-Instruct"
-
-
-@pytest.mark.parametrize(("gigabytes", "result"), [(24, "problem"), (39.2, "ok"), (80, "ok")])
-def test_the_reference_model_needs_40_gb(gigabytes, result):
-    device = Device(name="B1", memory=int(gigabytes * 10**9))
-    board = Board(found=Probe(available=True, devices=(device,)))
-    found = only(devices.check_memory(situation(QWEN, hardware=board)), result)
-    assert "optimizer 12.3" in found.evidence
-
-
-def test_a_large_micro_batch_is_a_warning():
-    device = Device(name="B1", memory=40 * 10**9)
-    board = Board(found=Probe(available=True, devices=(device,)))
-    only(devices.check_memory(situation(QWEN, "algorithm.micro_batch=64", hardware=board)), "warning")
-
-
-def test_a_device_of_unknown_memory_gets_the_memory_that_is_needed():
-    board = Board(found=Probe(available=True, devices=(Device(name="B1"),)))
-    assert "optimizer 12.3 GB" in only(devices.check_memory(situation(QWEN, hardware=board)), "skipped").evidence
-
-
-def test_a_model_of_unknown_shape_is_not_checked(tmp_path):
-    assert "not known" in only(devices.check_memory(situation("algorithm.model=some/model")), "skipped").evidence
-    (tmp_path / "config.json").write_text("{")
-    only(devices.check_memory(situation(f"algorithm.model={tmp_path}")), "skipped")
-    assert list(devices.check_memory(situation())) == []
 
 
 def test_a_missing_model_folder_is_a_problem(tmp_path):
@@ -216,24 +201,6 @@ def test_data_is_loaded_and_fingerprinted(monkeypatch):
     monkeypatch.setenv("TOY_DATA", "missing")
     found = only(content.check_data(situation()), "problem")
     assert (found.evidence, found.cure) == ("the sums are missing", "make them: agentrig data sums")
-
-
-def test_an_unwritable_folder_is_found(tmp_path):
-    only(machine.check_write(situation(directory=tmp_path / "not" / "yet")), "ok")
-    found = only(machine.check_write(situation(directory=Path("/proc/runs"))), "problem")
-    assert "run.directory=PATH" in found.cure
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A disk of one megabyte: a real file system in memory, where this user may mount one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("this user may not mount a file system")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_a_disk_that_is_too_small_is_found(small_disk):
@@ -290,11 +257,6 @@ def test_each_fixed_model_must_answer():
     assert f"{dead} does not answer" in planner.evidence
     assert "gateway.models.planner.base_url" in planner.cure
     assert (critic.check, critic.result) == ("model critic", "ok")
-
-
-def test_too_many_runners_are_a_warning():
-    only(content.check_cores(situation("runners.n=1")), "ok")
-    only(content.check_cores(situation("runners.n=1000")), "warning")
 
 
 def test_a_subprocess_answers_or_reports_its_error():

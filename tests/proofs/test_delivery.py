@@ -21,7 +21,7 @@ from agentrig_grpo.server.handle import Embedded, LLMServer, ServerSettings
 from attrs import evolve
 from click.testing import CliRunner
 from delivery_faults import FAULTS, Fault
-from proof_runs import Backend, ProofSession, balanced, run, tiny
+from proof_runs import Backend, ProofSession, balanced, run
 from quick import quick_first
 from safetensors.torch import load_file, save_file
 
@@ -29,9 +29,9 @@ from agentrig.cli import main
 from agentrig.delivery import Delivery
 from agentrig.errors import RunStopped
 from agentrig.run.loop import Loop
+from agentrig.testing.tiny_model import make_model, make_tokenizer
 from agentrig.view.diagnosis import diagnose
 
-MODELS = tiny()
 QUICK = ("the swap is skipped, the version is not", "the log-probabilities are shifted by a token")
 
 
@@ -44,8 +44,8 @@ def saved(folder: Path, kind: str = "qwen2", **more: Any) -> Path:
         sizes = {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
         model = GPT2LMHeadModel(GPT2Config(**sizes, eos_token_id=1, bos_token_id=1, initializer_range=0.2)).eval()
     else:
-        model = MODELS.make_model(kind, **more)
-    checkpoint.save(model, MODELS.make_tokenizer(), folder / "model")
+        model = make_model(kind, **more)
+    checkpoint.save(model, make_tokenizer(), folder / "model")
     return folder / "model"
 
 

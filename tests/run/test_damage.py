@@ -261,22 +261,6 @@ def test_a_run_of_a_later_version_is_refused_by_all_readers(run: Path, tmp_path:
     assert not (tmp_path / "model").exists()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, check=False
-    )
-    if made.returncode:
-        pytest.skip("only root can mount a disk of 1 MB")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
-
-
 def test_a_full_disk_reported_by_another_library(small_disk: Path) -> None:
     run = RunDirectory(small_disk / "run")
 

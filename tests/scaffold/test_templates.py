@@ -18,7 +18,7 @@ from scaffolds import new
 from agentrig.cli.entry import main
 from agentrig.plugins.loading import load
 from agentrig.plugins.specs import KINDS
-from agentrig.scaffold.copying import make_package
+from agentrig.scaffold.copying import copy
 from agentrig.scaffold.templates import DOMAIN, FILLED, FOLDER, TEMPLATES, snake
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,7 @@ def test_every_kind_has_a_template() -> None:
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_a_copy_under_its_own_name_is_the_template(kind: str, tmp_path: Path) -> None:
     template = TEMPLATES[kind]
-    make_package(template, template.name, tmp_path / "package")
+    copy(template, template.name, tmp_path / "package")
     made = files(tmp_path / "package")
     common, own = files(FOLDER / "common"), files(template.folder)
     assert made.keys() == {name.removesuffix(FILLED) for name in common} | own.keys() | {"LICENSE"}
@@ -77,7 +77,7 @@ def test_a_copy_has_its_name_everywhere(kind: str, tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_a_package_requires_what_it_and_its_tests_use(kind: str, tmp_path: Path) -> None:
-    make_package(TEMPLATES[kind], TEMPLATES[kind].name, tmp_path / "package")
+    copy(TEMPLATES[kind], TEMPLATES[kind].name, tmp_path / "package")
     project = tomllib.loads((tmp_path / "package" / "pyproject.toml").read_text())["project"]
     required = {re.split(r"[><=]", r)[0] for r in [*project["dependencies"], *project["optional-dependencies"]["test"]]}
     source = "\n".join(file.read_text() for file in TEMPLATES[kind].folder.rglob("*.py"))

@@ -16,13 +16,13 @@ from agentrig_grpo import checkpoint, learner, lora
 from agentrig_grpo.loss_inputs import LossInputs
 from agentrig_grpo.masters import Masters
 from audit_faults import Fault
-from proof_runs import tiny
 
 from agentrig import credit
 from agentrig.plan import resolve
 from agentrig.run import loop, session, splits
 from agentrig.run.training import train
 from agentrig.runners.engine import RolloutEngine
+from agentrig.testing.tiny_model import make_model, make_tokenizer
 
 PLUGIN = """
 import os
@@ -103,8 +103,7 @@ UPDATE = {"clip_low": 0.2, "clip_high": 0.28, "max_staleness": 0, "kl_loss_coef"
 
 def tiny_model(folder: Path, **shape: Any) -> Path:
     """Save a tiny random model."""
-    models = tiny()
-    checkpoint.save(models.make_model(**shape), models.make_tokenizer(), folder / "model")
+    checkpoint.save(make_model(**shape), make_tokenizer(), folder / "model")
     return folder / "model"
 
 

@@ -38,14 +38,8 @@ def reward_source(name: str, *, more: str = "") -> str:
     )
 
 
-def install_copy(source: Path, folder: Path, *patches: tuple[str, str, str]) -> None:
-    """Build the wheel of a patched copy of a package, and unpack it into a folder (that is on `sys.path`).
-
-    Args:
-        source: The package.
-        folder: Where the wheel is unpacked; the copy is beside it.
-        patches: A file name, a text that it has once, and what replaces it.
-    """
+def install_copy(source: Path, folder: Path) -> None:
+    """Build the wheel of a copy of a package, and unpack it into a folder (that is on `sys.path`)."""
     import shutil
     import zipfile
 
@@ -53,11 +47,6 @@ def install_copy(source: Path, folder: Path, *patches: tuple[str, str, str]) -> 
 
     copy = folder.with_name(f"{folder.name}-source") / source.name
     shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, old, new in patches:
-        (file,) = copy.rglob(name)
-        text = file.read_text("utf-8")
-        assert text.count(old) == 1, f"{file} has {old!r} {text.count(old)} times"
-        file.write_text(text.replace(old, new), "utf-8")
     (wheel,) = WheelBuilder(str(copy)).build(directory=str(copy.parent / "wheels"), versions=["standard"])
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import threading
@@ -31,19 +30,7 @@ from agentrig.run.loop import Loop
 from agentrig.servers import MakeServer, Server, ServerPlan
 from agentrig.traces import LLM_CALL, Span
 
-ROOT = Path(__file__).resolve().parents[2]
 CPU = Cpu(config=CpuConfig(threads=1))
-
-
-def tiny() -> Any:
-    """Return the module with the tiny models and their tokenizer."""
-    file = ROOT / "plugins/agentrig-grpo/tests/conftest.py"
-    spec = importlib.util.spec_from_file_location("tiny_models", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class ProofSession:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
 import click
 import lightning_features
 
@@ -92,46 +91,19 @@ def command_line() -> str:
 # ------------------------------------------------------------------------------------------------------- every key
 
 
-def type_of(field: Any) -> str:
-    """Return a key's type as one would write it."""
-    kind = field.type
-    text = kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else str(kind)
-    for prefix in ("typing.", "collections.abc.", "agentrig.secrets."):
-        text = text.replace(prefix, "")
-    return f"`{text}`"
-
-
-def default_of(field: Any) -> str:
-    """Return a key's default as a run file has it."""
-    import json
-
-    value = field.default
-    if value is attrs.NOTHING:
-        return "required"
-    if isinstance(value, attrs.Factory):  # type: ignore[arg-type]
-        value = value.factory()
-    if value is None:
-        return "none"
-    return f"`{json.dumps(list(value) if isinstance(value, tuple) else value)}`"
-
-
-def range_of(field: Any) -> str:
-    """Return the values that a key takes: its choices, or its bounds."""
-    choices = field.metadata.get("choices")
-    if choices is not None:
-        return ", ".join(f"`{c}`" for c in choices)
-    return ", ".join(f"{sign} {bound}" for sign, bound in field.metadata.get("bounds", {}).items())
-
-
 def keys(cls: type) -> list[tuple[str, str, str, str, str]]:
     """Return name, type, default, range and meaning of every key of a config class; a key without words is an error."""
+    from agentrig.cli.commands.plugins import as_written, settings_of
+
     found = []
-    for field in attrs.fields(attrs.resolve_types(cls)):  # type: ignore[type-var]
-        if not field.metadata.get("help"):
-            raise ValueError(f"{cls.__name__}.{field.name} has no help: declare it by agentrig.setting")
-        found.append(
-            (f"`{field.name}`", type_of(field), default_of(field), range_of(field), str(field.metadata["help"]))
-        )
+    for name, key in settings_of(cls).items():
+        if not key["help"]:
+            raise ValueError(f"{cls.__name__}.{name} has no help: declare it by agentrig.setting")
+        default = as_written(key["default"])
+        code = default if default in ("none", "required") else f"`{default}`"
+        choices = key["range"].removeprefix("one of ").split(", ")
+        values = ", ".join(f"`{c}`" for c in choices) if key["range"].startswith("one of ") else key["range"]
+        found.append((f"`{name}`", f"`{key['type']}`", code, values, str(key["help"])))
     return found
 
 

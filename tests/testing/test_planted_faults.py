@@ -84,17 +84,6 @@ def test_every_check_has_a_plugin(kind: str) -> None:
     assert all(each.why and each.cure for each in declared(kind))
 
 
-FINE = ("tasks", "agent", "reward", "adapter", "runners", "recipe", "observer", "credit", "algorithm")
-
-
-@pytest.mark.parametrize("kind", quick_first(FINE, ("tasks", "reward", "adapter", "observer", "credit")))
-def test_a_plugin_without_a_fault_passes_every_check(kind: str, tmp_path: Path) -> None:
-    file, options = KINDS[kind]
-    more = {"model": tmp_path, "learns": 8} if kind == "algorithm" else {}
-    report = check(kind, f"{FOLDER / file}:fine", **options, **more)
-    assert {r.check for r in report.results if r.status != "passed"} <= {"reward.batch"}, str(report)
-
-
 @pytest.mark.parametrize("check", checks("hardware", "cpu", settings={"threads": 1}), ids=str)
 def test_the_cpu(check: Check) -> None:
     check()

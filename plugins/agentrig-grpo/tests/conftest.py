@@ -10,60 +10,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 
-TEMPLATE = (
-    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
-
-
-def make_tokenizer():
-    """Return a byte-level BPE tokenizer of 300 tokens with a chat template."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=SPECIAL,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(["select count from where name order by the and answer question"] * 4, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>", pad_token="<|pad|>")
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
-
-
-def make_model(kind: str = "qwen2", *, vocab: int = 300, hidden: int = 32, layers: int = 2, seed: int = 0, **more):
-    """Return a random model and set its special tokens."""
-    import torch
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-
-    settings = {
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 2 * hidden,
-        "max_position_embeddings": 512,
-        "eos_token_id": 1,
-        "pad_token_id": 0,
-        "bos_token_id": None,
-        "tie_word_embeddings": True,
-        "initializer_range": 0.2,
-        **more,
-    }
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**settings)).eval()
-    with torch.no_grad():  # biases start at zero, which would hide an error in them
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                parameter.normal_(std=0.2)
-    return model
+from agentrig.testing.tiny_model import make_model, make_tokenizer
 
 
 @pytest.fixture(scope="session")

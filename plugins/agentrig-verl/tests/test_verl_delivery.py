@@ -230,14 +230,14 @@ def proven(worker, tmp_path, monkeypatch):
     from agentrig_grpo.server.handle import LLMServer, ServerSettings
     from agentrig_verl import delivery as ours
     from agentrig_verl.actor import Actor
-    from proof_runs import tiny
 
     from agentrig import Endpoint
     from agentrig.delivery import Delivery
+    from agentrig.testing.tiny_model import make_model, make_tokenizer
 
-    worker.actor.engine.module = tiny().make_model("qwen2")
+    worker.actor.engine.module = make_model()
     worker.config.rollout.dtype = "float32"
-    checkpoint.save(worker.actor.engine.module, tiny().make_tokenizer(), tmp_path / "model")
+    checkpoint.save(worker.actor.engine.module, make_tokenizer(), tmp_path / "model")
     monkeypatch.setattr(ours.ray, "get", lambda found: found)
     workers = SimpleNamespace(
         set_probe=lambda *given: Actor.set_probe.__wrapped__(worker, *given),

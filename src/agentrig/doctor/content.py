@@ -44,7 +44,8 @@ def check_model(situation: Situation) -> Iterator[Finding]:
                 cure="set algorithm.model to a Hugging Face folder, or to OWNER/NAME as Hugging Face has it",
             )
             return
-        hub = _hub(situation)
+        asks = getattr(situation.plan.components["algorithm"].spec, "hub", None) if situation.plan else None
+        hub: ModelHub | None = asks(situation.environ) if asks is not None else None
         cached = hub.cached(model) if hub else cached_model(model, environ)
         if cached is None:
             yield _from_host(model, hub.address, hub.mirror) if hub else _download(model, environ)
@@ -59,13 +60,6 @@ def check_model(situation: Situation) -> Iterator[Finding]:
     else:
         size = sum(p.stat().st_size for w in WEIGHTS for p in folder.glob(w))
         yield Finding(check="model", result="ok", evidence=f"{folder}, {in_words(size)} of weights")
-
-
-def _hub(situation: Situation) -> ModelHub | None:
-    """Return where the algorithm finds models by name; None for the Hugging Face Hub."""
-    ask = getattr(situation.plan.components["algorithm"].spec, "hub", None) if situation.plan is not None else None
-    found: ModelHub | None = ask(situation.environ) if ask is not None else None
-    return found
 
 
 def _download(model: str, environ: dict[str, str]) -> Finding:

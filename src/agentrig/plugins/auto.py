@@ -25,6 +25,15 @@ OWN = "own"
 PROCESSES = "processes"
 """The runners of an algorithm that brings none, if `[runners] use` names no others."""
 
+NOUNS: Mapping[str, str] = {"credit": "credit", "server": "model server", "runners": "runners"}
+
+INSTEAD: Mapping[str, str] = {
+    "credit": "decides itself what calls are worth, so a credit would not be used",
+    "server": "brings its own model server, so another one would not be used; what it serves with is set by its own "
+    "keys: agentrig plugins show {name}",
+}
+"""Why a credit or a server has no effect with an algorithm that brings its own."""
+
 
 def able(registry: Registry, algorithm: Component) -> Iterator[Component]:
     """Yield the hardware that an algorithm's spec allows; if two have the same name, only the first."""
@@ -36,81 +45,57 @@ def able(registry: Registry, algorithm: Component) -> Iterator[Component]:
             yield component
 
 
-def built_or_none(component: Component) -> Hardware | None:
-    """Build a hardware with its defaults, or return None with a warning if that fails."""
-    try:
-        hardware: Hardware = built(component, component.spec.config())
-    except Exception as error:
-        log.warning("hardware %s is left out: %s", component.spec.name, str(error).partition("\n")[0])
-        return None
-    return hardware
-
-
 def auto_hardware(registry: Registry, algorithm: Component) -> str:
-    """Choose the available hardware that the algorithm can run on.
+    """Choose the available hardware that the algorithm can run on; one that cannot be built is left out.
 
     Raises:
         agentrig.hardware.HardwareError: None is available, one is broken, or two are available.
     """
     from agentrig.hardware.choice import select  # here, because every command imports this module
 
-    installed = [hardware for c in able(registry, algorithm) if (hardware := built_or_none(c)) is not None]
+    installed: list[Hardware] = []
+    for component in able(registry, algorithm):
+        try:
+            installed.append(built(component, component.spec.config()))
+        except Exception as error:
+            log.warning("hardware %s is left out: %s", component.spec.name, str(error).partition("\n")[0])
     return str(select("auto", [h for h in installed if h.carries(algorithm.spec.name)]).name)
 
 
-def credit_of(algorithm: Component, use: str, keys: Mapping[str, Any]) -> str:
-    """Return the name of a run's credit.
+def used_by(registry: Registry, algorithm: Component, kind: str, use: str, keys: Mapping[str, Any]) -> str:
+    """Return the name of a run's credit, server or runners: `own` for what its algorithm brings itself.
 
     Args:
+        registry: What is installed.
         algorithm: The run's algorithm.
-        use: What `[credit] use` says, or `auto`: the algorithm's default.
-        keys: The other keys of `[credit]`.
+        kind: `credit`, `server` or `runners`.
+        use: What `use` of that section says, or `auto`: for a credit the algorithm's default; for runners those that
+            the environment asks for, else the algorithm's own, else processes. A server's `auto` is decided later.
+        keys: The other keys of the section.
 
     Raises:
-        ConfigError: A credit, or a key of one, is asked for, and the algorithm takes none; or the opposite.
+        ConfigError: The algorithm's own is asked for, and it brings none; or it brings its own credit or server, and
+            another one, or a key of one, is asked for.
     """
-    name, default = algorithm.spec.name, str(getattr(algorithm.spec, "credit", ""))
-    if default:
-        if use == OWN:
-            raise ConfigError(
-                f'[credit] use = "{OWN}": algorithm {name} brings no credit of its own; leave it out ({default} is its '
-                "default), or name one that `agentrig plugins` lists"
-            )
-        return default if use == "auto" else use
-    if use not in ("auto", OWN) or keys:
-        asked = f'use = "{use}"' if use not in ("auto", OWN) else " and ".join(keys)
+    spec: Any = algorithm.spec
+    brings = {"credit": not spec.credit, "server": not spec.server, "runners": spec.runners}[kind]
+    if use == OWN and not brings:
+        default = f" ({spec.credit} is its default)" if kind == "credit" else ""
         raise ConfigError(
-            f"[credit] {asked}: algorithm {name} decides itself what calls are worth, so a credit would not be used. "
-            "Leave --credit and [credit] out"
+            f'[{kind}] use = "{OWN}": algorithm {spec.name} brings no {NOUNS[kind]} of its own; leave it out{default}, '
+            "or name another that `agentrig plugins` lists"
         )
-    return OWN
-
-
-def check_server(algorithm: Component, use: str, keys: Mapping[str, Any]) -> None:
-    """Reject a server that the algorithm would not use.
-
-    Args:
-        algorithm: The run's algorithm.
-        use: The server's name, or `auto`.
-        keys: The other keys of `[server]`.
-
-    Raises:
-        ConfigError: The algorithm brings its own server and another one, or a key of one, is asked for; or the
-            opposite.
-    """
-    name = algorithm.spec.name
-    if getattr(algorithm.spec, "server", False):
-        if use == OWN:
-            raise ConfigError(
-                f'[server] use = "{OWN}": algorithm {name} brings no model server of its own; leave it out, or name '
-                "one that `agentrig plugins` lists"
-            )
-    elif use not in ("auto", OWN) or keys:
-        asked = f'use = "{use}"' if use not in ("auto", OWN) else " and ".join(keys)
-        raise ConfigError(
-            f"[server] {asked}: algorithm {name} brings its own model server, so another one would not be used. Leave "
-            f"--server and [server] out; what {name} serves with is set by its own keys: agentrig plugins show {name}"
-        )
+    if kind == "runners":
+        wanting: list[Any] = [c.spec for c in registry.components(kind) if use == "auto"]
+        asked = [each.name for each in wanting if each.wanted is not None and each.wanted(os.environ)]
+        return use if use != "auto" else str(asked[0]) if asked else OWN if brings else PROCESSES
+    if not brings:
+        return str(spec.credit) if kind == "credit" and use == "auto" else use
+    if use in ("auto", OWN) and not keys:
+        return OWN
+    wish = " and ".join(keys) if use in ("auto", OWN) else f'use = "{use}"'
+    instead = INSTEAD[kind].format(name=spec.name)
+    raise ConfigError(f"[{kind}] {wish}: algorithm {spec.name} {instead}. Leave --{kind} and [{kind}] out")
 
 
 def auto_server(registry: Registry, hardware: Hardware, keys: Mapping[str, Any]) -> tuple[Component, str]:
@@ -124,7 +109,9 @@ def auto_server(registry: Registry, hardware: Hardware, keys: Mapping[str, Any])
     """
     passed: list[str] = []
     for component in ranked_servers(registry):
-        why = _missing(component, keys) or refusal(component, hardware)
+        known = {f.name for f in attrs.fields(component.spec.config)}
+        unknown = [key for key in keys if key not in known]
+        why = f"it has no key {' and '.join(unknown)}" if unknown else refusal(component, hardware)
         if not why:
             return component, "; ".join(passed) or f"it is the first that serves on {hardware.name}"
         passed.append(f"{component.spec.name}: {why}")
@@ -151,34 +138,3 @@ def ranked_servers(registry: Registry) -> Sequence[Component]:
     """Return the servers that `auto` selects from, the first choice first."""
     ranked = [c for c in registry.components("server") if getattr(c.spec, "rank", None) is not None]
     return sorted(ranked, key=lambda c: -c.spec.rank)  # type: ignore[attr-defined]
-
-
-def _missing(component: Component, keys: Mapping[str, Any]) -> str:
-    known = {f.name for f in attrs.fields(component.spec.config)}
-    unknown = [key for key in keys if key not in known]
-    return f"it has no key {' and '.join(unknown)}" if unknown else ""
-
-
-def runners_of(registry: Registry, algorithm: Component, use: str) -> str:
-    """Return the name of a run's runners.
-
-    Args:
-        registry: What is installed.
-        algorithm: The run's algorithm.
-        use: What `[runners] use` says, or `auto`: those that the environment asks for, else the algorithm's own, else
-            processes.
-
-    Raises:
-        ConfigError: The algorithm's own are asked for, and it has none.
-    """
-    brings = bool(getattr(algorithm.spec, "runners", False))
-    if use == "auto":
-        specs: list[Any] = [c.spec for c in registry.components("runners")]
-        asked = [spec.name for spec in specs if spec.wanted is not None and spec.wanted(os.environ)]
-        return str(asked[0]) if asked else OWN if brings else PROCESSES
-    if use == OWN and not brings:
-        raise ConfigError(
-            f'[runners] use = "{OWN}": algorithm {algorithm.spec.name} brings no runners of its own; leave it out, or '
-            "name others that `agentrig plugins` lists"
-        )
-    return use

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import inspect
-import itertools
 import logging
 import os
 import sys
@@ -36,9 +34,6 @@ FIRST = ("core", "lightning")
 
 SLOW_S = 30.0
 """Seconds after which a line says, once, that a plugin is still loading."""
-
-MOST = 1000
-"""Components that one hook may give."""
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +150,7 @@ def _loaded(plugin: PluginInfo, importer: Callable[[], Any], manager: pluggy.Plu
     try:
         manager.register(module, name=plugin.name)
     except pluggy.PluginValidationError as error:
-        raise PluginError(_wrong_arguments(module, manager) or words_of(error)) from error
+        raise PluginError(" ".join(str(error).split())) from error  # it names hook and argument
     try:
         if wrong := misspelled(manager, plugin.name):
             raise PluginError(wrong)
@@ -165,20 +160,6 @@ def _loaded(plugin: PluginInfo, importer: Callable[[], Any], manager: pluggy.Plu
     except BaseException:
         manager.unregister(name=plugin.name)
         raise
-
-
-def _wrong_arguments(module: Any, manager: pluggy.PluginManager) -> str:
-    """Say which hook of a plugin has arguments that it does not get; '' if none."""
-    for name in dir(module):
-        function: Any = getattr(module, name, None)
-        hook: Any = getattr(manager.hook, name, None)
-        if not manager.parse_hookimpl_opts(module, name) or getattr(hook, "spec", None) is None:
-            continue
-        allowed = hook.spec.argnames
-        if set(inspect.signature(function).parameters) - set(allowed):
-            takes = f"only the arguments {', '.join(allowed)}" if allowed else "no arguments"
-            return f"{name} takes {takes}{defined_at(function)}"
-    return ""
 
 
 def _collect(plugin: PluginInfo, manager: pluggy.PluginManager) -> list[Component]:
@@ -208,15 +189,13 @@ def _specs(function: Callable[[], Any], kind: str, hook: str) -> list[Spec]:
     try:
         given = function()
         several = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
-        specs = list(itertools.islice(given, MOST + 1)) if several else None
+        specs = list(given) if several else None
     except Exception as error:
         place = place_of(error, installed=True)
         raise PluginError(f"{hook if place else where} raised {words_of(error)}{place}") from error
     if specs is None:
         got = f"one {type(given).__name__} by itself" if isinstance(given, Spec) else repr(given)[:80]
         raise PluginError(f"{where} returned {got}; {cure}")
-    if len(specs) > MOST:
-        raise PluginError(f"{hook} gave more than {MOST} components: does it ever end?{defined_at(function)}")
     for spec in specs:
         if not isinstance(spec, KINDS[kind]):
             own = spec.hook if isinstance(spec, Spec) else None

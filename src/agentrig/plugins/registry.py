@@ -8,7 +8,7 @@ import logging
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -29,24 +29,32 @@ log = logging.getLogger(__name__)
 
 
 @attrs.frozen(kw_only=True)
-class Component:
-    """A spec and the plugin that registered it.
+class Owned:
+    """What a distribution or a file brings.
 
     Attributes:
+        distribution: Its name, or `file`.
+        version: Its version.
         origin: The module, or the file, that the plugin was loaded from.
     """
 
-    kind: str
-    spec: Spec
-    plugin: str
     distribution: str
     version: str
     origin: str = ""
 
     @property
     def source(self) -> str:
-        """What brings it, for messages: a distribution and its version, or a file."""
-        return source_of(self)
+        """What brings it, for messages: a distribution and its version, or `file` and its path."""
+        return f"{self.distribution} {self.origin if self.distribution == 'file' else self.version}"
+
+
+@attrs.frozen(kw_only=True)
+class Component(Owned):
+    """A spec and the plugin that registered it."""
+
+    kind: str
+    spec: Spec
+    plugin: str
 
     def answers_to(self, name: str) -> bool:
         """Whether `name` means this component: `name`, `distribution:name` or `plugin:name`."""
@@ -55,47 +63,29 @@ class Component:
 
 
 @attrs.frozen(kw_only=True)
-class PluginInfo:
+class PluginInfo(Owned):
     """The status of one plugin.
 
     Attributes:
         name: The entry point's name, or the file's stem; what `AGENTRIG_BLOCK` blocks (so does `distribution`).
         status: `ok`, `failed` (see `error`; other plugins still work) or `blocked` (never imported).
-        origin: The module, or the file, that it was loaded from.
         observes: The hooks `on_*` that it implements itself: every run calls them.
     """
 
     name: str
-    distribution: str
-    version: str
-    origin: str
     status: Literal["ok", "failed", "blocked"] = "ok"
     error: str | None = None
     components: Sequence[Component] = ()
     observes: Sequence[str] = ()
 
-    @property
-    def source(self) -> str:
-        """What it is part of, for messages: a distribution and its version, or a file."""
-        return source_of(self)
-
     def as_dict(self) -> dict[str, Any]:
         """Return the entry of `agentrig plugins --json`."""
+        names = ("distribution", "version", "name", "status", "origin", "error")
         return {
-            "distribution": self.distribution,
-            "version": self.version,
-            "name": self.name,
-            "status": self.status,
-            "origin": self.origin,
-            "error": self.error,
+            **{name: getattr(self, name) for name in names},
             "observes": list(self.observes),
             "components": [{"kind": c.kind, "name": c.spec.name, "summary": c.spec.summary} for c in self.components],
         }
-
-
-def source_of(owned: Component | PluginInfo) -> str:
-    """Return a distribution and its version, or `file` and its path."""
-    return f"{owned.distribution} {owned.origin if owned.distribution == 'file' else owned.version}"
 
 
 class Registry:
@@ -122,7 +112,7 @@ class Registry:
         known = self.components(kind)
         hits = [c for c in known if c.answers_to(name)]
         if len(hits) > 1:
-            raise PluginError(_conflict(hits, [self.reference(c) for c in hits]))
+            raise PluginError(self._conflict(hits))
         if hits:
             return hits[0]
         names, plain = [self.reference(c) for c in known], [c.spec.name for c in known]
@@ -163,25 +153,28 @@ class Registry:
         """Raise `PluginError` if two plugins use the same name; a run checks only the names that it uses."""
         conflicts = []
         for kind in KINDS:
-            counts = Counter(c.spec.name for c in self.components(kind))
-            for name, count in counts.items():
-                if count > 1:
-                    hits = [c for c in self.components(kind) if c.spec.name == name]
-                    conflicts.append(_conflict(hits, [self.reference(c) for c in hits]))
+            for _, alike in itertools.groupby(self.components(kind), key=lambda component: component.spec.name):
+                hits = list(alike)
+                if len(hits) > 1:
+                    conflicts.append(self._conflict(hits))
         if conflicts:
             raise PluginError("\n".join(conflicts))
 
-    def add_observer(self, observer: object, name: str) -> None:
-        """Register an object with `on_*` hook implementations as an observer of every run of this registry."""
-        self._manager.register(observer, name=name)
-        unknown = misspelled(self._manager, name)
-        if unknown:
-            self._manager.unregister(name=name)
-            raise PluginError(f"observer {name}: {unknown}")
+    def _conflict(self, hits: Sequence[Component]) -> str:
+        """Return the message for components of one name."""
+        kind, plugins, names = hits[0].kind, [c.plugin for c in hits], [self.reference(c) for c in hits]
+        say = "agentrig train " if kind == "recipe" else f"--{kind} "
+        return (
+            f'{"two" if len(hits) == 2 else len(hits)} plugins bring {a_kind(kind)} called "{hits[0].spec.name}": '
+            f"{' and '.join(f'{c.plugin} ({c.source})' for c in hits)}.\n"
+            f"  Say which: {' or '.join(f'{say}{name}' for name in names)}.\n"
+            f"  Or block what you do not want: {' or '.join(f'{BLOCK_VARIABLE}={p}' for p in plugins)} "
+            f'(block = ["{plugins[-1]}"] under [run] in a run file).'
+        )
 
-    def use_observers(self, observers: Mapping[str, object]) -> None:
-        """Notify these observers too: name to an object with methods `on_*`; replaces those of an earlier call."""
-        self._observers = dict(observers)
+    def add_observer(self, observer: object, name: str) -> None:
+        """Notify this object with methods `on_*` too; one of the same name goes."""
+        self._observers[name] = observer
 
     def settle(self) -> dict[str, Any]:
         """Let the observers with a method `settle` finish what they do in threads of their own.
@@ -267,19 +260,6 @@ def a_kind(kind: str) -> str:
     if kind == "runners":
         return kind
     return f"{'an' if kind[0] in 'ao' else 'a'} {noun_of(kind)}"
-
-
-def _conflict(hits: Sequence[Component], names: Sequence[str]) -> str:
-    """Return the message for components of one name; `names` are those with which `find` finds each of them."""
-    kind, plugins = hits[0].kind, [c.plugin for c in hits]
-    say = "agentrig train " if kind == "recipe" else f"--{kind} "
-    return (
-        f'{"two" if len(hits) == 2 else len(hits)} plugins bring {a_kind(kind)} called "{hits[0].spec.name}": '
-        f"{' and '.join(f'{c.plugin} ({c.source})' for c in hits)}.\n"
-        f"  Say which: {' or '.join(f'{say}{name}' for name in names)}.\n"
-        f"  Or block what you do not want: {' or '.join(f'{BLOCK_VARIABLE}={p}' for p in plugins)} "
-        f'(block = ["{plugins[-1]}"] under [run] in a run file).'
-    )
 
 
 def misspelled(manager: pluggy.PluginManager, name: str) -> str | None:

@@ -35,7 +35,7 @@ class Template:
         says: What it is, for README; the words before the first colon are the package's description.
         edit: What to replace, for README.
         name: The name of its component; its distribution is `agentrig-NAME` and its module `agentrig_NAME`.
-        use: How a run uses the component: what follows `agentrig train`, with `{name}`.
+        use: How a run uses the component: what follows `agentrig train`, with `{kind}` and `{name}`.
         environment: What a shell sets in front of that command, with a space at the end; '' for nothing.
         beside: The components of others that `agentrig validate` needs to check it: what follows its name.
         contract: The checks that its tests run, as Python, with `{name}` and `{kind}`.
@@ -48,7 +48,7 @@ class Template:
     name: str
     says: str
     edit: str
-    use: str
+    use: str = "mini --{kind} {name}"
     environment: str = ""
     beside: str = ""
     contract: str = 'checks("{kind}", "{name}")'
@@ -89,7 +89,10 @@ class Template:
         """Return the commands that train with what is made from it, in a package or in a file, and why."""
         more = f" --plugin {file}" if file else ""
         found = [(f"agentrig {self.before.format(name=name)}{more}", "makes its starting model")] if self.before else []
-        return [*found, (f"{self.environment}agentrig train {self.use.format(name=name)}{more}", "trains with it")]
+        return [
+            *found,
+            (f"{self.environment}agentrig train {self.use.format(kind=self.kind, name=name)}{more}", "trains with it"),
+        ]
 
     def validation(self, file: Path) -> str:
         """Return the command that runs the kit's checks on a component in a file."""
@@ -127,17 +130,14 @@ TEMPLATES: Mapping[str, Template] = {
             name="car-dealers",
             says="A task set for agentrig: questions about a small database, each with the query that answers it. The "
             "agent gets the question and the database, only the reward gets the query.",
-            edit='Replace `QUESTIONS` and `write_database` by your own data. What a task set must do: the page "Tasks" '
-            "of the docs.",
-            use="mini --tasks {name}",
+            edit="Replace `QUESTIONS` and `write_database` by your own data.",
         ),
         Template(
             kind="agent",
             name="one-shot",
             says="An agent for agentrig: it asks the model once for the SQL of a question, with the OpenAI SDK.",
             edit="Replace what `Agent.__call__` does: call the model as often as you like, in named spans, with "
-            '`endpoint.sampling` each time. What an agent must do: the page "Agents" of the docs.',
-            use="mini --agent {name}",
+            "`endpoint.sampling` each time.",
             beside="--tasks mini-sql --reward spider-exec",
             contract='checks("agent", "{name}", tasks="mini-sql")',
             requires=("openai>=2",),
@@ -147,8 +147,7 @@ TEMPLATES: Mapping[str, Template] = {
             kind="reward",
             name="partial-credit",
             says="A reward for agentrig: 1 for a query with the right result, a little for one that runs.",
-            edit='Replace what `Reward.__call__` does. What a reward must do: the page "Rewards" of the docs.',
-            use="mini --reward {name}",
+            edit="Replace what `Reward.__call__` does.",
             beside="--tasks mini-sql",
             contract='checks("reward", "{name}", tasks="mini-sql")',
             requires=(SPIDER,),
@@ -157,43 +156,35 @@ TEMPLATES: Mapping[str, Template] = {
             kind="adapter",
             name="last-calls",
             says="An adapter for agentrig: it trains the last calls of a rollout.",
-            edit='Replace what `LastCalls._kept` selects. What an adapter must do: the page "Adapters" of the docs.',
-            use="mini --adapter {name}",
+            edit="Replace what `LastCalls._kept` selects.",
         ),
         Template(
             kind="algorithm",
             name="bounded-worths",
             says="An algorithm for agentrig: `grpo`, with a learner that bounds what a call can be worth.",
             edit="`pytest` trains small models for about a minute; `pytest -m slow` makes the further runs that the "
-            "longer checks need. Replace what the learner does. "
-            'The page "Credits and algorithms" of the docs has more, also algorithms with a loop of their own.',
-            use="mini --algorithm {name}",
+            "longer checks need. Replace what the learner does.",
             requires=("agentrig-grpo",),
         ),
         Template(
             kind="credit",
             name="upper-share",
             says="A credit for agentrig: it imitates the best rollouts of each group.",
-            edit="Replace what the credit yields: what each rollout or call is worth. What a credit must do: the page "
-            '"Credits and algorithms" of the docs.',
-            use="mini --credit {name}",
+            edit="Replace what the credit yields: what each rollout or call is worth.",
         ),
         Template(
             kind="server",
             name="timed-server",
             says="A model server for agentrig: the embedded one, and a record of how long each transfer takes.",
-            edit='Replace the inner server by your engine, method by method. What a server must do: the page "Servers" '
-            "of the docs; `examples/agentrig-file-server` in agentrig's repository has an engine of its own.",
-            use="mini --server {name}",
-            requires=("agentrig-grpo", "torch>=2.7"),
+            edit="Replace `TimedServer`; `examples/agentrig-file-server` in agentrig's repository has its own engine.",
+            requires=("agentrig-grpo",),
         ),
         Template(
             kind="runners",
             name="gentle-runners",
             says="Runners for agentrig: processes of this machine with a lower priority, so that you can go on working "
             "on it.",
-            edit='Replace `GentlePool`. What runners must do: the page "Runners" of the docs.',
-            use="mini --runners {name}",
+            edit="Replace `GentlePool`.",
             contract='checks("runners", "{name}", settings={{"nice": 1}})',
         ),
         Template(
@@ -202,9 +193,7 @@ TEMPLATES: Mapping[str, Template] = {
             says="Hardware for agentrig: an accelerator that is really the CPU. `FAKE_ACCELERATORS` is the number of "
             "devices, none by default. A value that is not a number makes it a broken accelerator: `--hardware auto` "
             "then stops, and never falls back to the CPU.",
-            edit="Replace what `probe` looks at, and the names of the device. What hardware must do: the page "
-            '"Hardware" of the docs.',
-            use="mini --hardware {name}",
+            edit="Replace what `probe` looks at, and the names of the device.",
             environment="FAKE_ACCELERATORS=2 ",
         ),
         Template(
@@ -212,8 +201,7 @@ TEMPLATES: Mapping[str, Template] = {
             name="hard-tasks",
             says="An observer for agentrig: it writes which tasks the agent solved least often, to `hard_tasks.json` "
             "in the run directory.",
-            edit='Replace what the methods `on_…` do. What an observer gets: the page "Observers" of the docs.',
-            use="mini --observer {name}",
+            edit="Replace what the methods `on_…` do.",
         ),
         Template(
             kind="recipe",

@@ -21,15 +21,13 @@ import attrs
 
 from agentrig.errors import ConfigError, nearest
 from agentrig.plugins.loading import told_if_slow
+from agentrig.plugins.specs import KINDS
 from agentrig.testing.elsewhere import elsewhere
 from agentrig.testing.subject import Subject
 from agentrig.text import account_of
 
-CHECKED = (
-    *("tasks", "agent", "reward", "adapter", "algorithm", "credit"),
-    *("server", "hardware", "runners", "observer", "recipe"),
-)
-"""The kinds that have checks."""
+CHECKED = tuple(KINDS)
+"""The kinds that have checks: all."""
 
 TRIAL = "play"
 """The checks of an agent with its tasks and its reward; `agentrig validate` runs them."""

@@ -172,16 +172,15 @@ def check_gold_apart(subject: TasksSubject) -> None:
         keys = {key for task in tasks for key in task.private if key not in subject.shared}
         for key in sorted(keys):
             golds = [(task, text) for task in tasks for text in texts_of(task.private.get(key))[:1] if text]
-            found = [task for task, text in golds if _given_away(text, texts_of(dict(task.input)))]
+            given = ((task, text, texts_of(dict(task.input))) for task, text in golds)
+            found = [
+                t for t, text, parts in given if text in parts or any(len(text) >= LONG and text in p for p in parts)
+            ]
             if len({text for _, text in golds}) > 1 and len(found) >= GIVEN_AWAY * len(golds):
                 raise CheckFailed(
                     f'split {name}: private["{key}"] is in the input of {len(found)} of {len(golds)} tasks; the first: '
                     f"{found[0].id}"
                 )
-
-
-def _given_away(text: str, given: Sequence[str]) -> bool:
-    return any(text == part or (len(text) >= LONG and text in part) for part in given)
 
 
 def _contents(task: Task) -> list[Any]:

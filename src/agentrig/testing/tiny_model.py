@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,40 +23,51 @@ def make_tiny_model(directory: Path, *, seed: int = 0, context: int = 512, hidde
         layers: How many.
     """
     import torch
-    from transformers import AutoModelForCausalLM, Qwen2Config
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
-
-    config = Qwen2Config(
-        vocab_size=300,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=2 * hidden,
-        max_position_embeddings=context,
-        eos_token_id=1,
-        pad_token_id=0,
-        bos_token_id=None,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-    )
-    loader: Any = AutoModelForCausalLM
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = loader.from_config(config).eval()
-        with torch.no_grad():  # biases start at zero, which would hide an error in them
-            for name, parameter in model.named_parameters():
-                if name.endswith("bias"):
-                    parameter.normal_(std=0.2)
+        model = make_model(hidden=hidden, layers=layers, seed=seed, max_position_embeddings=context)
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(str(directory))
-    _tokenizer().save_pretrained(str(directory))
+    make_tokenizer().save_pretrained(str(directory))
     return directory
 
 
-def _tokenizer() -> Any:
+def make_model(
+    kind: str = "qwen2", *, vocab: int = 300, hidden: int = 32, layers: int = 2, seed: int = 0, **more: Any
+) -> Any:
+    """Return a random model of transformers; `more` are further keys of its configuration. It seeds torch."""
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    settings = {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 2 * hidden,
+        "max_position_embeddings": 512,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.2,
+        **more,
+    }
+    torch.manual_seed(seed)
+    loader: Any = AutoModelForCausalLM
+    model = loader.from_config(CONFIG_MAPPING[kind](**settings)).eval()
+    with torch.no_grad():  # biases start at zero, which would hide an error in them
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(std=0.2)
+    return model
+
+
+def make_tokenizer() -> Any:
+    """Return a byte-level BPE tokenizer of 300 tokens with a chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -77,10 +85,3 @@ def _tokenizer() -> Any:
     made = loader(tokenizer_object=backend, eos_token="<|end|>", pad_token="<|pad|>")
     made.chat_template = TEMPLATE
     return made
-
-
-@contextmanager
-def tiny_model(**options: Any) -> Iterator[Path]:
-    """Make a tiny model in a temporary directory, which goes at the end; see `make_tiny_model` for the options."""
-    with tempfile.TemporaryDirectory(prefix="tiny-model-") as folder:
-        yield make_tiny_model(Path(folder) / "model", **options)

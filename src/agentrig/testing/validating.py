@@ -216,17 +216,13 @@ def targets(word: str | None, files: Sequence[str] = ()) -> list[Target]:
     for distribution, plugin, kind, name in own:
         has_tasks = [t[:3] for t in found].count((distribution, plugin, "tasks")) == 1
         hits.append(Target(kind=kind, given=f"{file}:{name}" if file else name, has_tasks=has_tasks))
-    checked = [hit for hit in hits if hit.kind in CHECKED]
-    if not checked:
+    if not hits:
         known = [*{t[0] for t in found}, *(t[3] for t in found)]
-        brings = (
-            f"brings only {', '.join(sorted({h.kind for h in hits}))}, which the kit does not check" if hits else ""
-        )
         raise LookupFailed(
-            f"{word} {brings or 'is no component, no distribution with components, and no file of a plugin'}."
-            f"{'' if hits else nearest(word, known)}\n  agentrig plugins lists what is installed"
+            f"{word} is no component, no distribution with components, and no file of a plugin.{nearest(word, known)}\n"
+            "  agentrig plugins lists what is installed"
         )
-    return checked
+    return hits
 
 
 def _components(file: str) -> list[tuple[str, str, str, str]]:

@@ -43,7 +43,9 @@ class Mlflow:
         uri = self._config.tracking_uri or (not self._config.offline and os.environ.get("MLFLOW_TRACKING_URI")) or ""
         store = uri or f"sqlite:///{here / 'mlflow.db'}"
         self._client = client = self._client_class(tracking_uri=store)
-        experiment = self._experiment(self._config.project, None if uri else (here / "mlruns").as_uri())
+        project, artifacts = self._config.project, None if uri else (here / "mlruns").as_uri()
+        there = client.get_experiment_by_name(project)
+        experiment = there.experiment_id if there else client.create_experiment(project, artifact_location=artifacts)
         found = client.search_runs([experiment], f"tags.`{KEY}` = '{run.key}'") if run.resumed else []
         if found:
             self._run = found[0].info.run_id
@@ -85,12 +87,6 @@ class Mlflow:
         if error:
             self._client.set_tag(self._run, "error", error[:5000])
         self._client.set_terminated(self._run, STATUS[ended], end_time=int(clock.time() * 1000))
-
-    def _experiment(self, name: str, artifacts: str | None) -> str:
-        found = self._client.get_experiment_by_name(name)
-        if found is not None:
-            return str(found.experiment_id)
-        return str(self._client.create_experiment(name, artifact_location=artifacts))
 
     def _describe(self, config: Mapping[str, Any]) -> None:
         """Write the configuration as parameters; MLflow never changes one that is there, as a resume might."""

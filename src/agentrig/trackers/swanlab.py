@@ -36,7 +36,8 @@ class Swanlab:
     def start(self, run: TrackedRun) -> Mapping[str, str]:
         """Begin the run, or go on with it."""
         config = self._config
-        self._still()
+        console = required("swanlab.sdk.internal.pkg.console", tracker="swanlab")
+        console.c.quiet = True  # its lines would disturb the run's display, and no setting keeps them out
         more = {} if config.api_key is None else {"api_key": config.api_key.reveal()}
         folder = run.directory / "swanlab"
         folder.mkdir(exist_ok=True)
@@ -89,11 +90,6 @@ class Swanlab:
     def end(self, ended: Ended, error: str) -> None:
         """End the run."""
         self._run.finish(state=STATE[ended], error=error or None)
-
-    def _still(self) -> None:
-        """Keep its lines out of the run's display; it has no setting for this."""
-        console = required("swanlab.sdk.internal.pkg.console", tracker="swanlab")
-        console.c.quiet = True
 
 
 def _flush_each(run: Any) -> None:

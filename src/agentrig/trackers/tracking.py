@@ -347,14 +347,10 @@ def best_checkpoint(directory: Path) -> Path | None:
         if step in there and line.get("validation_accuracy") is not None
     }
     last = max(there)
-    if not judged or _ends_with_best(directory):
+    config = json.loads(read_text(directory / "manifest.json")).get("config", {}) if judged else {}
+    if not judged or config.get("algorithm", {}).get("final") == "best":
         return there[last]
     return there[max(judged, key=lambda step: judged[step])]
-
-
-def _ends_with_best(directory: Path) -> bool:
-    config = json.loads(read_text(directory / "manifest.json")).get("config", {})
-    return bool(config.get("algorithm", {}).get("final") == "best")
 
 
 def _lines(directory: Path) -> Iterator[dict[str, Any]]:

@@ -5,10 +5,9 @@ The policy is a table of eight answers. REINFORCE trains it, and a server in a t
 
 from __future__ import annotations
 
-import json
 import random
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 
 from agentrig import AlgorithmSpec, Endpoint, hookimpl, setting
 from agentrig.errors import ConfigError
-from agentrig.testing.scripted import LocalServer, QuietHandler, serving
+from agentrig.testing.scripted import ScriptedServer, serving
 
 ARMS = ["a", "1", "2", "3", "4", "5", "6", "7"]
 FAULTS = (
@@ -52,10 +51,11 @@ class IdleConfig(Config):
     momentum: float = setting(0.0, help="nothing reads it")
 
 
-class Table:
-    """The policy, and its server."""
+class Table(ScriptedServer):
+    """The policy, as a server: a token is an arm, and an answer is one token."""
 
     def __init__(self, weights: Any, stream: str) -> None:
+        super().__init__(self.answer, model="table", key="k")
         self.weights, self.stream, self.lock = weights, random.Random(stream), threading.Lock()
 
     def logp(self, temperature: float) -> Any:
@@ -63,44 +63,17 @@ class Table:
         scaled = self.weights / (temperature or 1.0)
         return scaled - np.log(np.exp(scaled - scaled.max()).sum()) - scaled.max()
 
-    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Answer a chat completion."""
+    def answer(self, body: Mapping[str, Any]) -> str:
+        """Sample an arm, or take the likeliest at temperature 0."""
+        logp = self.logp(body["temperature"])
+        if body["temperature"] == 0:
+            return ARMS[int(logp.argmax())]
         with self.lock:
-            logp = self.logp(body.get("temperature", 1.0))
-            if body.get("temperature") == 0:
-                arm = int(logp.argmax())
-            else:
-                (arm,) = self.stream.choices(range(len(ARMS)), weights=np.exp(logp).tolist())
-        entry = {"token": ARMS[arm], "logprob": float(logp[arm]), "bytes": None, "top_logprobs": []}
-        message = {"role": "assistant", "content": ARMS[arm]}
-        choice = {"index": 0, "message": message, "finish_reason": "stop", "token_ids": [arm]}
-        choice["logprobs"] = {"content": [entry]}
-        usage = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
-        found = {"id": "x", "object": "chat.completion", "created": 0, "model": "table", "choices": [choice]}
-        return {**found, "prompt_token_ids": [8, 9], "usage": usage}
+            return self.stream.choices(ARMS, weights=np.exp(logp).tolist())[0]
 
-    @contextmanager
-    def served(self) -> Iterator[Endpoint]:
-        """Serve in a thread."""
-        table = self
-
-        class Handler(QuietHandler):
-            """Answers with the table."""
-
-            def do_POST(self) -> None:
-                """Answer."""
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                data = json.dumps(table.answer(body)).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-        with serving(LocalServer(Handler)) as server:
-            yield Endpoint(
-                base_url=server.url, model="table", api_key="k", token_ids=True, sampling={"temperature": 1.0}
-            )
+    def logprob(self, token: int, position: int) -> float:
+        """Return the log-probability of an arm at temperature 1, at which a run samples."""
+        return float(self.logp(1.0)[ARMS.index(chr(token))])
 
 
 class Broken:
@@ -121,7 +94,8 @@ class Broken:
         if session.checkpoint is not None:
             weights = read(session.checkpoint) + (1e-9 if fault == "resumes" else 0.0)
         table = Table(weights, "")
-        with table.served() as endpoint:
+        with serving(table):
+            endpoint = table.endpoint(temperature=1.0)
             session.plan_steps(config.steps)
             for step in range(session.first_step, config.steps + 1):
                 if session.stopping and fault != "stops":
@@ -141,7 +115,8 @@ class Broken:
 
     def update(self, table: Table, rollouts: Any, step: int) -> float:
         """Move the table along the gradient; return the change that is reported."""
-        scored = [(t.response_ids[0], r.value) for r in rollouts if r.value is not None for t in r.triplets]
+        answers = [(t.response_ids[0], r.value) for r in rollouts if r.value is not None for t in r.triplets]
+        scored = [(ARMS.index(chr(token)), value) for token, value in answers]
         mean = sum(value for _, value in scored) / len(scored)
         gradient = np.zeros(len(ARMS))
         for arm, value in scored:
@@ -164,7 +139,8 @@ class Broken:
     def serve(self, *, hardware: Any, checkpoint: Path | None) -> Iterator[Endpoint]:
         """Serve a checkpoint."""
         weights = read(checkpoint) if checkpoint else np.zeros(len(ARMS))
-        with Table(weights, "serve").served() as endpoint:
+        with serving(Table(weights, "serve")) as table:
+            endpoint = table.endpoint(temperature=1.0)
             yield attrs.evolve(endpoint, base_url="http://127.0.0.1:9/v1") if self.fault == "serves" else endpoint
 
 
@@ -182,7 +158,7 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
     special = {"keys-declared": BareConfig, "keys-read": IdleConfig}
     for fault in ("", *FAULTS):
         yield AlgorithmSpec(
-            name=f"{fault}" if fault else "fine",
+            name=fault or "fine",
             summary="Broken." if fault else "REINFORCE on a table.",
             config=special.get(fault, Config),
             build=lambda config, fault=fault: Broken(config, fault),

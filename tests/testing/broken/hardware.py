@@ -80,10 +80,7 @@ FAULTS: Mapping[str, Mapping[str, Any]] = {
 def register_hardware() -> Iterable[HardwareSpec]:
     """Register one for each check."""
     for check, fields in FAULTS.items():
-        name = f"{check}"
-        yield HardwareSpec(
-            name=name, summary="Broken.", build=lambda config, name=name, fields=fields: Board(name=name, **fields)
-        )
+        yield HardwareSpec(name=check, summary="Broken.", build=lambda config, board=Board(name=check, **fields): board)
     yield HardwareSpec(name="loads", summary="Broken.", build=lambda config: 1 / 0)
     yield HardwareSpec(name="imports-light", summary="Broken.", build=heavy_build)
     yield HardwareSpec(name="doctor", summary="Broken.", build=lambda config: Board(name="doctor"), checks=(uncured,))

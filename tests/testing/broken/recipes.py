@@ -83,7 +83,7 @@ def register_tasks() -> Iterable[TasksSpec]:
 def register_observers() -> Iterable[ObserverSpec]:
     yield ObserverSpec(name="loads", summary="x", build=broken)
     for fault in ("fine", "hooks", "events", "events-failing", "fast", "leaves-the-run"):
-        yield ObserverSpec(name=f"{fault}", summary="x", build=lambda config, fault=fault: Watcher(fault))
+        yield ObserverSpec(name=fault, summary="x", build=lambda config, fault=fault: Watcher(fault))
 
 
 @hookimpl
@@ -100,4 +100,4 @@ def register_recipes() -> Iterable[RecipeSpec]:
         "tasks": {"tasks": {"use": "no-training"}},
     }
     for fault, change in changes.items():
-        yield RecipeSpec(name=f"{fault}", summary="x", settings={**whole, **change})
+        yield RecipeSpec(name=fault, summary="x", settings={**whole, **change})

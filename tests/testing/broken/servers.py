@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,29 +23,9 @@ from agentrig.servers import ServerError, ServerPlan
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "agentrig-file-server" / "src"
 KEY = "the key"
 FAULTS = (
-    *(
-        "starts",
-        "token-ids",
-        "logprobs",
-        "takes-weights",
-        "takes-weights-merged",
-        "reads-only",
-        "refuses-weights",
-        "version",
-    ),
-    *(
-        "takes-weights-cache",
-        "greedy",
-        "seed",
-        "sampling",
-        "concurrent",
-        "scores",
-        "digests",
-        "sleep",
-        "context",
-        "key",
-    ),
-    *("ends", "names-its-death", "ends-with-its-run"),
+    *("starts", "token-ids", "logprobs", "takes-weights", "takes-weights-merged", "takes-weights-cache"),
+    *("reads-only", "refuses-weights", "version", "greedy", "seed", "sampling", "concurrent", "scores", "digests"),
+    *("sleep", "context", "key", "ends", "names-its-death", "ends-with-its-run"),
 )
 
 
@@ -223,8 +203,4 @@ def register_servers() -> Iterable[ServerSpec]:
     """Register one for each check."""
     yield ServerSpec(name="loads", summary="Broken.", build=lambda config: 1 / 0)
     for fault in FAULTS:
-        yield ServerSpec(
-            name=f"{fault}",
-            summary="Broken.",
-            build=lambda config, fault=fault: lambda plan: Broken(fault, plan),
-        )
+        yield ServerSpec(name=fault, summary="Broken.", build=lambda config, fault=fault: partial(Broken, fault))

@@ -24,36 +24,30 @@ def new(kind: str, name: str, file: Path | None) -> None:
     agentrig new agent my-agent --here my_agent.py
     """
     from agentrig.plugins.loading import load
-    from agentrig.scaffold.copying import make_file, make_package, refuse_existing
+    from agentrig.scaffold.copying import copy
     from agentrig.scaffold.names import check_file, check_name
     from agentrig.scaffold.templates import source_of, template_of
 
     template = template_of(kind)
-    target = Path(f"agentrig-{name}") if file is None else file
-    refuse_existing(target)
     registry = load()
     check_name(kind, name, registry)
     if file is not None:
         check_file(file, registry)
-        make_file(template, name, file)
-        click.echo(f"{file} has the {kind} {name}.\n")
-        steps = [
-            (f"agentrig plugins --plugin {file}", "lists it"),
-            (template.validation(file), "checks it"),
-            *template.commands(name, file=file),
-        ]
+    target = file or Path(f"agentrig-{name}")
+    copy(template, name, target)
+    click.echo(f"{target} {'has' if file else 'is a package with'} the {kind} {name}.\n")
+    if file is not None:
+        steps = [(f"agentrig plugins --plugin {file}", "lists it"), (template.validation(file), "checks it")]
         edit = f"Then edit {file}."
     else:
-        make_package(template, name, target)
-        click.echo(f"{target} is a package with the {kind} {name}.\n")
         steps = [
             (f"cd {target}", ""),
             ('pip install -e ".[test]"', "agentrig finds it from now on"),
             ("pytest", "runs its tests"),
             ("agentrig plugins", "lists it"),
-            *template.commands(name),
         ]
         edit = f"Then edit {source_of(name)}. README.md says how to publish it."
+    steps += template.commands(name, file=file)
     width = max(len(command) for command, _ in steps)
     for command, why in steps:
         click.echo(f"  {command:<{width}}  # {why}" if why else f"  {command}")

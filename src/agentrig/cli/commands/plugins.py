@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
     agentrig plugins show langgraph-sql --graph
     """
     from agentrig.plugins.loading import load
+    from agentrig.plugins.specs import KINDS, PURPOSES
 
     with stdout_to_stderr():
         registry = load(files=files, strict=strict_plugins)
@@ -40,24 +42,17 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
     if as_json:
         click.echo(json.dumps([p.as_dict() for p in registry.plugins], indent=2))
     else:
-        _print_kinds(registry)
+        for kind in KINDS:
+            components = registry.components(kind)
+            if components:
+                click.echo(f"{kind}: {PURPOSES[kind]}")
+            width = max((len(c.spec.name) for c in components), default=0)
+            for c in components:
+                click.echo(f"    {c.spec.name:<{width}}  {c.spec.summary}  ({c.distribution})")
+        click.echo("plugins")
+        for plugin in registry.plugins:
+            _print_plugin(plugin, whole=False)
     registry.check()
-
-
-def _print_kinds(registry: Registry) -> None:
-    """Print all components, kind by kind, and a line for each plugin."""
-    from agentrig.plugins.specs import KINDS, PURPOSES
-
-    for kind in KINDS:
-        components = registry.components(kind)
-        if components:
-            click.echo(f"{kind}: {PURPOSES[kind]}")
-        width = max((len(c.spec.name) for c in components), default=0)
-        for c in components:
-            click.echo(f"    {c.spec.name:<{width}}  {c.spec.summary}  ({c.distribution})")
-    click.echo("plugins")
-    for plugin in registry.plugins:
-        _print_plugin(plugin, whole=False)
 
 
 def _print_plugin(plugin: PluginInfo, *, whole: bool = True) -> None:
@@ -112,9 +107,9 @@ def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: 
             raise LookupFailed(f"{hits[0].kind if hits else 'section'} {name} has no graph to show")
         click.echo(spec.graph(spec.config()))
         return
-    described = [_described("section", n, cls.__doc__ or "", None, _settings(cls)) for n, cls in sections.items()]
+    described = [_described("section", n, cls.__doc__ or "", None, settings_of(cls)) for n, cls in sections.items()]
     for c in hits:
-        settings = _plain(c.spec.settings) if c.kind == "recipe" else _settings(c.spec.config)  # type: ignore[attr-defined]
+        settings = _plain(c.spec.settings) if c.kind == "recipe" else settings_of(c.spec.config)  # type: ignore[attr-defined]
         plugin = next(p for p in registry.plugins if p.name == c.plugin)
         described.append(_described(c.kind, c.spec.name, c.spec.summary, plugin, settings))
     if as_json:
@@ -129,19 +124,13 @@ def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: 
             click.echo("\n" + to_toml(d["settings"]))
             continue
         section = d["kind"] if d["kind"] != "section" else d["name"]
-        first = _set_by_recipes(registry, section, d["name"])
+        tables = [c.spec.settings.get(section, {}) for c in registry.components("recipe")]  # type: ignore[attr-defined]
+        first = Counter(key for table in tables if table.get("use", d["name"]) == d["name"] for key in table)
         for key, s in sorted(
             d["settings"].items(), key=lambda item: (item[1]["default"] != "required", -first[item[0]])
         ):
             values = f", {s['range']}" if s["range"] else ""
-            click.echo(f"    {key} = {_as_written(s['default'])}  ({s['type']}{values})  {s['help']}")
-
-
-def _set_by_recipes(registry: Registry, section: str, name: str) -> Counter[str]:
-    """Return the keys of a component, or of a section without one, that recipes set: each with how many set it."""
-    recipes: list[Any] = [c.spec for c in registry.components("recipe")]
-    tables = [recipe.settings.get(section, {}) for recipe in recipes]
-    return Counter(key for table in tables if table.get("use", name) == name for key in table)
+            click.echo(f"    {key} = {as_written(s['default'])}  ({s['type']}{values})  {s['help']}")
 
 
 def _described(kind: str, name: str, summary: str, plugin: PluginInfo | None, settings: Any) -> dict[str, Any]:
@@ -162,19 +151,22 @@ def _described(kind: str, name: str, summary: str, plugin: PluginInfo | None, se
     }
 
 
-def _settings(config: type) -> dict[str, dict[str, Any]]:
-    """Return the keys of a config class: type, default, range and help of each."""
+def settings_of(config: type) -> dict[str, dict[str, Any]]:
+    """Return the keys of a config class: type, default ("required" for none), range and help of each."""
     import attrs
 
-    return {
-        f.name: {
-            "type": getattr(f.type, "__name__", str(f.type)),
-            "default": _default(f.default),
-            "range": _range(f.metadata),
-            "help": f.metadata.get("help", ""),
+    found = {}
+    for field in attrs.fields(attrs.resolve_types(config)):
+        default = field.default
+        if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
+            default = default.factory()
+        found[field.name] = {
+            "type": field.type.__name__ if type(field.type) is type else re.sub(r"\b\w+\.", "", str(field.type)),
+            "default": "required" if default is attrs.NOTHING else default,
+            "range": _range(field.metadata),
+            "help": field.metadata.get("help", ""),
         }
-        for f in attrs.fields(attrs.resolve_types(config))
-    }
+    return found
 
 
 def _range(metadata: Mapping[Any, Any]) -> str:
@@ -184,22 +176,12 @@ def _range(metadata: Mapping[Any, Any]) -> str:
     return ", ".join(f"{sign} {bound}" for sign, bound in metadata.get("bounds", {}).items())
 
 
-def _as_written(default: Any) -> str:
-    """Return a default in TOML, so that it can be pasted into a run file."""
-    if isinstance(default, bool):
-        return str(default).lower()
-    if isinstance(default, str):
-        return default if default == "required" else json.dumps(default)
-    return repr(default)
+def as_written(default: Any) -> str:
+    """Return a default as a run file has it, so that it can be pasted there."""
+    if default is None or default == "required":
+        return "none" if default is None else default
+    return json.dumps(list(default) if isinstance(default, tuple) else default)
 
 
 def _plain(value: Any) -> Any:
     return {k: _plain(v) for k, v in value.items()} if isinstance(value, Mapping) else value
-
-
-def _default(default: Any) -> Any:
-    import attrs
-
-    if default is attrs.NOTHING:
-        return "required"
-    return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]

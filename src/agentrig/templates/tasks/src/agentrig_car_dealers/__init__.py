@@ -18,7 +18,7 @@ from agentrig import Task, TasksSpec, hookimpl, setting
 CITIES = ("paris", "rome", "oslo", "madrid", "berlin", "lima")
 CLUBS = ("amber", "beacon", "comet", "delta", "falcon", "maple")
 COLORS = ("red", "blue", "green", "black", "white", "silver")
-MODELS = [
+MODELS = (
     "arrow",
     "aurora",
     "breeze",
@@ -31,7 +31,7 @@ MODELS = [
     "galaxy",
     "oasis",
     "pearl",
-]
+)
 CONDITIONS = [(f"whose color is {color}", f"color = '{color}'") for color in COLORS]
 CONDITIONS += [(f"whose {name} is above {n}", f"{name} > {n}") for name in ("price", "speed") for n in range(20, 90, 5)]
 QUESTIONS = (
