@@ -233,7 +233,7 @@ def _tiles(run: RunData, row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if best is not None:
         steps, values = figures.validation(run)
         at = steps[values.index(best)]
-        reward_at = figures.validation_rewards(run).get(at)
+        reward_at = dict(zip(*figures.validation(run, "reward"), strict=True)).get(at)
         where = f"step {at}" if at else "before training"
         remark = where if reward_at is None else f"{where}, mean reward {figure(reward_at)}"
         tiles.append(("best validation", f"{percent(best)}%", remark))
