@@ -59,7 +59,7 @@ def render(runs: Sequence[RunData], *, gold: bool = False) -> str:
             columns=table.COLUMNS,
             cells=[each["cells"] for each in views],
             curves=drawn,
-            held_out=list(table.parts([shown["parts"] for shown in views], tables.CLASSES)) if several else [],
+            held_out=list(table.parts([shown["held_out"] for shown in views], tables.CLASSES)) if several else [],
             differences=differing_settings(runs) if several else [],
         )
     )
@@ -83,8 +83,7 @@ def view(
         seen: What was read of its rollouts before.
     """
     missing, seen = list(run.missing), seen or Seen()
-    ends = before_and_after(run, missing) if whole else {"pairs": None, "reward_disagreements": [], "held_out": None}
-    held_out = ends["held_out"]
+    ends = before_and_after(run, missing, seen, whole=whole)
     failed = tables.failures(run, missing) if whole else tables.failures_of_steps(run)
     told: dict[str, Any] = {"problems": [], "verdict": "", "warnings": [], "checks": []}
     if whole:
@@ -107,11 +106,9 @@ def view(
         "status": row["status"],
         "progress": figures.progress(run),
         "about": _about(run),
-        **accuracy_of(run, seen),
         "tiles": _tiles(run, row),
         **told,
-        "tables": tables.tables(run, failed, tables.slices(held_out) if held_out else ()),
-        "parts": held_out.as_dict() if held_out else {},
+        "tables": tables.tables(run, failed, ends["slices"]),
         **ends,
         "config": run.config_text,
         "manifest": json.dumps(run.manifest, indent=2, ensure_ascii=False) if run.manifest else "",
@@ -119,28 +116,33 @@ def view(
     }
 
 
-def accuracy_of(run: RunData, seen: Seen | None = None) -> dict[str, Any]:
-    """Return what the templates show of a run's held-out accuracy; `seen` has the measurements that were read before.
+def before_and_after(
+    run: RunData, missing: list[str], seen: Seen | None = None, *, whole: bool = True
+) -> dict[str, Any]:
+    """Return what the templates show of both ends of training, and of where rewards disagree.
 
-    `chance` says in words whether the gain may be chance; it is empty without held-out rollouts of both ends.
+    Args:
+        run: The run.
+        missing: What cannot be read is noted here.
+        seen: Has the measurements that were read before.
+        whole: Whether to show tasks and tables too, for which whole rollouts are read.
+
+    Returns:
+        The held-out `accuracy` and `reward`, `chance`, in words, whether the gain may be chance, and more; `chance` is
+        empty without held-out rollouts of both ends.
     """
     evidence = Evidence.of_ends(run, seen)
     better, worse, _, _ = evidence.changed
-    held_out = evidence.where.startswith("held-out") and better + worse > 0
-    chance = figures.chance(better, worse) if held_out else ""
-    return {**figures.held_out(run), "split": _split(run), "chance": chance}
-
-
-def before_and_after(run: RunData, missing: list[str]) -> dict[str, Any]:
-    """Return what takes reading rollouts: tasks at both ends, where rewards disagree, what held-out ones show."""
-    pairs = before_after(run, missing)
+    chance = figures.chance(better, worse) if evidence.where.startswith("held-out") and better + worse else ""
+    found = {**figures.held_out(run), "split": _split(run), "chance": chance}
+    if not whole:
+        return {**found, "pairs": None, "reward_disagreements": [], "held_out": {}, "slices": []}
+    pairs, held_out = before_after(evidence, missing), tables.held_out(run, missing)
     if pairs is None and run.files and not run.running:
         missing.append("no tasks were measured both before and after training, so none can be compared")
-    return {
-        "pairs": pairs,
-        "reward_disagreements": reward_disagreements(run, missing) if second_rewards(run) else [],
-        "held_out": tables.held_out(run, missing),
-    }
+    disagree = reward_disagreements(run, missing) if second_rewards(run) else []
+    slices = [table for table in tables.slices(held_out) if table.rows]
+    return {**found, "pairs": pairs, "reward_disagreements": disagree, "held_out": held_out, "slices": slices}
 
 
 def warnings_of(run: RunData) -> list[dict[str, Any]]:

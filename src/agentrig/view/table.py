@@ -123,7 +123,7 @@ def compare(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
     found = []
     for run in (read_run(Path(d)) for d in run_dirs):
         missing = list(run.missing)
-        broken_down = tables.held_out(run, missing).as_dict()
+        broken_down = tables.held_out(run, missing)
         found.append(row_of(run) | broken_down | {"missing": missing})
     return found
 
@@ -171,7 +171,7 @@ def parts(rows: Sequence[Mapping[str, Any]], most: int) -> Iterator[tuple[str, l
     """Yield lines of the comparison: the held-out accuracy by slice, and the share of rollouts by turn, in percent.
 
     Args:
-        rows: What `HeldOut.as_dict` returned of each run.
+        rows: What `tables.held_out` returned of each run.
         most: Classes of a slice to show: those with most tasks.
     """
 

@@ -145,9 +145,10 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
         if any(value is not None for value in reward.values()):
             table.add_row("mean reward", plain(reward["before"], 3), plain(reward["after"], 3))
         yield table
-    for change in changes(Evidence.of(run, seen)):
+    evidence = Evidence.of(run, seen)
+    for change in changes(evidence):
         yield f"{change.text[0].upper()}{change.text[1:]}."
-    pairs = before_after(run, [])
+    pairs = before_after(evidence, [])
     for pair in pairs["shown"][:1] if pairs else ():
         yield ""
         yield f"{pair['outcome']}: {pair['title']}"

@@ -229,17 +229,17 @@ def next_step(evidence: Evidence) -> str:
                 f"{split} tasks: train on more tasks (tasks.use)."
             )
     classes = [
-        (answers["After"], name, part)
-        for name, parts in tables.held_out(run, []).slices.items()
-        for part, answers in parts.items()
-        if name != "calls" and len(answers.get("After", ())) >= FEW_TASKS  # that is of rollouts, not of tasks
+        (of["after"], name, part, of["n"])
+        for name, parts in tables.held_out(run, [])["slices"].items()
+        for part, of in parts.items()
+        if name != "calls" and of["after"] is not None and of["n"] >= FEW_TASKS  # that is of rollouts, not of tasks
     ]
-    answers, name, part = min(classes, key=lambda of: sum(of[0]) / len(of[0]), default=((), "", ""))
-    if not classes or all(answers):
+    share, name, part, n = min(classes, key=lambda found: found[0], default=(1.0, "", "", 0))
+    if share == 1.0:
         return ""
     return (
-        f"Held-out tasks with {name} = {part} are right least often ({sum(answers)} of {len(answers)}): train on more "
-        "tasks like these."
+        f"Held-out tasks with {name} = {part} are right least often ({percent(share)}% of {n}): train on more tasks "
+        "like these."
     )
 
 

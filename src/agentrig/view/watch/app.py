@@ -26,11 +26,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrig.errors import AgentrigError
-from agentrig.view import table, tables
+from agentrig.view import table
 from agentrig.view.calls import calls_of
 from agentrig.view.gold import Gold
 from agentrig.view.html import Links, templates
-from agentrig.view.page import accuracy_of, before_and_after, differing_settings, of_diagnosis, view
+from agentrig.view.page import before_and_after, differing_settings, of_diagnosis, view
 from agentrig.view.reading import RunData
 from agentrig.view.rollout import differences, readable, text_of
 from agentrig.view.tokens import Tokenizers
@@ -223,16 +223,8 @@ class Pages:
         run = self._run(request)
         data = run.data()
         missing = list(data.unread)
-        found = before_and_after(data, missing)
-        every = [table for table in tables.slices(found["held_out"]) if table.rows]
-        shown = {
-            **accuracy_of(data, run.seen),
-            **found,
-            "at": "",
-            "tables": every,
-            "missing": missing,
-            "running": data.running,
-        }
+        found = before_and_after(data, missing, run.seen)
+        shown = {**found, "at": "", "tables": found["slices"], "missing": missing, "running": data.running}
         return self._page(request, "examples", events=None, title=data.name, run=shown, key=run.key)
 
     def compare(self, request: Request) -> Response:
