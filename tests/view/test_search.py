@@ -135,9 +135,9 @@ def test_a_damaged_file_is_named_each_time_and_the_others_are_shown(run: Path) -
 
 def test_a_whole_row_is_decoded(run: Path) -> None:
     found = Rollouts(run).row("r2")
-    assert found is not None
     assert (found["input"], found["spans"], found["mode"]) == ({"question": "how many 2?"}, [], "train")
-    assert Rollouts(run).row("r99") is None
+    with pytest.raises(KeyError):
+        Rollouts(run).row("r99")
 
 
 def test_verdicts() -> None:
@@ -155,7 +155,7 @@ def test_the_first_view_reads_one_file_and_the_others_are_read_meanwhile(tmp_pat
     files = len(rollouts.files())
     step = rollouts.find(Filter(mode="train", step=6))
     assert (len(step), rollouts.progress()) == (16, (1, files))
-    assert rollouts.row(step["id"][0].as_py()) is not None
+    assert rollouts.row(step["id"][0].as_py())["step"] == 6
     assert len(rollouts.inputs(ids_of(step))) == 16
     assert rollouts.nodes() == ["check_query", "rewrite_query", "write_query"]
     assert rollouts.progress() == (1, files), "a page of one step needs its file only"
@@ -165,5 +165,5 @@ def test_the_first_view_reads_one_file_and_the_others_are_read_meanwhile(tmp_pat
         while "files.</p>" in texts[-1] and time.monotonic() < deadline:
             texts.append(httpx.get(f"{link}run/run/traces").text)
         assert "files.</p>" not in texts[-1]
-    assert rollouts.row("train-1-0") is not None
+    assert rollouts.row("train-1-0")["step"] == 1
     assert rollouts.progress() == (files, files)

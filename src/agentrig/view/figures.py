@@ -9,6 +9,7 @@ from typing import Any
 
 from agentrig.figures import amount, mean, number, wilson
 from agentrig.text import read_text
+from agentrig.traces import items
 from agentrig.view.reading import RunData, dig, mapping
 from agentrig.view.text import duration
 
@@ -183,48 +184,30 @@ def totals(run: RunData, *path: str) -> dict[str, int]:
     return found
 
 
-def find_setting(config: Mapping[str, Any], *names: str) -> Any:
-    """Return the first of these keys found in a section at any depth; names in order of preference."""
-    for name in names:
-        queue: list[Mapping[str, Any]] = [config]
-        while queue:
-            table = queue.pop(0)
-            if table.get(name) not in (None, "", 0):
-                return table[name]
-            queue.extend(v for v in table.values() if isinstance(v, Mapping))
-    return None
-
-
 def model_name(run: RunData) -> str | None:
     """Return the model's short name: the last part of its path or repository."""
-    stated = run.manifest.get("model") or find_setting(mapping(run.config.get("algorithm")), "model")
-    if isinstance(stated, Mapping):
-        stated = stated.get("name") or stated.get("path")
+    stated = run.manifest.get("model") or run.setting("algorithm", "model")
     return str(stated).rstrip("/").rsplit("/", 1)[-1] if stated else None
 
 
 def context_length(run: RunData) -> int | None:
     """Return the context length in tokens from the run's settings, else from its latest checkpoint's model."""
-    stated = find_setting(
-        mapping(run.config.get("algorithm")), "max_length", "max_model_len", "max_prompt_length", "context"
-    )
-    if isinstance(stated, int):
-        return stated
-    try:
-        latest = read_text(run.directory / "checkpoints" / "latest").strip()
-        model = json.loads(read_text(run.directory / "checkpoints" / latest / "config.json"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    found = number(mapping(model).get("max_position_embeddings"))
-    return None if found is None else int(found)
+    keys = ("max_length",), ("verl", "data", "max_prompt_length")
+    stated = next(filter(None, (number(dig(run.config, "algorithm", *key)) for key in keys)), None)
+    if stated is None:
+        try:
+            latest = read_text(run.directory / "checkpoints" / "latest").strip()
+            model = json.loads(read_text(run.directory / "checkpoints" / latest / "config.json"))
+        except (OSError, ValueError, RecursionError):
+            return None
+        stated = number(mapping(model).get("max_position_embeddings"))
+    return None if stated is None else int(stated)
 
 
 def devices(run: RunData) -> list[str]:
     """Return the names of the devices that the run had."""
-    found = mapping(run.manifest.get("hardware")).get("devices")
-    if not isinstance(found, list):
-        return []
-    return [str(mapping(d).get("name", "?")) if isinstance(d, Mapping) else str(d) for d in found]
+    found = items(mapping(run.manifest.get("hardware")).get("devices"))
+    return [str(mapping(device).get("name", "?")) for device in found]
 
 
 def accelerators(run: RunData) -> int | None:

@@ -14,13 +14,11 @@ from agentrig.text import flat
 from agentrig.view import figures, table, tables
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
-from agentrig.view.gold import Gold
 from agentrig.view.html import templates
 from agentrig.view.plots import Plot, plots_of, second_rewards
 from agentrig.view.reading import RunData, Seen, dig, mapping
 from agentrig.view.samples import before_after, reward_disagreements, shown
 from agentrig.view.text import count, duration, figure, plain
-from agentrig.view.tokens import Tokenizers
 
 PLOTS = ("accuracy", "reward", "time", "response tokens")
 """Drawings that every run has sooner or later; the page says which of them have nothing to draw yet."""
@@ -36,11 +34,10 @@ def render(runs: Sequence[RunData], *, gold: bool = False) -> str:
         runs: At least one.
         gold: Whether the rollouts are shown with the private part of their tasks.
     """
-    tokenizers, private = Tokenizers(), Gold() if gold else None
     views, several, drawn = [], len(runs) > 1, plots_of(runs)
     for i, run in enumerate(runs, 1):
         found = view(run, at=f"run-{i}-" if several else "", drawn=drawn)
-        views.append(found | shown(run, found, tokenizers, private))
+        views.append(found | shown(run, found, gold=gold))
     sections = {"curves": "curves", "results": "results"}
     if several:
         sections |= {"by": "by class", "settings": "settings that differ", "runs": "each run"}

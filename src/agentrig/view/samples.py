@@ -10,11 +10,11 @@ from agentrig.text import cut
 from agentrig.view import figures
 from agentrig.view.calls import calls_of
 from agentrig.view.causes.evidence import Evidence
-from agentrig.view.gold import Gold
+from agentrig.view.gold import gold_of
 from agentrig.view.html import Links
 from agentrig.view.reading import SECOND, RunData, mapping, rollout_rows
 from agentrig.view.rollout import COLUMNS, chip, question, readable, score_of, text_of
-from agentrig.view.tokens import Tokenizers
+from agentrig.view.tokens import tokenizer_of
 
 LONGEST_TEXT = 4_000
 """Characters of a message or an output in the file; the live page shows more."""
@@ -126,14 +126,13 @@ def last_group(run: RunData, missing: list[str], *, limit: int = 4) -> tuple[dic
     return {"step": files[0].step, "title": question(rows[0]), "rollouts": [chip(row) for row in members]}, rows
 
 
-def shown(run: RunData, view: Mapping[str, Any], tokenizers: Tokenizers, gold: Gold | None) -> dict[str, Any]:
+def shown(run: RunData, view: Mapping[str, Any], *, gold: bool) -> dict[str, Any]:
     """Return the rollouts that a run's examples mention, and those of a group of the last step, for one file.
 
     Args:
         run: The run.
         view: What else the page shows of it.
-        tokenizers: Those of the runs.
-        gold: Has the private part of the tasks; None to leave it out.
+        gold: Whether to show the private part of the tasks.
 
     Returns:
         `shown`, `group`, `to` (where their links lead), `damage` and `missing` (what cannot be read), for templates.
@@ -144,23 +143,14 @@ def shown(run: RunData, view: Mapping[str, Any], tokenizers: Tokenizers, gold: G
     rows += [side.row for pair in (view["pairs"] or {"shown": ()})["shown"] for side in pair["sides"]]
     by_id = {str(row["id"]): row for row in rows}
     anchors = {id: f"{view['at']}rollout-{place}" for place, id in enumerate(by_id, 1)}
-    tokenizer, why = tokenizers.of(run) if rows else (None, "")
-    damage = [f"{why}: sampled tokens are shown by their ids"] if why else []
-    calls: dict[str, Mapping[str, Any]] = {}
-    for step in sorted({row["step"] for row in by_id.values() if row["mode"] == "train"}):
-        found, wrong = calls_of(run.directory, step, by_id.keys())
-        calls |= found
-        damage += [wrong] if wrong else []
+    tokenizer, why = tokenizer_of(run) if rows else (None, "")
+    calls, damage = calls_of(run.directory, list(by_id.values()))
+    damage = [f"{why}: sampled tokens are shown by their ids", *damage] if why else damage
     whole = []
     for id, row in by_id.items():
-        private, no_gold = gold.of(run.directory, str(row["task_id"])) if gold else (None, LEFT_OUT)
-        whole.append(
-            {
-                "at": anchors[id],
-                "seen": readable(row, calls.get(id, {}), tokenizer, LONGEST_TEXT, MOST_TOKENS),
-                "gold": [(key, text_of(value, LONGEST_TEXT)) for key, value in (private or {}).items()],
-                "no_gold": no_gold,
-            }
-        )
+        private, no_gold = gold_of(run.directory, str(row["task_id"])) if gold else ({}, LEFT_OUT)
+        seen = readable(row, calls.get(id, {}), tokenizer, LONGEST_TEXT, MOST_TOKENS)
+        texts = [(key, text_of(value, LONGEST_TEXT)) for key, value in private.items()]
+        whole.append({"at": anchors[id], "seen": seen, "gold": texts, "no_gold": no_gold})
     missing = list(dict.fromkeys(missing))
     return {"shown": whole, "group": group, "to": Links(anchors=anchors), "damage": damage, "missing": missing}

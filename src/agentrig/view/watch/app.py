@@ -28,12 +28,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentrig.errors import AgentrigError
 from agentrig.view import table
 from agentrig.view.calls import calls_of
-from agentrig.view.gold import Gold
+from agentrig.view.gold import gold_of
 from agentrig.view.html import Links, templates
 from agentrig.view.page import before_and_after, differing_settings, of_diagnosis, view
 from agentrig.view.reading import RunData
 from agentrig.view.rollout import differences, readable, text_of
-from agentrig.view.tokens import Tokenizers
+from agentrig.view.tokens import tokenizer_of
 from agentrig.view.watch import rewards, views
 from agentrig.view.watch.notes import can_write, read_notes, write_notes
 from agentrig.view.watch.rollouts import Filter
@@ -167,8 +167,6 @@ class Pages:
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
-        self._tokenizers = Tokenizers()
-        self._gold = Gold()
         self._templates = templates("agentrig.view.watch")
 
     def front(self, request: Request) -> Response:
@@ -336,16 +334,11 @@ class Pages:
     def rollout(self, request: Request) -> Response:
         """Show a rollout, or two side by side."""
         run, id, other = self._run(request), request.path_params["id"], request.query_params.get("against", "")
-        tokenizer, why_ids = self._tokenizers.of(run.data())
-        shown, damage = [], []
-        for each in filter(None, (id, other)):
-            row = run.rollouts.row(each)
-            if row is None:
-                raise KeyError(each)
-            calls, wrong = calls_of(run.directory, row["step"], [each]) if row["mode"] == "train" else ({}, "")
-            damage += [wrong] if wrong and wrong not in damage else []
-            shown.append(readable(row, calls.get(each, {}), tokenizer))
-        gold, no_gold = self._gold.of(run.directory, str(shown[0].row["task_id"]))
+        tokenizer, why_ids = tokenizer_of(run.data())
+        rows = [run.rollouts.row(each) for each in filter(None, (id, other))]
+        calls, damage = calls_of(run.directory, rows)
+        shown = [readable(row, calls.get(str(row["id"]), {}), tokenizer) for row in rows]
+        gold, no_gold = gold_of(run.directory, str(shown[0].row["task_id"]))
         return self._page(
             request,
             "rollout" if len(shown) == 1 else "two",
@@ -353,7 +346,7 @@ class Pages:
             title=f"rollout {id}",
             key=run.key,
             shown=shown,
-            gold=[(key, text_of(value)) for key, value in (gold or {}).items()],
+            gold=[(key, text_of(value)) for key, value in gold.items()],
             no_gold=no_gold,
             beside=views.neighbours(run, shown[0].row),
             lines=differences(*shown) if len(shown) == 2 else [],

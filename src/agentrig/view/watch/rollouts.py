@@ -165,10 +165,16 @@ class Rollouts:
         """Return the names of the graph nodes that made calls, in the files that are read so far."""
         return sorted({name for text in self.values("nodes") for name in json.loads(text)})
 
-    def row(self, id: str) -> dict[str, Any] | None:
-        """Return a whole rollout; None if there is none."""
+    def row(self, id: str) -> dict[str, Any]:
+        """Return a whole rollout.
+
+        Raises:
+            KeyError: There is none, or its file cannot be read.
+        """
         files = self._files_of(self.known(), [id]) or self._files_of(self.table(), [id])
-        return next(rollout_rows(files, COLUMNS, ids=[id], missing=self._told[files[0].path]), None) if files else None
+        for row in rollout_rows(files, COLUMNS, ids=[id], missing=self._told[files[0].path] if files else None):
+            return row
+        raise KeyError(id)
 
     def inputs(self, ids: Sequence[str]) -> dict[str, Any]:
         """Return the task's input of some rollouts, by id."""
