@@ -7,11 +7,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from agentrig.figures import amount, mean, number, wilson
+from agentrig.figures import amount, duration, mean, number, wilson
 from agentrig.text import read_text
 from agentrig.traces import items
 from agentrig.view.reading import RunData, dig, mapping
-from agentrig.view.text import duration
 
 SMOOTHING = 16
 """Number of steps over which training curves are smoothed, as in the reference's published curves."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrig.errors import RunFileError
-from agentrig.figures import NOTHING, mean, number, percent
+from agentrig.figures import NOTHING, count, duration, figure, mean, number, percent, plain
 from agentrig.run.damage import reading
 from agentrig.text import flat
 from agentrig.view import figures, table, tables
@@ -18,7 +18,6 @@ from agentrig.view.html import templates
 from agentrig.view.plots import Plot, plots_of, second_rewards
 from agentrig.view.reading import RunData, Seen, dig, mapping
 from agentrig.view.samples import before_after, reward_disagreements, shown
-from agentrig.view.text import count, duration, figure, plain
 
 PLOTS = ("accuracy", "reward", "time", "response tokens")
 """Drawings that every run has sooner or later; the page says which of them have nothing to draw yet."""

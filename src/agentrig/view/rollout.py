@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrig.figures import NOTHING, number
+from agentrig.figures import NOTHING, count, number
 from agentrig.ledger import REASONS
 from agentrig.rollouts import Rollout
 from agentrig.run.rows import row_of
 from agentrig.text import cut
 from agentrig.traces import LLM_CALL, MODEL, NODE, SERVER, Span, Trace, items, message_of, reply_of, tool_calls_of
 from agentrig.view.reading import SECOND, decoded, dig, mapping, spans_of, verdict
-from agentrig.view.text import count
 from agentrig.view.tokens import MOST_TOKENS, Token, tokens_of
 
 if TYPE_CHECKING:

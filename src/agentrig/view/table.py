@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.correctness import turn_order
-from agentrig.figures import NOTHING, counted, mean, number, percent
+from agentrig.figures import NOTHING, counted, mean, number, percent, plain
 from agentrig.view import figures, tables
 from agentrig.view.reading import RunData, mapping, read_run
-from agentrig.view.text import plain
 
 
 def _shown(value: Any) -> str:

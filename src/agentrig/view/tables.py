@@ -10,11 +10,10 @@ import attrs
 from markupsafe import Markup
 
 from agentrig.correctness import by_turn, turn_order
-from agentrig.figures import NOTHING, mean, number, percent
+from agentrig.figures import NOTHING, count, figure, mean, number, percent, plain
 from agentrig.view import calls, figures
 from agentrig.view.plots import second_rewards
 from agentrig.view.reading import SECOND, RunData, dig, mapping, rollout_rows
-from agentrig.view.text import count, figure, plain
 
 ENDS = ("before", "after")
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from agentrig.figures import NOTHING, amount, counted, percent
+from agentrig.figures import NOTHING, amount, counted, duration, percent, plain
 from agentrig.plan import script_of
 from agentrig.rollouts import Rollout
 from agentrig.text import cut, storable
@@ -26,7 +26,6 @@ from agentrig.view.reading import Seen, dig, mapping, read_run
 from agentrig.view.rollout import Call, Node, Readable, readable_rollout
 from agentrig.view.samples import before_after
 from agentrig.view.table import failures, interval
-from agentrig.view.text import duration, plain
 
 LONGEST_ANSWER = 400
 """Characters of an answer, or of a reward's reasons, that the end of a run shows."""

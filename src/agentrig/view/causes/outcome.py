@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from agentrig.figures import number, percent
+from agentrig.figures import count, number, percent
 from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import STOPPED, Finding, problem
 from agentrig.view.causes.trend import at_least, at_most, quarter
 from agentrig.view.reading import dig
-from agentrig.view.text import count
 
 FEW = 10
 """A run of fewer steps is too short to say that it does not learn."""
