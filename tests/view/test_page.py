@@ -15,6 +15,7 @@ import agentrig.view
 from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.view import build_report, compare, compare_text
+from agentrig.view.diagnosis import diagnose
 from agentrig.view.page import render
 from agentrig.view.reading import read_run, rollout_rows
 from agentrig.view.table import COLUMNS, row_of
@@ -341,29 +342,26 @@ def test_a_run_with_accuracy_0_or_1_has_a_page(tmp_path: Path, share: float, n: 
     assert (directory / "plots" / "accuracy.png").is_file()
 
 
-def test_the_page_says_what_shared_tokens_saved_and_what_the_algorithm_notes(tmp_path: Path) -> None:
+def test_the_checks_say_what_shared_tokens_saved_and_what_the_algorithm_notes(tmp_path: Path) -> None:
     run = write_run(tmp_path / "demo", steps=2)
+    assert not [found for found in diagnose(run).checks if "traced" in found.text]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
     for line in lines:
         line["algorithm"] |= {"traced_tokens": 1000.0, "computed_tokens": 400.0, "repeated_tokens": 40.0}
     (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n", "utf-8")
     summary = json.loads((run / "summary.json").read_text("utf-8"))
     (run / "summary.json").write_text(json.dumps({**summary, "notes": ["the small engine trains: no GPU"]}), "utf-8")
-    text = " ".join(Page(build_report([run])).words)
-    assert "the small engine trains: no GPU" in text
-    assert "the updates traced 2\N{THIN SPACE}000 tokens and computed 800: 60% were saved" in text
-    assert "80 of the computed tokens (10%) were computed again" in text
-    assert "traced" not in Page(build_report([write_run(tmp_path / "other", steps=2)])).text
+    page = render([read_run(run)])
+    assert "the small engine trains: no GPU" in page
+    assert "the updates traced 2\N{THIN SPACE}000 tokens and computed 800: 60% were saved" in page
+    assert "80 of the computed tokens (10%) were computed again" in page
 
 
-def test_the_page_says_why_auto_chose_the_server(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "demo", steps=2)
-    facts = json.loads((run / "manifest.json").read_text("utf-8"))
-    why = "vllm is not installed; embedded serves on cpu"
-    for chosen, said in ((why, True), (None, False)):
-        facts["server"] = {"name": "embedded", "chosen": chosen}
-        (run / "manifest.json").write_text(json.dumps(facts), "utf-8")
-        assert (f"server embedded, chosen by auto: {why}" in Page(build_report([run])).text) is said
+@pytest.mark.parametrize("why", ["vllm is not installed; embedded serves on cpu", None])
+def test_the_page_says_why_auto_chose_the_server(tmp_path: Path, why: str | None) -> None:
+    run = read_run(write_run(tmp_path / "demo", steps=0))
+    run = attrs.evolve(run, manifest={**run.manifest, "server": {"name": "embedded", "chosen": why}})
+    assert (f"embedded, chosen by auto: {why}" in render([run])) is (why is not None)
 
 
 def test_a_fact_has_no_tick_and_raw_values_are_seen_beside_their_mean(finished: Path, page: Page):
@@ -383,7 +381,7 @@ def test_the_plot_says_at_which_temperatures_it_was_measured(tmp_path: Path):
     config = (directory / "config.toml").read_text()
     settings = "[algorithm]\ntemperature = 1.0\nval_temperature = 0.0"
     (directory / "config.toml").write_text(config.replace("[algorithm]", settings))
-    text = Page(build_report([directory])).text
+    text = render([read_run(directory)])
     assert "training, temperature 1, mean of 16 steps" in text
     assert "held out, greedy, 95% interval" in text
     assert "Training: temperature 1; validation and held out: greedy. So their levels differ." in text

@@ -140,13 +140,9 @@ def test_a_whole_row_is_decoded(run: Path) -> None:
         Rollouts(run).row("r99")
 
 
-def test_verdicts() -> None:
-    assert [verdict(row(0, **v)) for v in ({}, {"correct": False, "value": 0.0}, {"correct": False, "value": 0.3})] == [
-        "right",
-        "wrong",
-        "part",
-    ]
-    assert verdict(row(0, value=None)) == "failed"
+@pytest.mark.parametrize("score", ["right", "wrong", "part", "failed"])
+def test_a_filter_and_a_verdict_have_the_same_rules(run: Path, score: str) -> None:
+    assert {verdict(row) for row in Rollouts(run).find(Filter(score=score)).to_pylist()} == {score}
 
 
 def test_the_first_view_reads_one_file_and_the_others_are_read_meanwhile(tmp_path: Path) -> None:
