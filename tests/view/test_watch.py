@@ -179,7 +179,7 @@ def views(text: str) -> dict[str, str]:
     text = re.sub(r'(href|id)="[^"]*"', "", text)
     return {
         "curves": "".join(re.findall(r'<svg viewBox="0 0 620.*?</svg>', text, re.DOTALL)),
-        "results": "".join(re.findall(r'<table class="results">.*?</table>', text, re.DOTALL)),
+        "results": "".join(re.findall(r"<h2 ?>Results</h2>.*?</table>", text, re.DOTALL)),
         "trace": "".join(re.findall(r'<div class="trace">.*?</section>(?=\s*</div>\s*</div>)', text, re.DOTALL)[:1]),
     }
 

@@ -39,7 +39,7 @@ def render(runs: Sequence[RunData], *, gold: bool = False) -> str:
         views.append(found | shown(run, found, gold=gold))
     sections = {"curves": "curves", "results": "results"}
     if several:
-        sections |= {"by": "by class", "settings": "settings that differ", "runs": "each run"}
+        sections |= {"settings": "settings that differ", "runs": "each run"}
     else:
         sections |= {"examples": "before and after"} if views[0]["pairs"] else {}
         sections |= {"rollouts": "rollouts"} if views[0]["shown"] else {}
@@ -50,13 +50,10 @@ def render(runs: Sequence[RunData], *, gold: bool = False) -> str:
         .render(
             title=f"{len(runs)} runs" if several else runs[0].name,
             parts=list(sections.items()),
-            names=[run.name for run in runs],
             runs=views,
-            columns=table.COLUMNS,
-            cells=[each["cells"] for each in views],
             curves=drawn,
-            held_out=list(table.parts([shown["held_out"] for shown in views], tables.CLASSES)) if several else [],
-            differences=differing_settings(runs) if several else [],
+            results=table.comparison([{**each["row"], **each["held_out"]} for each in views]),
+            differences=differing_settings(runs),
         )
     )
 
@@ -94,8 +91,8 @@ def view(
         "curves": drawings,
         "absent_plots": [name for name in PLOTS if name not in names],
         "log": warnings_of(run),
-        "columns": table.COLUMNS,
-        "cells": table.cells(row),
+        "row": row,
+        "results": table.comparison([row]),
         "shown": [],
         "name": run.name,
         "recipe": run.recipe,
@@ -240,11 +237,14 @@ def _tiles(run: RunData, row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def differing_settings(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
-    """Return the settings in which runs differ: `section.key` and each run's value."""
+def differing_settings(runs: Sequence[RunData]) -> tables.Table:
+    """Return the settings in which runs differ, with each run's value."""
     several = [
         {key: json.dumps(value, ensure_ascii=False, default=str) for key, value in flat(run.config)} for run in runs
     ]
     keys = sorted({key for settings in several for key in settings} - {"run.name"})
-    rows = [(key, [settings.get(key, NOTHING) for settings in several]) for key in keys]
-    return [(key, values) for key, values in rows if len(set(values)) > 1]
+    rows = [[key, *(settings.get(key, NOTHING) for settings in several)] for key in keys]
+    rows = [row for row in rows if len(set(row[1:])) > 1]
+    note = "" if rows else "None: their settings are the same."
+    heads = [("Setting", "head"), *((run.name, "") for run in runs)]
+    return tables.Table(title="Settings that differ", heads=heads, rows=rows, note=note)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -36,6 +36,10 @@ EXAMPLE = 240
 """Characters of a failure's message in the table."""
 
 
+def _pairs(heads: Mapping[str, str] | Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return list(heads.items() if isinstance(heads, Mapping) else heads)
+
+
 @attrs.frozen(kw_only=True)
 class Table:
     """One table; it is shown if it has rows or a note that stands for them.
@@ -43,7 +47,7 @@ class Table:
     Attributes:
         title: Its title.
         heads: Its columns: the heading, and how they are set: `n` for numbers, `name` for one line, `lines`,
-            `wide`, or ''.
+            `wide`, `head` for what a row is of, `run` for figures of a run with its colour, or ''.
         rows: Its cells, as text.
         note: What to know of it.
         narrow: Whether it fits beside others.
@@ -51,7 +55,7 @@ class Table:
     """
 
     title: str
-    heads: Mapping[str, str]
+    heads: Sequence[tuple[str, str]] = attrs.field(converter=_pairs)
     rows: Sequence[Sequence[str]]
     note: str = ""
     narrow: bool = False

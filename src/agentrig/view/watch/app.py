@@ -231,12 +231,9 @@ class Pages:
             "compare",
             events="",
             title=f"{len(data)} runs",
-            names=[each.name for each in data],
-            columns=table.COLUMNS,
-            cells=[table.cells(table.row_of(each)) for each in data],
             curves=drawn,
             chosen=chosen,
-            differences=differing_settings(data),
+            every=[table.comparison([table.row_of(each) for each in data]), differing_settings(data)],
         )
 
     def csv(self, request: Request) -> Response:
