@@ -26,7 +26,7 @@ AXES = {"step": "step", "time": "wall time of the steps, s", "tokens": "tokens s
 SMALL = 0.001
 """A part with a smaller share of the time is too small to see."""
 
-MORE = ("prompt tokens", "transitions a rollout", "entropy, nats", "clip fraction", "gradient norm", "seconds a step")
+MORE = ("prompt tokens", "transitions a rollout", "entropy, nats", "clip fraction", "gradient norm")
 """Plots that few need."""
 
 Points = tuple[Sequence[float], Sequence[float]]
@@ -38,7 +38,7 @@ class Line:
 
     Attributes:
         label: In the legend; empty for none, and a pale line is not in it.
-        xs: Where its points are on the x axis, in order; in a plot of rows the number of the row, from 0.
+        xs: Where its points are on the x axis, in order.
         ys: Their values.
         color: The number of its colour.
         faint: Draw it pale, behind the others.
@@ -87,8 +87,7 @@ class Plot:
     Attributes:
         name: Its title.
         lines: Its lines, or the parts of its bars from the bottom up; there is at least one.
-        kind: `lines` or stacked `bars` over steps, or `rows`: a stacked bar for each of some names.
-        rows: These names.
+        kind: `lines`, or stacked `bars`.
         unit: Written behind the values, such as `%`.
         from_zero: Whether the axis begins at 0, or below it, unless only a part of the x axis is shown.
         caption: What it shows; empty if the title says it.
@@ -100,8 +99,7 @@ class Plot:
 
     name: str
     lines: Sequence[Line]
-    kind: Literal["lines", "bars", "rows"] = "lines"
-    rows: Sequence[str] = ()
+    kind: Literal["lines", "bars"] = "lines"
     unit: str = ""
     from_zero: bool = False
     caption: str = ""
@@ -184,13 +182,12 @@ def plots_of(
         _metric(runs, "entropy, nats", "algorithm", "entropy"),
         _metric(runs, "clip fraction", "algorithm", "clip_fraction"),
         _metric(runs, "gradient norm", "algorithm", "grad_norm"),
-        *([_metric(runs, "seconds a step", "step_s")] if len(runs) > 1 else []),
         _failures(runs),
     ]
     found = [attrs.evolve(plot, more=plot.name in MORE) for plot in found]
     places = [figures.places(run, axis) for run in runs]
     shown = [attrs.evolve(plot, lines=[line for line in plot.lines if line.xs]) for plot in found]
-    shown = [plot if plot.kind == "rows" else _placed(plot, axis, places, window) for plot in shown]
+    shown = [_placed(plot, axis, places, window) for plot in shown if plot.lines]
     return [plot for plot in shown if plot.lines]
 
 
@@ -312,11 +309,10 @@ def _stacked(xs: Sequence[float], bars: Sequence[Mapping[str, float]], least: fl
 
 
 def _time(runs: Sequence[RunData]) -> Plot:
-    """Return the wall time of each step by part, or of several runs that of a mean step."""
+    """Return the wall time of each step, of one run by part."""
     if len(runs) > 1:
-        lines = _stacked(range(len(runs)), [figures.time_split(run) for run in runs], SMALL)
-        rows, caption = [run.name for run in runs], "Mean wall time of a step by part."
-        return Plot(name="time", lines=lines, kind="rows", rows=rows, unit=" s", caption=caption)
+        caption = "Wall time of a step; the results have its parts."
+        return attrs.evolve(_metric(runs, "time", "step_s", caption=caption), unit=" s")
     steps = [row for row in runs[0].steps if number(row.get("step_s")) is not None]
     lines = _stacked([int(row["step"]) for row in steps], [figures.seconds_by_part(row) for row in steps], SMALL)
     return Plot(name="time", lines=lines, kind="bars", unit=" s", caption="Wall time of a step by part.")

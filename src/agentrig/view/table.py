@@ -28,6 +28,12 @@ def _gpus(n: int | None) -> str:
     return "0 (cpu)" if n == 0 else _shown(n)
 
 
+def _part(seconds: Mapping[str, float], part: str) -> str:
+    """Return the seconds of a part of a step, and its share of them."""
+    whole = sum(seconds.values())
+    return f"{plain(seconds[part], 2)} ({percent(seconds[part] / whole)}%)" if part in seconds and whole else NOTHING
+
+
 CELLS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "model": ("Model", lambda name: name or NOTHING),
     "context": ("Context", _shown),
@@ -42,8 +48,6 @@ CELLS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "steps": ("Steps", _shown),
     "hours": ("Hours", lambda hours: plain(hours, 2)),
     "s_per_step": ("s/step", lambda seconds: plain(seconds, 1)),
-    "rollout_share": ("Rollout %", percent),
-    "update_share": ("Update %", percent),
 }
 """Key of `row_of` to its heading, and how its values are written; in the order of the table."""
 
@@ -86,6 +90,7 @@ def row_of(run: RunData) -> dict[str, Any]:
         "steps": len(run.steps) or run.summary.get("steps"),
         "hours": figures.hours(run),
         "s_per_step": mean(seconds),
+        "time_s": figures.time_split(run),
         "rollout_share": shares.get("rollout"),
         "reward_share": shares.get("reward"),
         "update_share": shares.get("update"),
@@ -168,6 +173,9 @@ def comparison(rows: Sequence[Mapping[str, Any]], most: int = tables.CLASSES) ->
             lines.append(["  95% intervals", *(" → ".join(interval(row[key][end]) for end in ends) for row in rows)])
             lines.append(["  n", *(str(row[key]["n"] or NOTHING) for row in rows)])
             lines += ([heading, *cells] for heading, cells in classes)
+        if key == "s_per_step":
+            names = figures.in_order({part for row in rows for part in row["time_s"]})
+            lines += ([f"  {part}", *(_part(row["time_s"], part) for row in rows)] for part in names)
     lines.append(["Failures", *(counted(row["failures"]) for row in rows)])
     lines.append(["Status", *(str(row["status"]) for row in rows)])
     heads = [("", "head"), *((str(row["run"]), "run" if len(rows) > 1 else "n") for row in rows)]

@@ -10,7 +10,7 @@ import attrs
 from markupsafe import Markup
 
 from agentrig.correctness import by_turn, turn_order
-from agentrig.figures import NOTHING, count, figure, mean, number, percent, plain
+from agentrig.figures import NOTHING, count, figure, mean, number, percent
 from agentrig.view import calls, figures
 from agentrig.view.plots import second_rewards
 from agentrig.view.reading import SECOND, RunData, dig, mapping, rollout_rows
@@ -70,7 +70,7 @@ def tables(run: RunData, failed: Table, held_out: Sequence[Table] = ()) -> list[
         failed: The table of its failures.
         held_out: Those of its held-out rollouts (`slices`).
     """
-    found = [*held_out, _time(run), _nodes(run), _calls(run), failed, _algorithm(run), _parts(run), _second(run)]
+    found = [*held_out, _nodes(run), _calls(run), failed, _algorithm(run), _parts(run), _second(run)]
     return [table for table in found if table.rows or table is failed]
 
 
@@ -184,12 +184,6 @@ def _failures(modes: Mapping[str, int], counts: Counter[tuple[str, str]], exampl
         note = "There are no rollouts."
     heads = {"Kind": "name", **dict.fromkeys(modes, "n"), "For example": "wide"}
     return Table(title="Failures", heads=heads, rows=rows, note=note, narrow=True)
-
-
-def _time(run: RunData) -> Table:
-    split, shares = figures.time_split(run), figures.time_share(run)
-    rows = [[part, plain(seconds, 2), _percent(shares.get(part))] for part, seconds in split.items()]
-    return Table(title="Time", heads={"Part": "", "s/step": "n", "Share": "n"}, rows=rows, narrow=True, more=True)
 
 
 def _nodes(run: RunData) -> Table:
