@@ -6,7 +6,6 @@ import csv
 import io
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import attrs
 
@@ -26,7 +25,7 @@ AXES = {"step": "step", "time": "wall time of the steps, s", "tokens": "tokens s
 SMALL = 0.001
 """A part with a smaller share of the time is too small to see."""
 
-MORE = ("prompt tokens", "transitions a rollout", "entropy, nats", "clip fraction", "gradient norm", "seconds a step")
+MORE = ("prompt tokens", "transitions a rollout", "entropy, nats", "clip fraction", "gradient norm")
 """Plots that few need."""
 
 Points = tuple[Sequence[float], Sequence[float]]
@@ -34,11 +33,11 @@ Points = tuple[Sequence[float], Sequence[float]]
 
 @attrs.frozen(kw_only=True)
 class Line:
-    """One line of a plot, or one part of its bars.
+    """One line of a plot.
 
     Attributes:
         label: In the legend; empty for none, and a pale line is not in it.
-        xs: Where its points are on the x axis, in order; in a plot of rows the number of the row, from 0.
+        xs: Where its points are on the x axis, in order.
         ys: Their values.
         color: The number of its colour.
         faint: Draw it pale, behind the others.
@@ -86,28 +85,22 @@ class Plot:
 
     Attributes:
         name: Its title.
-        lines: Its lines, or the parts of its bars from the bottom up; there is at least one.
-        kind: `lines` or stacked `bars` over steps, or `rows`: a stacked bar for each of some names.
-        rows: These names.
+        lines: Its lines; there is at least one.
         unit: Written behind the values, such as `%`.
         from_zero: Whether the axis begins at 0, or below it, unless only a part of the x axis is shown.
         caption: What it shows; empty if the title says it.
         axis: What the x axis has, a key of `AXES`.
         window: The part of the x axis that is shown; None for all.
         more: Whether few need it, so that a page folds it.
-        edges: In bars: where each begins, and where the last one ends; empty for half a step around each.
     """
 
     name: str
     lines: Sequence[Line]
-    kind: Literal["lines", "bars", "rows"] = "lines"
-    rows: Sequence[str] = ()
     unit: str = ""
     from_zero: bool = False
     caption: str = ""
     axis: str = "step"
     window: tuple[float, float] | None = None
-    edges: Sequence[float] = ()
     more: bool = False
 
     @property
@@ -175,22 +168,21 @@ def plots_of(
     paths = {name: path for run in runs for name, path in figures.metrics(run).items()}
     found = [
         *(_metric(runs, name, *paths[name], from_zero=False) for name in metrics if name in paths),
-        Plot(name="accuracy", lines=_accuracy(runs), unit="%", from_zero=True, caption=accuracy),
-        Plot(name="reward", lines=_reward(runs), from_zero=True, caption=reward),
-        _times(runs) if len(runs) > 1 else _time(runs[0]),
+        Plot(name="accuracy", lines=_measured(runs, "accuracy"), unit="%", from_zero=True, caption=accuracy),
+        Plot(name="reward", lines=_measured(runs, "reward"), from_zero=True, caption=reward),
+        _time(runs),
         _metric(runs, "response tokens", "response_tokens", caption="Mean of a trained call."),
         _metric(runs, "prompt tokens", "prompt_tokens", caption="Mean of a trained call."),
         _metric(runs, "transitions a rollout", "transitions_per_rollout", caption="Trained calls."),
         _metric(runs, "entropy, nats", "algorithm", "entropy"),
         _metric(runs, "clip fraction", "algorithm", "clip_fraction"),
         _metric(runs, "gradient norm", "algorithm", "grad_norm"),
-        *([_metric(runs, "seconds a step", "step_s")] if len(runs) > 1 else []),
         _failures(runs),
     ]
     found = [attrs.evolve(plot, more=plot.name in MORE) for plot in found]
     places = [figures.places(run, axis) for run in runs]
     shown = [attrs.evolve(plot, lines=[line for line in plot.lines if line.xs]) for plot in found]
-    shown = [plot if plot.kind == "rows" else _placed(plot, axis, places, window) for plot in shown]
+    shown = [_placed(plot, axis, places, window) for plot in shown if plot.lines]
     return [plot for plot in shown if plot.lines]
 
 
@@ -198,26 +190,22 @@ def _placed(
     plot: Plot, axis: str, places: Sequence[Mapping[int, float]], window: tuple[float | None, float | None]
 ) -> Plot:
     """Return a plot over steps with another x axis, or with a part of it."""
-    lines, edges = [], plot.edges
+    lines = []
     low, high = (-float("inf") if window[0] is None else window[0]), (float("inf") if window[1] is None else window[1])
     for line in plot.lines:
         if axis != "step":
             known = places[line.run]
             line = line.only([i for i, step in enumerate(line.xs) if step in known])
             line = attrs.evolve(line, steps=line.xs, xs=[known[int(step)] for step in line.xs])
-            if plot.kind == "bars":
-                edges = [known.get(int(line.steps[0]) - 1, 0.0) if line.steps else 0.0, *line.xs]
         first, last = bisect_left(line.xs, low), bisect_right(line.xs, high)
         lines.append(line.only(range(first, last)))
-    if edges:
-        edges = edges[first : last + 1]
     lines = [line for line in lines if line.xs]
     shown = None
     if lines and window != (None, None):
         xs = [x for line in lines for x in (line.xs[0], line.xs[-1])]
         end = max((max(known.values()) for known in places), default=0.0)
         shown = (min(xs) if window[0] is None else max(0.0, low), max(xs) if window[1] is None else min(end, high))
-    return attrs.evolve(plot, lines=lines, axis=axis, window=shown, edges=edges)
+    return attrs.evolve(plot, lines=lines, axis=axis, window=shown)
 
 
 def _sampling(run: RunData, key: str) -> str:
@@ -270,46 +258,30 @@ def _pens(runs: Sequence[RunData]) -> list[Pen]:
     return [Pen(run, color_of(i) if len(runs) > 1 else None, i - 1) for i, run in enumerate(runs, 1)]
 
 
-def _accuracy(runs: Sequence[RunData]) -> list[Line]:
-    lines = []
+def _measured(runs: Sequence[RunData], key: str) -> list[Line]:
+    """Return the `accuracy` in percent, or the mean `reward`: in training, in validation and on held-out tasks.
+
+    Among several runs, the line of an accuracy is that of validation, and the line of a reward that of training.
+    """
+    lines, share = [], key == "accuracy"
     for pen in _pens(runs):
-        alone, held_out = pen.own is None, figures.held_out(pen.run)["accuracy"]
-        trained = _percent(figures.series(pen.run, "accuracy"))
-        lines += pen.trained(pen.sampled("training", "temperature"), 2, trained, pale=alone, dashed=not alone)
-        validation = pen.line(
-            pen.sampled("validation", "val_temperature"), 1, _percent(figures.validation(pen.run)), mark="dot"
-        )
-        lines.append(attrs.evolve(validation, joined=True))
-        intervals = [held_out[f"{end}_ci95"] for end in ("before", "after") if held_out[end] is not None]
-        intervals = [ci and (100 * ci[0], 100 * ci[1]) for ci in intervals]
-        label = pen.sampled("held out", "val_temperature", "95% interval")
-        diamonds = pen.line(label, INK, _percent(pen.ends(held_out)), mark="diamond")
-        lines.append(attrs.evolve(diamonds, intervals=intervals))
-    return lines
-
-
-def _percent(points: Points) -> Points:
-    return points[0], [100 * value for value in points[1]]
-
-
-def _reward(runs: Sequence[RunData]) -> list[Line]:
-    lines = []
-    for pen in _pens(runs):
-        lines += pen.trained(pen.sampled("training", "temperature"), 2, figures.series(pen.run, "reward"))
-        lines.append(
-            pen.line(
-                pen.sampled("validation", "val_temperature"),
-                1,
-                figures.series(pen.run, "validation_reward"),
-                mark="dot",
-            )
-        )
-        measured = figures.held_out(pen.run)["reward"]
-        lines.append(pen.line(pen.sampled("held out", "val_temperature"), INK, pen.ends(measured), mark="diamond"))
-        for i, name in enumerate(second_rewards(pen.run), 3):
+        measured, behind = figures.held_out(pen.run)[key], share and pen.own is not None
+        trained = figures.series(pen.run, key)
+        lines += pen.trained(pen.sampled("training", "temperature"), 2, trained, pale=not behind, dashed=behind)
+        validation, label = figures.validation(pen.run, key), pen.sampled("validation", "val_temperature")
+        lines.append(attrs.evolve(pen.line(label, 1, validation, mark="dot"), joined=share))
+        label = pen.sampled("held out", "val_temperature", *(["95% interval"] if share else []))
+        intervals = [measured.get(f"{end}_ci95") for end in ("before", "after") if measured[end] is not None]
+        lines.append(attrs.evolve(pen.line(label, INK, pen.ends(measured), mark="diamond"), intervals=intervals))
+        for i, name in enumerate([] if share else second_rewards(pen.run), 3):
             points = figures.series(pen.run, SECOND, name, "mean")
             lines += pen.trained(f"second reward: {name}", color_of(i), points, pale=False, dashed=True)
-    return lines
+    return [_in_percent(line) for line in lines] if share else lines
+
+
+def _in_percent(line: Line) -> Line:
+    intervals = [ends and (100 * ends[0], 100 * ends[1]) for ends in line.intervals]
+    return attrs.evolve(line, ys=[100 * value for value in line.ys], intervals=intervals)
 
 
 def _metric(runs: Sequence[RunData], name: str, *path: str, caption: str = "", from_zero: bool = True) -> Plot:
@@ -317,37 +289,45 @@ def _metric(runs: Sequence[RunData], name: str, *path: str, caption: str = "", f
     return Plot(name=name, lines=lines, from_zero=from_zero, caption=f"{caption} Pale: each step.".lstrip())
 
 
-def _parts(values: Mapping[str, Sequence[float]], xs: Sequence[float], least: float = SMALL) -> list[Line]:
-    """Return the parts of stacked bars with a larger share than the least; `other`, the rest, is grey."""
-    whole = sum(map(sum, values.values()))
-    seen = [part for part in values if sum(values[part]) > least * whole]
-    colors = {part: GREY if part == "other" else color_of(i) for i, part in enumerate(seen, 1)}
-    return [Line(label=part, xs=xs, ys=values[part], color=colors[part]) for part in seen]
+def _parts(pen: Pen, found: Sequence[tuple[int, Mapping[str, float]]], least: float, *, averaged: bool) -> list[Line]:
+    """Return a line for each part with a larger share than the least; `other`, the rest, is grey.
+
+    Args:
+        pen: Of the run.
+        found: Each step, and its parts.
+        least: The share.
+        averaged: Whether to draw means of 16 steps.
+    """
+    steps, values = [step for step, _ in found], dict[str, list[float]]()
+    for part in figures.in_order({part for _, parts in found for part in parts}):
+        values[part] = [parts.get(part, 0.0) for _, parts in found]
+    seen = [part for part in values if sum(values[part]) > least * sum(map(sum, values.values()))]
+    lines = []
+    for i, part in enumerate(seen, 1):
+        points = figures.averaged(pen.run, steps, values[part]) if averaged else (steps, values[part])
+        lines.append(pen.line(part, GREY if part == "other" else color_of(i), points))
+    return lines
 
 
-def _time(run: RunData) -> Plot:
-    rows = [row for row in run.steps if number(row.get("step_s")) is not None]
-    seconds = [figures.seconds_by_part(row) for row in rows]
-    values = {part: [found.get(part, 0.0) for found in seconds] for part in [*figures.part_names(run), "other"]}
-    lines = _parts(values, [int(row["step"]) for row in rows])
-    return Plot(name="time", lines=lines, kind="bars", unit=" s", caption="Wall time of a step by part.")
-
-
-def _times(runs: Sequence[RunData]) -> Plot:
-    splits = [figures.time_split(run) for run in runs]
-    names = dict.fromkeys(part for split in splits for part in split if part != "other")
-    values = {part: [split.get(part, 0.0) for split in splits] for part in [*names, "other"]}
-    lines = _parts(values, range(len(runs)))
-    rows, caption = [run.name for run in runs], "Mean wall time of a step by part."
-    return Plot(name="time", lines=lines, kind="rows", rows=rows, unit=" s", caption=caption)
+def _time(runs: Sequence[RunData]) -> Plot:
+    """Return the wall time of each step, of one run by part."""
+    if len(runs) > 1:
+        caption = "Wall time of a step; the results have its parts."
+        return attrs.evolve(_metric(runs, "time", "step_s", caption=caption), unit=" s")
+    rows = [row for row in runs[0].steps if number(row.get("step_s")) is not None]
+    found = [(int(row["step"]), figures.seconds_by_part(row)) for row in rows]
+    caption = "Wall time of a step by part: the mean of 16."
+    lines = _parts(_pens(runs)[0], found, SMALL, averaged=True)
+    return Plot(name="time", lines=lines, unit=" s", from_zero=True, caption=caption)
 
 
 def _failures(runs: Sequence[RunData]) -> Plot:
-    if len(runs) > 1:
-        lines = [pen.line("", 0, figures.failed(pen.run)) for pen in _pens(runs)]
-        return Plot(name="failed rollouts", lines=lines if any(any(line.ys) for line in lines) else [], from_zero=True)
-    counts = [mapping(row.get("failures")) for row in runs[0].steps]
-    kinds = sorted({str(kind) for row in counts for kind in row})
-    values = {kind: [number(row.get(kind)) or 0.0 for row in counts] for kind in kinds}
-    lines = _parts(values, [int(row["step"]) for row in runs[0].steps], least=0.0)
-    return Plot(name="failed rollouts", lines=lines, kind="bars")
+    """Return how many rollouts of each step failed, of one run by kind."""
+    lines = []
+    for pen in _pens(runs):
+        found = [(int(row["step"]), figures.counts(row.get("failures"))) for row in pen.run.steps]
+        if pen.own is None:
+            lines += _parts(pen, found, 0.0, averaged=False)
+        else:
+            lines.append(pen.line("", 0, ([step for step, _ in found], [sum(kinds.values()) for _, kinds in found])))
+    return Plot(name="failed rollouts", lines=lines if any(any(line.ys) for line in lines) else [], from_zero=True)

@@ -52,7 +52,7 @@ def draw(runs: Sequence[RunData], name: str) -> bytes | None:
         canvas: Any = FigureCanvasAgg(figure)
         several = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, plot in zip(several, panels, strict=True):
-            _draw_rows(axes, plot) if plot.kind == "rows" else _draw_steps(axes, plot)
+            _draw_steps(axes, plot)
             _finish(axes, plot, first=axes is several[0], last=axes is several[-1])
         of = short(runs[0].name) if len(runs) == 1 else f"{len(runs)} runs"
         figure.suptitle(f"{name}: {of}", x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
@@ -78,14 +78,9 @@ def draw_all(runs: Sequence[RunData], folder: Path) -> None:
 
 
 def _draw_steps(axes: Axes, plot: Plot) -> None:
-    bottoms = [0.0] * len(plot.lines[0].xs)
     pale = "each step" if sum(line.faint for line in plot.lines) == 1 else ""
     for line in plot.lines:
         color, label = COLORS[line.color], pale if line.faint else short(line.label)
-        if plot.kind == "bars":  # not areas: a single step is visible too, and nothing is interpolated between steps
-            axes.bar(line.xs, line.ys, bottom=bottoms, width=1.0, color=color, lw=0.4, ec=color, label=label)
-            bottoms = [bottom + y for bottom, y in zip(bottoms, line.ys, strict=True)]
-            continue
         for x, ends in zip(line.xs, line.intervals, strict=False):
             if ends:
                 middle, half = sum(ends) / 2, (ends[1] - ends[0]) / 2
@@ -98,18 +93,9 @@ def _draw_steps(axes: Axes, plot: Plot) -> None:
             alpha=0.6 if line.faint else 1.0,
             lw=1.0 if line.faint else 1.7,
             ls="none" if not line.joined else "--" if line.dashed else "-",
-            marker={"dot": "o", "diamond": "D"}.get(line.mark, ""),
+            marker={"dot": "o", "diamond": "D"}.get(line.mark, "" if len(line.xs) > 1 else "o"),
             ms=5.5 if line.mark == "diamond" else 3.6,
         )
-
-
-def _draw_rows(axes: Axes, plot: Plot) -> None:
-    places, lefts = [-float(i) for i in range(len(plot.rows))], [0.0] * len(plot.rows)
-    for line in plot.lines:
-        color = COLORS[line.color]
-        axes.barh(places, line.ys, left=lefts, height=0.56, color=color, lw=0.4, ec=color, label=short(line.label))
-        lefts = [left + y for left, y in zip(lefts, line.ys, strict=True)]
-    axes.set_yticks(places, labels=[short(row) for row in plot.rows])
 
 
 def short(name: str, limit: int = 44) -> str:
@@ -123,23 +109,20 @@ def _finish(axes: Axes, plot: Plot, *, first: bool, last: bool) -> None:
     from matplotlib.ticker import MaxNLocator
 
     alone = first and last
-
-    across = plot.kind == "rows"
     axes.patch.set_visible(False)
     axes.set_axisbelow(True)
-    axes.grid(axis="x" if across else "y", color=GRID, lw=0.8)
+    axes.grid(axis="y", color=GRID, lw=0.8)
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(MUTED)
     axes.tick_params(colors=MUTED, length=0, labelsize=9)
     measure = f"{plot.name}, {plot.unit.strip()}" if plot.unit else plot.name
-    axes.set_ylabel("" if across else measure if alone else measure.replace(" ", "\n", 1), color=MUTED)
-    below = "mean seconds a step" if across else "step" if last else ""
+    axes.set_ylabel(measure if alone else measure.replace(" ", "\n", 1), color=MUTED)
+    below = "step" if last else ""
     axes.set_xlabel("\n".join([below, *textwrap.wrap(plot.caption if alone else "", 100)]), color=MUTED, fontsize=8)
-    if not across:
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
-        if plot.from_zero:
-            axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+    if plot.from_zero:
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     handles: dict[str, Any] = {}
     for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
         handles.setdefault(label, handle)  # several lines may share a label
@@ -152,7 +135,7 @@ def _finish(axes: Axes, plot: Plot, *, first: bool, last: bool) -> None:
             labelcolor=INK,
             loc="lower left",
             bbox_to_anchor=(0, 1),
-            ncols=len(handles) if sum(map(len, handles)) < 64 else 2,
+            ncols=min(len(handles), max(2, 64 // (6 + max(map(len, handles))))),
             borderaxespad=0.2,
             columnspacing=1.4,
             handlelength=1.6,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrig.figures import mean, number
+from agentrig.figures import count, figure, mean, number
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.trend import SURE, at_least, at_most, difference, gained, quarter, rewards_of
 from agentrig.view.causes.weights import LR
 from agentrig.view.reading import dig
-from agentrig.view.text import count, figure
 
 MOVED = 0.05
 """If surely no more greedy answers than this share differ after training, the policy has not moved."""
