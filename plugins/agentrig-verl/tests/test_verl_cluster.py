@@ -16,7 +16,7 @@ import attrs
 import pytest
 
 from agentrig import AlgorithmSpec, Endpoint
-from agentrig.errors import AgentrigError, ConfigError, RunStopped
+from agentrig.errors import ConfigError, RunStopped
 from agentrig.plan import resolve
 from agentrig.run.training import train
 
@@ -176,23 +176,17 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
     """All rollouts and all tokens are there once; verl trains with the advantages over rollouts."""
     import torch
     import transfer_queue as tq
-    from agentrig_verl.manager import CLASS, LoopManager, ManagerContext, manager_context
+    from agentrig_verl.manager import LoopManager
     from agentrig_verl.trainer import Trainer
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-    from verl.utils.import_utils import load_class_from_fqn
 
     seen = {}
     indices = [3, 0, 11, 7, 20]
 
     def body(session, pool):
         rollouts = kept(session)
-        context = ManagerContext(session=session, endpoints=endpoints(servers))
-        with manager_context(context):
-            manager = load_class_from_fqn(CLASS, "AgentLoopManager").create(
-                config=composed, llm_client=None, teacher_client=None, reward_loop_worker_handles=None
-            )
-        assert isinstance(manager, LoopManager)
+        manager = LoopManager(composed, session, endpoints(servers))
         batch = prompts_of(indices, step=1)
         uids = list(batch["uid"])
         manager.generate_sequences(batch)
@@ -288,13 +282,13 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
 def test_a_dead_runner_is_replaced_and_a_hung_rollout_is_typed(run_with, composed, servers, tmp_path, caplog):
     """Nothing is lost or counted twice, and rollouts that failed do not enter a baseline."""
     import transfer_queue as tq
-    from agentrig_verl.manager import LoopManager, ManagerContext
+    from agentrig_verl.manager import LoopManager
 
     seen = {}
 
     def body(session, pool):
         rollouts = kept(session)
-        manager = LoopManager(composed, ManagerContext(session=session, endpoints=endpoints(servers)))
+        manager = LoopManager(composed, session, endpoints(servers))
         batch = prompts_of([0, 1, 2, 3], step=1)
         manager.generate_sequences(batch)
         meta, _ = replay_buffer(composed).sample(global_steps=1, partition_id="train", batch_size=4)
@@ -321,26 +315,19 @@ def test_a_dead_runner_is_replaced_and_a_hung_rollout_is_typed(run_with, compose
 
 @pytest.mark.slow
 def test_a_server_that_dies_stops_the_run_with_a_clear_message(run_with, composed):
-    from agentrig_verl.manager import LoopManager, ManagerContext
+    from agentrig_verl.manager import LoopManager
     from model_server import model_server
 
     def body(session, pool):
         with model_server() as gone:
             dead = endpoints([gone])
-        manager = LoopManager(composed, ManagerContext(session=session, endpoints=dead))
+        manager = LoopManager(composed, session, dead)
         manager.generate_sequences(prompts_of([0, 1], step=1))
 
     with pytest.raises(RunStopped, match="does not answer") as stopped:
         run_with(body, "run.failure_limit=0.25", on_ray=False)
     assert "llm-error" in str(stopped.value)
     assert "--resume" in str(stopped.value)
-
-
-def test_without_a_session_the_manager_says_how_to_start():
-    from agentrig_verl.manager import LoopManager
-
-    with pytest.raises(AgentrigError, match="agentrig train"):
-        LoopManager.create(config=None, llm_client=None)
 
 
 def test_a_cluster_without_the_gpus_is_explained(ray_cluster, composed, monkeypatch):

@@ -170,7 +170,6 @@ def test_a_run_connects_verl_to_its_tasks_seed_and_checkpoints(composed, tmp_pat
     assert config.data.seed == config.actor_rollout_ref.rollout.seed == 7
     assert config.actor_rollout_ref.rollout.max_model_len == 4096 + 2048
     assert "hf_model" in config.actor_rollout_ref.actor.checkpoint.save_contents
-    assert config.actor_rollout_ref.rollout.agent.agent_loop_manager_class == "agentrig_verl.manager.LoopManager"
     rows = TaskDataset(config.data.train_files)
     assert (len(rows), rows[3]["task_id"], rows[3]["index"]) == (70, "t3", 3)
 
