@@ -108,7 +108,7 @@ def test_a_script_whose_adapter_makes_no_triplets_still_has_them_in_its_run() ->
 PROXY = """
 from agentrig_lightning import Trainer
 import agentlightning as agl
-from agentrig_lightning.trainer import adapter_spec, other_algorithm
+from agentrig_lightning.algorithms import AlgorithmCall, LightningAlgorithmConfig, Script
 
 proxy = {"type": "agentlightning.LLMProxy", "port": 12345, "model_list": []}
 trainer = Trainer(llm_proxy=proxy, algorithm=agl.Baseline)

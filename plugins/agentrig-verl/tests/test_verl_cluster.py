@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -25,7 +24,7 @@ TALKER = str(Path(__file__).parent / "verl_toy.py")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # warnings of Ray and verl
-    pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed; see docs/gpu.md"),
+    pytest.mark.usefixtures("needs_verl"),
 ]
 GROUP = 4
 # verl's own switch is off here: without the package modelscope verl would fail.
