@@ -225,9 +225,11 @@ def task(database: Path, **private: Any) -> Task:
     return Task(id="t", input={"question": "?", "db_id": "band", "database": str(database)}, private=private)
 
 
-@pytest.mark.parametrize("name", ["spider-exec", "spider-exec-strict"])
-def test_the_rewards_score_outcomes(database: Path, name: str) -> None:
-    spec = {spec.name: spec for spec in specs()}[name]
+SPECS = pytest.mark.parametrize("spec", specs(), ids=lambda spec: spec.name)
+
+
+@SPECS
+def test_the_rewards_score_outcomes(database: Path, spec: Any) -> None:
     reward = spec.build(spec.config())
     good = task(database, gold="SELECT name FROM band")
     items = [
@@ -240,7 +242,7 @@ def test_the_rewards_score_outcomes(database: Path, name: str) -> None:
     ]
     expected = [("ok", 1.0), ("ok", 0.0), *[("invalid", None)] * 4]
     one_by_one = [reward(*item, 5.0) for item in items]
-    batch = reward.score_many(items, 5.0)  # type: ignore[attr-defined]
+    batch = reward.score_many(items, 5.0)
     assert [(score.status, score.value) for score in one_by_one] == expected
     assert batch == one_by_one
     assert all(isinstance(score, Score) for score in batch)
@@ -248,23 +250,22 @@ def test_the_rewards_score_outcomes(database: Path, name: str) -> None:
     assert "private['gold']" in batch[4].details["reason"]
 
 
-@pytest.mark.parametrize("name", ["spider-exec", "spider-exec-strict"])
-def test_a_database_that_changed_during_the_run_is_not_used(database: Path, name: str) -> None:
+@SPECS
+def test_a_database_that_changed_during_the_run_is_not_used(database: Path, spec: Any) -> None:
     """An empty database would make any prediction match."""
-    spec = {spec.name: spec for spec in specs()}[name]
     reward = spec.build(spec.config())
     asked = task(database, gold="SELECT name FROM band WHERE age > 30")
     assert reward(asked, Outcome(answer="SELECT name FROM band WHERE age < 0"), 5.0).value == 0.0
     sqlite_file(database, "DELETE FROM band")
     again = [reward(asked, Outcome(answer="SELECT name FROM band WHERE age < 0"), 5.0)]
-    again += reward.score_many([(asked, Outcome(answer="SELECT name FROM band WHERE age < 0"))], 5.0)  # type: ignore[attr-defined]
+    again += reward.score_many([(asked, Outcome(answer="SELECT name FROM band WHERE age < 0"))], 5.0)
     assert [score.status for score in again] == ["invalid", "invalid"]
     assert "band.sqlite was changed or replaced during the run" in again[0].details["reason"]
     assert spec.build(spec.config())(asked, Outcome(answer="SELECT name FROM band WHERE age < 0"), 5.0).value == 1.0
 
 
 def test_settings_reach_the_reward(database: Path) -> None:
-    spec = next(spec for spec in specs() if spec.name == "spider-exec")
+    spec: Any = next(spec for spec in specs() if spec.name == "spider-exec")
     reward = spec.build(spec.config(timeout_s=0.2))
     assert reward(task(database, gold="SELECT 1"), Outcome(answer=ENDLESS.format(1)), 60.0).status == "timeout"
     with pytest.raises(ValueError, match="timeout_s"):

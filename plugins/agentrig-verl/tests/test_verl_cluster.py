@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ import attrs
 import pytest
 
 from agentrig import AlgorithmSpec, Endpoint
+from agentrig.credit import GroupConfig
 from agentrig.errors import ConfigError, RunStopped
 from agentrig.plan import resolve
 from agentrig.run.training import train
@@ -109,9 +109,10 @@ def run_with(servers, ray_cluster, tmp_path):
         own = [f"run.directory={tmp_path}/runs", "run.name=toy", "run.failure_limit=0.9"]
         own.append('run.block=["report"]')
         plan = resolve("toy", overrides=[*own, *overrides], uses={"agent": agent}, files=[TOY, TALKER])
-        spec = AlgorithmSpec(name="probe", summary="", credit="grpo", build=lambda config: Probe(body, on_ray=on_ray))
-        component = attrs.evolve(plan.components["algorithm"], spec=spec)
-        train(attrs.evolve(plan, components={**plan.components, "algorithm": component}))
+        spec = AlgorithmSpec(name="probe", summary="", build=lambda config: Probe(body, on_ray=on_ray))
+        probe = attrs.evolve(plan.components["algorithm"], spec=spec)
+        components = {**plan.components, "algorithm": probe, "credit": plan.registry.find("credit", "grpo")}
+        train(attrs.evolve(plan, components=components, configs={**plan.configs, "credit": GroupConfig()}))
 
     return run
 
@@ -463,6 +464,19 @@ def test_an_actor_takes_the_cpus_that_runner_cpus_says(ray_cluster):
             pool.close()
 
 
+def printed(folder, script, *words, **environ):
+    """Return the lines that a script prints in a process of its own, which joins no cluster of another test."""
+    file = folder / "script.py"  # a file: Ray's workers import it
+    file.write_text(script)
+    own = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "HF_TOKEN", "AGENTRIG_YES")}
+    done = subprocess.run(
+        [sys.executable, str(file), *words],
+        capture_output=True, text=True, timeout=200, check=False, env={**own, **environ},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [*done.stderr.splitlines(), *done.stdout.splitlines()]
+
+
 LOGS = """
 import sys, time, ray
 from agentrig.plugins.builtin import cpu_spec
@@ -481,15 +495,8 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_worker_logs_are_printed_when_asked(tmp_path):
-    script = tmp_path / "logs.py"
-    script.write_text(LOGS)
-    said = []
-    for worker_logs in (False, True):
-        command = [sys.executable, str(script), str(worker_logs)]
-        own = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True, env=own)
-        said.append("said by a worker" in done.stdout + done.stderr)
-    assert said == [False, True]
+    lines = [printed(tmp_path, LOGS, str(worker_logs)) for worker_logs in (False, True)]
+    assert [any("said by a worker" in line for line in each) for each in lines] == [False, True]
 
 
 WITHDRAWN = """
@@ -515,13 +522,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_runners_on_ray_end_before_ray_does(tmp_path):
-    script = tmp_path / "withdrawn.py"
-    script.write_text(WITHDRAWN)
-    done = subprocess.run(
-        [sys.executable, str(script), TOY, TALKER], capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-2:] == ["left: 0 []", "ray: False"]
+    assert printed(tmp_path, WITHDRAWN, TOY, TALKER)[-2:] == ["left: 0 []", "ray: False"]
 
 
 STALE = """
@@ -534,7 +535,7 @@ OURS = f"RAY_TMPDIR={os.environ['RAY_TMPDIR']}".encode()
 
 def stop_ours(words, **_):
     # What `ray stop` does, to this test's cluster alone: other tests may run one at the same time.
-    assert words[1:] == ["-m", "ray.scripts.scripts", "stop"], words
+    assert words[1:] == ["-P", "-m", "ray.scripts.scripts", "stop"], words
     subprocess.run([*words, "--help"], check=True, capture_output=True)
     print("stopped")
     for entry in pathlib.Path("/proc").glob("[0-9]*"):
@@ -566,19 +567,8 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_stale_cluster_is_stopped_only_when_asked(tmp_path):
-    script = tmp_path / "stale.py"
-    script.write_text(STALE)
-    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # short: Ray's sockets lie below it
-    environment = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "HF_TOKEN", "AGENTRIG_YES")}
-    try:
-        done = subprocess.run(
-            [sys.executable, str(script)],
-            capture_output=True, text=True, timeout=200, check=False, env={**environment, "RAY_TMPDIR": folder},
-        )  # fmt: skip
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    assert done.returncode == 0, done.stderr
-    told, stopped, nodes = done.stdout.splitlines()[-3:]
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        told, stopped, nodes = printed(tmp_path, STALE, RAY_TMPDIR=folder)[-3:]  # short: Ray's sockets lie below it
     assert "has no HF_TOKEN" in told
     assert "--yes" in told
     assert (stopped, nodes) == ("stopped", "nodes: 1")
