@@ -19,13 +19,20 @@ def install(
     """Write a distribution with one entry point into a folder (that is on `sys.path`); returns the module's name."""
     module = name.replace("-", "_")
     (folder / f"{module}.py").write_text(source)
-    info = folder / f"{module}-{version}.dist-info"
-    info.mkdir()
+    points = f"[agentrig]\n{point or name} = {module}\n" if plugin else ""
+    describe(folder, name, version, requires=requires, points=points)
+    return module
+
+
+def describe(folder: Path, name: str, version: str, *, requires: Sequence[str] = (), points: str = "") -> Path:
+    """Write the metadata of a distribution without modules into a folder, and return the folder."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
     lines = "".join(f"Requires-Dist: {line}\n" for line in requires)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{lines}")
-    if plugin:
-        (info / "entry_points.txt").write_text(f"[agentrig]\n{point or name} = {module}\n")
-    return module
+    if points:
+        (info / "entry_points.txt").write_text(points)
+    return folder
 
 
 def reward_source(name: str, *, more: str = "") -> str:

@@ -13,22 +13,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
+import agentrig_lightning  # noqa: F401  (before Agent Lightning, which then comes without litellm)
+
+# isort: split
+import agentlightning as agl
+from agentlightning.adapter.triplet import RewardMatchPolicy, TraceTree
+from agentlightning.tracer.base import get_active_tracer
 from agentrig_lightning.calls import LitAgentCall
-from agentrig_lightning.imports import import_lightning
+from agentrig_lightning.spans import to_lightning
+from langchain_openai import ChatOpenAI
+from langgraph.graph import END, START, StateGraph
 from model_server import ModelServer, model_server
+from openai import OpenAI
 
 from agentrig.endpoints import Endpoint
 from agentrig.tracing.recording import recording
-
-import_lightning()
-
-import agentlightning as agl  # noqa: E402
-from agentlightning.adapter.triplet import RewardMatchPolicy, TraceTree  # noqa: E402
-from agentlightning.tracer.base import get_active_tracer  # noqa: E402
-from agentrig_lightning.spans import to_lightning  # noqa: E402
-from langchain_openai import ChatOpenAI  # noqa: E402
-from langgraph.graph import END, START, StateGraph  # noqa: E402
-from openai import OpenAI  # noqa: E402
 
 Adapt = Callable[[list[Any]], list[Any]]
 IMAGE = [{"type": "text", "text": "Is 3 odd?"}, {"type": "image_url", "image_url": {"url": "file:///a.png"}}]

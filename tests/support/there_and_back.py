@@ -9,16 +9,15 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from agentrig_lightning.imports import import_lightning
+import agentrig_lightning  # noqa: F401  (before Agent Lightning, which then comes without litellm)
 
 from agentrig.run.rows import _span
 from agentrig.traces import Span, Trace
 
-import_lightning()
-
-from agentlightning.adapter import LlmProxyTraceToTriplet, TraceToMessages  # noqa: E402
-from agentlightning.adapter.triplet import TraceTree  # noqa: E402
-from agentrig_lightning.spans import from_lightning, to_lightning  # noqa: E402
+# isort: split
+from agentlightning.adapter import LlmProxyTraceToTriplet, TraceToMessages
+from agentlightning.adapter.triplet import TraceTree
+from agentrig_lightning.spans import from_lightning, to_lightning
 
 converted = 0
 

@@ -1,9 +1,9 @@
 import re
-import stat
 from typing import Any
 
 import pytest
 from agentrig_ascend.probe import cann_version, device_files, parse_smi, probe
+from hosts import tool
 
 from agentrig.testing import check
 
@@ -39,9 +39,7 @@ def host(tmp_path: Any) -> Any:
         for name in files:
             (dev / name).touch()
         if smi is not None:
-            tool = path / "npu-smi"
-            tool.write_text(f"#!/bin/sh\n/bin/cat <<'END'\n{smi}\nEND\nexit {status}\n")
-            tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+            tool(path, "npu-smi", f"{smi}\n", status=status)
         sourced = {"ASCEND_HOME_PATH": str(root / "ascend-toolkit" / "latest")} if cann else {}
         return probe({"PATH": str(path), **sourced, **environ}, dev, root)
 

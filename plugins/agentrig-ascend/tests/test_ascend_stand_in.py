@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hosts import tool
 
 STAND_IN = Path(__file__).parent / "stand_in"
 
@@ -122,9 +123,7 @@ def test_the_doctor_finds_no_problem_on_a_complete_host(tmp_path: Any) -> None:
     rows = "".join(
         f"| {i} 910B3 | OK | 90 40 0 / 0 |\n| 0 | 0000:C{i}:00.0 | 0 0 / 0 3162 / 65536 |\n" for i in range(2)
     )
-    tool = bins / "npu-smi"
-    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{rows}END\n")
-    tool.chmod(0o755)
+    path = tool(bins, "npu-smi", rows)
     code = f"""
 import json, os
 from pathlib import Path
@@ -141,7 +140,6 @@ situation = Situation(hardware=ascend, candidates=[ascend], probes={{"ascend": f
 checks = (check_hardware, check_visible, check_torch, check_torch_npu, check_cann, check_hccl_ports)
 print(json.dumps([[f.check, f.result, f.evidence] for check in checks for f in check(situation)]))
 """
-    path = f"{bins}{os.pathsep}{os.environ['PATH']}"
     found = run(code, PATH=path, ASCEND_HOME_PATH=str(cann), ASCEND_RT_VISIBLE_DEVICES="0,1")
     results = {check: (result, evidence) for check, result, evidence in found}
     assert results["ascend devices"][0] == "ok"

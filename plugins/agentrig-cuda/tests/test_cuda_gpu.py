@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from agentrig_cuda import Cuda
 from agentrig_cuda.probe import device_files
+from distributions import describe
+from hosts import doctor
 
 # A host with a broken driver must fail and not be skipped.
 HINTS = bool(device_files()) or shutil.which("nvidia-smi") is not None
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HINTS, reason="needs an NVIDIA GPU")]
-
-
-def doctor(*words: str, **environ: str) -> tuple[int, dict[str, Any]]:
-    """Return the exit status and the findings by check."""
-    done = subprocess.run(
-        [sys.executable, "-m", "agentrig", "doctor", *words, "--json"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environ},
-        check=False,
-    )
-    assert done.stdout, done.stderr
-    return done.returncode, {f["check"]: f for f in json.loads(done.stdout)["findings"]}
 
 
 def test_the_probe_says_what_torch_says() -> None:
@@ -76,10 +61,7 @@ def test_hidden_gpus_leave_the_cpu() -> None:
 
 
 def test_vllm_ascend_beside_cuda_is_found(tmp_path: Path) -> None:
-    info = tmp_path / "vllm_ascend-0.18.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-ascend\nVersion: 0.18.0\n")
-    (info / "entry_points.txt").write_text("[vllm.platform_plugins]\nascend = vllm_ascend:register\n")
+    describe(tmp_path, "vllm-ascend", "0.18.0", points="[vllm.platform_plugins]\nascend = vllm_ascend:register\n")
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     status, found = doctor("mini", "--hardware", "cuda", PYTHONPATH=path)
     assert status == 1

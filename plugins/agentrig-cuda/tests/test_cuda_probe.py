@@ -1,8 +1,8 @@
-import stat
 from typing import Any
 
 import pytest
 from agentrig_cuda.probe import device_files, parse_smi, probe, visible
+from hosts import tool
 
 TWO = """\
 0, GPU-aaaa, NVIDIA H200, 143771, 580.82.07
@@ -21,10 +21,7 @@ def host(tmp_path: Any) -> Any:
         for name in files:
             (dev / name).touch()
         if smi is not None:
-            tool = path / "nvidia-smi"
-            channel = "" if status == 0 else " >&2"
-            tool.write_text(f"#!/bin/sh\n/bin/cat <<'END'{channel}\n{smi}END\nexit {status}\n")
-            tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+            tool(path, "nvidia-smi", smi, status=status, channel=" >&2" if status else "")
         return probe({"PATH": str(path), **environ}, dev)
 
     return make

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlite_files import sqlite_file
 
 from agentrig.testing.scripted import LocalServer, QuietHandler, serving
 
@@ -81,15 +81,12 @@ def chat_server() -> Iterator[ChatServer]:
 
 @pytest.fixture
 def zoo(tmp_path: Path) -> Path:
-    path = tmp_path / "zoo.sqlite"
-    connection = sqlite3.connect(path)
-    connection.executescript(
+    return sqlite_file(
+        tmp_path / "zoo.sqlite",
         """
         CREATE TABLE species (id INTEGER PRIMARY KEY, name TEXT, legs INTEGER);
         CREATE TABLE animal (id INTEGER PRIMARY KEY, name TEXT, species_id INT REFERENCES species (id), born INT);
         INSERT INTO species VALUES (1, 'cat', 4), (2, 'crane', 2), (3, 'snake', 0);
         INSERT INTO animal VALUES (1, 'Tom', 1, 2019), (2, 'Ann', 2, 2020), (3, 'Kaa', 3, NULL), (4, 'Leo', 1, 2021);
-        """
+        """,
     )
-    connection.close()
-    return path

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,6 @@ def task_about(zoo: Path) -> dict[str, str]:
     return {"question": "Who lives here?", "db_id": "zoo", "database": str(zoo)}
 
 
-def test_the_spec_builds_the_agent(chat_server: Any, zoo: Path) -> None:
-    (spec,) = register_agents()
-    assert spec.name == "langgraph-sql"
-    agent = spec.build(spec.config())
-    chat_server.replies = ACCEPTED
-    assert agent(task_about(zoo), endpoint_at(chat_server)) == "SELECT name FROM animal"
-
-
 def test_the_picture_comes_from_the_spec() -> None:
     (spec,) = register_agents()
     assert spec.graph is not None
@@ -44,16 +35,6 @@ def test_the_picture_comes_from_the_spec() -> None:
 def test_what_is_preloaded_exists() -> None:
     (spec,) = register_agents()
     assert all(importlib.import_module(module) for module in spec.preload)
-
-
-def test_importing_the_plugin_imports_nothing_heavy() -> None:
-    code = (
-        "import sys, agentrig_langgraph_sql.agent as a; list(a.register_agents()); a.SqlAgentConfig();"
-        "print([m for m in ('langgraph', 'langchain_core', 'langchain_openai', 'openai', 'httpx', 'torch',"
-        " 'agentlightning') if m in sys.modules])"
-    )
-    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
-    assert run.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(
@@ -123,28 +104,6 @@ def test_the_key_is_in_no_message(zoo: Path) -> None:
     with pytest.raises(openai.APIConnectionError) as failure:
         agent(task_about(zoo), endpoint)
     assert "sk-secret" not in f"{failure.value!r} {failure.value} {endpoint!r}"
-
-
-def test_each_thread_gets_its_own_answer(chat_server: Any, zoo: Path) -> None:
-    def reply(request: dict[str, Any]) -> str:
-        if "VERDICT" in request["messages"][0]["content"]:
-            return "VERDICT: CORRECT"
-        return f"```sql\nSELECT {request['seed']}\n```"
-
-    chat_server.replies = reply
-    agent = SqlAgent(SqlAgentConfig())
-    answers: dict[int, str] = {}
-
-    def attempt(first: int) -> None:
-        for seed in range(first, first + 10):
-            answers[seed] = agent(task_about(zoo), endpoint_at(chat_server, sampling={"seed": seed}))
-
-    threads = [threading.Thread(target=attempt, args=(10 * n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == {seed: f"SELECT {seed}" for seed in range(40)}
 
 
 ALONE = """

@@ -29,12 +29,6 @@ def test_a_written_query_is_the_last_block_else_the_whole_reply(reply: str, quer
     assert sql_of(reply) == query
 
 
-def test_a_rewrite_without_a_block_keeps_the_former_query() -> None:
-    assert sql_of("I see no fault.", former="SELECT 1") == "SELECT 1"
-    assert sql_of("", former="SELECT 1") == "SELECT 1"
-    assert sql_of("```sql\nSELECT 2\n```", former="SELECT 1") == "SELECT 2"
-
-
 @pytest.mark.parametrize(
     ("reply", "accepted"),
     [

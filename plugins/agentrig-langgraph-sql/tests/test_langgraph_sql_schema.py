@@ -12,6 +12,7 @@ from agentrig_langgraph_sql.database import DatabaseBroken
 from agentrig_langgraph_sql.schema import STYLES, Table, quoted, render, schema_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlite_files import sqlite_file
 
 SPIDER = Path(os.environ.get("AGENTRIG_SPIDER_DIR") or Path(__file__).parents[4] / "shared" / "spider")
 
@@ -32,10 +33,8 @@ def test_every_name_of_the_spaced_form_follows_a_space(zoo: Path) -> None:
 
 
 def test_views_and_odd_names_are_shown(tmp_path: Path) -> None:
-    path = tmp_path / "odd.sqlite"
-    connection = sqlite3.connect(path)
-    connection.executescript('CREATE TABLE "two words" ("a b" INTEGER, c); CREATE VIEW v AS SELECT c FROM "two words";')
-    connection.close()
+    schema = 'CREATE TABLE "two words" ("a b" INTEGER, c); CREATE VIEW v AS SELECT c FROM "two words";'
+    path = sqlite_file(tmp_path / "odd.sqlite", schema)
     assert schema_text(path, style="compact") == '"two words"("a b",c)\nv(c)'
     assert schema_text(path).endswith('CREATE VIEW v AS SELECT c FROM "two words";')
 
@@ -51,10 +50,7 @@ def test_a_quoted_name_means_the_same_name() -> None:
 
 def test_a_changed_file_is_read_again(zoo: Path) -> None:
     before = schema_text(zoo, style="compact")
-    connection = sqlite3.connect(zoo)
-    connection.execute("CREATE TABLE keeper (name)")
-    connection.commit()
-    connection.close()
+    sqlite_file(zoo, "CREATE TABLE keeper (name)")
     assert schema_text(zoo, style="compact") == f"{before}\nkeeper(name)"
 
 
@@ -89,31 +85,23 @@ def test_sample_rows_follow_their_table(zoo: Path) -> None:
 
 
 def test_a_sample_row_cannot_break_out_of_its_comment_or_line(tmp_path: Path) -> None:
-    path = tmp_path / "odd.sqlite"
-    connection = sqlite3.connect(path)
-    connection.executescript(
+    path = sqlite_file(
+        tmp_path / "odd.sqlite",
         """
         CREATE TABLE t (a, b);
         INSERT INTO t VALUES ('x */ DROP TABLE t', 'two' || char(10) || 'lines' || char(9) || '.'), (x'00ff', NULL);
         CREATE TABLE none (a);
         CREATE VIEW v AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) AS i FROM n;
-        """
+        """,
+        t=[("y" * 5000, 1.5)],
     )
-    connection.execute("INSERT INTO t VALUES (?, 1.5)", ("y" * 5000,))
-    connection.commit()
-    connection.close()
     comment = schema_text(path, style="compact", sample_rows=3)
     rows = [r"x * / DROP TABLE t	two\nlines\t.".replace(r"t	two", "t\ttwo"), "x'00ff'\tNULL", "y" * 100 + "\t1.5"]
     assert comment == "t(a,b)\n/*\n3 rows from t table:\na\tb\n" + "\n".join(rows) + "\n*/\nnone(a)\nv(i)"
 
 
 def test_a_table_with_a_value_that_is_too_long_has_no_sample_rows(tmp_path: Path) -> None:
-    path = tmp_path / "long.sqlite"
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE t (a)")
-    connection.execute("INSERT INTO t VALUES (zeroblob(20000000))")
-    connection.commit()
-    connection.close()
+    path = sqlite_file(tmp_path / "long.sqlite", "CREATE TABLE t (a); INSERT INTO t VALUES (zeroblob(20000000))")
     assert schema_text(path, sample_rows=3) == "CREATE TABLE t (a);"
 
 
@@ -123,10 +111,7 @@ def test_sample_rows_are_those_of_langchain(zoo: Path) -> None:
     """Compare the comments, not the statements around them, which are the database's own here."""
     from langchain_community.utilities import SQLDatabase
 
-    connection = sqlite3.connect(zoo)
-    connection.execute("UPDATE animal SET born = 0 WHERE born IS NULL")  # shown as None there
-    connection.commit()
-    connection.close()
+    sqlite_file(zoo, "UPDATE animal SET born = 0 WHERE born IS NULL")  # shown as None there
     theirs = SQLDatabase.from_uri(f"sqlite:///file:{zoo}?mode=ro&immutable=1&uri=true").get_table_info()
     comments = re.compile(r"/\*\n.*?\n\*/", re.DOTALL)
     assert sorted(comments.findall(schema_text(zoo, sample_rows=3))) == sorted(comments.findall(theirs))

@@ -57,12 +57,3 @@ def test_every_call_is_recorded_under_its_node_with_its_token_ids(chat_server: A
     assert outputs["execute_query"] == {"result": "2\n2"}
     said_then = [{"role": "assistant", "content": "```sql\nSELECT 2\n```"}]
     assert outputs["rewrite_query"] == {"messages": said_then, "query": "SELECT 2", "turn": 2}
-
-
-def test_a_failing_model_is_a_typed_failure_of_the_rollout(chat_server: Any, zoo: Path) -> None:
-    chat_server.replies = [(500, b'{"error": {"message": "out of memory"}}')]
-    task = {"question": "How many?", "db_id": "zoo", "database": str(zoo)}
-    agent = SqlAgent(SqlAgentConfig(max_retries=0))
-    result = run_agent(agent, Job(id="r", input=task, endpoint=Endpoint(base_url=chat_server.url, model="m")))
-    assert (result.outcome.failure, result.outcome.answer) == ("llm-error", None)
-    assert "out of memory" in result.outcome.message

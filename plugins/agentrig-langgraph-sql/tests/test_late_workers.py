@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from agentrig_langgraph_sql.database import DatabaseBroken, run_query
 from agentrig_spider.sandbox import pool
+from sqlite_files import sqlite_file
 
 LATE = """
 import runpy, time
@@ -22,11 +22,7 @@ HOSTILE = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
-    file = tmp_path / "a.sqlite"
-    with sqlite3.connect(file) as connection:
-        connection.execute("CREATE TABLE t (x)")
-    connection.close()
-    return file
+    return sqlite_file(tmp_path / "a.sqlite", "CREATE TABLE t (x)")
 
 
 def start_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float) -> None:

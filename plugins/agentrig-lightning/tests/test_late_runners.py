@@ -33,6 +33,12 @@ def free_port() -> int:
         return port
 
 
+def shared(port: int) -> list[str]:
+    """The settings of a run whose rollouts others run."""
+    token = 'runners.store_token={env="STORE_TOKEN"}'
+    return ["runners.use=lightning", f"runners.store=127.0.0.1:{port}", token, "runners.n=0"]
+
+
 class Run:
     """A run in a thread, with a store for others."""
 
@@ -130,13 +136,7 @@ def test_one_joins_late_one_is_killed_and_one_leaves(
 
     train(plan("alone"))
     port = free_port()
-    shared = [
-        "runners.use=lightning",
-        f"runners.store=127.0.0.1:{port}",
-        'runners.store_token={env="STORE_TOKEN"}',
-        "runners.n=0",
-    ]
-    run = Run(plan("shared", *shared, "runners.lease_s=5"), port)
+    run = Run(plan("shared", *shared(port), "runners.lease_s=5"), port)
     run.start()
     first, second = join(joined, run, toy_file), join(joined, run, toy_file)
     run.wait(lambda: run.busy(second.pid))
@@ -167,15 +167,9 @@ def test_agent_lightnings_own_runner_joins_by_hand(
     monkeypatch.setenv("STORE_TOKEN", TOKEN)
     port = free_port()
     own = [f"algorithm.endpoint={model.url}", f"run.directory={tmp_path}", "run.name=r", "run.train_tasks=8"]
-    own += [
-        "runners.use=lightning",
-        f"runners.store=127.0.0.1:{port}",
-        'runners.store_token={env="STORE_TOKEN"}',
-        "runners.n=0",
-    ]
     uses = {"algorithm": "alg-waits", "reward": "own"}
     plugins = [toy_file, str(SUPPORT / "lightning_faults.py")]
-    run = Run(resolve("toy", overrides=own, uses=uses, files=plugins), port)
+    run = Run(resolve("toy", overrides=[*own, *shared(port)], uses=uses, files=plugins), port)
     run.start()
     words = [str(SUPPORT / "upstream_runner.py"), run.url.replace("//", f"//any:{TOKEN}@"), "3"]
     keep = {k: v for k, v in os.environ.items() if not k.startswith("AGENTRIG")}

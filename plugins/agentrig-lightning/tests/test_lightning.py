@@ -155,9 +155,8 @@ def test_an_algorithm_gets_the_adapter_that_its_script_names(ran: tuple[dict[str
 
 def test_an_algorithm_gets_an_adapter_of_theirs_as_it_is() -> None:
     import agentrig_lightning as lightning
+    from agentlightning import TracerTraceToTriplet
     from agentrig_lightning.adapters import trace_adapter
-
-    from agentlightning import TracerTraceToTriplet  # after agentrig: without litellm  # isort: skip
 
     theirs = TracerTraceToTriplet()
     spec = lightning.adapter(lambda: theirs, name="theirs", summary="Theirs.")
@@ -179,10 +178,9 @@ def test_a_function_is_an_algorithm_and_gets_no_dataset(ran: tuple[dict[str, Any
 
 def test_an_adapter_is_not_shown_an_empty_trace(model: ModelServer) -> None:
     import agentrig_lightning as lightning
+    from agentlightning import TracerTraceToTriplet
 
     from agentrig import Trace
-
-    from agentlightning import TracerTraceToTriplet  # after agentrig: without litellm  # isort: skip
 
     spec = lightning.adapter(TracerTraceToTriplet, name="theirs", summary="Theirs.")
     assert spec.build(spec.config())(Trace(rollout_id="r")) == ()

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import agentlightning as agl
 import agentrig_lightning as lightning
 import attrs
 import pytest
-from agentrig_lightning.imports import import_lightning
 
 from agentrig import Endpoint
 from agentrig.errors import AgentrigError, ConfigError
@@ -22,8 +22,6 @@ from agentrig.runners.attempt import run_agent, running_loop
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
 from agentrig.settings import structure
-
-agl = import_lightning()
 
 ENDPOINT = Endpoint(base_url="http://127.0.0.1:9/v1", model="toy-model", sampling={"temperature": 0.5})
 

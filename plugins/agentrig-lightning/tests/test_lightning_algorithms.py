@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import agentlightning as agl
 import agentrig_lightning as lightning
 import pytest
 from agentrig_lightning.algorithms import algorithm_of, datasets_for
-from agentrig_lightning.imports import import_lightning
 
 from agentrig.errors import AgentrigError
-
-agl = import_lightning()
 
 
 class Whole(agl.Algorithm):

@@ -73,8 +73,7 @@ def test_every_import_skips_litellm(python: object) -> None:
 @pytest.mark.slow  # litellm takes a dozen seconds to import, so only this test imports it
 def test_the_proxy_is_the_real_one_when_asked_for(python: object) -> None:
     source = (
-        "import sys\nfrom agentrig_lightning.imports import import_lightning\n"
-        "agl = import_lightning()\n"
+        "import sys, agentrig_lightning, agentlightning as agl\n"
         "from agentlightning import LLMProxy\n"
         "import inspect, litellm, agentlightning.llm_proxy as module, agentlightning.trainer.trainer as trainer\n"
         "print(LLMProxy is module.LLMProxy is agl.LLMProxy is trainer.LLMProxy)\n"

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import agentlightning as agl
 import agentrig_lightning as lightning
 import pytest
-from agentrig_lightning.imports import import_lightning
+from agentlightning.tracer.base import clear_active_tracer, get_active_tracer
+from agentlightning.types import SpanCoreFields, TraceStatus
+from agentrig_lightning.calls import LitAgentCall
+from agentrig_lightning.recorder_tracer import SpanAdapter
+from agentrig_lightning.results import run_score, score_span
+from agentrig_lightning.spans import final_reward, to_lightning
 from model_server import ModelServer
+from openai import OpenAI
+from opentelemetry import trace as otel
+from opentelemetry.sdk.trace import TracerProvider
 
 from agentrig import Score, Task
 from agentrig.adapters import Triplet, triplet_of
@@ -19,19 +28,6 @@ from agentrig.runners.engine import RolloutEngine
 from agentrig.runners.scorer import Scorer
 from agentrig.traces import LLM_CALL, Span, Trace
 from agentrig.tracing.recording import recording
-
-import_lightning()
-
-import agentlightning as agl  # noqa: E402
-from agentlightning.tracer.base import clear_active_tracer, get_active_tracer  # noqa: E402
-from agentlightning.types import SpanCoreFields, TraceStatus  # noqa: E402
-from agentrig_lightning.calls import LitAgentCall  # noqa: E402
-from agentrig_lightning.recorder_tracer import SpanAdapter  # noqa: E402
-from agentrig_lightning.results import run_score, score_span  # noqa: E402
-from agentrig_lightning.spans import final_reward, to_lightning  # noqa: E402
-from openai import OpenAI  # noqa: E402
-from opentelemetry import trace as otel  # noqa: E402
-from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
 
 IMAGE = [{"type": "text", "text": "Is 1 odd?"}, {"type": "image_url", "image_url": {"url": "file:///a.png"}}]
 Roll = Callable[[Callable[[Callable[..., str]], Any]], tuple[Any, Trace]]

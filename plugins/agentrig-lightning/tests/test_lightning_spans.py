@@ -10,17 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agentrig_lightning.imports import import_lightning
+from agentlightning import Span as LightningSpan
+from agentlightning import TracerTraceToTriplet, TraceToMessages
+from agentlightning.types import Event, Link, OtelResource, SpanContext, TraceStatus
+from agentrig_lightning.spans import from_lightning, to_lightning
+from there_and_back import there_and_back
 
 from agentrig.traces import LLM_CALL, Span, Trace
-
-import_lightning()
-
-from agentlightning import Span as LightningSpan  # noqa: E402
-from agentlightning import TracerTraceToTriplet, TraceToMessages  # noqa: E402
-from agentlightning.types import Event, Link, OtelResource, SpanContext, TraceStatus  # noqa: E402
-from agentrig_lightning.spans import from_lightning, to_lightning  # noqa: E402
-from there_and_back import there_and_back  # noqa: E402
 
 SUPPORT = Path(__file__).parents[3] / "tests" / "support"
 TOOL = {

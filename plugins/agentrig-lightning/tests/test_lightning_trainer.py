@@ -25,6 +25,7 @@ from agentrig.errors import ConfigError
 from agentrig.plan import resolve
 
 IDS = {"prompt_token_ids": [1, 2], "response_token_ids": [3], "request": {"messages": []}, "response": {"id": "c"}}
+MINI = Path(__file__).parents[2] / "agentrig-grpo" / "src" / "agentrig_grpo" / "models" / "mini"
 SCRIPT = Path(__file__).parents[3] / "tests" / "support" / "lightning_script.py"
 
 
@@ -108,7 +109,7 @@ def test_a_script_whose_adapter_makes_no_triplets_still_has_them_in_its_run() ->
 PROXY = """
 from agentrig_lightning import Trainer
 import agentlightning as agl
-from agentrig_lightning.trainer import adapter_spec, other_algorithm
+from agentrig_lightning.algorithms import AlgorithmCall, LightningAlgorithmConfig, Script
 
 proxy = {"type": "agentlightning.LLMProxy", "port": 12345, "model_list": []}
 trainer = Trainer(llm_proxy=proxy, algorithm=agl.Baseline)
@@ -246,8 +247,7 @@ def test_an_error_about_a_setting_of_verl_has_the_script_s_name_for_it(tmp_path:
     text = LEARNER.replace('"train_batch_size": 4', '"train_batch_size": 4, "max_prompt_length": 1 << 20, '
                            '"max_response_length": 16')  # fmt: skip
     (tmp_path / "odd.py").write_text(text)
-    model = Path(__file__).parents[2] / "agentrig-grpo" / "src" / "agentrig_grpo" / "models" / "mini"
-    run = [sys.executable, "-m", "agentrig", "run", "--algorithm", "grpo", "--model", str(model)]
+    run = [sys.executable, "-m", "agentrig", "run", "--algorithm", "grpo", "--model", str(MINI)]
     ended = subprocess.run(
         [*run, "odd.py", "--", "fast", "--own"], cwd=tmp_path, capture_output=True, text=True, timeout=250
     )
@@ -268,9 +268,8 @@ def test_a_setting_that_somebody_chose_beside_the_script_keeps_its_name() -> Non
 @pytest.mark.slow
 def test_the_run_of_a_script_resumes_with_the_command_that_it_prints(tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(LEARNER)
-    model = Path(__file__).parents[2] / "agentrig-grpo" / "src" / "agentrig_grpo" / "models" / "mini"
     keys = ["run.name=odd", "algorithm.steps=3", "algorithm.max_tokens=16", "algorithm.temperature=1.3"]
-    words = ["--algorithm", "grpo", "--model", str(model), *(part for key in keys for part in ("--set", key))]
+    words = ["--algorithm", "grpo", "--model", str(MINI), *(part for key in keys for part in ("--set", key))]
     agentrig = [sys.executable, "-m", "agentrig"]
     command = [*agentrig, "run", *words, "odd.py", "--", "fast", "--own"]
     said = tmp_path / "said"

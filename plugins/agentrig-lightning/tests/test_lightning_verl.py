@@ -6,16 +6,15 @@ import logging
 import sys
 from typing import Any
 
+import agentlightning as agl
 import agentrig_lightning as lightning
 import attrs
 import pytest
-from agentrig_lightning.imports import import_lightning, replace_verl
+from agentrig_lightning.imports import replace_verl
 from agentrig_lightning.verl import KEYS, credit_for, keys_for
 
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.settings import structure
-
-agl = import_lightning()
 
 CONFIG = {
     "algorithm": {"adv_estimator": "grpo"},

@@ -39,8 +39,19 @@ def served() -> Iterator[ServedStore]:
         store.stop()
 
 
+@pytest.fixture
+def runner(served: ServedStore) -> Iterator[httpx.Client]:
+    """A client with the token."""
+    key = {"authorization": f"Bearer {TOKEN}"}
+    with httpx.Client(base_url=served.url, headers=key, trust_env=False, timeout=60) as client:
+        yield client
+
+
 def test_every_route_asks_for_the_token(
-    served: ServedStore, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    served: ServedStore,
+    runner: httpx.Client,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     caplog.set_level(logging.DEBUG)
     with httpx.Client(base_url=served.url, trust_env=False) as nobody:
@@ -51,15 +62,13 @@ def test_every_route_asks_for_the_token(
         for path in ("/v1/traces", JOIN, "/v1/agl/queues/rollouts/dequeue"):
             assert nobody.post(path, json={}).status_code == 401
     assert TOKEN not in caplog.text
-    wide = {"authorization": f"Bearer {TOKEN}"}
-    with httpx.Client(base_url=served.url, headers=wide, trust_env=False) as runner:
-        assert runner.get("/v1/agl/health").json() == {"status": "ok"}
-        protobuf = {"content-type": "application/x-protobuf"}
-        assert runner.post("/v1/traces", content=b"", headers=protobuf).status_code == 200
-        offer = runner.post(JOIN, json={"worker": "w"}).json()
-        assert (offer["agent"]["name"], offer["deadline_s"], "token" in str(offer)) == ("toy", 9.0, False)
-        assert runner.post("/v1/agentrig/report", json={"rollout_id": "x", "result": {}}).status_code == 400
-        runner.post("/v1/agentrig/leave", json={"worker": "w"})
+    assert runner.get("/v1/agl/health").json() == {"status": "ok"}
+    protobuf = {"content-type": "application/x-protobuf"}
+    assert runner.post("/v1/traces", content=b"", headers=protobuf).status_code == 200
+    offer = runner.post(JOIN, json={"worker": "w"}).json()
+    assert (offer["agent"]["name"], offer["deadline_s"], "token" in str(offer)) == ("toy", 9.0, False)
+    assert runner.post("/v1/agentrig/report", json={"rollout_id": "x", "result": {}}).status_code == 400
+    runner.post("/v1/agentrig/leave", json={"worker": "w"})
     with httpx.Client(base_url=served.url.replace("//", f"//any:{TOKEN}@"), trust_env=False) as upstream:
         assert upstream.get("/v1/agl/statistics").json()["total_rollouts"] == 0
     with httpx.Client(base_url=served.url, follow_redirects=True, trust_env=False) as browser:
@@ -73,10 +82,10 @@ def test_every_route_asks_for_the_token(
     assert printed.out + printed.err == ""  # the link was printed before, once
 
 
-def test_the_schema_of_the_api_writes_nothing_into_the_run_s_terminal(served: ServedStore) -> None:
+def test_the_schema_of_the_api_writes_nothing_into_the_run_s_terminal(runner: httpx.Client) -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        answer = httpx.get(f"{served.url}/openapi.json", headers={"authorization": f"Bearer {TOKEN}"}, trust_env=False)
+        answer = runner.get("/openapi.json")
     assert "/v1/agl/health" in answer.json()["paths"]
     assert [str(each.message) for each in told] == []
 
@@ -90,69 +99,68 @@ def test_the_schema_of_the_api_writes_nothing_into_the_run_s_terminal(served: Se
         (b'{"a": NaN}', "the body has NaN or an infinity, which JSON can't hold"),
     ],
 )
-def test_what_is_wrong_with_a_body_is_said_in_plain_words(served: ServedStore, body: bytes, words: str) -> None:
-    headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
+def test_what_is_wrong_with_a_body_is_said_in_plain_words(runner: httpx.Client, body: bytes, words: str) -> None:
     for path in (JOIN, "/v1/agl/rollouts"):
-        answer = httpx.post(f"{served.url}{path}", content=body, headers=headers, trust_env=False)
+        answer = runner.post(path, content=body, headers={"content-type": "application/json"})
         assert answer.status_code == 400
         assert words in answer.text
 
 
 @pytest.mark.parametrize("body", [b"", b"\x80\x05", b"[" * 100_000, b"3", b'{"worker": 1}', b'{"worker": "w"}'])
-def test_a_message_that_no_runner_sends_is_refused(body: bytes, served: ServedStore) -> None:
-    with httpx.Client(base_url=served.url, headers={"authorization": f"Bearer {TOKEN}"}, trust_env=False) as runner:
-        assert runner.post("/v1/agentrig/report", content=body).status_code == 400
-        result = {"worker": "w", "rollout_id": "x", "attempt_id": "y", "result": '{"outcome": [], "spans": {}}'}
-        assert runner.post("/v1/agentrig/report", json=result).status_code == 400
+def test_a_message_that_no_runner_sends_is_refused(body: bytes, runner: httpx.Client) -> None:
+    assert runner.post("/v1/agentrig/report", content=body).status_code == 400
+    result = {"worker": "w", "rollout_id": "x", "attempt_id": "y", "result": '{"outcome": [], "spans": {}}'}
+    assert runner.post("/v1/agentrig/report", json=result).status_code == 400
 
 
 def test_what_agent_lightnings_server_would_answer_badly_is_refused_in_words(
-    served: ServedStore, monkeypatch: pytest.MonkeyPatch
+    served: ServedStore, runner: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    json, key = {"content-type": "application/json"}, {"authorization": f"Bearer {TOKEN}"}
-    with httpx.Client(base_url=served.url, headers=key, trust_env=False, timeout=60) as runner:
-        for body in (b"NaN", b"1e999", b'{"rollouts": [{"input": {"x": -Infinity}}]}', b"[" * 100_000):
-            for path in ("/v1/agl/queues/rollouts/enqueue", "/v1/agl/spans", "/v1/agl/rollouts"):
-                refused = runner.post(path, content=body, headers=json)
-                assert (refused.status_code, "traceback" in refused.text.lower()) == (400, False), refused.text[:300]
-        large = {"rollouts": [{"input": "x" * 40_000_000}]}
-        refused = runner.post("/v1/agl/queues/rollouts/enqueue", json=large)
-        assert (refused.status_code, refused.json()) == (
-            413,
-            {"error": "the body is longer than the 8 MiB that this server takes"},
-        )
-        wrong = runner.post("/v1/agl/spans", json={"spans": ["x" * 10_000_000]})
-        assert (wrong.status_code, len(wrong.content) < 5000) == (422, True)
-        assert wrong.json()["detail"][0]["loc"][0] == "body"
+    json = {"content-type": "application/json"}
+    for body in (b"NaN", b"1e999", b'{"rollouts": [{"input": {"x": -Infinity}}]}', b"[" * 100_000):
+        for path in ("/v1/agl/queues/rollouts/enqueue", "/v1/agl/spans", "/v1/agl/rollouts"):
+            refused = runner.post(path, content=body, headers=json)
+            assert (refused.status_code, "traceback" in refused.text.lower()) == (400, False), refused.text[:300]
+    large = {"rollouts": [{"input": "x" * 40_000_000}]}
+    refused = runner.post("/v1/agl/queues/rollouts/enqueue", json=large)
+    assert (refused.status_code, refused.json()) == (
+        413,
+        {"error": "the body is longer than the 8 MiB that this server takes"},
+    )
+    wrong = runner.post("/v1/agl/spans", json={"spans": ["x" * 10_000_000]})
+    assert (wrong.status_code, len(wrong.content) < 5000) == (422, True)
+    assert wrong.json()["detail"][0]["loc"][0] == "body"
 
-        async def fails(*_: object, **__: object) -> None:
-            raise RuntimeError("a fault of the store")
+    async def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault of the store")
 
-        monkeypatch.setattr(served._store, "query_workers", fails)
-        failed = runner.get("/v1/agl/workers")
-        assert (failed.status_code, failed.json()) == (500, {"detail": "Internal server error"})
+    monkeypatch.setattr(served._store, "query_workers", fails)
+    failed = runner.get("/v1/agl/workers")
+    assert (failed.status_code, failed.json()) == (500, {"detail": "Internal server error"})
 
 
-def test_rollouts_that_the_run_did_not_ask_for_are_named(served: ServedStore, caplog: pytest.LogCaptureFixture) -> None:
-    with httpx.Client(base_url=served.url, headers={"authorization": f"Bearer {TOKEN}"}, trust_env=False) as stranger:
-        for count in (1, 2):
-            rollouts = {"rollouts": [{"input": {"n": n}} for n in range(count)]}
-            assert stranger.post("/v1/agl/queues/rollouts/enqueue", json=rollouts).status_code == 201
-        assert stranger.post("/v1/agl/rollouts", json={"input": {"n": 9}}).status_code == 201
+def test_rollouts_that_the_run_did_not_ask_for_are_named(
+    served: ServedStore, runner: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    for count in (1, 2):
+        rollouts = {"rollouts": [{"input": {"n": n}} for n in range(count)]}
+        assert runner.post("/v1/agl/queues/rollouts/enqueue", json=rollouts).status_code == 201
+    assert runner.post("/v1/agl/rollouts", json={"input": {"n": 9}}).status_code == 201
     (warning,) = served.warnings
     assert "4 rollouts were put into the run's store from 127.0.0.1, with the run's token" in warning
     assert "has been put into the run's store from 127.0.0.1" in caplog.text
 
 
-def test_a_runner_of_another_version_is_named(served: ServedStore, caplog: pytest.LogCaptureFixture) -> None:
-    with httpx.Client(base_url=served.url, headers={"authorization": f"Bearer {TOKEN}"}, trust_env=False) as runner:
-        runner.post(JOIN, json={"worker": "agentrig-host-1", "version": __version__})
-        assert served.warnings == []
-        for _ in range(2):
-            runner.post(JOIN, json={"worker": "agentrig-host-2", "version": "0.1.9"})
-        runner.post(JOIN, json={"worker": "agentrig-host-3"})
-        for worker in ("1", "2", "3"):
-            runner.post("/v1/agentrig/leave", json={"worker": f"agentrig-host-{worker}"})
+def test_a_runner_of_another_version_is_named(
+    served: ServedStore, runner: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner.post(JOIN, json={"worker": "agentrig-host-1", "version": __version__})
+    assert served.warnings == []
+    for _ in range(2):
+        runner.post(JOIN, json={"worker": "agentrig-host-2", "version": "0.1.9"})
+    runner.post(JOIN, json={"worker": "agentrig-host-3"})
+    for worker in ("1", "2", "3"):
+        runner.post("/v1/agentrig/leave", json={"worker": f"agentrig-host-{worker}"})
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert said == served.warnings
     assert said == [

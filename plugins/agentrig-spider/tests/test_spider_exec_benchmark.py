@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlite_files import sqlite_file
 
 SCRIPT = Path(__file__).parents[3] / "tests" / "benchmarks" / "exec_match.py"
 
@@ -28,9 +27,7 @@ def test_a_verdict_that_differs_ends_the_comparison_with_an_error(
 ) -> None:
     database = tmp_path / "band" / "band.sqlite"
     database.parent.mkdir()
-    with closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute("CREATE TABLE band (name TEXT, age INT)")
-        connection.execute("INSERT INTO band VALUES ('Ada', 3)")
+    sqlite_file(database, "CREATE TABLE band (name TEXT, age INT)", band=[("Ada", 3)])
     gold = {"pred": "SELECT name FROM band", "gold": "SELECT name FROM band", "db": str(database)}
     rows = [{**gold, "official_verdict": 1}, {**gold, "pred": predicted, "official_verdict": recorded}]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))

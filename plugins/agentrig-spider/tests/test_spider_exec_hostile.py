@@ -9,15 +9,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agentrig_spider import ExecMatch
 from agentrig_spider.sandbox import NeedsWorker, fingerprint, open_read_only, pool, run_query
+from sqlite_files import sqlite_file
 
 BUDGET_S = 0.8
+ENDLESS = "WITH RECURSIVE r(i) AS (SELECT {} UNION ALL SELECT i + 1 FROM r) SELECT count(*) FROM r"
 SCRIPT = Path(__file__).with_name("hostile_queries.py")
 RIGHT = {"40 identical columns"}
 """Hostile to the matching only: the answer is right."""
@@ -56,14 +57,9 @@ def test_all_count_as_wrong_predictions(endings: list[dict[str, Any]]) -> None:
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "band.sqlite"
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE band (id INTEGER PRIMARY KEY, name TEXT)")
-    connection.executemany("INSERT INTO band VALUES (?, ?)", [(index, f"name {index}" * 9) for index in range(3000)])
-    connection.commit()
-    connection.close()
-    return path
+def database(tmp_path: Path) -> Path:
+    schema = "CREATE TABLE band (id INTEGER PRIMARY KEY, name TEXT)"
+    return sqlite_file(tmp_path / "band.sqlite", schema, band=[(index, f"name {index}" * 9) for index in range(3000)])
 
 
 @pytest.mark.parametrize(
@@ -84,11 +80,7 @@ def test_what_is_no_database_is_invalid(tmp_path: Path, place: str, said: str) -
 
 
 def test_damage_that_only_the_prediction_reads_is_invalid(database: Path) -> None:
-    connection = sqlite3.connect(database)
-    connection.execute("CREATE TABLE small (a INTEGER)")
-    connection.execute("INSERT INTO small VALUES (1)")
-    connection.commit()
-    connection.close()
+    sqlite_file(database, "CREATE TABLE small (a INTEGER)", small=[(1,)])
     content = bytearray(database.read_bytes())
     # Page 2 is the root of `band`; `small` begins behind all of its pages.
     content[4096 : 4096 * 10] = b"\xee" * (4096 * 9)
@@ -134,19 +126,15 @@ def test_a_database_that_is_deleted_during_a_query_gives_a_typed_score(database:
 def test_a_database_that_is_rewritten_is_read_again(database: Path) -> None:
     match = ExecMatch()
     assert match.score("SELECT 3000", "SELECT count(*) FROM band", database).value == 1.0
-    connection = sqlite3.connect(database)
-    connection.execute("DELETE FROM band WHERE id > 9")
-    connection.commit()
-    connection.close()
+    sqlite_file(database, "DELETE FROM band WHERE id > 9")
     assert match.score("SELECT 3000", "SELECT count(*) FROM band", database).value == 0.0
     assert match.score("SELECT 10", "SELECT count(*) FROM band", database).value == 1.0
 
 
 @pytest.mark.alone
 def test_an_endless_gold_is_invalid_in_time(database: Path) -> None:
-    endless = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELECT count(*) FROM r"
     start = time.monotonic()
-    score = ExecMatch(timeout_s=0.3).score("SELECT 1", endless, database)
+    score = ExecMatch(timeout_s=0.3).score("SELECT 1", ENDLESS.format(1), database)
     assert score.status == "invalid"
     assert time.monotonic() - start < 0.8
 
@@ -226,14 +214,13 @@ def test_queries_without_rows_match_an_empty_gold(database: Path, sql: str) -> N
 def test_the_budget_holds_with_many_callers_at_once(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many more callers than workers; each has its own endless query."""
     monkeypatch.setattr(pool.WORKERS, "_free", threading.BoundedSemaphore(4))
-    endless = "WITH RECURSIVE r(i) AS (SELECT {} UNION ALL SELECT i + 1 FROM r) SELECT count(*) FROM r"
     match = ExecMatch(timeout_s=1.0)
     assert match.score("SELECT count(id) FROM band", "SELECT count(*) FROM band", database).value == 1.0
     found: list[tuple[float, Any]] = []
 
     def ask(number: int) -> None:
         start = time.monotonic()
-        score = match.score(endless.format(number), "SELECT count(*) FROM band", database)
+        score = match.score(ENDLESS.format(number), "SELECT count(*) FROM band", database)
         found.append((time.monotonic() - start, score))
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(24)]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,20 +15,18 @@ import pytest
 from agentrig_spider import ExecMatch
 from agentrig_spider.rewards import exec_match, specs
 from agentrig_spider.rewards.golds import is_volatile
+from sqlite_files import sqlite_file
 
 from agentrig import Outcome, Score, Task
 
+ENDLESS = "WITH RECURSIVE r(i) AS (SELECT {} UNION ALL SELECT i + 1 FROM r) SELECT count(*) FROM r"
+SCHEMA = "CREATE TABLE band (id INTEGER PRIMARY KEY, name TEXT, age INTEGER)"
+
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "band.sqlite"
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE band (id INTEGER PRIMARY KEY, name TEXT, age INTEGER)")
+def database(tmp_path: Path) -> Path:
     rows = [(1, "Ada", 30), (2, "Bo", 25), (3, "Cy", 41), (4, "Di", 25), (5, "Ed", None)]
-    connection.executemany("INSERT INTO band VALUES (?, ?, ?)", rows)
-    connection.commit()
-    connection.close()
-    return path
+    return sqlite_file(tmp_path / "band.sqlite", SCHEMA, band=rows)
 
 
 @pytest.fixture
@@ -126,8 +122,7 @@ def test_equal_items_of_a_batch_are_scored_once(database: Path, runs: list[str])
 
 @pytest.mark.alone
 def test_slow_items_of_a_batch_run_in_parallel(database: Path) -> None:
-    endless = "WITH RECURSIVE r(i) AS (SELECT {} UNION ALL SELECT i + 1 FROM r) SELECT count(*) FROM r"
-    items = [(endless.format(index), "SELECT 1", database) for index in range(4)]
+    items = [(ENDLESS.format(index), "SELECT 1", database) for index in range(4)]
     start = time.monotonic()
     scores = ExecMatch(timeout_s=0.8).score_many([*items, ("SELECT 1.0", "SELECT 1", database)])
     assert [score.status for score in scores] == ["timeout"] * 4 + ["ok"]
@@ -136,9 +131,8 @@ def test_slow_items_of_a_batch_run_in_parallel(database: Path) -> None:
 
 @pytest.mark.alone
 def test_a_budget_shortens_the_timeout(database: Path) -> None:
-    endless = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELECT count(*) FROM r"
     start = time.monotonic()
-    score = ExecMatch(timeout_s=60).score(endless, "SELECT 1", database, budget_s=0.3)
+    score = ExecMatch(timeout_s=60).score(ENDLESS.format(1), "SELECT 1", database, budget_s=0.3)
     assert (score.status, score.value) == ("timeout", 0.0)
     assert "0.3 s" in score.details["reason"]
     assert time.monotonic() - start < 0.8
@@ -168,11 +162,7 @@ def test_volatile_queries_are_recognized(sql: str, volatile: bool) -> None:
 
 
 def test_every_database_of_the_folder_counts(database: Path) -> None:
-    other = sqlite3.connect(database.with_name("more.sqlite3"))
-    other.execute("CREATE TABLE band (id INTEGER PRIMARY KEY, name TEXT, age INTEGER)")
-    other.execute("INSERT INTO band VALUES (1, 'Ada', 26)")
-    other.commit()
-    other.close()
+    sqlite_file(database.with_name("more.sqlite3"), SCHEMA, band=[(1, "Ada", 26)])
     gold = "SELECT name FROM band WHERE age < 30"
     assert ExecMatch().score("SELECT name FROM band WHERE age <= 29", gold, database).value == 1.0
     score = ExecMatch().score("SELECT name FROM band WHERE age = 25", gold, database)
@@ -184,11 +174,7 @@ def test_a_database_added_later_counts_at_once(database: Path) -> None:
     match = ExecMatch()
     for number in range(3):
         assert match.score("SELECT 5", "SELECT count(*) FROM band", database).value == 1.0
-        extra = database.with_name(f"extra{number}.sqlite")
-        connection = sqlite3.connect(extra)
-        connection.execute("CREATE TABLE band (id)")
-        connection.commit()
-        connection.close()
+        extra = sqlite_file(database.with_name(f"extra{number}.sqlite"), "CREATE TABLE band (id)")
         assert match.score("SELECT 5", "SELECT count(*) FROM band", database).value == 0.0
         extra.unlink()
 
@@ -239,9 +225,11 @@ def task(database: Path, **private: Any) -> Task:
     return Task(id="t", input={"question": "?", "db_id": "band", "database": str(database)}, private=private)
 
 
-@pytest.mark.parametrize("name", ["spider-exec", "spider-exec-strict"])
-def test_the_rewards_score_outcomes(database: Path, name: str) -> None:
-    spec = {spec.name: spec for spec in specs()}[name]
+SPECS = pytest.mark.parametrize("spec", specs(), ids=lambda spec: spec.name)
+
+
+@SPECS
+def test_the_rewards_score_outcomes(database: Path, spec: Any) -> None:
     reward = spec.build(spec.config())
     good = task(database, gold="SELECT name FROM band")
     items = [
@@ -254,7 +242,7 @@ def test_the_rewards_score_outcomes(database: Path, name: str) -> None:
     ]
     expected = [("ok", 1.0), ("ok", 0.0), *[("invalid", None)] * 4]
     one_by_one = [reward(*item, 5.0) for item in items]
-    batch = reward.score_many(items, 5.0)  # type: ignore[attr-defined]
+    batch = reward.score_many(items, 5.0)
     assert [(score.status, score.value) for score in one_by_one] == expected
     assert batch == one_by_one
     assert all(isinstance(score, Score) for score in batch)
@@ -262,28 +250,23 @@ def test_the_rewards_score_outcomes(database: Path, name: str) -> None:
     assert "private['gold']" in batch[4].details["reason"]
 
 
-@pytest.mark.parametrize("name", ["spider-exec", "spider-exec-strict"])
-def test_a_database_that_changed_during_the_run_is_not_used(database: Path, name: str) -> None:
+@SPECS
+def test_a_database_that_changed_during_the_run_is_not_used(database: Path, spec: Any) -> None:
     """An empty database would make any prediction match."""
-    spec = {spec.name: spec for spec in specs()}[name]
     reward = spec.build(spec.config())
     asked = task(database, gold="SELECT name FROM band WHERE age > 30")
     assert reward(asked, Outcome(answer="SELECT name FROM band WHERE age < 0"), 5.0).value == 0.0
-    connection = sqlite3.connect(database)
-    connection.execute("DELETE FROM band")
-    connection.commit()
-    connection.close()
+    sqlite_file(database, "DELETE FROM band")
     again = [reward(asked, Outcome(answer="SELECT name FROM band WHERE age < 0"), 5.0)]
-    again += reward.score_many([(asked, Outcome(answer="SELECT name FROM band WHERE age < 0"))], 5.0)  # type: ignore[attr-defined]
+    again += reward.score_many([(asked, Outcome(answer="SELECT name FROM band WHERE age < 0"))], 5.0)
     assert [score.status for score in again] == ["invalid", "invalid"]
     assert "band.sqlite was changed or replaced during the run" in again[0].details["reason"]
     assert spec.build(spec.config())(asked, Outcome(answer="SELECT name FROM band WHERE age < 0"), 5.0).value == 1.0
 
 
 def test_settings_reach_the_reward(database: Path) -> None:
-    spec = next(spec for spec in specs() if spec.name == "spider-exec")
+    spec: Any = next(spec for spec in specs() if spec.name == "spider-exec")
     reward = spec.build(spec.config(timeout_s=0.2))
-    endless = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELECT count(*) FROM r"
-    assert reward(task(database, gold="SELECT 1"), Outcome(answer=endless), 60.0).status == "timeout"
+    assert reward(task(database, gold="SELECT 1"), Outcome(answer=ENDLESS.format(1)), 60.0).status == "timeout"
     with pytest.raises(ValueError, match="timeout_s"):
         spec.config(timeout_s=0)

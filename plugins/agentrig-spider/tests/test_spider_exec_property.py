@@ -17,6 +17,7 @@ from agentrig_spider import ExecMatch
 from agentrig_spider.rewards.matching import same_result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlite_files import sqlite_file
 
 Row = tuple[Any, ...]
 
@@ -180,14 +181,8 @@ def slow_verdict(predicted: str, gold: str, path: Path) -> int | None:
 def test_verdicts_agree_with_a_slow_implementation(
     tmp_path_factory: pytest.TempPathFactory, rows: dict[str, list[Row]], pair: tuple[str, str]
 ) -> None:
-    path = tmp_path_factory.mktemp("db") / "x.sqlite"
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE t (a, b, c)")
-    connection.execute("CREATE TABLE u (a, d)")
-    connection.executemany("INSERT INTO t VALUES (?, ?, ?)", rows["t"])
-    connection.executemany("INSERT INTO u VALUES (?, ?)", rows["u"])
-    connection.commit()
-    connection.close()
+    schema = "CREATE TABLE t (a, b, c); CREATE TABLE u (a, d)"
+    path = sqlite_file(tmp_path_factory.mktemp("db") / "x.sqlite", schema, **rows)
     gold, predicted = pair
     expected = slow_verdict(predicted, gold, path)
     score = MATCH.score(predicted, gold, path)

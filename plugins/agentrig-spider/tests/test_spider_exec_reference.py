@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from agentrig_spider import ExecMatch
+from sqlite_files import sqlite_file
 
 ROOT = Path(__file__).resolve().parents[3]
 SPIDER = Path(os.environ.get("AGENTRIG_SPIDER_DIR", ROOT.parent / "shared" / "spider"))
@@ -52,9 +53,7 @@ def build(folder: Path, case: dict[str, Any]) -> Path:
         (database, case["schema_sql"]),
         *((folder / f"extra{index}.sqlite", sql) for index, sql in enumerate(case.get("extra_schema_sql", []))),
     ]:
-        connection = sqlite3.connect(path)
-        connection.executescript(schema)
-        connection.close()
+        sqlite_file(path, schema)
     for name, content in case.get("stray", {}).items():
         Path(name.replace("@DB@", str(database))).write_text(content)
     return database

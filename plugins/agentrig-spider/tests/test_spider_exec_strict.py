@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import pytest
 from agentrig_spider import ExecMatch
 from agentrig_spider.rewards.sql import NotAQuery, read_select
+from sqlite_files import sqlite_file
 
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("strict") / "band.sqlite"
-    connection = sqlite3.connect(path)
-    connection.executescript(
+    return sqlite_file(
+        tmp_path_factory.mktemp("strict") / "band.sqlite",
         """
         CREATE TABLE band (id INTEGER PRIMARY KEY, name TEXT, country TEXT, age INTEGER, score REAL);
         INSERT INTO band VALUES (1,'Ada','France',30,1.5),(2,'Bo','Spain',25,2.0),(3,'Cy','France',41,2.0),
@@ -22,10 +21,8 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
         CREATE TABLE gig (gid INTEGER PRIMARY KEY, band_id INTEGER, venue TEXT COLLATE NOCASE);
         INSERT INTO gig VALUES (1,1,'North'),(2,1,'north'),(3,2,'East'),(4,3,'south'),(5,3,'South'),(6,6,'North');
         CREATE VIEW old AS SELECT * FROM band WHERE age > 29;
-        """
+        """,
     )
-    connection.close()
-    return path
 
 
 STRICT = ExecMatch("strict")
@@ -144,11 +141,7 @@ def test_the_perturbed_copies_count(tmp_path: Path) -> None:
     copy = tmp_path / "perturbed" / "band-0-1.sqlite"
     copy.parent.mkdir()
     for path, ages in ((database, (25, 40)), (copy, (27, 40))):
-        connection = sqlite3.connect(path)
-        connection.execute("CREATE TABLE band (id INTEGER PRIMARY KEY, age INTEGER)")
-        connection.executemany("INSERT INTO band (age) VALUES (?)", [(age,) for age in ages])
-        connection.commit()
-        connection.close()
+        sqlite_file(path, "CREATE TABLE band (id INTEGER PRIMARY KEY, age INTEGER)", band=enumerate(ages))
     lucky, gold = "SELECT id FROM band WHERE age = 25", "SELECT id FROM band WHERE age < 30"
     assert ExecMatch("official").score(lucky, gold, database).value == 1.0
     score = ExecMatch("strict").score(lucky, gold, database)

@@ -13,6 +13,7 @@ import pytest
 from agentrig_spider import ExecMatch
 from agentrig_spider.perturb import perturb, perturb_command
 from click.testing import CliRunner
+from sqlite_files import sqlite_file
 
 from agentrig import AgentrigError
 
@@ -33,19 +34,14 @@ CREATE INDEX by_age ON band (age);
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    path = tmp_path / "band.sqlite"
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript(SCHEMA)
-        connection.executemany("INSERT INTO country VALUES (?, ?, ?)", [(c, f"Land {c}", ord(c)) for c in "ABCDEF"])
-        bands = [(i, f"n{i}", "ABCDEF"[i % 5], 20 + i % 40, 1900 + i, 2000 + i) for i in range(60)]
-        connection.executemany("INSERT INTO band VALUES (?, ?, ?, ?, ?, ?)", bands)
-        connection.executemany(
-            "INSERT INTO gig VALUES (?, ?, ?)", [(i, 2000 + y, i * y) for i in range(20) for y in (1, 2)]
-        )
-        connection.executemany("INSERT INTO tag VALUES (?, ?)", [(f"t{i}", i / 7) for i in range(9)])
-        connection.executemany("INSERT INTO log (what) VALUES (?)", [("x" * i,) for i in range(9)])
-        connection.commit()
-    return path
+    return sqlite_file(
+        tmp_path / "band.sqlite",
+        SCHEMA + "".join(f"INSERT INTO log (what) VALUES ('{'x' * i}');" for i in range(9)),
+        country=[(c, f"Land {c}", ord(c)) for c in "ABCDEF"],
+        band=[(i, f"n{i}", "ABCDEF"[i % 5], 20 + i % 40, 1900 + i, 2000 + i) for i in range(60)],
+        gig=[(i, 2000 + y, i * y) for i in range(20) for y in (1, 2)],
+        tag=[(f"t{i}", i / 7) for i in range(9)],
+    )
 
 
 def rows(path: Path, sql: str) -> list[Any]:

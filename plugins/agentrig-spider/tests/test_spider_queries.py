@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agentrig_spider.queries import queries_of
 from agentrig_spider.rewards import ExecMatch, ExecMatchReward
+from sqlite_files import sqlite_file
 
 from agentrig import Outcome, Span, Task, Trace
 from agentrig.traces import LLM_CALL, NODE
@@ -24,10 +23,7 @@ RIGHT = "SELECT name FROM band"
 def database(tmp_path: Path) -> Path:
     path = tmp_path / "band" / "band.sqlite"
     path.parent.mkdir()
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("CREATE TABLE band (name TEXT, age INT)")
-        connection.execute("INSERT INTO band VALUES ('Ada', 3), ('Bo', 4)")
-    return path
+    return sqlite_file(path, "CREATE TABLE band (name TEXT, age INT)", band=[("Ada", 3), ("Bo", 4)])
 
 
 def trace_of(*messages: dict[str, Any]) -> Trace:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sqlite3
 from pathlib import Path
 
 import numpy
@@ -15,6 +14,7 @@ import pytest
 from agentrig_spider.tasks.convert import SAMPLES, convert
 from agentrig_spider.tasks.spider import Spider, SpiderConfig, read_rows
 from click.testing import CliRunner
+from sqlite_files import sqlite_file
 
 from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError
@@ -29,10 +29,7 @@ def official(folder: Path) -> Path:
     root = folder / "spider_data"
     for name in ("band", "shop"):
         (root / "database" / name).mkdir(parents=True)
-        connection = sqlite3.connect(root / "database" / name / f"{name}.sqlite")
-        connection.execute("CREATE TABLE t (a INTEGER)")
-        connection.commit()
-        connection.close()
+        sqlite_file(root / "database" / name / f"{name}.sqlite", "CREATE TABLE t (a INTEGER)")
 
     def row(database: str, question: str) -> dict[str, object]:
         return {"db_id": database, "question": question, "query": "SELECT a FROM t", "sql": {}, "query_toks": []}
@@ -240,22 +237,21 @@ def test_converted_databases_are_read_only(tmp_path: Path) -> None:
     assert [p.stat().st_mode & 0o222 for p in (tmp_path / "out").glob("database/*/*.sqlite")] == [0, 0]
 
 
-def test_real_spider_has_its_splits() -> None:
+@pytest.fixture
+def real() -> Path:
     candidates = [os.environ.get("AGENTRIG_SPIDER_DIR", ""), str(ROOT.parent / "shared" / "spider")]
-    folder = next((c for c in candidates if c and (Path(c) / "dev.parquet").is_file()), None)
-    if folder is None:
-        pytest.skip("real Spider is not there; set AGENTRIG_SPIDER_DIR to run this test")
-    spider = Spider(SpiderConfig(dir=folder))
+    folder = next((Path(c) for c in candidates if c and (Path(c) / "test_dev.parquet").is_file()), None)
+    return folder or pytest.skip("real Spider is not there; set AGENTRIG_SPIDER_DIR to run this test")
+
+
+def test_real_spider_has_its_splits(real: Path) -> None:
+    spider = Spider(SpiderConfig(dir=str(real)))
     assert {s: len(spider.load(s)) for s in ("train", "dev", "test")} == {"train": 7000, "dev": 1034, "test": 2147}
     assert spider.roles == {"train": "train", "validation": "dev", "report": "test_dev_500"}
 
 
-def test_real_spider_has_the_samples_that_the_converter_makes() -> None:
-    candidates = [os.environ.get("AGENTRIG_SPIDER_DIR", ""), str(ROOT.parent / "shared" / "spider")]
-    folder = next((c for c in candidates if c and (Path(c) / "test_dev.parquet").is_file()), None)
-    if folder is None:
-        pytest.skip("real Spider is not there; set AGENTRIG_SPIDER_DIR to run this test")
-    test = read_rows(Path(folder) / "test.parquet")
+def test_real_spider_has_the_samples_that_the_converter_makes(real: Path) -> None:
+    test = read_rows(real / "test.parquet")
     for split, (n, seed) in SAMPLES.items():
         places = numpy.random.RandomState(seed).choice(len(test), n, replace=False)
-        assert read_rows(Path(folder) / f"{split}.parquet") == [test[i] for i in places]
+        assert read_rows(real / f"{split}.parquet") == [test[i] for i in places]

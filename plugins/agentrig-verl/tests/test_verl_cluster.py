@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,7 +14,8 @@ import attrs
 import pytest
 
 from agentrig import AlgorithmSpec, Endpoint
-from agentrig.errors import AgentrigError, ConfigError, RunStopped
+from agentrig.credit import GroupConfig
+from agentrig.errors import ConfigError, RunStopped
 from agentrig.plan import resolve
 from agentrig.run.training import train
 
@@ -25,7 +24,7 @@ TALKER = str(Path(__file__).parent / "verl_toy.py")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # warnings of Ray and verl
-    pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed; see docs/gpu.md"),
+    pytest.mark.usefixtures("needs_verl"),
 ]
 GROUP = 4
 # verl's own switch is off here: without the package modelscope verl would fail.
@@ -110,9 +109,10 @@ def run_with(servers, ray_cluster, tmp_path):
         own = [f"run.directory={tmp_path}/runs", "run.name=toy", "run.failure_limit=0.9"]
         own.append('run.block=["report"]')
         plan = resolve("toy", overrides=[*own, *overrides], uses={"agent": agent}, files=[TOY, TALKER])
-        spec = AlgorithmSpec(name="probe", summary="", credit="grpo", build=lambda config: Probe(body, on_ray=on_ray))
-        component = attrs.evolve(plan.components["algorithm"], spec=spec)
-        train(attrs.evolve(plan, components={**plan.components, "algorithm": component}))
+        spec = AlgorithmSpec(name="probe", summary="", build=lambda config: Probe(body, on_ray=on_ray))
+        probe = attrs.evolve(plan.components["algorithm"], spec=spec)
+        components = {**plan.components, "algorithm": probe, "credit": plan.registry.find("credit", "grpo")}
+        train(attrs.evolve(plan, components=components, configs={**plan.configs, "credit": GroupConfig()}))
 
     return run
 
@@ -176,23 +176,17 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
     """All rollouts and all tokens are there once; verl trains with the advantages over rollouts."""
     import torch
     import transfer_queue as tq
-    from agentrig_verl.manager import CLASS, LoopManager, ManagerContext, manager_context
+    from agentrig_verl.manager import LoopManager
     from agentrig_verl.trainer import Trainer
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-    from verl.utils.import_utils import load_class_from_fqn
 
     seen = {}
     indices = [3, 0, 11, 7, 20]
 
     def body(session, pool):
         rollouts = kept(session)
-        context = ManagerContext(session=session, endpoints=endpoints(servers))
-        with manager_context(context):
-            manager = load_class_from_fqn(CLASS, "AgentLoopManager").create(
-                config=composed, llm_client=None, teacher_client=None, reward_loop_worker_handles=None
-            )
-        assert isinstance(manager, LoopManager)
+        manager = LoopManager(composed, session, endpoints(servers))
         batch = prompts_of(indices, step=1)
         uids = list(batch["uid"])
         manager.generate_sequences(batch)
@@ -288,13 +282,13 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
 def test_a_dead_runner_is_replaced_and_a_hung_rollout_is_typed(run_with, composed, servers, tmp_path, caplog):
     """Nothing is lost or counted twice, and rollouts that failed do not enter a baseline."""
     import transfer_queue as tq
-    from agentrig_verl.manager import LoopManager, ManagerContext
+    from agentrig_verl.manager import LoopManager
 
     seen = {}
 
     def body(session, pool):
         rollouts = kept(session)
-        manager = LoopManager(composed, ManagerContext(session=session, endpoints=endpoints(servers)))
+        manager = LoopManager(composed, session, endpoints(servers))
         batch = prompts_of([0, 1, 2, 3], step=1)
         manager.generate_sequences(batch)
         meta, _ = replay_buffer(composed).sample(global_steps=1, partition_id="train", batch_size=4)
@@ -321,26 +315,19 @@ def test_a_dead_runner_is_replaced_and_a_hung_rollout_is_typed(run_with, compose
 
 @pytest.mark.slow
 def test_a_server_that_dies_stops_the_run_with_a_clear_message(run_with, composed):
-    from agentrig_verl.manager import LoopManager, ManagerContext
+    from agentrig_verl.manager import LoopManager
     from model_server import model_server
 
     def body(session, pool):
         with model_server() as gone:
             dead = endpoints([gone])
-        manager = LoopManager(composed, ManagerContext(session=session, endpoints=dead))
+        manager = LoopManager(composed, session, dead)
         manager.generate_sequences(prompts_of([0, 1], step=1))
 
     with pytest.raises(RunStopped, match="does not answer") as stopped:
         run_with(body, "run.failure_limit=0.25", on_ray=False)
     assert "llm-error" in str(stopped.value)
     assert "--resume" in str(stopped.value)
-
-
-def test_without_a_session_the_manager_says_how_to_start():
-    from agentrig_verl.manager import LoopManager
-
-    with pytest.raises(AgentrigError, match="agentrig train"):
-        LoopManager.create(config=None, llm_client=None)
 
 
 def test_a_cluster_without_the_gpus_is_explained(ray_cluster, composed, monkeypatch):
@@ -477,6 +464,19 @@ def test_an_actor_takes_the_cpus_that_runner_cpus_says(ray_cluster):
             pool.close()
 
 
+def printed(folder, script, *words, **environ):
+    """Return the lines that a script prints in a process of its own, which joins no cluster of another test."""
+    file = folder / "script.py"  # a file: Ray's workers import it
+    file.write_text(script)
+    own = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "HF_TOKEN", "AGENTRIG_YES")}
+    done = subprocess.run(
+        [sys.executable, str(file), *words],
+        capture_output=True, text=True, timeout=200, check=False, env={**own, **environ},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [*done.stderr.splitlines(), *done.stdout.splitlines()]
+
+
 LOGS = """
 import sys, time, ray
 from agentrig.plugins.builtin import cpu_spec
@@ -495,15 +495,8 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_worker_logs_are_printed_when_asked(tmp_path):
-    script = tmp_path / "logs.py"
-    script.write_text(LOGS)
-    said = []
-    for worker_logs in (False, True):
-        command = [sys.executable, str(script), str(worker_logs)]
-        own = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True, env=own)
-        said.append("said by a worker" in done.stdout + done.stderr)
-    assert said == [False, True]
+    lines = [printed(tmp_path, LOGS, str(worker_logs)) for worker_logs in (False, True)]
+    assert [any("said by a worker" in line for line in each) for each in lines] == [False, True]
 
 
 WITHDRAWN = """
@@ -529,13 +522,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_runners_on_ray_end_before_ray_does(tmp_path):
-    script = tmp_path / "withdrawn.py"
-    script.write_text(WITHDRAWN)
-    done = subprocess.run(
-        [sys.executable, str(script), TOY, TALKER], capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-2:] == ["left: 0 []", "ray: False"]
+    assert printed(tmp_path, WITHDRAWN, TOY, TALKER)[-2:] == ["left: 0 []", "ray: False"]
 
 
 STALE = """
@@ -548,7 +535,7 @@ OURS = f"RAY_TMPDIR={os.environ['RAY_TMPDIR']}".encode()
 
 def stop_ours(words, **_):
     # What `ray stop` does, to this test's cluster alone: other tests may run one at the same time.
-    assert words[1:] == ["-m", "ray.scripts.scripts", "stop"], words
+    assert words[1:] == ["-P", "-m", "ray.scripts.scripts", "stop"], words
     subprocess.run([*words, "--help"], check=True, capture_output=True)
     print("stopped")
     for entry in pathlib.Path("/proc").glob("[0-9]*"):
@@ -580,19 +567,8 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_stale_cluster_is_stopped_only_when_asked(tmp_path):
-    script = tmp_path / "stale.py"
-    script.write_text(STALE)
-    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # short: Ray's sockets lie below it
-    environment = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "HF_TOKEN", "AGENTRIG_YES")}
-    try:
-        done = subprocess.run(
-            [sys.executable, str(script)],
-            capture_output=True, text=True, timeout=200, check=False, env={**environment, "RAY_TMPDIR": folder},
-        )  # fmt: skip
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    assert done.returncode == 0, done.stderr
-    told, stopped, nodes = done.stdout.splitlines()[-3:]
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        told, stopped, nodes = printed(tmp_path, STALE, RAY_TMPDIR=folder)[-3:]  # short: Ray's sockets lie below it
     assert "has no HF_TOKEN" in told
     assert "--yes" in told
     assert (stopped, nodes) == ("stopped", "nodes: 1")

@@ -59,7 +59,7 @@ def by_verl(credit: Any, rollouts: list[Rollout], *, merged: bool) -> tuple[dict
 
     manager: Any = LoopManager.__new__(LoopManager)
     manager.config = SimpleNamespace(algorithm=SimpleNamespace(adv_estimator="grpo"))
-    manager.context = SimpleNamespace(session=SimpleNamespace(credit=credit))
+    manager.session = SimpleNamespace(credit=credit)
     groups = {g: [r for r in rollouts if r.group == g] for g in VALUES}
     laid = [t for g, group in groups.items() for t in trajectories_of(group, uid=g, step=1, merged=merged)]
     manager.trajectories, manager.worths = {t.key: t for t in laid}, manager.credited(rollouts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import itertools
 import json
 from collections import deque
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed; see docs/gpu.md"),
+    pytest.mark.usefixtures("needs_verl"),
     pytest.mark.filterwarnings("ignore"),  # warnings of verl
 ]
 

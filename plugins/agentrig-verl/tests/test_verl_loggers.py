@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -18,10 +17,7 @@ from tracker_readers import records
 from agentrig.errors import ConfigError
 
 pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("verl") is None or importlib.util.find_spec("tensordict") is None,
-        reason="verl is not installed; see docs/gpu.md",
-    ),
+    pytest.mark.usefixtures("needs_verl"),
     pytest.mark.filterwarnings("ignore"),  # warnings of verl and the loggers
 ]
 

@@ -19,6 +19,7 @@ from agentrig_verl.manager import _figures
 from agentrig_verl.trajectories import Trajectory, trajectories_of
 from quick import quick_first
 from rollouts import rollout
+from verl_engines import VOCABULARY, make_engine, make_model, on_the_cpu
 
 from agentrig import Triplet
 from agentrig.credit import GroupConfig, grpo, worths_of_calls
@@ -28,7 +29,6 @@ from agentrig.rollouts import Rollout
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of verl and torch
 
-VOCABULARY = 32
 TALKS = {"aababa": 1.0, "abcacbA": 0.0, "abab": 0.25, "abBbaA": 1.0}
 """The values of rollouts by their calls: each letter goes on with its conversation, a capital with a branch of it that
 begins after its first call."""
@@ -37,35 +37,10 @@ begins after its first call."""
 @pytest.fixture(scope="module")
 def engine(needs_verl: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """verl's engine around a tiny random model, in fp32."""
-    import agentrig_verl.trainer  # noqa: F401  (imported first, so that verl does not see the platform below)
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-    from verl.plugin.platform import platform_manager
-    from verl.trainer.config import CheckpointConfig
-    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
-    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
-
     folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.3,
-    )  # fmt: skip
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    # verl has no platform for CPUs, and needs only these methods
-    cpu: Any = SimpleNamespace(device_name="cpu", current_device=lambda: "cpu", device_module=torch.cpu)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=0, world_size=1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(platform_manager, "_current_platform", cpu)
-        patch.setenv("VERL_DISABLE_FLASH_ATTN_CE", "1")
-        made = FSDPEngineWithLMHead(
-            HFModelConfig(path=str(folder), load_tokenizer=False, override_config={"attn_implementation": "sdpa"}),
-            FSDPEngineConfig(strategy="fsdp2", mixed_precision={"param_dtype": "fp32"}, use_torch_compile=False),
-            FSDPOptimizerConfig(lr=1e-3, total_training_steps=1),
-            CheckpointConfig(),
-        )
-        made.initialize()
-        yield made
-    torch.distributed.destroy_process_group()
+    make_model(folder)
+    with on_the_cpu(folder / "group"):
+        yield make_engine(folder, forest=False)
 
 
 def group_of(talks: dict[str, float]) -> list[Rollout]:

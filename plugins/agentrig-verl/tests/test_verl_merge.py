@@ -48,13 +48,13 @@ def conversations(draw):
 def test_merged_calls_train_the_same_tokens_after_the_same_tokens(calls):
     merged = merge(calls)
     assert learned(merged) == learned([segment_of(c) for c in calls])
-    assert sum(s.calls for s in merged) == len(calls)
+    assert sum(len(s.pieces) for s in merged) == len(calls)
     assert all(len(s.mask) == len(s.response_ids) == len(s.logprobs) for s in merged)
 
 
 def test_prompts_that_rarely_extend_one_another_are_not_merged():
     calls = [triplet([1, 2, 3], [4]), triplet([1, 2, 9], [4])]
-    assert [s.calls for s in merge(calls)] == [1, 1]
+    assert [len(s.pieces) for s in merge(calls)] == [1, 1]
 
 
 def test_log_probabilities_are_all_there_or_none():

@@ -4,19 +4,12 @@ import socket
 
 import pytest
 from agentrig_verl import modelscope
+from hosts import only
 
 from agentrig.doctor import Situation, content
 from agentrig.hardware import Cpu
 from agentrig.plan import resolve
 from agentrig.plugins.loading import load
-
-
-def only(findings, result):
-    """Return the only finding, which must have that result."""
-    (found,) = findings
-    assert found.result == result, found
-    return found
-
 
 ON = {"VERL_USE_MODELSCOPE": "True", "VLLM_USE_MODELSCOPE": "true"}
 

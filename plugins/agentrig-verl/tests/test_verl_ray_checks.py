@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 from agentrig_verl import checks, ray_checks
+from distributions import describe
+from hosts import only
 
 from agentrig.doctor import Situation
 from agentrig.hardware import Cpu, installed
@@ -23,24 +25,10 @@ def situation(*overrides, **more):
     )
 
 
-def only(findings, result=None):
-    (finding,) = list(findings)
-    if result is not None:
-        assert finding.result == result, finding
-    return finding
-
-
-def fake_distribution(folder, name, version, requires=()):
-    info = folder / f"{name}-{version}.dist-info"
-    info.mkdir(parents=True)
-    lines = [f"Requires-Dist: {line}\n" for line in requires]
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + "".join(lines))
-
-
 def test_verl_is_asked_whether_it_accepts_this_vllm(tmp_path):
     """A stand-in for verl that refuses, as verl does, by an exception at import."""
-    fake_distribution(tmp_path, "verl", "0.9.1")
-    fake_distribution(tmp_path, "vllm", "0.10.0")
+    describe(tmp_path, "verl", "0.9.1")
+    describe(tmp_path, "vllm", "0.10.0")
     gate = tmp_path / "verl" / "third_party" / "vllm"
     gate.mkdir(parents=True)
     for package in (gate.parent, gate.parent.parent):
@@ -59,7 +47,7 @@ def test_verl_is_asked_whether_it_accepts_this_vllm(tmp_path):
 def test_the_real_verl_refuses_a_vllm_that_is_too_old(tmp_path):
     """verl's own check reads vLLM's version from its metadata, so vLLM needs only metadata here."""
     pytest.importorskip("verl", reason="verl is not installed")
-    fake_distribution(tmp_path, "vllm", "0.10.0")
+    describe(tmp_path, "vllm", "0.10.0")
     versions = {**installed(["verl"]), "vllm": "0.10.0"}
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
     found = only(checks.check_verl_vllm(situation(versions=versions, environ=environ)), "problem")

@@ -20,8 +20,7 @@ from agentrig.plan import resolve
 README = Path(__file__).resolve().parents[1] / "README.md"
 
 needs_yaml = pytest.mark.skipif(not schema.installed(), reason="verl is not installed; see docs/gpu.md")
-needs_all = pytest.mark.skipif(importlib.util.find_spec("tensordict") is None, reason="tensordict is not installed")
-quiet = pytest.mark.filterwarnings("ignore")  # warnings of verl
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of verl
 
 
 @needs_yaml
@@ -143,7 +142,7 @@ def test_each_departure_is_in_the_readme():
 
 
 @pytest.fixture
-def composed(tmp_path):
+def composed(needs_verl, tmp_path):
     """Compose a recipe for a hardware, as a run does."""
 
     def compose(recipe="fast", hardware="cuda", checkpoint=None, **verl):
@@ -158,9 +157,6 @@ def composed(tmp_path):
     return compose
 
 
-@needs_yaml
-@needs_all
-@quiet
 def test_a_run_connects_verl_to_its_tasks_seed_and_checkpoints(composed, tmp_path):
     from agentrig_verl.checks import check
     from agentrig_verl.dataset import TaskDataset
@@ -170,13 +166,10 @@ def test_a_run_connects_verl_to_its_tasks_seed_and_checkpoints(composed, tmp_pat
     assert config.data.seed == config.actor_rollout_ref.rollout.seed == 7
     assert config.actor_rollout_ref.rollout.max_model_len == 4096 + 2048
     assert "hf_model" in config.actor_rollout_ref.actor.checkpoint.save_contents
-    assert config.actor_rollout_ref.rollout.agent.agent_loop_manager_class == "agentrig_verl.manager.LoopManager"
     rows = TaskDataset(config.data.train_files)
     assert (len(rows), rows[3]["task_id"], rows[3]["index"]) == (70, "t3", 3)
 
 
-@needs_yaml
-@quiet
 def test_without_flash_attention_sdpa_is_chosen_and_reported_once(composed, caplog):
     from agentrig_verl import keys
 
@@ -189,24 +182,18 @@ def test_without_flash_attention_sdpa_is_chosen_and_reported_once(composed, capl
         assert sum("sdpa" in line for line in caplog.messages) == 1
 
 
-@needs_yaml
-@quiet
 def test_the_number_of_steps_decides_how_many_passes_there_are(composed):
     steps = {"trainer.total_training_steps": 9, "trainer.total_epochs": 1}  # 70 tasks: two steps of 32 in a pass
     assert composed(**steps).trainer.total_epochs == 5
     assert composed(**{**steps, "trainer.total_epochs": 8}).trainer.total_epochs == 8
 
 
-@needs_yaml
-@quiet
 def test_lora_is_served_merged(composed):
     config = composed(**{"actor_rollout_ref.model.lora_rank": 16})
     assert config.actor_rollout_ref.model.lora.merge is True
     assert composed().actor_rollout_ref.model.lora.merge is False
 
 
-@needs_yaml
-@quiet
 def test_resume_names_verls_own_state(composed, tmp_path):
     (tmp_path / "step-00012" / "trainer" / "global_step_12").mkdir(parents=True)
     config = composed(checkpoint=tmp_path / "step-00012")
@@ -219,18 +206,12 @@ def test_resume_names_verls_own_state(composed, tmp_path):
         composed(checkpoint=tmp_path / "other")
 
 
-@needs_yaml
-@needs_all
-@quiet
 def test_the_recipe_npu_gets_the_overrides_of_its_hardware(composed):
     config = composed("npu", "ascend")
     assert config.trainer.device == "npu"
     assert "tool_call_parser" not in config.actor_rollout_ref.rollout.engine_kwargs.vllm
 
 
-@needs_yaml
-@needs_all
-@quiet
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
@@ -268,9 +249,6 @@ def test_impossible_settings_are_refused(composed, key, value, told):
         check(composed(**{key: value}), merge=False)
 
 
-@needs_yaml
-@needs_all
-@quiet
 def test_loggers_are_checked_before_anything_starts(composed, tmp_path, monkeypatch):
     from agentrig_verl.checks import check_loggers
 
@@ -312,9 +290,6 @@ def test_the_servers_options_are_kept_for_evaluation():
     }  # fmt: skip
 
 
-@needs_yaml
-@needs_all
-@quiet
 def test_a_credit_is_refused_where_verl_takes_its_own_advantages(composed):
     from agentrig_verl.checks import check
 
@@ -342,9 +317,7 @@ def test_loggers_write_into_the_run_directory_unless_told_otherwise(tmp_path, mo
     assert os.environ["SWANLAB_LOG_DIR"] == "elsewhere"
 
 
-@needs_yaml
-@needs_all
-@quiet
+@pytest.mark.usefixtures("needs_verl")
 def test_the_doctor_looks_at_settings_and_loggers(capsys):
     from agentrig_verl.checks import check_settings
 

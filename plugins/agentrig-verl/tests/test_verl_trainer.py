@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import warnings
 from pathlib import Path
@@ -18,10 +17,7 @@ from agentrig.plan import resolve
 from agentrig.run.directory import RunDirectory
 
 pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("verl") is None or importlib.util.find_spec("tensordict") is None,
-        reason="verl is not installed; see docs/gpu.md",
-    ),
+    pytest.mark.usefixtures("needs_verl"),
     pytest.mark.filterwarnings("ignore"),  # warnings of verl
 ]
 

@@ -96,7 +96,7 @@ def books(
     trainer._rows, trainer.global_steps = [], 1
     manager: Any = LoopManager.__new__(LoopManager)
     own = partial(grpo, config=GroupConfig(negative_scale=negative_scale))
-    manager.config, manager.context = trainer.config, SimpleNamespace(session=SimpleNamespace(credit=credit or own))
+    manager.config, manager.session = trainer.config, SimpleNamespace(credit=credit or own)
     manager.trajectories, manager.worths = {t.key: t for t in laid_out}, manager.credited(rollouts)
     trainer.agent_loop_manager = manager
     batch = SimpleNamespace(keys=keys, tags=tags, partition_id="train")

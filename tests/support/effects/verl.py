@@ -40,7 +40,7 @@ def sequences(settings: Settings) -> Sequence[Sequence[int]]:
         rollout(0.0, trace=trace_of("write"), triplets=[*first, *alone]),
         rollout(1.0, trace=trace_of("write"), triplets=[Triplet(prompt_ids=[1], response_ids=[5])]),
     ]
-    merged = build("algorithm.verl", settings).context(session(), []).merged
+    merged = build("algorithm.verl", settings).manager(None, session(), []).merged
     return [t.fields["responses"].tolist() for t in trajectories_of(group, uid="u", step=1, merged=merged)]
 
 

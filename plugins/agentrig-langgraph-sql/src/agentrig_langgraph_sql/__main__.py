@@ -29,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from pydantic import SecretStr
 
     from agentrig_langgraph_sql.database import DatabaseBroken
-    from agentrig_langgraph_sql.graph import Limits, NotACompletion, Question, build_graph, mermaid
+    from agentrig_langgraph_sql.graph import NotACompletion, Question, build_graph, mermaid
+    from agentrig_langgraph_sql.limits import Limits
 
     llm = ChatOpenAI(
         base_url=options.base_url,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrig import AgentFailure, AgentSpec, Endpoint, RecipeSpec, hookimpl, setting
+from agentrig_langgraph_sql.limits import Limits
 from agentrig_langgraph_sql.prompts import PRESETS, Prompts
 from agentrig_langgraph_sql.schema import STYLES
 
@@ -22,28 +23,16 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen(kw_only=True)
-class SqlAgentConfig:
+class SqlAgentConfig(Limits):
     """Settings of `langgraph-sql`."""
 
-    # 33 turns are 99 nodes, one less than the graph's recursion limit.
-    max_turns: int = setting(3, help="full cycles of write, execute and check", ge=1, le=33)
     prompts: str = setting(
         "full", help="full for instruct models; short for the starting model of mini", choices=tuple(PRESETS)
     )
     schema_style: str = setting(
         "auto", help="form of the schema; auto is the form that the prompts expect", choices=("auto", *STYLES)
     )
-    table_info_truncate: int = setting(2048, help="greatest length of the schema, in characters", ge=64)
-    sample_rows: int = setting(
-        0, help="rows of each table that are shown with the schema, within its length", ge=0, le=3
-    )
-    execution_truncate: int = setting(2048, help="greatest length of a query's result, in characters", ge=64)
-    reply_truncate: int = setting(
-        4096, help="greatest length of a query or of a check's remarks in the next prompt, in characters", ge=64
-    )
     max_tokens: int = setting(2048, help="most new tokens per call; the endpoint may set a lower limit", ge=1)
-    query_timeout_s: float = setting(5.0, help="time limit of a query, in seconds", gt=0)
-    max_rows: int = setting(1000, help="most rows of a result that are fetched", ge=1)
     timeout: float = setting(600.0, help="of ChatOpenAI: time limit of each attempt of a call, in seconds", gt=0)
     max_retries: int = setting(
         2, help="of ChatOpenAI: further attempts of a call that failed in the network or at an overloaded server", ge=0
@@ -156,18 +145,9 @@ os.register_at_fork(after_in_child=_forget_connections)
 
 
 def _build_graph(config: SqlAgentConfig) -> Graph:
-    from agentrig_langgraph_sql.graph import Limits, build_graph
+    from agentrig_langgraph_sql.graph import build_graph
 
-    limits = Limits(
-        max_turns=config.max_turns,
-        table_info_truncate=config.table_info_truncate,
-        sample_rows=config.sample_rows,
-        execution_truncate=config.execution_truncate,
-        reply_truncate=config.reply_truncate,
-        query_timeout_s=config.query_timeout_s,
-        max_rows=config.max_rows,
-    )
-    return build_graph(limits=limits, prompts=config.preset())
+    return build_graph(limits=config, prompts=config.preset())
 
 
 def _mermaid(config: SqlAgentConfig) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-import attrs
 from agentrig_spider.queries import sql_of
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage
@@ -15,6 +14,7 @@ from langgraph.graph.state import CompiledStateGraph  # noqa: TID253
 from langgraph.runtime import Runtime  # noqa: TID253
 
 from agentrig_langgraph_sql.database import cut, run_query
+from agentrig_langgraph_sql.limits import Limits
 from agentrig_langgraph_sql.prompts import FULL, Prompts, Template
 from agentrig_langgraph_sql.replies import verdict_of
 from agentrig_langgraph_sql.schema import schema_text
@@ -23,30 +23,6 @@ LEFT_TO_RIGHT = ("graph TD;", "graph LR;")
 
 RECURSION_LIMIT = 100
 """Nodes that one question may pass through; a turn passes three."""
-
-
-@attrs.frozen(kw_only=True)
-class Limits:
-    """Limits for one question.
-
-    Attributes:
-        max_turns: Full cycles of write (or rewrite), execute and check.
-        table_info_truncate: Greatest length of the schema, in characters.
-        sample_rows: Rows of each table that are shown with the schema, 0 to 3, within its length.
-        execution_truncate: Greatest length of a result, in characters.
-        reply_truncate: Greatest length of a query or of a check's remarks in the next prompt, in characters. Otherwise
-            a model with long replies would fill its own context, and the call would fail.
-        query_timeout_s: A query is stopped after this many seconds.
-        max_rows: Most rows of a result to fetch.
-    """
-
-    max_turns: int = 3
-    table_info_truncate: int = 2048
-    sample_rows: int = 0
-    execution_truncate: int = 2048
-    reply_truncate: int = 4096
-    query_timeout_s: float = 5.0
-    max_rows: int = 1000
 
 
 class Question(TypedDict):

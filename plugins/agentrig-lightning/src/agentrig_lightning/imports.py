@@ -158,12 +158,3 @@ def skip_litellm() -> None:
     """Make the next import of Agent Lightning skip litellm; imports nothing."""
     if "agentlightning" not in sys.modules and not any(isinstance(f, _LightningFinder) for f in sys.meta_path):
         sys.meta_path.insert(0, _LightningFinder())
-
-
-def import_lightning() -> ModuleType:
-    """Return the package `agentlightning`, imported without network access.
-
-    If it is already imported, with litellm, that import is used.
-    """
-    skip_litellm()
-    return importlib.import_module("agentlightning")

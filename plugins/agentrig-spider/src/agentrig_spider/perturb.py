@@ -159,9 +159,9 @@ def _tables(connection: sqlite3.Connection) -> Iterator[Table]:
             if index[2]
         ]
         keyed = {column for key in unique for column in key} | set(primary)
-        pointing = [(child, child_columns) for _, child_columns, child in _own_keys(connection, name)]
-        single = {columns_[0] for _, columns_ in pointing if len(columns_) == 1}
-        outgoing = {column for _, columns_ in pointing for column in columns_}
+        pointing = [own for _, own, _ in _foreign_keys(connection, name)]
+        single = {own[0] for own in pointing if len(own) == 1}
+        outgoing = {column for own in pointing for column in own}
         incoming = {column for _, _, own in keys.get(name.lower(), []) for column in own}
         lowered = {column.lower() for column in keyed | outgoing | incoming}
         yield Table(
@@ -198,11 +198,6 @@ def _foreign_keys(connection: sqlite3.Connection, table: str) -> Iterator[tuple[
         own = [row[3] for row in rows]
         if len(parent_columns) == len(own):
             yield parent, own, parent_columns
-
-
-def _own_keys(connection: sqlite3.Connection, table: str) -> Iterator[tuple[list[str], list[str], str]]:
-    for parent, own, parent_columns in _foreign_keys(connection, table):
-        yield parent_columns, own, parent
 
 
 def _rowids(connection: sqlite3.Connection, table: Table) -> list[int]:

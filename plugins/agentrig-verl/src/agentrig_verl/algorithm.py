@@ -28,7 +28,7 @@ from agentrig_verl.schema import ACTOR, MODEL, ROLLOUT
 from agentrig_verl.settings import VerlConfig
 
 if TYPE_CHECKING:
-    from agentrig_verl.manager import ManagerContext
+    from agentrig_verl.manager import LoopManager
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +69,7 @@ class Verl:
         import ray
         import transfer_queue as tq
         from omegaconf import OmegaConf
-        from verl.utils.import_utils import load_class_from_fqn
 
-        from agentrig_verl import manager
         from agentrig_verl.trainer import Trainer, shut_down
 
         OmegaConf.resolve(composed)
@@ -86,16 +84,8 @@ class Verl:
             tq.init(composed.transfer_queue)
             trainer = Trainer(composed, session, forest=forest)
             trainer.init()
-            with manager.manager_context(self.context(session, trainer.endpoints)):
-                name = composed.actor_rollout_ref.rollout.agent.agent_loop_manager_class
-                loops = load_class_from_fqn(name, "AgentLoopManager").create(
-                    config=composed,
-                    llm_client=trainer.get_llm_client(),
-                    teacher_client=trainer.get_teacher_client(),
-                    reward_loop_worker_handles=trainer.get_reward_handles(),
-                )
             with logging_into(session.directory):
-                trainer.fit(loops)
+                trainer.fit(self.manager(composed, session, trainer.endpoints))
         except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
             alive = isinstance(error, ray.exceptions.RayTaskError) and ENGINE_DIED not in str(error)
             what = "failed" if alive else "died"
@@ -121,15 +111,11 @@ class Verl:
             on_ray = self.config.runners == "ray" or (self.config.runners == "auto" and nodes > 1)
             self._pool.place(on_ray, cpus=self.config.runner_cpus)
 
-    def context(self, session: Session, endpoints: Sequence[Endpoint]) -> ManagerContext:
-        """Return what the manager of the agent's loops works with."""
-        from agentrig_verl.manager import ManagerContext
+    def manager(self, composed: Any, session: Session, endpoints: Sequence[Endpoint]) -> LoopManager:
+        """Return what runs the agent on each step's prompts."""
+        from agentrig_verl.manager import LoopManager
 
-        return ManagerContext(
-            session=session,
-            endpoints=endpoints,
-            merged=self.config.merge,
-        )
+        return LoopManager(composed, session, endpoints, merged=self.config.merge)
 
     def serve(self, *, hardware: Hardware, checkpoint: Path | None) -> AbstractContextManager[Endpoint]:
         """Serve a checkpoint, or the starting model, with vLLM."""
@@ -176,13 +162,12 @@ class Verl:
 
     def _trusted(self, session: Session, flat: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keys that connect verl to the run. Keys that a recipe may set, and has set, are left out."""
-        from agentrig_verl import dataset, extension, manager
+        from agentrig_verl import dataset, extension
 
         index = session.directory / "verl-tasks.json"
         dataset.write_index(index, list(session.train_tasks))
         keys: dict[str, Any] = {
             f"{MODEL}.path": self._model(),
-            f"{ROLLOUT}.agent.agent_loop_manager_class": manager.CLASS,
             "data.train_files": str(index),
             "data.val_files": str(index),
             "data.custom_cls.path": dataset.MODULE,

@@ -13,7 +13,6 @@ from agentrig.credit import Credit, GroupConfig, grpo
 from agentrig.errors import ConfigError, nearest
 from agentrig.findings import Finding, Situation
 from agentrig.hardware.tools import ask
-from agentrig.trackers.logins import WANDB_HOSTS as WANDB_HOSTS
 from agentrig.trackers.logins import swanlab_ready, wandb_ready
 from agentrig_verl import schema, symbols
 from agentrig_verl.keys import keys_of

@@ -1,8 +1,4 @@
-"""The agent-loop manager: it gets a step's prompts from verl, runs the agent, and writes trajectories to TransferQueue.
-
-verl creates the class that `actor_rollout_ref.rollout.agent.agent_loop_manager_class` names, with its own arguments.
-The run therefore sets the manager's context in this module first (`manager_context`).
-"""
+"""The agent-loop manager: gets a step's prompts from verl, runs the agent, and writes trajectories to TransferQueue."""
 
 from __future__ import annotations
 
@@ -32,59 +28,22 @@ log = logging.getLogger(__name__)
 OVERLONG = re.compile("max(imum)? (context|input|model) len(gth)?|context length|max_model_len", re.IGNORECASE)
 """Matches the error of every vLLM version for a prompt that leaves no room for a reply."""
 
-CLASS = f"{__name__}.LoopManager"
-"""The value of verl's key."""
 
+class LoopManager:
+    """Implements the contract of verl 0.9's v1 trainer for agent frameworks.
 
-@attrs.frozen(kw_only=True)
-class ManagerContext:
-    """What the manager works with.
-
-    Attributes:
+    Args:
+        config: verl's composed configuration.
         session: Runs tasks.
         endpoints: The vLLM servers, with the sampling of training.
         merged: See `agentrig_verl.merge`.
     """
 
-    session: Session
-    endpoints: Sequence[Endpoint]
-    merged: bool = True
-
-
-_contexts: list[ManagerContext] = []
-
-
-@contextmanager
-def manager_context(context: ManagerContext) -> Iterator[None]:
-    """Give this context to the managers that verl creates inside the block."""
-    _contexts.append(context)
-    try:
-        yield
-    finally:
-        _contexts.remove(context)
-
-
-class LoopManager:
-    """Implements the contract of verl 0.9's v1 trainer for agent frameworks."""
-
-    def __init__(self, config: Any, context: ManagerContext) -> None:
-        self.config, self.context = config, context
+    def __init__(self, config: Any, session: Session, endpoints: Sequence[Endpoint], *, merged: bool = True) -> None:
+        self.config, self.session, self.endpoints, self.merged = config, session, endpoints, merged
         self.figures: dict[str, float] = {}
         self.trajectories: dict[str, Trajectory] = {}
         self.worths: dict[Call, float | None] = {}
-
-    @classmethod
-    def create(cls, config: Any, **clients: Any) -> LoopManager:
-        """Create the manager; verl's token-level clients (`llm_client`, …) are not used.
-
-        Raises:
-            AgentrigError: verl was started without agentrig.
-        """
-        if not _contexts:
-            raise AgentrigError(
-                f"{CLASS} needs a session: start the run with `agentrig train`, not with verl's own main_ppo"
-            )
-        return cls(config, _contexts[-1])
 
     def generate_sequences(self, prompts: Any) -> None:
         """Run the agent on a batch of prompts and write the trajectories to TransferQueue.
@@ -103,16 +62,14 @@ class LoopManager:
         indices = [int(i) for i in prompts["index"]]
         step = int(_scalar(prompts["global_steps"]))
         n = self.config.actor_rollout_ref.rollout.n
-        tasks = [self.context.session.train_tasks[i] for i in indices]
+        tasks = [self.session.train_tasks[i] for i in indices]
         found: dict[str, list[Trajectory]] = {}
 
         def write_groups(groups: Mapping[int, Sequence[Rollout]]) -> None:
             found.update(self.put({uids[i]: group for i, group in groups.items()}, step=step))
 
-        with explained(self.context.session, self.context.endpoints):
-            rollouts = self.context.session.rollouts(
-                tasks, n=n, endpoint=self.context.endpoints, step=step, on_groups=write_groups
-            )
+        with explained(self.session, self.endpoints):
+            rollouts = self.session.rollouts(tasks, n=n, endpoint=self.endpoints, step=step, on_groups=write_groups)
         self.worths = self.credited(rollouts)
         self.trajectories = lightened([t for uid in uids for t in found.get(uid, ())])
         self.figures = _figures(rollouts, found, self.config.data.max_prompt_length)
@@ -121,7 +78,7 @@ class LoopManager:
         """Return what the run's credit says that each call of a step is worth; nothing if verl itself computes it."""
         if self.config.algorithm.adv_estimator != "grpo":
             return {}
-        worths = worths_of_calls(self.context.session.credit, rollouts)
+        worths = worths_of_calls(self.session.credit, rollouts)
         return {
             Call(rollout.id, triplet.span_id): worth
             for rollout, calls in zip(rollouts, worths, strict=True)
@@ -144,7 +101,7 @@ class LoopManager:
         from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
         by_group = {
-            uid: trajectories_of(group, uid=uid, step=step, merged=self.context.merged) for uid, group in groups.items()
+            uid: trajectories_of(group, uid=uid, step=step, merged=self.merged) for uid, group in groups.items()
         }
         found = [t for trajectories in by_group.values() for t in trajectories]
         if not self.config.actor_rollout_ref.rollout.calculate_log_probs:

@@ -18,8 +18,6 @@ class Segment:
         response_ids: Everything after it, tokens of later prompts included.
         mask: One for each of `response_ids`: 1 for sampled tokens, 0 for given ones.
         logprobs: Of the sampled tokens under the sampling policy, 0.0 where the mask is 0; None when unknown.
-        calls: How many calls are in it.
-        node: The node of its first call.
         pieces: Where each call's tokens are: its span, the place of its first token in `response_ids`, their number.
     """
 
@@ -27,9 +25,7 @@ class Segment:
     response_ids: tuple[int, ...]
     mask: tuple[int, ...]
     logprobs: tuple[float, ...] | None
-    calls: int = 1
-    node: str = ""
-    pieces: tuple[tuple[str, int, int], ...] = ()
+    pieces: tuple[tuple[str, int, int], ...]
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -45,7 +41,6 @@ def segment_of(triplet: Triplet) -> Segment:
         response_ids=response,
         mask=(1,) * len(response),
         logprobs=None if triplet.logprobs is None else tuple(triplet.logprobs),
-        node=triplet.node,
         pieces=((triplet.span_id, 0, len(response)),),
     )
 
@@ -89,4 +84,3 @@ def _extend(sequence: Segment, triplet: Triplet, given: tuple[int, ...]) -> None
     sequence.pieces = (*sequence.pieces, (triplet.span_id, start, len(response)))
     sequence.response_ids = sequence.response_ids + given + response
     sequence.mask = sequence.mask + (0,) * len(given) + (1,) * len(response)
-    sequence.calls += 1

@@ -31,9 +31,6 @@ OPEN = frozenset(
 )
 """Tables that verl passes to another library: they accept any key."""
 
-ADDED = frozenset({"actor_rollout_ref.rollout.agent.agent_loop_manager_class"})
-"""Keys that verl reads and its dataclasses have, but that its YAML leaves out."""
-
 IGNORED: Mapping[str, str] = {
     # Another part of agentrig does the work.
     "actor_rollout_ref.model.path": "set algorithm.model",
@@ -240,7 +237,7 @@ def _check(config: Any, key: str, value: Any, known: list[str]) -> Any:
     """Return the value, a number in text as a number; raise unless verl's YAML has the key and a value of its kind."""
     from omegaconf import DictConfig, OmegaConf
 
-    if any(key.startswith(f"{table}.") for table in OPEN) or key in ADDED:
+    if any(key.startswith(f"{table}.") for table in OPEN):
         return value
     parent_path, _, name = key.rpartition(".")
     parent = OmegaConf.select(config, parent_path) if parent_path else config

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import ray  # noqa: TID253  (imported by the algorithm when a run starts)
 import torch  # noqa: TID253
 import transfer_queue as tq
@@ -25,7 +26,7 @@ from verl.utils.debug import marked_timer  # noqa: TID253
 
 from agentrig import Endpoint
 from agentrig.algorithms import Session
-from agentrig.endpoints import without_proxy
+from agentrig.endpoints import environment_endpoint
 from agentrig.figures import GRAD_NORM
 from agentrig.ledger import CRITIC_WARMUP, Entry
 from agentrig_verl.actor import COMPUTED, METRIC, TRACED, Actor, ForestActor
@@ -131,10 +132,9 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             **({"ignore_eos": True} if rollout.ignore_eos else {}),
         }
         for address in self.llm_server_manager.get_addresses():
-            base_url = f"http://{address}/v1"
-            self.endpoints.append(
-                Endpoint(base_url=base_url, model=served_model(base_url), sampling=sampling, token_ids=True)
-            )
+            served = environment_endpoint(f"http://{address}/v1", api_key="none")
+            assert served is not None  # it has an address
+            self.endpoints.append(attrs.evolve(served, sampling=sampling, token_ids=True))
 
     @property
     def greedy(self) -> list[Endpoint]:
@@ -341,16 +341,6 @@ def step_figures(metrics: Mapping[str, Any], *, padding: int) -> dict[str, float
     found = {name: float(metrics[key]) for name, key in names.items() if key in metrics}
     found.update({k.removeprefix("agentrig/"): float(v) for k, v in metrics.items() if k.startswith("agentrig/")})
     return {**found, "padding_sequences": float(padding)}
-
-
-def served_model(base_url: str) -> str:
-    """Return the name that a server serves its model under."""
-    import json
-    import urllib.request
-
-    without_proxy(base_url)
-    with urllib.request.urlopen(f"{base_url}/models", timeout=60) as answer:
-        return str(json.load(answer)["data"][0]["id"])
 
 
 def shut_down(trainer: Trainer | None, *, failed: str = "") -> None:

@@ -89,7 +89,7 @@ def fields_of(segment: Segment, rollout: Rollout, *, uid: str, session: int, ste
         "position_ids": torch.arange(len(input_ids), dtype=torch.int64),
         "rm_scores": scores,
         "multi_modal_inputs": {},
-        "num_turns": segment.calls,
+        "num_turns": len(segment.pieces),
         "uid": uid,
         "session_id": session,
         "data_source": "agentrig",

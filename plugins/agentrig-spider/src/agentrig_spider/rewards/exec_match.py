@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,7 +86,8 @@ class ExecMatch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the cached golds; another process runs them itself."""
-        return _make, (self.mode, self.timeout_s, self.memory_mb, self._keep_distinct, self._copies)
+        more: Any = {"memory_mb": self.memory_mb, "keep_distinct": self._keep_distinct, "copies": self._copies}
+        return partial(ExecMatch, self.mode, self.timeout_s, **more), ()
 
     def score(
         self, predicted: str, gold: str, database: str | os.PathLike[str], *, budget_s: float | None = None
@@ -215,12 +217,6 @@ class ExecMatch:
         if is_volatile(query.text):
             return make()
         return self._golds.get((path, mark, query.text), make, deadline=deadline)
-
-
-def _make(
-    mode: Any, timeout_s: float, memory_mb: float, keep_distinct: bool, copies: str | os.PathLike[str] | None
-) -> ExecMatch:
-    return ExecMatch(mode, timeout_s, memory_mb=memory_mb, keep_distinct=keep_distinct, copies=copies)
 
 
 def _mark(path: str) -> Fingerprint:

@@ -130,19 +130,19 @@ class Worker:
         """Kill the process and wait for it."""
         with contextlib.suppress(OSError):
             self._process.kill()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        self._close()
         self._process.wait()
 
     def disown(self) -> None:
         """Close this process's ends of the pipes; the worker belongs to the parent."""
+        self._close()
+        self._process.returncode = 0
+
+    def _close(self) -> None:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
-        self._process.returncode = 0
 
 
 class Workers:
