@@ -54,6 +54,14 @@ def test_the_formulas_of_the_papers(name: str) -> None:
         assert [w or 0.0 for w in worths] == pytest.approx([w or 0.0 for w in wanted], abs=1e-5)
 
 
+def test_rft_imitates_each_correct_answer_once() -> None:
+    made = [
+        attrs.evolve(one, outcome=attrs.evolve(one.outcome, answer=answer))
+        for one, answer in zip(group(1.0, 1.0, 1.0, 0.0, None), "aabbc", strict=True)
+    ]
+    assert list(credit_of("rft")([made, group(0.0, 0.0)])) == [[1.0, None, 1.0, None, None], [None, None]]
+
+
 @pytest.mark.parametrize("name", ["grpo", "dr-grpo", "rloo", "reinforce++"])
 def test_negative_worths_are_scaled(name: str) -> None:
     full, half = (credit_of(name, negative_scale=scale)([group(1.0, 0.0, 0.0)]) for scale in (1.0, 0.5))

@@ -6,6 +6,7 @@ apart. A failed rollout has no reward: it gets None, and no baseline counts it.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -56,8 +57,8 @@ class GroupConfig(RelativeConfig):
 
 
 @attrs.frozen(kw_only=True)
-class BestConfig:
-    """Settings of `best-of-group`: none."""
+class ImitationConfig:
+    """Settings of `best-of-group` and `rft`: none."""
 
 
 @attrs.frozen(kw_only=True)
@@ -130,7 +131,7 @@ def reinforce_pp(groups: Sequence[Sequence[Rollout]], config: RelativeConfig) ->
         yield _worths(group, [b / (std + EPSILON) for b in over_mean], config)
 
 
-def best_of_group(groups: Sequence[Sequence[Rollout]], config: BestConfig) -> Iterator[list[Worth]]:
+def best_of_group(groups: Sequence[Sequence[Rollout]], config: ImitationConfig) -> Iterator[list[Worth]]:
     """Yield 1 for the rollouts with the best reward of their group, and None for all others, which are left out.
 
     It imitates the best of n samples, as RAFT does (arXiv:2304.06767). A group of equal rewards is left out: nothing
@@ -144,6 +145,23 @@ def best_of_group(groups: Sequence[Sequence[Rollout]], config: BestConfig) -> It
         better = any(advantages(values, normalize=False))
         best = max((value for value in values if value is not None), default=None)
         yield [1.0 if better and value == best else None for value in values]
+
+
+def rft(groups: Sequence[Sequence[Rollout]], config: ImitationConfig) -> Iterator[list[Worth]]:
+    """Yield 1 for the first of the correct rollouts of a group that have one answer, and None for all others.
+
+    It is rejection sampling fine-tuning (RFT, arXiv:2308.01825): what the reward accepts is imitated, each different
+    answer once. Unlike `best-of-group` it learns from a task that is always solved, and never from one that is not.
+    """
+    for group in groups:
+        seen = set[str]()
+        worths: list[Worth] = []
+        for rollout in group:
+            answer = json.dumps(rollout.outcome.answer)
+            accepted = bool(rollout.correct) and answer not in seen
+            worths.append(1.0 if accepted else None)
+            seen |= {answer} if accepted else set()
+        yield worths
 
 
 def turn(groups: Sequence[Sequence[Rollout]], config: TurnConfig) -> Iterator[list[Worth]]:

@@ -11,7 +11,7 @@ import attrs
 import pytest
 from rollouts import rollout, trace_of
 
-from agentrig import Score, Triplet
+from agentrig import Outcome, Score, Triplet
 from agentrig.audit import scores
 from agentrig.audit.record import COLUMNS, Record, _row
 from agentrig.audit.verdicts import CannotLook
@@ -29,6 +29,7 @@ CREDITS: list[tuple[str, dict[str, Any]]] = [
     ("rloo", {"negative_scale": 0.25}),
     ("reinforce++", {"negative_scale": 0.5}),
     ("best-of-group", {}),
+    ("rft", {}),
     ("turn", {}),
     ("turn", {"discount": 0.75, "negative_scale": 0.5}),
     ("turn", {"discount": 1.0}),
@@ -46,9 +47,12 @@ def step_of(seed: int) -> list[Rollout]:
                 continue
             kept = [n for n, node in enumerate(nodes) if node != "check"]
             calls = [rng.choice([None, 0.0, 0.5, 1.0]) for _ in nodes]
-            score = Score(status="ok", value=0.5 if g == 3 else rng.choice([0.0, 0.25, 1.0]), calls=calls)
+            value, right = 0.5 if g == 3 else rng.choice([0.0, 0.25, 1.0]), rng.random() < 0.7
+            score = Score(status="ok", value=value, correct=right, calls=calls)
             triplets = [Triplet(prompt_ids=[1, 2], response_ids=[3], span_id=f"c{n}", node=nodes[n]) for n in kept]
             made = rollout(score=score, trace=trace_of(*nodes), triplets=triplets, group=f"g{g}")
+            answer = rng.choice(["one", {"a": 1, "b": 2}])
+            made = attrs.evolve(made, outcome=Outcome(answer=answer))
             found.append(attrs.evolve(made, id=f"r{g}{i}"))
     return found
 

@@ -14,7 +14,7 @@ from agentrig_verl.trajectories import Trajectory, trajectories_of
 
 from agentrig import Outcome, Score, Span, Task, Trace
 from agentrig.adapters import triplet_of
-from agentrig.credit import BestConfig, GroupConfig, best_of_group, grpo
+from agentrig.credit import GroupConfig, ImitationConfig, best_of_group, grpo
 from agentrig.ledger import Ledger, StepTotals
 from agentrig.rollouts import Rollout
 from agentrig.traces import LLM_CALL
@@ -131,7 +131,7 @@ def test_a_scale_of_zero_has_its_own_reason(needs_verl: None) -> None:
 
 def test_calls_that_the_credit_leaves_out_are_in_no_loss(needs_verl: None) -> None:
     for merged in (True, False):
-        found = books(credit=partial(best_of_group, config=BestConfig()), merged=merged)
+        found = books(credit=partial(best_of_group, config=ImitationConfig()), merged=merged)
         assert not found.wrong
         assert found.calls["trained"] == 3
         assert found.calls["dropped"] == {"failed-rollout": 2, "left-out-by-credit": 8}

@@ -240,6 +240,9 @@ FORMULAS: Mapping[str, Callable[[Sequence[float], Sequence[int]], Sequence[float
 }
 """What a group's rewards are worth, by the credit's name. Each is written from its paper."""
 
+COLUMNS = {"turn": ("call_values",), "rft": ("answer", "correct")}
+"""What credits that look at more than rewards need of a rollout."""
+
 
 def expected(step: Step) -> dict[Key, float | None]:
     """Return what each call of a scored rollout is worth, as the credit's paper and settings say; None: left out.
@@ -248,18 +251,24 @@ def expected(step: Step) -> dict[Key, float | None]:
         CannotLook: The credit is not one of agentrig's own.
     """
     (name, keys), calls = step.record.credit, handed(step)
-    if name != "turn" and name not in FORMULAS:
+    if name not in COLUMNS and name not in FORMULAS:
         use = mapping(step.record.config.get("credit")).get("use")
         raise CannotLook(f"the credit {use} has a formula of its own, which is not known here")
     groups: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    columns = "id", "task_id", "group", "value", "call_values"
-    for row in step.record.table("rollouts", "train", step.number, *columns[: 5 if name == "turn" else 4]):
+    columns = "id", "task_id", "group", "value", *COLUMNS.get(name, ())
+    for row in step.record.table("rollouts", "train", step.number, *columns):
         if row["value"] is not None:
             groups[row["task_id"], row["group"]].append(row)
     found: dict[Key, float | None] = {}
     if name == "turn":
         for rows in groups.values():
             found |= _by_turn(step, rows, calls, float(keys["discount"]))
+    elif name == "rft":  # the first of each accepted answer: arXiv:2308.01825
+        firsts = {
+            (*group, row["answer"]): row["id"] for group, rows in groups.items() for row in rows[::-1] if row["correct"]
+        }
+        accepted = set(firsts.values())
+        found = {key: 1.0 if key[0] in accepted else None for key in calls}
     else:
         counts, worths = Counter(rollout for rollout, _ in calls), dict[str, float | None]()
         for rows in groups.values():

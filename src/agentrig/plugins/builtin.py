@@ -149,7 +149,14 @@ def register_credits() -> Iterable[CreditSpec]:
             *(credit.reinforce_pp, credit.RelativeConfig, True, "reinforce++"),
             "Reward minus the group's mean, over the step's standard deviation (REINFORCE++ with baseline).",
         ),
-        (credit.best_of_group, credit.BestConfig, False, "best-of-group", "Imitates the best of each group (RAFT)."),
+        (
+            credit.best_of_group,
+            credit.ImitationConfig,
+            False,
+            "best-of-group",
+            "Imitates the best of each group (RAFT).",
+        ),
+        (credit.rft, credit.ImitationConfig, False, "rft", "Imitates each correct answer of a group once (RFT)."),
         (credit.turn, credit.TurnConfig, False, "turn", "Call by call, for a reward that scores calls."),
     ):
 
