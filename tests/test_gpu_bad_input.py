@@ -7,10 +7,10 @@ from pathlib import Path
 import attrs
 import pytest
 from agentrig_grpo.config import GrpoConfig
-from agentrig_grpo.fitting import GIB, Device, ServerNeed
 from agentrig_grpo.planning import plan_memory
 
 from agentrig.errors import ConfigError
+from agentrig.hardware.memory import GIB, DeviceMemory, ServerNeed
 
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 import gpu_bad_input as script
@@ -90,7 +90,7 @@ def test_a_model_without_content_is_refused_by_the_plan(tmp_path: Path, monkeypa
                 tmp_path / "7b",
                 GrpoConfig(model=str(tmp_path / "7b"), max_tokens=32, max_length=300),
                 dtype="bfloat16",
-                device=Device(name="cuda", total=80 * GIB, limit=limit * GIB),
+                device=DeviceMemory(name="cuda", total=80 * GIB, limit=limit * GIB),
                 attention="sdpa",
                 server=ServerNeed(weights=2 * shape.parameters, beside=GIB, cache=GIB, calls=32),
             )
