@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-r
 PLUGINS := $(sort $(wildcard plugins/agentrig-*))
 READY := $(VENV)/.ready
 
-.PHONY: setup train test test-slow test-browser docs site bench lint dev lock clean
+.PHONY: setup train test test-slow test-browser gpu docs site bench lint dev lock clean
 
 setup: $(READY)
 
@@ -40,6 +40,12 @@ test-slow: setup
 test-browser: setup
 	$(BIN)/uv pip install -q --python $(BIN)/python playwright==1.65.2
 	$(BIN)/python -m pytest -q tests/view/test_browser.py
+
+# On a machine with one NVIDIA GPU, with the environment of docs/gpu.md: how runs end on a small, full or limited card.
+GPU_PYTHON ?= $(firstword $(wildcard .venv-gpu/bin/python) python3)
+gpu:
+	@mkdir -p build
+	$(GPU_PYTHON) tests/benchmarks/gpu_bad_input.py --json build/gpu_bad_input.json $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
@@ -135,11 +135,11 @@ def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
 
 
 @contextmanager
-def running(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(words: list[str], log: Path, environ: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """Start the run; at the end nothing of it is left, also when it was killed."""
     with log.open("wb") as out:
         command = [sys.executable, "-m", "agentrig", "train", *words]
-        run = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+        run = subprocess.Popen(command, stdout=out, stderr=out, env=environ, start_new_session=True)
     try:
         yield run
     finally:

@@ -9,13 +9,9 @@ import pytest
 from agentrig_grpo import planning
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.fitting import (
-    GIB,
-    PASSES,
     Choice,
-    Device,
     Fitting,
     Needs,
-    ServerNeed,
     group_length,
     lower,
     server_need,
@@ -24,7 +20,7 @@ from agentrig_grpo.memory import Need
 from agentrig_grpo.planning import MemoryPlan
 
 from agentrig.errors import ConfigError
-from agentrig.hardware.memory import KNOWN, ModelShape
+from agentrig.hardware.memory import GIB, KNOWN, PASSES, DeviceMemory, ModelShape, ServerNeed
 from agentrig.plan import resolve
 from agentrig.servers import ServerMemory
 
@@ -66,7 +62,7 @@ def fitting(model="1.5B", rows="32x4", card="80", *, others=0.0, limit=0.0, says
     given = {"tasks_per_step": tasks, "group_size": n, "max_tokens": answer, "max_length": context, **settings}
     config, device = (
         GrpoConfig(**given),
-        Device(name="cuda", total=total, others=int(others * GIB), limit=int(limit * GIB)),
+        DeviceMemory(name="cuda", total=total, others=int(others * GIB), limit=int(limit * GIB)),
     )
     server = server_need(
         config, says, shape, weights=2 * shape.parameters, element=2, context=context, runners=128, total=total
@@ -261,7 +257,7 @@ def test_settings_are_kept() -> None:
 
 
 def test_a_cpu_has_passes_of_8192_and_nothing_sleeps() -> None:
-    found = attrs.evolve(fitting(), device=Device(name="cpu", total=500 * GIB), server=ServerNeed(weights=GIB))
+    found = attrs.evolve(fitting(), device=DeviceMemory(name="cpu", total=500 * GIB), server=ServerNeed(weights=GIB))
     assert found.choose() == Choice(tokens=8192)
     assert {c.sleeps for c in found.choices()} == {False}
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from agentrig_grpo import checkpoint, host_moments
 from agentrig_grpo.config import GrpoConfig
-from agentrig_grpo.fitting import ServerNeed
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.memory import _full, need_of
 from agentrig_grpo.planning import measured, plan_memory
@@ -20,6 +19,7 @@ from agentrig.forest import head
 from agentrig.forest.attention import Blocks
 from agentrig.forest.levels import Levels
 from agentrig.forest.sequences import packed
+from agentrig.hardware.memory import ServerNeed
 
 pytestmark = [
     pytest.mark.gpu,

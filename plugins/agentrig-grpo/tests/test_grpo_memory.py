@@ -13,7 +13,6 @@ import torch
 from agentrig_cuda import Cuda, CudaConfig
 from agentrig_grpo import algorithm, planning
 from agentrig_grpo.config import GrpoConfig
-from agentrig_grpo.fitting import GIB, Device, ServerNeed
 from agentrig_grpo.learner import Learner
 from agentrig_grpo.memory import Counter, _full, need_of
 from agentrig_grpo.planning import free_memory, measured, plan_memory
@@ -22,6 +21,7 @@ from quick import quick_first
 from agentrig.errors import ConfigError, RunStopped
 from agentrig.forest.scoring import CHUNK
 from agentrig.hardware import Cpu
+from agentrig.hardware.memory import GIB, DeviceMemory, ServerNeed
 from agentrig.servers import ServerMemory, ServerPlan
 
 LARGE = {"vocab": 4000, "hidden": 128, "layers": 4}
@@ -98,7 +98,7 @@ def weights_of(directory):
 def fit(directory, free, **settings):
     """Return the plan of a run on a CPU with so much free memory."""
     config = GrpoConfig(group_size=4, max_tokens=100, **{"tokens_per_batch": 4096, **settings})
-    device, server = Device(name="cpu", total=free), ServerNeed(weights=weights_of(directory))
+    device, server = DeviceMemory(name="cpu", total=free), ServerNeed(weights=weights_of(directory))
     return plan_memory(directory, config, dtype="float32", device=device, attention="sdpa", server=server)
 
 
@@ -197,7 +197,7 @@ def test_what_others_hold_is_all_that_this_process_does_not(monkeypatch) -> None
     device = SimpleNamespace(mem_get_info=lambda: (30 * GIB, 80 * GIB), memory_reserved=lambda: 7 * GIB)
     monkeypatch.setattr(torch, "get_device_module", lambda kind: device)
     found = measured("cuda", limit=60 * GIB)
-    assert found == Device(name="cuda", total=80 * GIB, others=43 * GIB, limit=60 * GIB)
+    assert found == DeviceMemory(name="cuda", total=80 * GIB, others=43 * GIB, limit=60 * GIB)
     assert found.budget == 37 * GIB
     assert measured("cuda", limit=24 * GIB).budget == 24 * GIB - 3 * GIB // 4
 
@@ -336,7 +336,7 @@ def test_server_and_learner_are_planned_before_the_server_starts(directory, monk
     monkeypatch.setattr(algorithm, "check_device", lambda hardware, dtype: "bfloat16")
 
     def now(device, limit):
-        return Device(name=device, total=80 * GIB, others=GIB, limit=limit)
+        return DeviceMemory(name=device, total=80 * GIB, others=GIB, limit=limit)
 
     monkeypatch.setattr(planning, "measured", now)
     session = SimpleNamespace(

@@ -1,4 +1,8 @@
-"""Device memory: an estimate of what training a model needs, before anything is loaded."""
+"""Device memory: what training and serving a model needs, by arithmetic on sizes, before anything is loaded.
+
+A memory plan is made of these parts: `DeviceMemory` is what a run may take, `ServerNeed` what its server takes of that,
+and the constants what may be chosen. `agentrig_grpo.fitting` and `agentrig_verl.planning` make one each.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,26 @@ from typing import Any
 
 import attrs
 
+from agentrig.device_memory import in_gib
+from agentrig.errors import ConfigError
+
 GB = 10**9
+GIB = 1 << 30
+
+MARGIN = 1.15
+"""Factor over the estimate of an update's passes that must be free: for fragmentation and libraries' workspaces."""
+
+ROUNDING = 1.06
+"""Factor over weights, gradients and moments: torch held 5% more than its tensors, 1.5B, on one H100."""
+
+PASSES = (49152, 32768, 24576, 16384, 12288, 8192, 6144, 4096, 3072, 2048, 1024, 512, 256)
+"""Tokens of a pass that may be chosen. More than the first make no update faster, on any device that was measured."""
+
+CACHES = (1.0, 0.75, 0.5, 0.25)
+"""Shares of the key-value cache of all calls that may be chosen: with less, calls wait for each other."""
+
+CONTEXT = 3 << 28
+"""Bytes of the device that belong to this process, and to none of its tensors: a limit counts them too."""
 
 
 def in_words(size: float) -> str:
@@ -67,6 +90,115 @@ class ModelShape:
     def kv_bytes(self, tokens: int) -> int:
         """Bytes of the key-value cache of so many tokens, two bytes each."""
         return 2 * self.layers * self.kv_heads * self.head_dim * 2 * tokens
+
+
+@attrs.frozen(kw_only=True)
+class DeviceMemory:
+    """A device's memory before the run starts anything on it, in bytes.
+
+    Attributes:
+        name: torch's name of it.
+        total: All of it.
+        others: What is taken already.
+        limit: What the run may take, `[hardware] memory_gib`; 0 for all that is free.
+    """
+
+    name: str
+    total: int
+    others: int = 0
+    limit: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        if self.limit > self.total:
+            raise ConfigError(
+                f"[hardware] memory_gib = {self.limit / GIB:g}: {self.name} has {in_gib(self.total)}. Set less, or 0 "
+                "for the whole device"
+            )
+
+    @property
+    def budget(self) -> int:
+        """What server and learner may take together."""
+        return max(0, min(self.total - self.others, self.limit - CONTEXT if self.limit else self.total))
+
+    @property
+    def accelerator(self) -> bool:
+        """Whether it is no CPU."""
+        return self.name.split(":")[0] != "cpu"
+
+
+@attrs.frozen(kw_only=True)
+class ServerNeed:
+    """Bytes that a server needs on the learner's device.
+
+    Attributes:
+        weights: The weights in its dtype.
+        beside: Libraries, graphs, activations of prompts, the sampler.
+        cache: Keys and values of all calls that run at once.
+        least: Keys and values of one sequence of the longest context: it starts with no less.
+        calls: How many calls run at once.
+        asleep: What it keeps while it sleeps.
+        given: What its own settings give it; 0 if the plan chooses.
+        transfer: What the learner's process keeps beside its tensors, to hand weights over.
+    """
+
+    weights: int = 0
+    beside: int = 0
+    cache: int = 0
+    least: int = 0
+    calls: int = 0
+    asleep: int = 0
+    given: int = 0
+    transfer: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        shape: ModelShape,
+        *,
+        weights: int,
+        element: int,
+        calls: int,
+        length: int,
+        context: int,
+        prefill: int,
+        sequences: int,
+        beside: int,
+        cache: int = 0,
+        **more: int,
+    ) -> ServerNeed:
+        """Return what a server of a model needs.
+
+        Args:
+            shape: The model's sizes.
+            weights: Bytes of its weights.
+            element: Bytes of one number.
+            calls: How many calls run at once.
+            length: Most tokens of a call, prompt and answer.
+            context: Most tokens that it takes.
+            prefill: Tokens of prompts that go through the model at once.
+            sequences: Most requests that it samples at once.
+            beside: Bytes of libraries and graphs, whatever the model is.
+            cache: Bytes for keys and values that its settings give it; 0 for those of all calls.
+            **more: `asleep`, `given`, `transfer`.
+        """
+
+        def kept(tokens: int) -> int:
+            return shape.kv_bytes(tokens + 32) * element // 2  # a cache is made of blocks
+
+        activations = prefill * (8 * shape.hidden + 3 * shape.intermediate) * element
+        sampler = 20 * sequences * shape.vocabulary  # logits in fp32, and what sorting them takes
+        return cls(
+            weights=weights,
+            beside=beside + activations + sampler,
+            cache=cache or calls * kept(length),
+            least=cache or kept(context),
+            calls=calls,
+            **more,
+        )
+
+    def memory(self, share: float = 1.0) -> int:
+        """Return all that it takes, with a share of the cache of all calls."""
+        return self.given or self.weights + self.beside + max(int(self.cache * share), self.least)
 
 
 @attrs.frozen(kw_only=True)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.algorithm import Grpo
-from agentrig_grpo.fitting import GIB, Device
 from agentrig_grpo.naming import model_directory
 from agentrig_verl.keys import keys_of
 from agentrig_verl.schema import MODEL
@@ -17,6 +16,7 @@ from agentrig_verl.workers import ray_environment
 
 from agentrig.forest.attention import NAME
 from agentrig.forest.scoring import prepare
+from agentrig.hardware.memory import GIB, DeviceMemory
 from effects import Flip, Settings, config_of
 from effects.tasks import build
 
@@ -53,7 +53,7 @@ def ports(settings: Settings) -> Mapping[str, Any]:
 def budget(name: str, settings: Settings) -> float:
     """Return what the memory plan of a device of 80 GiB gives to server and learner together."""
     limit = build(f"hardware.{name}", settings).memory_limit
-    return Device(name="cuda", total=80 * GIB, limit=limit).budget / GIB
+    return DeviceMemory(name="cuda", total=80 * GIB, limit=limit).budget / GIB
 
 
 TABLES = {

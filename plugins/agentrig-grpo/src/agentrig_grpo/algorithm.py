@@ -79,8 +79,9 @@ class Grpo:
 
     def _plan_memory(self, hardware: Hardware, says: ServerMemory | None, calls: int = 0) -> MemoryPlan:
         """Return the memory plan of the learner and of a server, None for one whose memory is not planned."""
+        from agentrig.hardware.memory import ServerNeed
         from agentrig_grpo import checkpoint, planning
-        from agentrig_grpo.fitting import ServerNeed, server_need
+        from agentrig_grpo.fitting import server_need
 
         config, source = self.config, model_directory(self.config.model)
         dtype, device = check_device(hardware, config.dtype), hardware.torch_device

@@ -7,10 +7,10 @@ from functools import cache
 
 from agentrig.errors import ConfigError
 from agentrig.findings import Finding, Situation
-from agentrig.hardware.memory import ModelShape
+from agentrig.hardware.memory import PASSES, DeviceMemory, ModelShape
 from agentrig.servers import ServerMemory
 from agentrig_grpo.config import LearnerConfig
-from agentrig_grpo.fitting import PASSES, Device, Fitting, Need, Needs, group_length, passes_of, server_need
+from agentrig_grpo.fitting import Fitting, Need, Needs, group_length, passes_of, server_need
 from agentrig_grpo.naming import model_directory
 from agentrig_grpo.planning import context_of_model, shape_of, size_of
 
@@ -33,7 +33,7 @@ def check_memory_plan(situation: Situation) -> Iterator[Finding]:
         directory = model_directory(config.model)
         shape, device = (
             shape_of(directory),
-            Device(name=hardware.torch_device, total=min(sizes or [limit]), limit=limit),
+            DeviceMemory(name=hardware.torch_device, total=min(sizes or [limit]), limit=limit),
         )
         if shape is None:
             yield Finding(check="memory plan", result="skipped", evidence=f"the shape of {config.model} is not known")

@@ -21,26 +21,21 @@ import attrs
 
 from agentrig.device_memory import in_gib
 from agentrig.errors import ConfigError
-from agentrig.hardware.memory import ModelShape
+from agentrig.hardware.memory import (
+    CACHES,
+    GIB,
+    MARGIN,
+    PASSES,
+    ROUNDING,
+    DeviceMemory,
+    ModelShape,
+    ServerNeed,
+)
 from agentrig.servers import ServerMemory
 from agentrig_grpo.config import LearnerConfig
 
-GIB = 1 << 30
-
-MARGIN = 1.15
-"""Factor over the estimate of an update's passes that must be free: for fragmentation and libraries' workspaces."""
-
-ROUNDING = 1.06
-"""Factor over weights, gradients and moments: torch held 5% more than its tensors, 1.5B, on one H100."""
-
-PASSES = (49152, 32768, 24576, 16384, 12288, 8192, 6144, 4096, 3072, 2048, 1024, 512, 256)
-"""Tokens of a pass that may be chosen. More than the first make no update faster, on any device that was measured."""
-
 CPU_PASS = 8192
 """The largest pass that is chosen on a CPU."""
-
-CACHES = (1.0, 0.75, 0.5, 0.25)
-"""Shares of the key-value cache of all calls that may be chosen: with less, calls wait for each other."""
 
 LEAST_CACHE = 0.125
 """The share that is chosen if nothing else of these helps."""
@@ -50,9 +45,6 @@ PROMPT = 4096
 
 BUFFER = 1 << 29
 """Bytes of the device that an update needs for moments that are in host memory."""
-
-CONTEXT = 3 << 28
-"""Bytes of the device that belong to this process, and to none of its tensors: a limit counts them too."""
 
 
 @attrs.frozen(kw_only=True)
@@ -85,69 +77,6 @@ class Need:
         parts = {name: size for name, size in attrs.asdict(self).items() if name not in ("change", "earlier")}
         more = {"weights one version back": self.earlier} if self.earlier else {}
         return ", ".join(f"{name} {in_gib(size)}" for name, size in {**parts, **more}.items())
-
-
-@attrs.frozen(kw_only=True)
-class Device:
-    """A device's memory before the run starts anything on it, in bytes.
-
-    Attributes:
-        name: torch's name of it.
-        total: All of it.
-        others: What is taken already.
-        limit: What the run may take, `[hardware] memory_gib`; 0 for all that is free.
-    """
-
-    name: str
-    total: int
-    others: int = 0
-    limit: int = 0
-
-    def __attrs_post_init__(self) -> None:
-        if self.limit > self.total:
-            raise ConfigError(
-                f"[hardware] memory_gib = {self.limit / GIB:g}: {self.name} has {in_gib(self.total)}. Set less, or 0 "
-                "for the whole device"
-            )
-
-    @property
-    def budget(self) -> int:
-        """What server and learner may take together."""
-        return max(0, min(self.total - self.others, self.limit - CONTEXT if self.limit else self.total))
-
-    @property
-    def accelerator(self) -> bool:
-        """Whether it is no CPU."""
-        return self.name.split(":")[0] != "cpu"
-
-
-@attrs.frozen(kw_only=True)
-class ServerNeed:
-    """Bytes that a server needs on the learner's device.
-
-    Attributes:
-        weights: The weights in its dtype.
-        beside: Libraries, graphs, activations of prompts, the sampler.
-        cache: Keys and values of all calls that run at once.
-        least: Keys and values of one sequence of the longest context: it starts with no less.
-        calls: How many calls run at once.
-        asleep: What it keeps while it sleeps.
-        given: What its own settings give it; 0 if the plan chooses.
-        transfer: What the learner's process keeps beside its tensors, to hand weights over.
-    """
-
-    weights: int = 0
-    beside: int = 0
-    cache: int = 0
-    least: int = 0
-    calls: int = 0
-    asleep: int = 0
-    given: int = 0
-    transfer: int = 0
-
-    def memory(self, share: float = 1.0) -> int:
-        """Return all that it takes, with a share of the cache of all calls."""
-        return self.given or self.weights + self.beside + max(int(self.cache * share), self.least)
 
 
 def call_length(config: LearnerConfig, context: int) -> int:
@@ -192,18 +121,17 @@ def server_need(
     if shape is None:
         share = int((says.share or 0.4) * total)
         return ServerNeed(weights=weights, calls=calls, asleep=asleep, given=share, transfer=transfer)
-
-    def kept(tokens: int) -> int:
-        return shape.kv_bytes(tokens + 32) * element // 2  # a cache is made of blocks
-
-    activations = says.prefill * (8 * shape.hidden + 3 * shape.intermediate) * element
-    sampler = 20 * says.sequences * shape.vocabulary  # logits in fp32, and what sorting them takes
-    return ServerNeed(
+    return ServerNeed.of(
+        shape,
         weights=weights,
-        beside=says.beside + activations + sampler,
-        cache=says.cache or calls * kept(call_length(config, context)),
-        least=says.cache or kept(context),
+        element=element,
         calls=calls,
+        length=call_length(config, context),
+        context=context,
+        prefill=says.prefill,
+        sequences=says.sequences,
+        beside=says.beside,
+        cache=says.cache,
         asleep=asleep,
         given=int(says.share * total),
         transfer=transfer,
@@ -276,7 +204,7 @@ class Fitting:
     """
 
     config: LearnerConfig
-    device: Device
+    device: DeviceMemory
     server: ServerNeed
     needs: Callable[[LearnerConfig], Callable[[int, int], Any]]
     layers: int
@@ -453,7 +381,7 @@ class Fitting:
 OTHERWISE = "Take a smaller model, or a device with more memory"
 
 
-def passes_of(config: LearnerConfig, device: Device, group: int) -> list[int]:
+def passes_of(config: LearnerConfig, device: DeviceMemory, group: int) -> list[int]:
     """Return the passes that may be chosen, the largest first; a whole group among them."""
     if config.tokens_per_batch != "auto":
         return [config.tokens_per_batch]

@@ -15,17 +15,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrig.device_memory import in_gib
-from agentrig.hardware.memory import ModelShape
+from agentrig.hardware.memory import GIB, PASSES, DeviceMemory, ModelShape, ServerNeed
 from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.fitting import (
     CPU_PASS,
-    GIB,
-    PASSES,
     Choice,
-    Device,
     Fitting,
     Needs,
-    ServerNeed,
     group_length,
     passes_of,
 )
@@ -138,7 +134,7 @@ class MemoryPlan:
 
 
 def plan_memory(
-    directory: Path, config: LearnerConfig, *, dtype: str, device: Device, attention: str, server: ServerNeed
+    directory: Path, config: LearnerConfig, *, dtype: str, device: DeviceMemory, attention: str, server: ServerNeed
 ) -> MemoryPlan:
     """Choose how a run uses a device.
 
@@ -198,7 +194,7 @@ def plan_memory(
     return MemoryPlan(fitting=fitting, choice=fitting.choose(), chunk=chunk)
 
 
-def measured(device: str, limit: int = 0) -> Device:
+def measured(device: str, limit: int = 0) -> DeviceMemory:
     """Return a device's memory, as it is now: `others` is what this process's tensors do not hold.
 
     Raises:
@@ -208,10 +204,10 @@ def measured(device: str, limit: int = 0) -> Device:
 
     kind = device.split(":")[0]
     if kind == "cpu":
-        return Device(name=device, total=free_memory())
+        return DeviceMemory(name=device, total=free_memory())
     module = torch.get_device_module(kind)
     free, total = module.mem_get_info()
-    return Device(name=device, total=total, others=total - free - int(module.memory_reserved()), limit=limit)
+    return DeviceMemory(name=device, total=total, others=total - free - int(module.memory_reserved()), limit=limit)
 
 
 def free_memory() -> int:

@@ -1,0 +1,120 @@
+"""The script of `make gpu`: what it calls a good end, who holds memory, and a case that needs no GPU."""
+
+import sys
+import time
+from pathlib import Path
+
+import attrs
+import pytest
+from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.planning import plan_memory
+
+from agentrig.errors import ConfigError
+from agentrig.hardware.memory import GIB, DeviceMemory, ServerNeed
+
+sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
+import gpu_bad_input as script
+
+MESSAGE = "agentrig: an update needs about 9 GiB.\n  Set algorithm.lora_rank = 16"
+CASE = script.Case(name="one", about="", expects="message", says="lora_rank", steps=2)
+REFUSED = script.Ended(status=1, steps=0, log=f"a line\n{MESSAGE}\n")
+WELL = script.Ended(status=0, steps=2, log="run done\n")
+
+
+@pytest.mark.parametrize(
+    ("case", "ended", "why"),
+    [
+        (CASE, REFUSED, ""),
+        (CASE, WELL, "it should have been refused"),
+        (CASE, attrs.evolve(REFUSED, log="killed"), "no message"),
+        (CASE, attrs.evolve(REFUSED, log=f"{MESSAGE}\n\nmore\n"), "more than one paragraph"),
+        (CASE, attrs.evolve(REFUSED, log=f"Traceback (most recent call last):\n{MESSAGE}"), "a traceback"),
+        (CASE, attrs.evolve(REFUSED, status=-9), "exit status -9"),
+        (CASE, attrs.evolve(REFUSED, left=2), "2 processes were left"),
+        (CASE, attrs.evolve(REFUSED, killed=True), "stopped after 60 s"),
+        (attrs.evolve(CASE, says="moments"), REFUSED, "the message does not say moments"),
+        (attrs.evolve(CASE, expects="end"), WELL, ""),
+        (attrs.evolve(CASE, expects="end"), attrs.evolve(WELL, steps=1), "1 of 2 steps"),
+        (attrs.evolve(CASE, expects="end"), REFUSED, "it should have ended well"),
+        (attrs.evolve(CASE, expects="either"), WELL, ""),
+        (attrs.evolve(CASE, expects="either"), REFUSED, ""),
+    ],
+)
+def test_what_is_a_good_end(case: script.Case, ended: script.Ended, why: str) -> None:
+    assert script.fault(case, ended) == why
+
+
+@pytest.mark.parametrize(
+    ("what", "gib", "taken"), [("leave", 24, 46), ("leave", -0.1, 62), ("leave", 75, 0), ("take", 40, 40)]
+)
+def test_a_holder_leaves_or_takes(what: str, gib: float, taken: float) -> None:
+    assert script.to_take(what, gib, 70 * GIB, 80 * GIB) == taken * GIB
+
+
+def test_a_holder_takes_no_more_than_there_is() -> None:
+    assert script.to_take("take", 1000, 70 * GIB, 80 * GIB) == int((70 - script.TOO_MUCH) * GIB)
+
+
+def test_a_holder_is_a_process_that_ends() -> None:
+    with script.Holder.started("cpu") as holder:
+        assert holder.ask("take", 0.25).startswith("0.2 GiB were taken")
+        assert holder.process.poll() is None
+    assert holder.process.wait(10) is not None
+
+
+def test_a_holder_that_dies_is_told() -> None:
+    with script.Holder.started("cpu") as holder:
+        holder.process.kill()
+        holder.process.wait()
+        with pytest.raises(script.HolderFailed, match="has died"):
+            holder.ask("leave", 2)
+
+
+def test_a_model_without_content_is_refused_by_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentrig_grpo import checks, memory, planning
+
+    script.make_empty(script.EMPTY, tmp_path / "7b")
+    file = tmp_path / "7b" / "model.safetensors"
+    assert file.stat().st_size > 15e9
+    assert file.stat().st_blocks * 512 < 1e6
+    shape = planning.shape_of(tmp_path / "7b")
+    assert shape is not None
+
+    def about(_directory: Path, config: GrpoConfig, *, tokens: int, recomputed: int, **_: object) -> object:
+        return checks.about(shape, config, tokens, recomputed, 2)
+
+    monkeypatch.setattr(memory, "need_of", about)  # fake tensors of a GPU need one
+    for limit, cure in ((8, "Take a smaller model"), (40, "Set algorithm.lora_rank = 16")):
+        with pytest.raises(ConfigError, match=cure):
+            plan_memory(
+                tmp_path / "7b",
+                GrpoConfig(model=str(tmp_path / "7b"), max_tokens=32, max_length=300),
+                dtype="bfloat16",
+                device=DeviceMemory(name="cuda", total=80 * GIB, limit=limit * GIB),
+                attention="sdpa",
+                server=ServerNeed(weights=2 * shape.parameters, beside=GIB, cache=GIB, calls=32),
+            )
+
+
+def test_names_of_cases_are_checked() -> None:
+    assert len({case.name for case in script.CASES}) == len(script.CASES)
+    assert [case.name for case in script.chosen("free-2", "cuda")] == ["free-2"]
+    assert {case.shape for case in script.chosen("", "cpu")} == {"18m"}
+    with pytest.raises(SystemExit, match="no such case: fre"):
+        script.chosen("fre", "cuda")
+
+
+def test_cases_are_not_started_without_time(tmp_path: Path) -> None:
+    result = script.Bench(tmp_path, "cpu", None, until=time.monotonic() + 1).result(CASE)
+    assert (result["ok"], result["why"]) == (False, "not run: no time is left")
+    assert script.table([result]).endswith("0 of 1 cases are ok")
+
+
+@pytest.mark.slow
+def test_a_case_on_a_cpu(tmp_path: Path) -> None:
+    (case,) = script.chosen("no-pass", "cpu")
+    bench = script.Bench(tmp_path, "cpu", tmp_path / "results.json", until=time.monotonic() + 120)
+    (result,) = bench.run([case])
+    assert result["ok"], result
+    assert result["runs"][0]["status"] == 1
+    assert '"name": "no-pass"' in (tmp_path / "results.json").read_text("utf-8")
