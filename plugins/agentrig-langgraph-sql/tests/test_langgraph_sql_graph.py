@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from agentrig_langgraph_sql.agent import chat_model
 from agentrig_langgraph_sql.graph import NotACompletion, Question, build_graph
-from agentrig_langgraph_sql.limits import Limits
 from agentrig_langgraph_sql.prompts import SHORT
 from agentrig_langgraph_sql.schema import schema_text
+from agentrig_langgraph_sql.settings import SqlAgentConfig
 from langchain_openai import ChatOpenAI
 
 from agentrig import Endpoint
@@ -63,7 +63,7 @@ def test_each_node_gets_what_it_needs(chat_server: Any, zoo: Path) -> None:
 
 def test_rewriting_continues_until_a_check_accepts(chat_server: Any, zoo: Path) -> None:
     chat_server.replies = [sql("SELECT 1"), NO, sql("SELECT 2"), NO, sql("SELECT 3"), YES, "never asked"]
-    answer = build_graph(llm_at(chat_server), limits=Limits(max_turns=5)).invoke(question_about(zoo))
+    answer = build_graph(llm_at(chat_server), limits=SqlAgentConfig(max_turns=5)).invoke(question_about(zoo))
     assert (answer["query"], answer["turn"], answer["correct"]) == ("SELECT 3", 3, True)
     assert len(chat_server.requests) == 6
 
@@ -86,7 +86,7 @@ def test_short_replies_are_bare(chat_server: Any, zoo: Path) -> None:
 @pytest.mark.parametrize("empty", ["", None, "  \n"])
 def test_an_empty_reply_is_an_empty_query_that_fails(chat_server: Any, zoo: Path, empty: str | None) -> None:
     chat_server.replies = [empty, NO]
-    answer = build_graph(llm_at(chat_server), limits=Limits(max_turns=1)).invoke(question_about(zoo))
+    answer = build_graph(llm_at(chat_server), limits=SqlAgentConfig(max_turns=1)).invoke(question_about(zoo))
     assert answer["query"] == ""
     assert "Error: the query is empty" in said(chat_server.requests[1])
 
@@ -169,6 +169,6 @@ TOOL = {"id": "c", "type": "function", "function": {"name": "run", "arguments": 
 def test_a_reply_may_have_no_text_or_much(chat_server: Any, zoo: Path, message: dict[str, Any], query: str) -> None:
     completion = {"choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", **message}}]}
     chat_server.replies = [(200, json.dumps(completion).encode()), NO]
-    answer = build_graph(llm_at(chat_server), limits=Limits(max_turns=1)).invoke(question_about(zoo))
+    answer = build_graph(llm_at(chat_server), limits=SqlAgentConfig(max_turns=1)).invoke(question_about(zoo))
     assert answer["query"] == query
     assert len(said(chat_server.requests[1])) < 8000

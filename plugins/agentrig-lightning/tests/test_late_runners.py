@@ -24,6 +24,8 @@ from agentrig.plan import Plan, resolve
 from agentrig.run.training import train
 
 TOKEN = "a-token-of-this-test-4567"
+SHARED = ["runners.use=lightning", 'runners.store_token={env="STORE_TOKEN"}', "runners.n=0"]
+"""The settings of a run whose rollouts others run, beside its address."""
 SUPPORT = Path(__file__).parents[3] / "tests" / "support"
 
 
@@ -31,12 +33,6 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
-
-
-def shared(port: int) -> list[str]:
-    """The settings of a run whose rollouts others run."""
-    token = 'runners.store_token={env="STORE_TOKEN"}'
-    return ["runners.use=lightning", f"runners.store=127.0.0.1:{port}", token, "runners.n=0"]
 
 
 class Run:
@@ -136,7 +132,7 @@ def test_one_joins_late_one_is_killed_and_one_leaves(
 
     train(plan("alone"))
     port = free_port()
-    run = Run(plan("shared", *shared(port), "runners.lease_s=5"), port)
+    run = Run(plan("shared", *SHARED, f"runners.store=127.0.0.1:{port}", "runners.lease_s=5"), port)
     run.start()
     first, second = join(joined, run, toy_file), join(joined, run, toy_file)
     run.wait(lambda: run.busy(second.pid))
@@ -167,9 +163,10 @@ def test_agent_lightnings_own_runner_joins_by_hand(
     monkeypatch.setenv("STORE_TOKEN", TOKEN)
     port = free_port()
     own = [f"algorithm.endpoint={model.url}", f"run.directory={tmp_path}", "run.name=r", "run.train_tasks=8"]
+    own.append(f"runners.store=127.0.0.1:{port}")
     uses = {"algorithm": "alg-waits", "reward": "own"}
     plugins = [toy_file, str(SUPPORT / "lightning_faults.py")]
-    run = Run(resolve("toy", overrides=[*own, *shared(port)], uses=uses, files=plugins), port)
+    run = Run(resolve("toy", overrides=[*own, *SHARED], uses=uses, files=plugins), port)
     run.start()
     words = [str(SUPPORT / "upstream_runner.py"), run.url.replace("//", f"//any:{TOKEN}@"), "3"]
     keep = {k: v for k, v in os.environ.items() if not k.startswith("AGENTRIG")}

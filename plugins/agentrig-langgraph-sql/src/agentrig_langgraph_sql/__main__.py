@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from agentrig_langgraph_sql.database import DatabaseBroken
     from agentrig_langgraph_sql.graph import NotACompletion, Question, build_graph, mermaid
-    from agentrig_langgraph_sql.limits import Limits
+    from agentrig_langgraph_sql.settings import SqlAgentConfig
 
     llm = ChatOpenAI(
         base_url=options.base_url,
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         temperature=options.temperature,
         max_completion_tokens=options.max_tokens,
     )
-    limits = Limits(max_turns=options.max_turns, sample_rows=options.sample_rows)
+    limits = SqlAgentConfig(max_turns=options.max_turns, sample_rows=options.sample_rows)
     graph = build_graph(llm, limits=limits, prompts=PRESETS[options.prompts])
     if options.graph:
         print(mermaid(graph))

@@ -10,38 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrig import AgentFailure, AgentSpec, Endpoint, RecipeSpec, hookimpl, setting
-from agentrig_langgraph_sql.limits import Limits
-from agentrig_langgraph_sql.prompts import PRESETS, Prompts
-from agentrig_langgraph_sql.schema import STYLES
+from agentrig import AgentFailure, AgentSpec, Endpoint, RecipeSpec, hookimpl
+from agentrig_langgraph_sql.settings import SqlAgentConfig
 
 if TYPE_CHECKING:
     from langchain_openai import ChatOpenAI
 
     from agentrig.demonstrations import Demonstrate
     from agentrig_langgraph_sql.graph import Graph
-
-
-@attrs.frozen(kw_only=True)
-class SqlAgentConfig(Limits):
-    """Settings of `langgraph-sql`."""
-
-    prompts: str = setting(
-        "full", help="full for instruct models; short for the starting model of mini", choices=tuple(PRESETS)
-    )
-    schema_style: str = setting(
-        "auto", help="form of the schema; auto is the form that the prompts expect", choices=("auto", *STYLES)
-    )
-    max_tokens: int = setting(2048, help="most new tokens per call; the endpoint may set a lower limit", ge=1)
-    timeout: float = setting(600.0, help="of ChatOpenAI: time limit of each attempt of a call, in seconds", gt=0)
-    max_retries: int = setting(
-        2, help="of ChatOpenAI: further attempts of a call that failed in the network or at an overloaded server", ge=0
-    )
-
-    def preset(self) -> Prompts:
-        """Return the preset of prompts, with the schema's form as set."""
-        preset = PRESETS[self.prompts]
-        return preset if self.schema_style == "auto" else attrs.evolve(preset, schema_style=self.schema_style)
 
 
 @attrs.frozen

@@ -14,10 +14,10 @@ from langgraph.graph.state import CompiledStateGraph  # noqa: TID253
 from langgraph.runtime import Runtime  # noqa: TID253
 
 from agentrig_langgraph_sql.database import cut, run_query
-from agentrig_langgraph_sql.limits import Limits
 from agentrig_langgraph_sql.prompts import FULL, Prompts, Template
 from agentrig_langgraph_sql.replies import verdict_of
 from agentrig_langgraph_sql.schema import schema_text
+from agentrig_langgraph_sql.settings import SqlAgentConfig
 
 LEFT_TO_RIGHT = ("graph TD;", "graph LR;")
 
@@ -59,16 +59,18 @@ class NotACompletion(Exception):
 Graph = CompiledStateGraph[State, Context, Question, State]
 
 
-def build_graph(llm: BaseChatModel | None = None, *, limits: Limits | None = None, prompts: Prompts = FULL) -> Graph:
+def build_graph(
+    llm: BaseChatModel | None = None, *, limits: SqlAgentConfig | None = None, prompts: Prompts = FULL
+) -> Graph:
     """Return the agent: `graph.invoke({"question": …, "database": …})["query"]` is the final SQL.
 
     Args:
         llm: The chat model that the nodes call, for example a `ChatOpenAI`. None if each call passes its own,
             `graph.invoke(question, context={"llm": llm})`, so that the graph is compiled only once.
-        limits: Limits for one question.
+        limits: Settings of the agent, of which the limits for one question count here.
         prompts: The prompts, and how replies are parsed.
     """
-    limits = limits or Limits()
+    limits = limits or SqlAgentConfig()
 
     def ask(template: Template, state: State, runtime: Runtime[Context]) -> AIMessage:
         model = runtime.context["llm"] if runtime.context else llm
