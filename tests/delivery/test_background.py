@@ -106,7 +106,7 @@ def gated(server: LLMServer) -> Iterator[tuple[str, threading.Event]]:
             pass
 
     with balanced([Gated(server.base_url, "")]) as balancer:
-        yield balancer.base_url, gate
+        yield balancer.url, gate
 
 
 def test_the_run_goes_on_while_the_server_is_asked(stage: Stage) -> None:

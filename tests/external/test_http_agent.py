@@ -67,14 +67,6 @@ class _Handler(QuietHandler):
         self.server.requests.append({**sent, "header": headers})
         self.server.does(self, sent)
 
-    def reply(self, status: int, body: bytes, **headers: str) -> None:
-        """Send a reply."""
-        self.send_response(status)
-        for name, value in {"content-length": str(len(body)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
     def hang_up(self) -> None:
         """Break the connection."""
         self.close_connection = True
@@ -83,7 +75,7 @@ class _Handler(QuietHandler):
 
 def says(value: Any, status: int = 200, **headers: str) -> Callable[[Any, dict[str, Any]], None]:
     body = value if isinstance(value, bytes) else json.dumps(value).encode()
-    return lambda handler, sent: handler.reply(status, body, **headers)
+    return lambda handler, sent: handler.reply(status, body, headers)
 
 
 def in_turn(*does: Callable[[Any, dict[str, Any]], None]) -> Callable[[Any, dict[str, Any]], None]:
@@ -402,7 +394,7 @@ def test_the_doctor_reads_the_status(
     doctor: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch, status: int, health: str, result: str,
     words: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(_Handler, "do_GET", lambda self: self.reply(status, b"", location="/elsewhere"))
+    monkeypatch.setattr(_Handler, "do_GET", lambda self: self.reply(status, b"", {"location": "/elsewhere"}))
     with serving(Service(says(""))) as service:
         more = {"health": service.address + health} if health else {}
         finding = doctor(url=service.address, **more)[0]

@@ -147,7 +147,7 @@ def run_behind(
             if not balancers:
                 own = [] if only_others else [Backend(found.base_url, found.api_key)]
                 balancers.append(ending.enter_context(balanced([*own, *others], refuse)))
-            return [evolve(found, base_url=balancers[0].base_url)]
+            return [evolve(found, base_url=balancers[0].url)]
 
         monkeypatch.setattr(Loop, "_sampling", through)
         session = ProofSession(directory)

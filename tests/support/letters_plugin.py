@@ -7,11 +7,9 @@ and near 1 with `any-answer`.
 from __future__ import annotations
 
 import attrs
-import httpx
 
-import agentrig
 from agentrig import AdapterSpec, AgentSpec, RecipeSpec, RewardSpec, Score, Task, TasksSpec, hookimpl, setting
-from agentrig.adapters import triplet_of
+from agentrig.testing.bandit import every_call, pull
 
 
 @attrs.frozen(kw_only=True)
@@ -40,17 +38,6 @@ class Questions:
             )
             for i in range(100 if split == "test" else 24)
         ]
-
-
-def pull(task_input, endpoint):
-    """Ask once."""
-    body = {"model": endpoint.model, "messages": [{"role": "user", "content": task_input["question"]}]}
-    headers = {"Authorization": f"Bearer {endpoint.api_key}", **endpoint.headers}
-    url = f"{endpoint.base_url}/chat/completions"
-    with agentrig.span("pull"):
-        reply = httpx.post(url, json={**body, **endpoint.sampling}, headers=headers, timeout=60)
-    reply.raise_for_status()
-    return str(reply.json()["choices"][0]["message"]["content"] or "")
 
 
 def small(answer):
@@ -115,11 +102,6 @@ REWARDS = {
     "ends": ends,
     "short": short,
 }
-
-
-def every_call(trace):
-    """Return a triplet for each call."""
-    return [t for call in trace.llm_calls() if (t := triplet_of(call, node="pull"))]
 
 
 @hookimpl

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +26,7 @@ from agentrig.hardware import Cpu, CpuConfig
 from agentrig.rollouts import Rollout
 from agentrig.run.loop import Loop
 from agentrig.servers import MakeServer, Server, ServerPlan
+from agentrig.testing.scripted import LocalServer, QuietHandler, serving
 from agentrig.traces import LLM_CALL, Span
 
 CPU = Cpu(config=CpuConfig(threads=1))
@@ -150,24 +149,16 @@ class Backend:
         self.base_url, self.api_key = base_url, api_key
 
 
-class Balancer(ThreadingHTTPServer):
+class Balancer(LocalServer):
     """A real load balancer: each connection goes to the next backend. `refuse` names paths that it answers with 404."""
 
-    daemon_threads = True
-
     def __init__(self, backends: Sequence[Backend], refuse: Sequence[str] = ()) -> None:
-        super().__init__(("127.0.0.1", 0), _Passing)
+        super().__init__(_Passing)
         self.turns, self.refuse = itertools.cycle(backends), refuse
         self.lock = threading.Lock()
 
-    @property
-    def base_url(self) -> str:
-        """Its address, ending in /v1."""
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
-
-class _Passing(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Passing(QuietHandler):
     server: Balancer
 
     def setup(self) -> None:
@@ -175,37 +166,18 @@ class _Passing(BaseHTTPRequestHandler):
         with self.server.lock:
             self.backend = next(self.server.turns)
 
-    def log_message(self, *args: Any) -> None:
-        """Stay quiet."""
-
     def do_POST(self) -> None:
         """Pass a request on."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
         path = self.path.removeprefix("/v1")
         if path in self.server.refuse:
-            self._send(404, json.dumps({"error": f"no {path} here"}).encode())
+            self.reply(404, {"error": f"no {path} here"})
             return
         headers = {"Authorization": f"Bearer {self.backend.api_key}", "Content-Type": "application/json"}
         reply = httpx.post(self.backend.base_url + path, content=body, headers=headers, timeout=60)
-        self._send(reply.status_code, reply.content)
-
-    def _send(self, status: int, content: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        self.reply(reply.status_code, reply.content)
 
 
-@contextmanager
-def balanced(backends: Sequence[Backend], refuse: Sequence[str] = ()) -> Iterator[Balancer]:
+def balanced(backends: Sequence[Backend], refuse: Sequence[str] = ()) -> AbstractContextManager[Balancer]:
     """Run a balancer until the block ends."""
-    balancer = Balancer(backends, refuse)
-    thread = threading.Thread(target=balancer.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield balancer
-    finally:
-        balancer.shutdown()
-        balancer.server_close()
-        thread.join()
+    return serving(Balancer(backends, refuse))

@@ -44,16 +44,8 @@ class ScriptedServer(LocalServer):
 class _Handler(QuietHandler):
     server: ScriptedServer
 
-    def _send(self, value: Any) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
     def do_GET(self) -> None:
-        self._send({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
+        self.reply(200, {"object": "list", "data": [{"id": "scripted", "object": "model"}]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -76,7 +68,7 @@ class _Handler(QuietHandler):
         }
         if body.get("return_token_ids"):
             found["prompt_token_ids"], choice["token_ids"] = list(prompt.encode()), ids
-        self._send(found)
+        self.reply(200, found)
 
 
 def reply(body: Mapping[str, Any], script: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -41,12 +41,8 @@ class _Headers(QuietHandler):
     def do_GET(self) -> None:
         self.rfile.read(int(self.headers.get("content-length") or 0))
         self.server.seen.append({name.lower(): value for name, value in self.headers.items()})
-        self.send_response(307 if self.server.target else 200)
-        if self.server.target:
-            self.send_header("location", self.server.target)
-        self.send_header("content-length", "2")
-        self.end_headers()
-        self.wfile.write(b"{}")
+        target = self.server.target
+        self.reply(307 if target else 200, {}, {"location": target} if target else {})
 
     do_POST = do_GET
 

@@ -64,11 +64,7 @@ class _Handler(QuietHandler):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         status, body = self.server.answer(self, request)
         try:
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json" if body[:1] in (b"{", b"[") else "text/html")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.reply(status, body, {} if body[:1] in (b"{", b"[") else {"content-type": "text/html"})
         except OSError:
             self.close_connection = True  # the client has timed out
 

@@ -17,9 +17,7 @@ from agentrig.testing.scripted import LocalServer, QuietHandler, serving
 def test_a_server_whose_engine_died_does_not_answer(health: int, expected: bool) -> None:
     class Handler(QuietHandler):
         def do_GET(self) -> None:
-            self.send_response(health if self.path == "/health" else 200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self.reply(health if self.path == "/health" else 200, b"")
 
     with serving(LocalServer(Handler)) as server:
         endpoint = Endpoint(base_url=server.url, model="m")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -45,6 +45,11 @@ TRACKERS = {
 """Settings of each tracker, which are named as its client, and its summary."""
 
 
+def imported(name: str) -> Callable[[Any], Any]:
+    """Return a `build` that imports the class `MODULE:NAME` when it is called."""
+    return lambda config: pkgutil.resolve_name(name)(config)
+
+
 @hookimpl
 def register_hardware() -> Iterable[HardwareSpec]:
     """Register `cpu`."""
@@ -74,22 +79,11 @@ def register_tasks() -> Iterable[TasksSpec]:
 @hookimpl
 def register_agents() -> Iterable[AgentSpec]:
     """Register `command` and `http`."""
-
-    def command(config: Any) -> Any:
-        from agentrig.external.command import CommandAgent
-
-        return CommandAgent(config)
-
-    def http(config: Any) -> Any:
-        from agentrig.external.http import HttpAgent
-
-        return HttpAgent(config)
-
     yield AgentSpec(
         name="command",
         summary="A program in any language, run once for each rollout.",
         config=CommandConfig,
-        build=command,
+        build=imported("agentrig.external.command:CommandAgent"),
         environment=ENVIRONMENT,
         calls="gateway",
     )
@@ -97,7 +91,7 @@ def register_agents() -> Iterable[AgentSpec]:
         name="http",
         summary="A service of your own, which gets each task by HTTP.",
         config=HttpConfig,
-        build=http,
+        build=imported("agentrig.external.http:HttpAgent"),
         calls="gateway",
         checks=[check_service],
     )
@@ -180,13 +174,10 @@ def register_servers() -> Iterable[ServerSpec]:
 @hookimpl
 def register_observers() -> Iterable[ObserverSpec]:
     """Register the trackers, and `otlp`."""
-
-    def otlp(config: Any) -> Any:
-        from agentrig.otlp.exporting import Otlp
-
-        return Otlp(config)
-
-    yield ObserverSpec(name="otlp", summary="Traces to an OpenTelemetry collector.", config=OtlpConfig, build=otlp)
+    build_otlp = imported("agentrig.otlp.exporting:Otlp")
+    yield ObserverSpec(
+        name="otlp", summary="Traces to an OpenTelemetry collector.", config=OtlpConfig, build=build_otlp
+    )
     for config, summary in TRACKERS.items():
         name = config.__name__.removesuffix("Config")
 

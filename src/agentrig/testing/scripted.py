@@ -131,6 +131,16 @@ class QuietHandler(BaseHTTPRequestHandler):
     def log_message(self, *args: Any) -> None:
         """Stay quiet."""
 
+    def reply(self, status: int, value: Any, headers: Mapping[str, str] | None = None) -> None:
+        """Send a reply: bytes as they are, other values as JSON."""
+        body = value if isinstance(value, bytes) else json.dumps(value).encode()
+        self.send_response(status)
+        known = {"content-type": "application/json", "content-length": str(len(body))}
+        for name, text in {**known, **(headers or {})}.items():
+            self.send_header(name, text)
+        self.end_headers()
+        self.wfile.write(body)
+
 
 @contextmanager
 def serving(server: S) -> Iterator[S]:
@@ -222,7 +232,7 @@ class _Handler(QuietHandler):
     def do_GET(self) -> None:
         if self._refused():
             return
-        self._send(200, {"object": "list", "data": [{"id": self.server.model, "object": "model"}]})
+        self.reply(200, {"object": "list", "data": [{"id": self.server.model, "object": "model"}]})
 
     def do_POST(self) -> None:
         raw = self.rfile.read(int(self.headers["content-length"]))
@@ -230,7 +240,7 @@ class _Handler(QuietHandler):
             return
         if not self.path.endswith("/chat/completions"):
             text = f"no {self.path} here, only /v1/chat/completions; with gateway.use=on, agentrig's gateway answers it"
-            self._send(404, {"error": {"message": text}})
+            self.reply(404, {"error": {"message": text}})
             return
         body = json.loads(raw)
         headers = {name.lower(): value for name, value in self.headers.items()}
@@ -239,27 +249,18 @@ class _Handler(QuietHandler):
         if reply.delay_s:
             time.sleep(reply.delay_s)
         if reply.status >= 400:
-            self._send(reply.status, {"error": {"message": reply.text, "type": "scripted"}}, reply.headers)
+            self.reply(reply.status, {"error": {"message": reply.text, "type": "scripted"}}, reply.headers)
         elif body.get("stream"):
             self._stream(body, reply, number)
         else:
-            self._send(200, self._completion(body, reply, number), reply.headers)
+            self.reply(200, self._completion(body, reply, number), reply.headers)
 
     def _refused(self) -> bool:
         """Answer a request that lacks the key, and say so."""
         refused = bool(self.server.key) and self.headers.get("authorization") != f"Bearer {self.server.key}"
         if refused:
-            self._send(401, {"error": {"message": "this server answers only requests with its key"}})
+            self.reply(401, {"error": {"message": "this server answers only requests with its key"}})
         return refused
-
-    def _send(self, status: int, value: Any, headers: Mapping[str, str] | None = None) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(status)
-        known = {"content-type": "application/json", "content-length": str(len(data))}
-        for name, text in {**known, **(headers or {})}.items():
-            self.send_header(name, text)
-        self.end_headers()
-        self.wfile.write(data)
 
     def _exact(self, body: Mapping[str, Any], reply: Reply, ids: Sequence[int], position: int = 0) -> dict[str, Any]:
         """Return the ids and log-probabilities of tokens that are sampled, as far as the request asks for them."""

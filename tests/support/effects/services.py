@@ -29,11 +29,7 @@ class _Handler(QuietHandler):
 
     def do_POST(self) -> None:
         self.server.requests.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-        body = b'{"answer": 4}'
-        self.send_response(200)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.reply(200, {"answer": 4})
 
 
 def callbacks(settings: Settings) -> str:
