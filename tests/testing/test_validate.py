@@ -320,11 +320,16 @@ def test_how_libraries_end_on_odd_replies_is_a_fact_and_no_fault(tmp_path: Path)
 
     endless = found("unchanged")
     assert (endless["odd-replies"][0], endless["deadline"][0]) == ("passed", "passed")
-    assert endless["deadline"][1].startswith("a fact, no fault: a tool that nobody offered: after 4 s and")
+    assert endless["deadline"][1].startswith(
+        "on a call of a tool that nobody offered your agent has not ended after 4 s and"
+    )
     assert "recursion_limit" in endless["deadline"][1]
     strict = found("strict")
     assert (strict["odd-replies"][0], strict["deadline"]) == ("passed", ("passed", ""))
-    assert "an empty reply: task t: it ended with agent-error" in strict["odd-replies"][1]
-    assert "a tool that nobody offered: task t: it ended with agent-error" in strict["odd-replies"][1]
+    assert "on an empty reply your agent ends with agent-error, RuntimeError: " in strict["odd-replies"][1]
+    assert (
+        "on a call of a tool that nobody offered your agent ends with agent-error, RuntimeError: "
+        in strict["odd-replies"][1]
+    )
     parses = found("parses")["odd-replies"]
     assert (parses[0], "words without sense" in parses[1]) == ("failed", True)
