@@ -24,9 +24,9 @@ from otlp_receiver import receiving, spans_in
 from agentrig.agents import Outcome
 from agentrig.cli.entry import main
 from agentrig.observers import RunEnd, RunStart
-from agentrig.otlp import exporting, names
+from agentrig.otlp import exporting
 from agentrig.otlp.exporting import Otlp, OtlpConfig
-from agentrig.otlp.spans import Origin, span_id, spans_of, trace_id
+from agentrig.otlp.spans import REQUEST, SCHEMA, Origin, span_id, spans_of, trace_id
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
 from agentrig.run.rows import stored_rollouts
@@ -161,7 +161,7 @@ def test_spans_have_the_names_of_the_conventions() -> None:
     assert [s.name for s in (root, node, chat, failed, tool)] == [
         *("invoke_agent sql", "write_query", "chat m", "chat", "execute_tool query"),
     ]
-    assert [s.attributes.get(names.OPERATION) for s in (root, chat, failed, tool)] == [
+    assert [s.attributes.get("gen_ai.operation.name") for s in (root, chat, failed, tool)] == [
         *("invoke_agent", "chat", "chat", "execute_tool"),
     ]
     parents = [s.parent and s.parent.span_id for s in (root, node, chat, failed, tool)]
@@ -182,10 +182,8 @@ def test_spans_have_the_names_of_the_conventions() -> None:
     known = {value for value in vars(gen_ai_attributes).values() if isinstance(value, str)}
     used = {key for s in (root, node, chat, failed, tool) for key in s.attributes} | set(event.attributes)
     assert {key for key in used if key.startswith("gen_ai.")} <= known
-    assert {v for v in vars(names).values() if isinstance(v, str) and v.startswith("gen_ai.")} - {
-        names.EVALUATION
-    } <= known
-    assert list(Schemas)[-1].value == names.SCHEMA
+    assert set(REQUEST.values()) <= known
+    assert list(Schemas)[-1].value == SCHEMA
     everything = repr([(s.to_json(), s.events) for s in (root, node, chat, failed, tool)])
     assert "gold" not in everything
     bare = repr([s.to_json() for s in spans_of(rollout(), Origin(**{**vars_of(ORIGIN), "content": False}))])

@@ -87,13 +87,6 @@ def test_time_split_adds_up_to_the_wall_time(tmp_path: Path):
     assert split["other"] == pytest.approx(0.3)
 
 
-def test_settings_are_found_at_any_depth_in_order_of_preference():
-    config = {"rollout": {"engine": {"max_model_len": 4096}}, "data": {"max_prompt_length": 2048}}
-    assert figures.find_setting(config, "max_model_len", "max_prompt_length") == 4096
-    assert figures.find_setting(config, "max_prompt_length") == 2048
-    assert figures.find_setting(config, "nothing") is None
-
-
 def test_context_comes_from_the_checkpoint_when_the_run_sets_none(tmp_path: Path):
     directory = write_run(tmp_path / "run", steps=1)
     config = (directory / "config.toml").read_text().replace("max_length = 512", "max_length = 0")

@@ -143,11 +143,14 @@ def test_the_panel_counts_running_rollouts():
         shown.close()
 
 
-def test_a_resumed_run_starts_at_its_step_and_one_of_unknown_length_has_no_eta(tmp_path: Path):
+def test_a_resumed_run_goes_on_at_its_step_with_its_mean_and_one_of_unknown_length_has_no_eta(tmp_path: Path):
     shown, buffer = display()
     shown.on_run_start(event=attrs.evolve(start(first_step=12), directory=write_run(tmp_path / "run", steps=11)))
     assert "resuming at step 12" in buffer.getvalue()
     assert "step 11 of 20" in panel(shown)
+    rewards = [json.loads(line)["reward"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    shown.on_step_end(StepEnd(step=12, metrics={"reward": 0.25, "step_s": 1.0}))
+    assert f"reward 0.250 (mean of 12: {(sum(rewards) + 0.25) / 12:.3f})" in buffer.getvalue()
     shown, buffer = display()
     shown.on_run_start(event=start(None))
     shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
@@ -216,17 +219,6 @@ def test_an_output_that_cannot_be_written_ends_the_display_and_not_the_run(caplo
         assert not told[0].exc_info
         with contextlib.suppress(OSError):  # what could not be written
             file.close()
-
-
-def test_a_resumed_run_goes_on_with_the_mean_of_its_earlier_steps(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", steps=6)
-    rewards = [json.loads(line)["reward"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    buffer = io.StringIO()
-    shown = LiveDisplay(Console(file=buffer, width=200))
-    shown.on_run_start(RunStart(directory=run, config={}, steps=20, first_step=5))
-    shown.on_step_end(StepEnd(step=5, metrics={"reward": 0.25, "step_s": 1.0}))
-    of_five = (sum(rewards[:4]) + 0.25) / 5
-    assert f"reward 0.250 (mean of 5: {of_five:.3f})" in buffer.getvalue()
 
 
 def test_a_long_measurement_says_in_a_pipe_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from agentrig.run.rows import row_of
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.traces import LLM_CALL
 from agentrig.tracing.gen_ai import flat, tool_calls
-from agentrig.view.rollout import Call, readable_rollout
+from agentrig.view.rollout import readable_rollout
 from agentrig.view.terminal import span_text
 from agentrig.view.watch.app import serving
 
@@ -75,7 +75,7 @@ def test_no_reader_of_calls_stops_at_a_field_of_a_wrong_type(wrong: Any) -> None
         rollout = changed(rollout_of(0, right=True, mode="train", step=1), attributes)
         try:
             seen = readable_rollout(rollout)
-            assert [part for part in seen.parts if isinstance(part, Call)], what
+            assert seen.calls, what
             span_text(rollout)
             exporting.json_line(spans_of(rollout, Origin(run="r", agent="a", reward="x", version="1")))
             for call in rollout.trace.llm_calls():
@@ -102,9 +102,10 @@ def test_no_reader_of_calls_stops_at_a_field_of_a_wrong_type(wrong: Any) -> None
 def test_a_malformed_field_is_shown_as_json() -> None:
     request = {"messages": {"odd": 1}, "tools": 5}
     rollout = changed(rollout_of(0, right=True, mode="train", step=1), {"request": request, "response": [3]})
-    call = next(part for part in readable_rollout(rollout).parts if isinstance(part, Call))
-    assert [json.loads(message.text or "null") for message in call.messages] == [None]
-    assert dict(call.facts) == {"tools": "5", "response": "[\n 3\n]"}
+    part = next(part for part in readable_rollout(rollout).parts if part.call)
+    assert part.call is not None
+    assert [json.loads(message.text or "null") for message in part.call.messages] == [None]
+    assert dict(part.facts) == {"tools": "5", "response": "[\n 3\n]"}
 
 
 @pytest.fixture

@@ -63,12 +63,12 @@ def test_a_training_accuracy_far_above_the_held_out_one_asks_for_more_tasks(tmp_
 def test_else_the_weakest_class_of_the_held_out_tasks_is_named(tmp_path: Path) -> None:
     run = with_lines(write_run(tmp_path / "run", lift=0.6, held_out=60), unvalidated)
     said = re.fullmatch(
-        r"Held-out tasks with half = (first|second) are right least often \((\d\d) of 30\): train on more tasks like "
-        r"these\.",
+        r"Held-out tasks with half = (first|second) are right least often \((\d\d\.\d)% of 30\): train on more tasks "
+        r"like these\.",
         diagnose(run).next_step,
     )
     assert said is not None
-    assert 20 <= int(said[2]) < 30
+    assert 20 / 30 <= float(said[2]) / 100 < 1
 
 
 def test_a_run_that_solved_its_tasks_or_gained_nothing_has_no_next_step_of_a_gain(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ import pytest
 from agentrig.errors import AgentrigError
 from agentrig.processes.locks import Lock
 from agentrig.testing.run_directory import write_run
-from agentrig.view import build_report, figures
+from agentrig.view import figures
 from agentrig.view.diagnosis import diagnose
+from agentrig.view.page import render
 from agentrig.view.reading import read_run, rollout_rows
 from agentrig.view.watch.app import serving
 from agentrig.view.watch.runs import Run
@@ -89,7 +90,7 @@ def test_metrics_that_lack_something_or_contradict_the_rollouts_are_told(
     change(lines)
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert re.search(said, str(diagnose(directory)))
-    assert re.search(said, build_report([directory]).read_text())
+    assert re.search(said, render([read_run(directory)]))
 
 
 def test_a_line_that_is_too_deep_or_has_too_many_digits_is_ignored(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_a_line_that_is_too_deep_or_has_too_many_digits_is_ignored(tmp_path: Pat
     (directory / "log.jsonl").write_text("[" * 100_000 + "]" * 100_000 + "\n")
     said = "metrics.jsonl: line 4 and 5 cannot be read"
     assert said in str(diagnose(directory))
-    assert said in build_report([directory]).read_text()
+    assert said in render([read_run(directory)])
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_held_out_figures_of_another_type_are_told(tmp_path: Path, name: str, ke
     file = write_run(tmp_path / "run", steps=2) / name
     file.write_text(json.dumps({**json.loads(file.read_text()), key: "x"}))
     assert f"{name} is damaged: {key} is no object" in str(diagnose(file.parent))
-    assert f"{name} is damaged: {key} is no object" in build_report([file.parent]).read_text()
+    assert f"{name} is damaged: {key} is no object" in render([read_run(file.parent)])
 
 
 @pytest.mark.parametrize(("key", "end"), [("accuracy", "after"), ("reward", "after")])
@@ -125,7 +126,7 @@ def test_a_summary_that_contradicts_the_measurements_is_told(
     file.write_text(json.dumps(summary))
     said = f"contradicts itself: the {key} {end} training is 0.925 in summary.json"
     assert said in str(diagnose(finished))
-    assert said in build_report([finished]).read_text()
+    assert said in render([read_run(finished)])
 
 
 @pytest.mark.timeout(300)
@@ -134,7 +135,7 @@ def test_a_pipe_with_the_name_of_a_file_is_named_and_not_read(tmp_path: Path, na
     directory = write_run(tmp_path / "run", steps=2)
     (directory / name).unlink(missing_ok=True)
     os.mkfifo(directory / name)
-    page = build_report([directory]).read_text()
+    page = render([read_run(directory)])
     if name != "log.jsonl":
         assert f"{Path(name).name} cannot be read: it is no regular file" in page
         assert f"{Path(name).name} cannot be read: it is no regular file" in str(diagnose(directory))

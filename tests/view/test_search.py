@@ -135,18 +135,14 @@ def test_a_damaged_file_is_named_each_time_and_the_others_are_shown(run: Path) -
 
 def test_a_whole_row_is_decoded(run: Path) -> None:
     found = Rollouts(run).row("r2")
-    assert found is not None
     assert (found["input"], found["spans"], found["mode"]) == ({"question": "how many 2?"}, [], "train")
-    assert Rollouts(run).row("r99") is None
+    with pytest.raises(KeyError):
+        Rollouts(run).row("r99")
 
 
-def test_verdicts() -> None:
-    assert [verdict(row(0, **v)) for v in ({}, {"correct": False, "value": 0.0}, {"correct": False, "value": 0.3})] == [
-        "right",
-        "wrong",
-        "part",
-    ]
-    assert verdict(row(0, value=None)) == "failed"
+@pytest.mark.parametrize("score", ["right", "wrong", "part", "failed"])
+def test_a_filter_and_a_verdict_have_the_same_rules(run: Path, score: str) -> None:
+    assert {verdict(row) for row in Rollouts(run).find(Filter(score=score)).to_pylist()} == {score}
 
 
 def test_the_first_view_reads_one_file_and_the_others_are_read_meanwhile(tmp_path: Path) -> None:
@@ -155,7 +151,7 @@ def test_the_first_view_reads_one_file_and_the_others_are_read_meanwhile(tmp_pat
     files = len(rollouts.files())
     step = rollouts.find(Filter(mode="train", step=6))
     assert (len(step), rollouts.progress()) == (16, (1, files))
-    assert rollouts.row(step["id"][0].as_py()) is not None
+    assert rollouts.row(step["id"][0].as_py())["step"] == 6
     assert len(rollouts.inputs(ids_of(step))) == 16
     assert rollouts.nodes() == ["check_query", "rewrite_query", "write_query"]
     assert rollouts.progress() == (1, files), "a page of one step needs its file only"
@@ -165,5 +161,5 @@ def test_the_first_view_reads_one_file_and_the_others_are_read_meanwhile(tmp_pat
         while "files.</p>" in texts[-1] and time.monotonic() < deadline:
             texts.append(httpx.get(f"{link}run/run/traces").text)
         assert "files.</p>" not in texts[-1]
-    assert rollouts.row("train-1-0") is not None
+    assert rollouts.row("train-1-0")["step"] == 1
     assert rollouts.progress() == (files, files)

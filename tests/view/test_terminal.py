@@ -170,10 +170,15 @@ def test_the_end_of_a_run_shows_the_gain_a_task_and_the_cause(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("lift", "said"), [(0.0, "may be chance"), (0.6, "significant")])
-def test_the_end_of_a_run_says_whether_the_gain_may_be_chance(tmp_path: Path, lift: float, said: str):
-    text = ending(write_run(tmp_path / "run", steps=3, lift=lift, held_out=60))
+def test_the_end_of_a_run_says_whether_its_gain_may_be_chance(tmp_path: Path, lift: float, said: str):
+    run = write_run(tmp_path / "run", steps=20, lift=lift, held_out=60)
+    text = ending(run)
     assert f": {said})" in text
     assert ("may be chance" in text.split("why: ")[1]) == (lift == 0.0)
+    assert "held-out tasks measured at both ends" in text
+    for file in (run / "rollouts").glob("report-*.parquet"):
+        file.unlink()
+    assert "validation tasks measured at both ends" in ending(run)
 
 
 def test_the_end_of_a_run_names_the_commands_that_work_with_it(tmp_path: Path):
@@ -193,15 +198,6 @@ def test_the_end_of_a_run_names_the_commands_that_work_with_it(tmp_path: Path):
         f"eval    agentrig eval '{run / 'config.toml'}' --checkpoint {quoted}",
         f"export  agentrig export {quoted} my-model",
     ]
-
-
-@pytest.mark.parametrize("lift", [0.0, 0.6])
-def test_the_end_of_a_run_says_of_which_split_its_tasks_are(tmp_path: Path, lift: float) -> None:
-    run = write_run(tmp_path / "run", steps=20, lift=lift)
-    assert "held-out tasks measured at both ends" in ending(run)
-    for file in (run / "rollouts").glob("report-*.parquet"):
-        file.unlink()
-    assert "validation tasks measured at both ends" in ending(run)
 
 
 def script_run(directory: Path) -> Path:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pyarrow as pa
@@ -20,10 +21,20 @@ import pytest
 
 from agentrig.errors import AgentrigError
 from agentrig.testing.run_directory import write_run
+from agentrig.view import build_report
 from agentrig.view.reading import read_run, rollout_rows
 from agentrig.view.watch.app import serving
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> '\"</pre>{{7*7}} **b** `; DROP x; -- [a](javascript:b)"
+
+
+def first_rollout(run: Path, **changes: Any) -> dict[str, Any]:
+    """Change the first rollout of a run's last training step; return what it was."""
+    file = sorted((run / "rollouts").glob("train-*.parquet"))[-1]
+    table = pq.read_table(file)
+    first, *others = table.to_pylist()
+    pq.write_table(pa.Table.from_pylist([{**first, **changes}, *others], schema=table.schema), file)
+    return dict(first)
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +45,7 @@ def runs(ended_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactor
         shutil.copytree(ended_run(), place / name, symlinks=True)
     config = (place / "two" / "config.toml").read_text()
     (place / "two" / "config.toml").write_text(config.replace("failure_limit", "failure_limit = 0.123 #"))
-    file = sorted((place / "one" / "rollouts").glob("train-*.parquet"))[-1]
-    table = pq.read_table(file)
-    first, *others = table.to_pylist()
+    first = first_rollout(place / "one")
     spans = json.loads(first["spans"])
     for span in spans:
         attributes = span["attributes"]
@@ -45,11 +54,10 @@ def runs(ended_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactor
             attributes["request"]["messages"][0]["content"] = HOSTILE
             attributes.pop("response_token_ids", None)
         span["error"] = HOSTILE
-    evil = {
-        **first, "input": json.dumps({"question": HOSTILE}), "answer": json.dumps(HOSTILE), "spans": json.dumps(spans),
-        "details": json.dumps({"reason": HOSTILE}), "task_id": HOSTILE, "replies": HOSTILE,
-    }  # fmt: skip
-    pq.write_table(pa.Table.from_pylist([evil, *others], schema=table.schema), file)
+    first_rollout(
+        place / "one", input=json.dumps({"question": HOSTILE}), answer=json.dumps(HOSTILE), spans=json.dumps(spans),
+        details=json.dumps({"reason": HOSTILE}), task_id=HOSTILE, replies=HOSTILE,
+    )  # fmt: skip
     (place / "one" / "log.jsonl").write_text(json.dumps({"step": 1, "level": "warning", "text": HOSTILE}) + "\n")
     return place
 
@@ -171,14 +179,12 @@ def views(text: str) -> dict[str, str]:
     text = re.sub(r'(href|id)="[^"]*"', "", text)
     return {
         "curves": "".join(re.findall(r'<svg viewBox="0 0 620.*?</svg>', text, re.DOTALL)),
-        "results": "".join(re.findall(r'<table class="results">.*?</table>', text, re.DOTALL)),
+        "results": "".join(re.findall(r"<h2 ?>Results</h2>.*?</table>", text, re.DOTALL)),
         "trace": "".join(re.findall(r'<div class="trace">.*?</section>(?=\s*</div>\s*</div>)', text, re.DOTALL)[:1]),
     }
 
 
 def test_the_report_is_the_same_views_in_a_file(link: str, runs: Path, tmp_path: Path) -> None:
-    from agentrig.view import build_report
-
     file = build_report([runs / "two"], tmp_path / "page.html").read_text()
     first = re.search(r'<a class="score [a-z]*" href="#(rollout-\d+)"', file)
     assert first is not None
@@ -192,21 +198,16 @@ def test_the_report_is_the_same_views_in_a_file(link: str, runs: Path, tmp_path:
 
 
 def test_a_rollout_with_prompts_of_thousands_of_tokens_is_folded_and_fast(runs: Path, tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(runs / "two", tmp_path / "two", symlinks=True)
-    file = sorted((tmp_path / "two" / "rollouts").glob("train-*.parquet"))[-1]
-    table = pq.read_table(file)
-    first, *others = table.to_pylist()
+    first = first_rollout(tmp_path / "two")
     spans = json.loads(first["spans"])
     for span in spans:
         if "request" in span["attributes"]:
             span["attributes"]["request"]["messages"] = [{"role": "user", "content": "a word " * 4000}]
             span["attributes"]["prompt_token_ids"] = list(range(6000))
-    changed = [{**first, "spans": json.dumps(spans)}, *others]
-    pq.write_table(pa.Table.from_pylist(changed, schema=table.schema), file)
+    first_rollout(tmp_path / "two", spans=json.dumps(spans))
     with serving(tmp_path / "two") as link:
-        page(link, f"run/two/rollout/{others[0]['id']}")  # the first one loads the task set
+        page(link, f"run/two/rollout/{rollouts_of(page(link, 'run/two/traces'))[1]}")  # it loads the task set
         began = time.process_time()
         text = page(link, f"run/two/rollout/{first['id']}")
         assert time.process_time() - began < 0.5
@@ -216,13 +217,10 @@ def test_a_rollout_with_prompts_of_thousands_of_tokens_is_folded_and_fast(runs: 
 
 
 def test_a_rollout_begins_with_its_verdict_its_reason_and_the_gold_answer(runs: Path, link: str) -> None:
-    file = sorted((runs / "two" / "rollouts").glob("train-*.parquet"))[-1]
-    table = pq.read_table(file)
-    changed = table.to_pylist()
-    changed[0] |= {"value": 0.0, "correct": False, "details": json.dumps({"reason": "no such column: car", "x": "y"})}
-    pq.write_table(pa.Table.from_pylist(changed, schema=table.schema), file)
-    text = page(link, f"run/two/rollout/{changed[0]['id']}")
-    pq.write_table(table, file)
+    details = json.dumps({"reason": "no such column: car", "x": "y"})
+    was = first_rollout(runs / "two", value=0.0, correct=False, details=details)
+    text = page(link, f"run/two/rollout/{was['id']}")
+    first_rollout(runs / "two", **was)
     head, trace = text.split('<div class="trace">')
     verdict = re.search(r'<p class="verdict wrong">(.*?)</p>', head, re.DOTALL)
     assert verdict is not None
@@ -262,8 +260,6 @@ def test_before_and_after_is_a_page_that_begins_with_examples(tmp_path: Path) ->
 
 
 def test_a_copy_of_a_run_is_shown_without_its_task_set(runs: Path, tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(runs / "two", tmp_path / "copied")
     (tmp_path / "copied" / "config.toml").write_text("[tasks]\nuse = 'nobody-has-it'\n")
     with serving(tmp_path / "copied") as link:

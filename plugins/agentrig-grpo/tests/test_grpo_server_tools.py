@@ -19,7 +19,7 @@ from agentrig import Outcome, Score, Task
 from agentrig.rollouts import Rollout
 from agentrig.tracing.recording import recording
 from agentrig.tracing.streams import joined
-from agentrig.view.rollout import Call, readable
+from agentrig.view.rollout import readable
 from agentrig.view.terminal import span_text
 
 FORMS = list(TEMPLATES)
@@ -157,7 +157,7 @@ def test_a_run_of_the_openai_client_is_recorded_with_its_ids_and_shown(models, u
     assert "reply: it is 5" in lines
     assert "reply: null" not in lines
     spans = [{"id": s.id, "name": s.name, "start": s.start, "attributes": dict(s.attributes)} for s in trace.spans]
-    calls = [part for part in readable({"spans": spans}, {}, None).parts if isinstance(part, Call)]
+    calls = readable({"spans": spans}, {}, None).calls
     assert [([m.text for m in call.messages if m.role == "tool"], call.reply) for call in calls] == [
         ([], f"add({ARGUMENTS})"),
         (["5"], "it is 5"),

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrig.errors import extra
-from agentrig.otlp import names
 from agentrig.rollouts import Rollout
 from agentrig.text import cut, json_text, storable
 from agentrig.traces import LLM_CALL, SERVER, Span, items, mapping
@@ -24,6 +23,24 @@ if TYPE_CHECKING:
 
 LIMIT = 20_000
 """Longest attribute, in characters."""
+
+SCHEMA = "https://opentelemetry.io/schemas/1.43.0"
+"""The version of the semantic conventions: every `gen_ai.*` name here is part of it."""
+
+REQUEST: Mapping[str, str] = {
+    "model": "gen_ai.request.model",
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "top_k": "gen_ai.request.top_k",
+    "max_tokens": "gen_ai.request.max_tokens",
+    "max_completion_tokens": "gen_ai.request.max_tokens",
+    "seed": "gen_ai.request.seed",
+    "n": "gen_ai.request.choice.count",
+    "stream": "gen_ai.request.stream",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+}
+"""Fields of a request's body, and their attributes."""
 
 OWN_ID = re.compile(r"(?!0{16})[0-9a-f]{16}")
 """Ids of spans that OpenTelemetry accepts as they are."""
@@ -69,7 +86,7 @@ def spans_of(rollout: Rollout, origin: Origin) -> list[ReadableSpan]:
         from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
     resource = Resource({"service.name": "agentrig", "service.version": origin.version, "agentrig.run": origin.run})
-    scope = InstrumentationScope("agentrig", origin.version, schema_url=names.SCHEMA)
+    scope = InstrumentationScope("agentrig", origin.version, schema_url=SCHEMA)
     trace = trace_id(rollout.id)
 
     def context(own: str) -> SpanContext:
@@ -83,10 +100,12 @@ def spans_of(rollout: Rollout, origin: Origin) -> list[ReadableSpan]:
             name, more = _root(rollout, origin)
             attributes, error = {**attributes, **more}, span.error or rollout.failure
             events = (
-                [Event(names.EVALUATION, _score(rollout, origin), timestamp=_ns(span.end))] if rollout.score else []
+                [Event("gen_ai.evaluation.result", _score(rollout, origin), timestamp=_ns(span.end))]
+                if rollout.score
+                else []
             )
         if error is not None:
-            attributes.setdefault(names.ERROR, cut(error.partition(":")[0], 200))
+            attributes.setdefault("error.type", cut(error.partition(":")[0], 200))
         status = Status(StatusCode.ERROR, cut(error, LIMIT)) if error is not None else Status(StatusCode.UNSET)
         found.append(
             ReadableSpan(
@@ -109,22 +128,22 @@ def spans_of(rollout: Rollout, origin: Origin) -> list[ReadableSpan]:
 def _root(rollout: Rollout, origin: Origin) -> tuple[str, dict[str, Any]]:
     """Return name and attributes of the span around a whole rollout."""
     found: dict[str, Any] = {
-        names.OPERATION: "invoke_agent",
-        names.AGENT: origin.agent,
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.agent.name": origin.agent,
         "agentrig.rollout": rollout.id,
         "agentrig.task": rollout.task.id,
         "agentrig.group": rollout.group,
         "agentrig.mode": rollout.mode,
         "agentrig.step": rollout.step,
         "agentrig.weights": rollout.version,
-        names.ERROR: rollout.failure,
+        "error.type": rollout.failure,
     }
     if origin.content:
-        found[names.INPUT] = _messages([{"role": "user", "content": json_text(dict(rollout.task.input))}])
+        found["gen_ai.input.messages"] = _messages([{"role": "user", "content": json_text(dict(rollout.task.input))}])
         if rollout.outcome.answer is not None:
             answer = rollout.outcome.answer
             text = answer if isinstance(answer, str) else json_text(answer)
-            found[names.OUTPUT] = _messages([{"role": "assistant", "content": text}])
+            found["gen_ai.output.messages"] = _messages([{"role": "assistant", "content": text}])
     return f"invoke_agent {origin.agent}", found
 
 
@@ -135,10 +154,10 @@ def _score(rollout: Rollout, origin: Origin) -> dict[str, Any]:
     if rollout.correct is not None:
         label = "correct" if rollout.correct else "incorrect"
     found = {
-        names.EVALUATION_NAME: origin.reward,
-        names.EVALUATION_VALUE: rollout.score.value,
-        names.EVALUATION_LABEL: label,
-        names.ERROR: "reward-invalid" if rollout.score.status == "invalid" else None,
+        "gen_ai.evaluation.name": origin.reward,
+        "gen_ai.evaluation.score.value": rollout.score.value,
+        "gen_ai.evaluation.score.label": label,
+        "error.type": "reward-invalid" if rollout.score.status == "invalid" else None,
     }
     return {key: value for key, value in found.items() if value is not None}
 
@@ -150,9 +169,16 @@ def _named(span: Span, origin: Origin) -> tuple[str, dict[str, Any]]:
         return _chat(span, origin)
     tool = attributes.get("tool.name")
     if isinstance(tool, str) and span.name == "tool":
-        found: dict[str, Any] = {names.OPERATION: "execute_tool", names.TOOL: tool, names.TOOL_TYPE: "function"}
+        found: dict[str, Any] = {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": tool,
+            "gen_ai.tool.type": "function",
+        }
         if origin.content:
-            found |= {names.TOOL_ARGUMENTS: attributes.get("input"), names.TOOL_RESULT: attributes.get("output")}
+            found |= {
+                "gen_ai.tool.call.arguments": attributes.get("input"),
+                "gen_ai.tool.call.result": attributes.get("output"),
+            }
         return f"execute_tool {tool}", found
     kept = {k: v for k, v in attributes.items() if not k.startswith("gen_ai.") and k not in ("input", "output")}
     if origin.content:
@@ -166,22 +192,22 @@ def _chat(span: Span, origin: Origin) -> tuple[str, dict[str, Any]]:
     prompt, sampled = (span.attributes.get(f"{part}_token_ids") for part in ("prompt", "response"))
     choices = [mapping(choice) for choice in items(response.get("choices"))]
     found: dict[str, Any] = {
-        names.OPERATION: "chat",
-        names.PROVIDER: "openai",  # the protocol that it speaks, whatever the server
-        **{attribute: request[key] for key, attribute in names.REQUEST.items() if request.get(key) is not None},
-        names.RESPONSE_ID: response.get("id"),
-        names.RESPONSE_MODEL: response.get("model"),
-        names.FINISH_REASONS: [str(c["finish_reason"]) for c in choices if c.get("finish_reason")] or None,
-        names.INPUT_TOKENS: usage.get("prompt_tokens", len(items(prompt)) or None),
-        names.OUTPUT_TOKENS: usage.get("completion_tokens", len(items(sampled)) or None),
-        names.SERVER: span.attributes.get(SERVER),
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",  # the protocol that it speaks, whatever the server
+        **{attribute: request[key] for key, attribute in REQUEST.items() if request.get(key) is not None},
+        "gen_ai.response.id": response.get("id"),
+        "gen_ai.response.model": response.get("model"),
+        "gen_ai.response.finish_reasons": [str(c["finish_reason"]) for c in choices if c.get("finish_reason")] or None,
+        "gen_ai.usage.input_tokens": usage.get("prompt_tokens", len(items(prompt)) or None),
+        "gen_ai.usage.output_tokens": usage.get("completion_tokens", len(items(sampled)) or None),
+        "server.address": span.attributes.get(SERVER),
     }
     if origin.content:
-        found[names.INPUT] = _messages(request.get("messages"))
-        found[names.OUTPUT] = _messages(
+        found["gen_ai.input.messages"] = _messages(request.get("messages"))
+        found["gen_ai.output.messages"] = _messages(
             [{**mapping(c.get("message")), "finish": c.get("finish_reason")} for c in choices]
         )
-        found[names.TOOLS] = json_text(request["tools"]) if request.get("tools") else None
+        found["gen_ai.tool.definitions"] = json_text(request["tools"]) if request.get("tools") else None
     model = request.get("model")
     return f"chat {cut(storable(str(model)), 200)}" if model else "chat", found
 
@@ -223,7 +249,7 @@ def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
             found[key] = cut(storable(value), LIMIT)
         elif isinstance(value, bool | float) or (isinstance(value, int) and -(1 << 63) <= value < 1 << 63):
             found[key] = value
-        elif key == names.FINISH_REASONS and value:
+        elif key == "gen_ai.response.finish_reasons" and value:
             found[key] = tuple(map(storable, value))
         elif value is not None:
             found[key] = cut(json_text(value), LIMIT)

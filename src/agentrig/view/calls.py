@@ -21,37 +21,36 @@ PLACES: Mapping[str, str] = {
 
 
 def calls_of(
-    directory: Path, step: int, ids: Collection[str]
-) -> tuple[dict[str, dict[str, list[dict[str, Any]]]], str]:
-    """Return where the calls of training rollouts went, and '' or why their file cannot be read.
+    directory: Path, rows: Collection[Mapping[str, Any]]
+) -> tuple[dict[str, dict[str, list[dict[str, Any]]]], list[str]]:
+    """Return where the calls of rollouts went, and why files of their calls cannot be read, one sentence each.
 
     Args:
         directory: The run directory.
-        step: The rollouts' step.
-        ids: The rollouts.
+        rows: The rollouts; only those of training have such files.
 
     Returns:
-        Rollout to span to its rows in `calls/train-STEP.parquet`; empty if the step has none.
+        Rollout to span to its rows in `calls/train-STEP.parquet`; none for a step without one.
     """
     import pyarrow
     import pyarrow.parquet
 
-    file = directory / "calls" / f"train-{step:05d}.parquet"
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    try:
-        check_regular(file)
-        rows = pyarrow.parquet.read_table(file, filters=one_of("rollout", ids), partitioning=None).to_pylist()
-    except FileNotFoundError:
-        return {}, ""
-    except (OSError, KeyError, pyarrow.ArrowException) as error:
-        why = getattr(error, "strerror", None) or first_line(error)
-        return (
-            {},
-            f"calls/{file.name} is damaged, so it is not known which calls were trained: {why}",
-        )
-    for row in rows:
-        found.setdefault(row["rollout"], {}).setdefault(str(row.get("span")), []).append(row)
-    return found, ""
+    damage = []
+    ids = {str(row["id"]) for row in rows}
+    for step in sorted({row["step"] for row in rows if row["mode"] == "train"}):
+        file = directory / "calls" / f"train-{step:05d}.parquet"
+        try:
+            check_regular(file)
+            table = pyarrow.parquet.read_table(file, filters=one_of("rollout", ids), partitioning=None)
+            for call in table.to_pylist():
+                found.setdefault(call["rollout"], {}).setdefault(str(call.get("span")), []).append(call)
+        except FileNotFoundError:
+            continue
+        except (OSError, KeyError, pyarrow.ArrowException) as error:
+            why = getattr(error, "strerror", None) or first_line(error)
+            damage.append(f"calls/{file.name} is damaged, so it is not known which calls were trained: {why}")
+    return found, damage
 
 
 def books(run: RunData, key: str) -> dict[str, int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -102,10 +101,6 @@ class Diagnosis:
 
     def __str__(self) -> str:
         return words(self)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return attrs.asdict(self)
 
 
 def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:

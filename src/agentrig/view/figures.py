@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from agentrig.figures import amount, mean, number, wilson
+from agentrig.figures import amount, duration, mean, number, wilson
 from agentrig.text import read_text
+from agentrig.traces import items
 from agentrig.view.reading import RunData, dig, mapping
-from agentrig.view.text import duration
 
 SMOOTHING = 16
 """Number of steps over which training curves are smoothed, as in the reference's published curves."""
@@ -106,18 +106,12 @@ def places(run: RunData, axis: str) -> dict[int, float]:
     return found
 
 
-def validation(run: RunData) -> tuple[list[int], list[float]]:
-    """Return steps and accuracies on the validation split; step 0 is before training."""
-    steps, values = series(run, "validation_accuracy")
-    before = number(run.progress.get("validation_before", run.summary.get("validation_before")))
+def validation(run: RunData, key: str = "accuracy") -> tuple[list[int], list[float]]:
+    """Return steps and the `accuracy` or the mean `reward` on the validation split; step 0 is before training."""
+    steps, values = series(run, f"validation_{key}")
+    name = "validation_before" if key == "accuracy" else "validation_reward_before"
+    before = number(run.progress.get(name, run.summary.get(name)))
     return (steps, values) if before is None else ([0, *steps], [before, *values])
-
-
-def validation_rewards(run: RunData) -> dict[int, float]:
-    """Return the mean reward on the validation split by step; step 0 is before training."""
-    before = number(run.progress.get("validation_reward_before"))
-    found = dict(zip(*series(run, "validation_reward"), strict=True))
-    return found if before is None else {0: before, **found}
 
 
 def change(run: RunData, key: str) -> dict[str, float] | None:
@@ -150,22 +144,26 @@ def held_out(run: RunData) -> dict[str, dict[str, Any]]:
     return {"accuracy": accuracy, "reward": {end: number(measured[end].get("reward")) for end in ends}}
 
 
-def part_names(run: RunData) -> list[str]:
-    """Return the parts of a step's time that a run has logged: the three common ones, then its own."""
-    seen = {name for row in run.steps for name in mapping(row.get("time_s"))}
-    return [p for p in PARTS if p in seen] + sorted(seen - set(PARTS))
+def in_order(parts: Iterable[str]) -> list[str]:
+    """Return parts of a step's time in the order to show them: the three common ones, other ones, and `other`."""
+    return sorted(parts, key=lambda part: (part == "other", (*PARTS, part).index(part), part))
+
+
+def counts(found: Any) -> dict[str, float]:
+    """Return figures by name, such as a step's failures by kind; what is no number counts as 0."""
+    return {str(name): number(value) or 0.0 for name, value in mapping(found).items()}
 
 
 def seconds_by_part(row: Mapping[str, Any]) -> dict[str, float]:
     """Return a step's seconds by part; `other` is the rest of its wall time."""
-    found = {part: number(seconds) or 0.0 for part, seconds in mapping(row.get("time_s")).items()}
+    found = counts(row.get("time_s"))
     return {**found, "other": max(0.0, (number(row.get("step_s")) or 0.0) - math.fsum(found.values()))}
 
 
 def time_split(run: RunData) -> dict[str, float]:
     """Return mean seconds per step by part; `other` is the rest of the step's wall time."""
-    rows = [seconds_by_part(r) for r in run.steps if number(r.get("step_s")) is not None]
-    names = [*part_names(run), "other"] if rows else []
+    rows = [seconds_by_part(row) for row in run.steps if number(row.get("step_s")) is not None]
+    names = in_order({part for row in rows for part in row})
     return {part: math.fsum(row.get(part, 0.0) for row in rows) / len(rows) for part in names}
 
 
@@ -176,63 +174,39 @@ def time_share(run: RunData) -> dict[str, float]:
     return {part: seconds / wall for part, seconds in split.items()} if wall else {}
 
 
-def failed(run: RunData) -> tuple[list[int], list[float]]:
-    """Return the steps, and how many rollouts failed in each."""
-    counts = [mapping(row.get("failures")).values() for row in run.steps]
-    return [int(row["step"]) for row in run.steps], [math.fsum(number(n) or 0 for n in found) for found in counts]
-
-
 def totals(run: RunData, *path: str) -> dict[str, int]:
     """Return the sums over all steps of a metric that counts by name, such as `("nodes", "seen")`."""
     found: dict[str, int] = {}
     for row in run.steps:
-        for name, count in mapping(dig(row, *path)).items():
-            found[str(name)] = found.get(str(name), 0) + int(number(count) or 0)
+        for name, count in counts(dig(row, *path)).items():
+            found[name] = found.get(name, 0) + int(count)
     return found
-
-
-def find_setting(config: Mapping[str, Any], *names: str) -> Any:
-    """Return the first of these keys found in a section at any depth; names in order of preference."""
-    for name in names:
-        queue: list[Mapping[str, Any]] = [config]
-        while queue:
-            table = queue.pop(0)
-            if table.get(name) not in (None, "", 0):
-                return table[name]
-            queue.extend(v for v in table.values() if isinstance(v, Mapping))
-    return None
 
 
 def model_name(run: RunData) -> str | None:
     """Return the model's short name: the last part of its path or repository."""
-    stated = run.manifest.get("model") or find_setting(mapping(run.config.get("algorithm")), "model")
-    if isinstance(stated, Mapping):
-        stated = stated.get("name") or stated.get("path")
+    stated = run.manifest.get("model") or run.setting("algorithm", "model")
     return str(stated).rstrip("/").rsplit("/", 1)[-1] if stated else None
 
 
 def context_length(run: RunData) -> int | None:
     """Return the context length in tokens from the run's settings, else from its latest checkpoint's model."""
-    stated = find_setting(
-        mapping(run.config.get("algorithm")), "max_length", "max_model_len", "max_prompt_length", "context"
-    )
-    if isinstance(stated, int):
-        return stated
-    try:
-        latest = read_text(run.directory / "checkpoints" / "latest").strip()
-        model = json.loads(read_text(run.directory / "checkpoints" / latest / "config.json"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    found = number(mapping(model).get("max_position_embeddings"))
-    return None if found is None else int(found)
+    keys = ("max_length",), ("verl", "data", "max_prompt_length")
+    stated = next(filter(None, (number(dig(run.config, "algorithm", *key)) for key in keys)), None)
+    if stated is None:
+        try:
+            latest = read_text(run.directory / "checkpoints" / "latest").strip()
+            model = json.loads(read_text(run.directory / "checkpoints" / latest / "config.json"))
+        except (OSError, ValueError, RecursionError):
+            return None
+        stated = number(mapping(model).get("max_position_embeddings"))
+    return None if stated is None else int(stated)
 
 
 def devices(run: RunData) -> list[str]:
     """Return the names of the devices that the run had."""
-    found = mapping(run.manifest.get("hardware")).get("devices")
-    if not isinstance(found, list):
-        return []
-    return [str(mapping(d).get("name", "?")) if isinstance(d, Mapping) else str(d) for d in found]
+    found = items(mapping(run.manifest.get("hardware")).get("devices"))
+    return [str(mapping(device).get("name", "?")) for device in found]
 
 
 def accelerators(run: RunData) -> int | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +11,15 @@ from agentrig.errors import AgentrigError
 from agentrig.text import words_of
 
 
-class Gold:
-    """Loads the task sets of runs, once for each run, when somebody opens a trace."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: dict[Path, tuple[Mapping[str, Mapping[str, Any]], str]] = {}
-
-    def of(self, directory: Path, task: str) -> tuple[Mapping[str, Any] | None, str]:
-        """Return a task's private part, and '' or why it cannot be shown."""
-        with self._lock:
-            if directory not in self._known:
-                self._known[directory] = _load(directory)
-            found, why = self._known[directory]
-        if task in found:
-            return found[task], ""
-        return None, why or "the run's task set has no task with this id any more"
+def gold_of(directory: Path, task: str) -> tuple[Mapping[str, Any], str]:
+    """Return a task's private part, and '' or why it cannot be shown; it is empty then."""
+    found, why = _load(directory)
+    return found.get(task, {}), "" if task in found else why or "the run's task set has no task with this id any more"
 
 
+@cache
 def _load(directory: Path) -> tuple[Mapping[str, Mapping[str, Any]], str]:
+    """Load a run's task set, once, and return the private parts of its tasks, and '' or why it cannot be loaded."""
     from agentrig.plan import resolve
 
     try:

@@ -9,9 +9,8 @@ from urllib.parse import quote
 
 import attrs
 
-from agentrig.figures import percent
+from agentrig.figures import count, duration, figure, percent
 from agentrig.view.svg import points_of, svg
-from agentrig.view.text import count, duration, figure
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -8,19 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrig.errors import RunFileError
-from agentrig.figures import NOTHING, mean, number, percent
+from agentrig.figures import NOTHING, count, duration, figure, mean, number, percent, plain
 from agentrig.run.damage import reading
 from agentrig.text import flat
 from agentrig.view import figures, table, tables
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
-from agentrig.view.gold import Gold
 from agentrig.view.html import templates
 from agentrig.view.plots import Plot, plots_of, second_rewards
 from agentrig.view.reading import RunData, Seen, dig, mapping
 from agentrig.view.samples import before_after, reward_disagreements, shown
-from agentrig.view.text import count, duration, figure, plain
-from agentrig.view.tokens import Tokenizers
 
 PLOTS = ("accuracy", "reward", "time", "response tokens")
 """Drawings that every run has sooner or later; the page says which of them have nothing to draw yet."""
@@ -36,14 +33,13 @@ def render(runs: Sequence[RunData], *, gold: bool = False) -> str:
         runs: At least one.
         gold: Whether the rollouts are shown with the private part of their tasks.
     """
-    tokenizers, private = Tokenizers(), Gold() if gold else None
     views, several, drawn = [], len(runs) > 1, plots_of(runs)
     for i, run in enumerate(runs, 1):
         found = view(run, at=f"run-{i}-" if several else "", drawn=drawn)
-        views.append(found | shown(run, found, tokenizers, private))
+        views.append(found | shown(run, found, gold=gold))
     sections = {"curves": "curves", "results": "results"}
     if several:
-        sections |= {"by": "by class", "settings": "settings that differ", "runs": "each run"}
+        sections |= {"settings": "settings that differ", "runs": "each run"}
     else:
         sections |= {"examples": "before and after"} if views[0]["pairs"] else {}
         sections |= {"rollouts": "rollouts"} if views[0]["shown"] else {}
@@ -54,13 +50,10 @@ def render(runs: Sequence[RunData], *, gold: bool = False) -> str:
         .render(
             title=f"{len(runs)} runs" if several else runs[0].name,
             parts=list(sections.items()),
-            names=[run.name for run in runs],
             runs=views,
-            columns=table.COLUMNS,
-            cells=[each["cells"] for each in views],
             curves=drawn,
-            held_out=list(table.parts([shown["parts"] for shown in views], tables.CLASSES)) if several else [],
-            differences=differing_settings(runs) if several else [],
+            results=table.comparison([{**each["row"], **each["held_out"]} for each in views]),
+            differences=differing_settings(runs),
         )
     )
 
@@ -83,8 +76,7 @@ def view(
         seen: What was read of its rollouts before.
     """
     missing, seen = list(run.missing), seen or Seen()
-    ends = before_and_after(run, missing) if whole else {"pairs": None, "reward_disagreements": [], "held_out": None}
-    held_out = ends["held_out"]
+    ends = before_and_after(run, missing, seen, whole=whole)
     failed = tables.failures(run, missing) if whole else tables.failures_of_steps(run)
     told: dict[str, Any] = {"problems": [], "verdict": "", "warnings": [], "checks": []}
     if whole:
@@ -99,19 +91,17 @@ def view(
         "curves": drawings,
         "absent_plots": [name for name in PLOTS if name not in names],
         "log": warnings_of(run),
-        "columns": table.COLUMNS,
-        "cells": table.cells(row),
+        "row": row,
+        "results": table.comparison([row]),
         "shown": [],
         "name": run.name,
         "recipe": run.recipe,
         "status": row["status"],
         "progress": figures.progress(run),
         "about": _about(run),
-        **accuracy_of(run, seen),
         "tiles": _tiles(run, row),
         **told,
-        "tables": tables.tables(run, failed, tables.slices(held_out) if held_out else ()),
-        "parts": held_out.as_dict() if held_out else {},
+        "tables": tables.tables(run, failed, ends["slices"]),
         **ends,
         "config": run.config_text,
         "manifest": json.dumps(run.manifest, indent=2, ensure_ascii=False) if run.manifest else "",
@@ -119,28 +109,33 @@ def view(
     }
 
 
-def accuracy_of(run: RunData, seen: Seen | None = None) -> dict[str, Any]:
-    """Return what the templates show of a run's held-out accuracy; `seen` has the measurements that were read before.
+def before_and_after(
+    run: RunData, missing: list[str], seen: Seen | None = None, *, whole: bool = True
+) -> dict[str, Any]:
+    """Return what the templates show of both ends of training, and of where rewards disagree.
 
-    `chance` says in words whether the gain may be chance; it is empty without held-out rollouts of both ends.
+    Args:
+        run: The run.
+        missing: What cannot be read is noted here.
+        seen: Has the measurements that were read before.
+        whole: Whether to show tasks and tables too, for which whole rollouts are read.
+
+    Returns:
+        The held-out `accuracy` and `reward`, `chance`, in words, whether the gain may be chance, and more; `chance` is
+        empty without held-out rollouts of both ends.
     """
     evidence = Evidence.of_ends(run, seen)
     better, worse, _, _ = evidence.changed
-    held_out = evidence.where.startswith("held-out") and better + worse > 0
-    chance = figures.chance(better, worse) if held_out else ""
-    return {**figures.held_out(run), "split": _split(run), "chance": chance}
-
-
-def before_and_after(run: RunData, missing: list[str]) -> dict[str, Any]:
-    """Return what takes reading rollouts: tasks at both ends, where rewards disagree, what held-out ones show."""
-    pairs = before_after(run, missing)
+    chance = figures.chance(better, worse) if evidence.where.startswith("held-out") and better + worse else ""
+    found = {**figures.held_out(run), "split": _split(run), "chance": chance}
+    if not whole:
+        return {**found, "pairs": None, "reward_disagreements": [], "held_out": {}, "slices": []}
+    pairs, held_out = before_after(evidence, missing), tables.held_out(run, missing)
     if pairs is None and run.files and not run.running:
         missing.append("no tasks were measured both before and after training, so none can be compared")
-    return {
-        "pairs": pairs,
-        "reward_disagreements": reward_disagreements(run, missing) if second_rewards(run) else [],
-        "held_out": tables.held_out(run, missing),
-    }
+    disagree = reward_disagreements(run, missing) if second_rewards(run) else []
+    slices = [table for table in tables.slices(held_out) if table.rows]
+    return {**found, "pairs": pairs, "reward_disagreements": disagree, "held_out": held_out, "slices": slices}
 
 
 def warnings_of(run: RunData) -> list[dict[str, Any]]:
@@ -233,7 +228,7 @@ def _tiles(run: RunData, row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if best is not None:
         steps, values = figures.validation(run)
         at = steps[values.index(best)]
-        reward_at = figures.validation_rewards(run).get(at)
+        reward_at = dict(zip(*figures.validation(run, "reward"), strict=True)).get(at)
         where = f"step {at}" if at else "before training"
         remark = where if reward_at is None else f"{where}, mean reward {figure(reward_at)}"
         tiles.append(("best validation", f"{percent(best)}%", remark))
@@ -242,11 +237,14 @@ def _tiles(run: RunData, row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def differing_settings(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
-    """Return the settings in which runs differ: `section.key` and each run's value."""
+def differing_settings(runs: Sequence[RunData]) -> tables.Table:
+    """Return the settings in which runs differ, with each run's value."""
     several = [
         {key: json.dumps(value, ensure_ascii=False, default=str) for key, value in flat(run.config)} for run in runs
     ]
     keys = sorted({key for settings in several for key in settings} - {"run.name"})
-    rows = [(key, [settings.get(key, NOTHING) for settings in several]) for key in keys]
-    return [(key, values) for key, values in rows if len(set(values)) > 1]
+    rows = [[key, *(settings.get(key, NOTHING) for settings in several)] for key in keys]
+    rows = [row for row in rows if len(set(row[1:])) > 1]
+    note = "" if rows else "None: their settings are the same."
+    heads = [("Setting", "head"), *((run.name, "") for run in runs)]
+    return tables.Table(title="Settings that differ", heads=heads, rows=rows, note=note)

@@ -26,7 +26,7 @@ AXES = {"step": "step", "time": "wall time of the steps, s", "tokens": "tokens s
 SMALL = 0.001
 """A part with a smaller share of the time is too small to see."""
 
-MORE = ("prompt tokens", "transitions a rollout", "entropy, nats", "clip fraction", "gradient norm", "seconds a step")
+MORE = ("prompt tokens", "transitions a rollout", "entropy, nats", "clip fraction", "gradient norm")
 """Plots that few need."""
 
 Points = tuple[Sequence[float], Sequence[float]]
@@ -38,7 +38,7 @@ class Line:
 
     Attributes:
         label: In the legend; empty for none, and a pale line is not in it.
-        xs: Where its points are on the x axis, in order; in a plot of rows the number of the row, from 0.
+        xs: Where its points are on the x axis, in order.
         ys: Their values.
         color: The number of its colour.
         faint: Draw it pale, behind the others.
@@ -87,8 +87,7 @@ class Plot:
     Attributes:
         name: Its title.
         lines: Its lines, or the parts of its bars from the bottom up; there is at least one.
-        kind: `lines` or stacked `bars` over steps, or `rows`: a stacked bar for each of some names.
-        rows: These names.
+        kind: `lines`, or stacked `bars`.
         unit: Written behind the values, such as `%`.
         from_zero: Whether the axis begins at 0, or below it, unless only a part of the x axis is shown.
         caption: What it shows; empty if the title says it.
@@ -100,8 +99,7 @@ class Plot:
 
     name: str
     lines: Sequence[Line]
-    kind: Literal["lines", "bars", "rows"] = "lines"
-    rows: Sequence[str] = ()
+    kind: Literal["lines", "bars"] = "lines"
     unit: str = ""
     from_zero: bool = False
     caption: str = ""
@@ -175,22 +173,21 @@ def plots_of(
     paths = {name: path for run in runs for name, path in figures.metrics(run).items()}
     found = [
         *(_metric(runs, name, *paths[name], from_zero=False) for name in metrics if name in paths),
-        Plot(name="accuracy", lines=_accuracy(runs), unit="%", from_zero=True, caption=accuracy),
-        Plot(name="reward", lines=_reward(runs), from_zero=True, caption=reward),
-        _times(runs) if len(runs) > 1 else _time(runs[0]),
+        Plot(name="accuracy", lines=_measured(runs, "accuracy"), unit="%", from_zero=True, caption=accuracy),
+        Plot(name="reward", lines=_measured(runs, "reward"), from_zero=True, caption=reward),
+        _time(runs),
         _metric(runs, "response tokens", "response_tokens", caption="Mean of a trained call."),
         _metric(runs, "prompt tokens", "prompt_tokens", caption="Mean of a trained call."),
         _metric(runs, "transitions a rollout", "transitions_per_rollout", caption="Trained calls."),
         _metric(runs, "entropy, nats", "algorithm", "entropy"),
         _metric(runs, "clip fraction", "algorithm", "clip_fraction"),
         _metric(runs, "gradient norm", "algorithm", "grad_norm"),
-        *([_metric(runs, "seconds a step", "step_s")] if len(runs) > 1 else []),
         _failures(runs),
     ]
     found = [attrs.evolve(plot, more=plot.name in MORE) for plot in found]
     places = [figures.places(run, axis) for run in runs]
     shown = [attrs.evolve(plot, lines=[line for line in plot.lines if line.xs]) for plot in found]
-    shown = [plot if plot.kind == "rows" else _placed(plot, axis, places, window) for plot in shown]
+    shown = [_placed(plot, axis, places, window) for plot in shown if plot.lines]
     return [plot for plot in shown if plot.lines]
 
 
@@ -270,46 +267,30 @@ def _pens(runs: Sequence[RunData]) -> list[Pen]:
     return [Pen(run, color_of(i) if len(runs) > 1 else None, i - 1) for i, run in enumerate(runs, 1)]
 
 
-def _accuracy(runs: Sequence[RunData]) -> list[Line]:
-    lines = []
+def _measured(runs: Sequence[RunData], key: str) -> list[Line]:
+    """Return the `accuracy` in percent, or the mean `reward`: in training, in validation and on held-out tasks.
+
+    Among several runs, the line of an accuracy is that of validation, and the line of a reward that of training.
+    """
+    lines, share = [], key == "accuracy"
     for pen in _pens(runs):
-        alone, held_out = pen.own is None, figures.held_out(pen.run)["accuracy"]
-        trained = _percent(figures.series(pen.run, "accuracy"))
-        lines += pen.trained(pen.sampled("training", "temperature"), 2, trained, pale=alone, dashed=not alone)
-        validation = pen.line(
-            pen.sampled("validation", "val_temperature"), 1, _percent(figures.validation(pen.run)), mark="dot"
-        )
-        lines.append(attrs.evolve(validation, joined=True))
-        intervals = [held_out[f"{end}_ci95"] for end in ("before", "after") if held_out[end] is not None]
-        intervals = [ci and (100 * ci[0], 100 * ci[1]) for ci in intervals]
-        label = pen.sampled("held out", "val_temperature", "95% interval")
-        diamonds = pen.line(label, INK, _percent(pen.ends(held_out)), mark="diamond")
-        lines.append(attrs.evolve(diamonds, intervals=intervals))
-    return lines
-
-
-def _percent(points: Points) -> Points:
-    return points[0], [100 * value for value in points[1]]
-
-
-def _reward(runs: Sequence[RunData]) -> list[Line]:
-    lines = []
-    for pen in _pens(runs):
-        lines += pen.trained(pen.sampled("training", "temperature"), 2, figures.series(pen.run, "reward"))
-        lines.append(
-            pen.line(
-                pen.sampled("validation", "val_temperature"),
-                1,
-                figures.series(pen.run, "validation_reward"),
-                mark="dot",
-            )
-        )
-        measured = figures.held_out(pen.run)["reward"]
-        lines.append(pen.line(pen.sampled("held out", "val_temperature"), INK, pen.ends(measured), mark="diamond"))
-        for i, name in enumerate(second_rewards(pen.run), 3):
+        measured, behind = figures.held_out(pen.run)[key], share and pen.own is not None
+        trained = figures.series(pen.run, key)
+        lines += pen.trained(pen.sampled("training", "temperature"), 2, trained, pale=not behind, dashed=behind)
+        validation, label = figures.validation(pen.run, key), pen.sampled("validation", "val_temperature")
+        lines.append(attrs.evolve(pen.line(label, 1, validation, mark="dot"), joined=share))
+        label = pen.sampled("held out", "val_temperature", *(["95% interval"] if share else []))
+        intervals = [measured.get(f"{end}_ci95") for end in ("before", "after") if measured[end] is not None]
+        lines.append(attrs.evolve(pen.line(label, INK, pen.ends(measured), mark="diamond"), intervals=intervals))
+        for i, name in enumerate([] if share else second_rewards(pen.run), 3):
             points = figures.series(pen.run, SECOND, name, "mean")
             lines += pen.trained(f"second reward: {name}", color_of(i), points, pale=False, dashed=True)
-    return lines
+    return [_in_percent(line) for line in lines] if share else lines
+
+
+def _in_percent(line: Line) -> Line:
+    intervals = [ends and (100 * ends[0], 100 * ends[1]) for ends in line.intervals]
+    return attrs.evolve(line, ys=[100 * value for value in line.ys], intervals=intervals)
 
 
 def _metric(runs: Sequence[RunData], name: str, *path: str, caption: str = "", from_zero: bool = True) -> Plot:
@@ -317,37 +298,32 @@ def _metric(runs: Sequence[RunData], name: str, *path: str, caption: str = "", f
     return Plot(name=name, lines=lines, from_zero=from_zero, caption=f"{caption} Pale: each step.".lstrip())
 
 
-def _parts(values: Mapping[str, Sequence[float]], xs: Sequence[float], least: float = SMALL) -> list[Line]:
-    """Return the parts of stacked bars with a larger share than the least; `other`, the rest, is grey."""
+def _stacked(xs: Sequence[float], bars: Sequence[Mapping[str, float]], least: float) -> list[Line]:
+    """Return the parts of stacked bars with a larger share than the least; `other`, the rest, is grey and on top."""
+    names = figures.in_order({part for bar in bars for part in bar})
+    values = {part: [bar.get(part, 0.0) for bar in bars] for part in names}
     whole = sum(map(sum, values.values()))
     seen = [part for part in values if sum(values[part]) > least * whole]
     colors = {part: GREY if part == "other" else color_of(i) for i, part in enumerate(seen, 1)}
     return [Line(label=part, xs=xs, ys=values[part], color=colors[part]) for part in seen]
 
 
-def _time(run: RunData) -> Plot:
-    rows = [row for row in run.steps if number(row.get("step_s")) is not None]
-    seconds = [figures.seconds_by_part(row) for row in rows]
-    values = {part: [found.get(part, 0.0) for found in seconds] for part in [*figures.part_names(run), "other"]}
-    lines = _parts(values, [int(row["step"]) for row in rows])
+def _time(runs: Sequence[RunData]) -> Plot:
+    """Return the wall time of each step, of one run by part."""
+    if len(runs) > 1:
+        caption = "Wall time of a step; the results have its parts."
+        return attrs.evolve(_metric(runs, "time", "step_s", caption=caption), unit=" s")
+    steps = [row for row in runs[0].steps if number(row.get("step_s")) is not None]
+    lines = _stacked([int(row["step"]) for row in steps], [figures.seconds_by_part(row) for row in steps], SMALL)
     return Plot(name="time", lines=lines, kind="bars", unit=" s", caption="Wall time of a step by part.")
 
 
-def _times(runs: Sequence[RunData]) -> Plot:
-    splits = [figures.time_split(run) for run in runs]
-    names = dict.fromkeys(part for split in splits for part in split if part != "other")
-    values = {part: [split.get(part, 0.0) for split in splits] for part in [*names, "other"]}
-    lines = _parts(values, range(len(runs)))
-    rows, caption = [run.name for run in runs], "Mean wall time of a step by part."
-    return Plot(name="time", lines=lines, kind="rows", rows=rows, unit=" s", caption=caption)
-
-
 def _failures(runs: Sequence[RunData]) -> Plot:
-    if len(runs) > 1:
-        lines = [pen.line("", 0, figures.failed(pen.run)) for pen in _pens(runs)]
-        return Plot(name="failed rollouts", lines=lines if any(any(line.ys) for line in lines) else [], from_zero=True)
-    counts = [mapping(row.get("failures")) for row in runs[0].steps]
-    kinds = sorted({str(kind) for row in counts for kind in row})
-    values = {kind: [number(row.get(kind)) or 0.0 for row in counts] for kind in kinds}
-    lines = _parts(values, [int(row["step"]) for row in runs[0].steps], least=0.0)
-    return Plot(name="failed rollouts", lines=lines, kind="bars")
+    """Return how many rollouts of each step failed, of one run by kind."""
+    steps = [[int(row["step"]) for row in run.steps] for run in runs]
+    failed = [[figures.counts(row.get("failures")) for row in run.steps] for run in runs]
+    if len(runs) == 1:
+        return Plot(name="failed rollouts", lines=_stacked(steps[0], failed[0], 0.0), kind="bars")
+    sums = [[sum(counts.values()) for counts in each] for each in failed]
+    lines = [pen.line("", 0, points) for pen, points in zip(_pens(runs), zip(steps, sums, strict=True), strict=True)]
+    return Plot(name="failed rollouts", lines=lines if any(map(any, sums)) else [], from_zero=True)

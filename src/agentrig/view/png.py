@@ -52,7 +52,7 @@ def draw(runs: Sequence[RunData], name: str) -> bytes | None:
         canvas: Any = FigureCanvasAgg(figure)
         several = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, plot in zip(several, panels, strict=True):
-            _draw_rows(axes, plot) if plot.kind == "rows" else _draw_steps(axes, plot)
+            _draw_steps(axes, plot)
             _finish(axes, plot, first=axes is several[0], last=axes is several[-1])
         of = short(runs[0].name) if len(runs) == 1 else f"{len(runs)} runs"
         figure.suptitle(f"{name}: {of}", x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
@@ -103,15 +103,6 @@ def _draw_steps(axes: Axes, plot: Plot) -> None:
         )
 
 
-def _draw_rows(axes: Axes, plot: Plot) -> None:
-    places, lefts = [-float(i) for i in range(len(plot.rows))], [0.0] * len(plot.rows)
-    for line in plot.lines:
-        color = COLORS[line.color]
-        axes.barh(places, line.ys, left=lefts, height=0.56, color=color, lw=0.4, ec=color, label=short(line.label))
-        lefts = [left + y for left, y in zip(lefts, line.ys, strict=True)]
-    axes.set_yticks(places, labels=[short(row) for row in plot.rows])
-
-
 def short(name: str, limit: int = 44) -> str:
     """Return a name for a legend: cut, and escaped if it starts with `_`, which legends would hide."""
     name = f"\u200b{name}" if name.startswith("_") else name
@@ -123,23 +114,20 @@ def _finish(axes: Axes, plot: Plot, *, first: bool, last: bool) -> None:
     from matplotlib.ticker import MaxNLocator
 
     alone = first and last
-
-    across = plot.kind == "rows"
     axes.patch.set_visible(False)
     axes.set_axisbelow(True)
-    axes.grid(axis="x" if across else "y", color=GRID, lw=0.8)
+    axes.grid(axis="y", color=GRID, lw=0.8)
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(MUTED)
     axes.tick_params(colors=MUTED, length=0, labelsize=9)
     measure = f"{plot.name}, {plot.unit.strip()}" if plot.unit else plot.name
-    axes.set_ylabel("" if across else measure if alone else measure.replace(" ", "\n", 1), color=MUTED)
-    below = "mean seconds a step" if across else "step" if last else ""
+    axes.set_ylabel(measure if alone else measure.replace(" ", "\n", 1), color=MUTED)
+    below = "step" if last else ""
     axes.set_xlabel("\n".join([below, *textwrap.wrap(plot.caption if alone else "", 100)]), color=MUTED, fontsize=8)
-    if not across:
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
-        if plot.from_zero:
-            axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+    if plot.from_zero:
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     handles: dict[str, Any] = {}
     for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
         handles.setdefault(label, handle)  # several lines may share a label

@@ -140,6 +140,10 @@ class RunData:
         """Return the rollout files of a mode, by step."""
         return sorted((f for f in self.files if f.mode == mode), key=lambda f: f.step)
 
+    def measured(self) -> list[RolloutFile]:
+        """Return the files of measurements of one split: held out if there are two, else validation; or none."""
+        return next((files for mode in ("report", "validation") if len(files := self.of_mode(mode)) > 1), [])
+
 
 def dig(value: Any, *keys: str) -> Any:
     """Return what is under these keys, one inside the other; None where one is missing."""

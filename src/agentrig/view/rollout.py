@@ -8,19 +8,18 @@ from __future__ import annotations
 import difflib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrig.figures import NOTHING, number
+from agentrig.figures import NOTHING, count, number
 from agentrig.ledger import REASONS
 from agentrig.rollouts import Rollout
 from agentrig.run.rows import row_of
 from agentrig.text import cut
 from agentrig.traces import LLM_CALL, MODEL, NODE, SERVER, Span, Trace, items, message_of, reply_of, tool_calls_of
 from agentrig.view.reading import SECOND, decoded, dig, mapping, spans_of, verdict
-from agentrig.view.text import count
 from agentrig.view.tokens import MOST_TOKENS, Token, tokens_of
 
 if TYPE_CHECKING:
@@ -44,31 +43,6 @@ TASK_KEYS = ("question", "prompt", "instruction", "text")
 
 
 @attrs.frozen(kw_only=True)
-class Node:
-    """A span in the tree.
-
-    Attributes:
-        id: The span's.
-        name: The graph node, the tool, or what the span is.
-        kind: `rollout`, `node`, `call`, `tool` or `span`.
-        depth: 0 for a root.
-        at: Seconds since the first span began.
-        seconds: How long it took.
-        error: Its error, or ''.
-        tokens: Of the calls in it: prompt tokens and sampled tokens.
-    """
-
-    id: str
-    name: str
-    kind: str
-    depth: int
-    at: float
-    seconds: float
-    error: str
-    tokens: tuple[int, int]
-
-
-@attrs.frozen(kw_only=True)
 class Message:
     """A message of a conversation: who says it, the text, and the tool calls in it."""
 
@@ -79,10 +53,9 @@ class Message:
 
 @attrs.frozen(kw_only=True)
 class Call:
-    """An LLM call.
+    """What was said in an LLM call.
 
     Attributes:
-        id: Its span.
         node: The graph node that made it.
         messages: What it was asked, without what the call before it in this trace was asked already.
         repeated: How many messages are left out because the call before had them.
@@ -94,11 +67,8 @@ class Call:
         fate: What became of its tokens in training, as text; '' if nothing says so.
         trained: Whether they were trained.
         advantage: The advantage that they were trained with, as text.
-        error: Its error, or ''.
-        facts: More, name and value.
     """
 
-    id: str
     node: str
     messages: Sequence[Message]
     repeated: int
@@ -110,31 +80,43 @@ class Call:
     fate: str
     trained: bool
     advantage: str
-    error: str
-    facts: Sequence[tuple[str, str]] = ()
 
 
 @attrs.frozen(kw_only=True)
-class Step:
-    """What else happened between the calls: the input and output of a node or a tool, or what a program wrote.
+class Node:
+    """A span: its place in the tree, and what was said in it or what it returned.
 
     Attributes:
-        id: Its span.
-        kind: `node`, `tool` or `span`.
-        name: The node's or the tool's.
+        id: The span's.
+        name: The graph node, the tool, or what the span is.
+        kind: `rollout`, `node`, `call`, `tool` or `span`.
+        depth: 0 for a root.
+        at: Seconds since the first span began.
         seconds: How long it took.
-        texts: Its texts, by key.
-        facts: Its numbers and truth values, by key.
         error: Its error, or ''.
+        tokens: Of the calls in it: prompt tokens and sampled tokens.
+        call: Of an LLM call, what was said.
+        texts: Of another span, its texts, by key: the output of a node, input and output of a tool, what a program
+            wrote.
+        facts: Its numbers and truth values, or those of a call's request, by key.
     """
 
     id: str
-    kind: str
     name: str
+    kind: str
+    depth: int
+    at: float
     seconds: float
+    error: str
+    tokens: tuple[int, int]
+    call: Call | None
     texts: Sequence[tuple[str, str]]
     facts: Sequence[tuple[str, str]]
-    error: str
+
+    @property
+    def speaks(self) -> bool:
+        """Whether there is more to show of it than its place in the tree."""
+        return bool(self.call or self.texts or self.facts or (self.error and self.kind in ("node", "tool")))
 
 
 @attrs.frozen(kw_only=True)
@@ -148,7 +130,6 @@ class Readable:
         score: Its value, or its failure.
         input: The task's input, key and text.
         tree: All spans, parents first.
-        parts: Calls and steps in the order in which they began.
         answer: What the agent answered.
         reasons: What the reward says about its score.
         second_rewards: What other rewards say, name and score.
@@ -160,7 +141,6 @@ class Readable:
     score: str
     input: Sequence[tuple[str, str]]
     tree: Sequence[Node]
-    parts: Sequence[Call | Step]
     answer: str
     reasons: Sequence[tuple[str, str]]
     second_rewards: Sequence[tuple[str, str]]
@@ -177,10 +157,19 @@ class Readable:
         return [(key, text) for key, text in self.reasons if text != self.reason]
 
     @property
+    def parts(self) -> list[Node]:
+        """The spans that say more than their place in the tree."""
+        return [node for node in self.tree if node.speaks]
+
+    @property
+    def calls(self) -> list[Call]:
+        """The LLM calls."""
+        return [node.call for node in self.tree if node.call]
+
+    @property
     def has_probabilities(self) -> bool:
         """Whether the probability of a sampled token is known."""
-        calls = (part for part in self.parts if isinstance(part, Call))
-        return any(token.probability is not None for call in calls for token in call.tokens)
+        return any(token.probability is not None for call in self.calls for token in call.tokens)
 
     @property
     def seconds(self) -> float:
@@ -193,15 +182,15 @@ class Readable:
         return {part.id: place for place, part in enumerate(self.parts, 1)}
 
     @property
-    def nodes(self) -> list[Step]:
-        """The steps of graph nodes, without routing functions, whose output is only the next node's name."""
-        steps = [part for part in self.parts if isinstance(part, Step) and part.kind == "node"]
+    def nodes(self) -> list[Node]:
+        """The parts of graph nodes, without routing functions, whose output is only the next node's name."""
+        steps = [part for part in self.parts if part.kind == "node"]
         return [step for step in steps if step.error or step.facts or [key for key, _ in step.texts] != ["output"]]
 
     @property
     def texts(self) -> list[str]:
         """What the model replied, and what nodes and tools returned."""
-        several = ([part.reply] if isinstance(part, Call) else [text for _, text in part.texts] for part in self.parts)
+        several = ([part.call.reply] if part.call else [text for _, text in part.texts] for part in self.parts)
         return [text for texts in several for text in texts]
 
 
@@ -223,19 +212,6 @@ def readable(
     """
     row = {**dict.fromkeys(COLUMNS), **row}
     trace = Trace(rollout_id=str(row["id"]), spans=spans_of(row["spans"]))
-    parts: list[Call | Step] = []
-    asked: list[Any] = []
-    around = {span.parent for span in trace.spans if span.node and isinstance(span.attributes.get("output"), Mapping)}
-    for span in trace.spans:
-        if span.name == LLM_CALL:
-            node = next(iter(trace.nodes(span)), "")
-            shown = tokens_of(span.attributes, tokenizer, most_tokens)
-            call, asked = _call(
-                span, node, calls.get(span.id, ()), shown, asked, longest, decoded=tokenizer is not None
-            )
-            parts.append(call)
-        elif span.id not in around and (step := _step(span, longest)):
-            parts.append(step)
     reasons = [("message", str(row["message"]))] if row["message"] else []
     for key, item in {**mapping(row["components"]), **mapping(row["details"])}.items():
         if item not in (None, "", {}, []):
@@ -246,8 +222,7 @@ def readable(
         verdict=verdict(row),
         score=str(row["failure"]) if row["failure"] else score_of(row),
         input=[(str(key), text_of(item, longest)) for key, item in mapping(row["input"]).items()],
-        tree=_tree(trace.spans),
-        parts=parts,
+        tree=_tree(trace, calls, tokenizer, longest, most_tokens),
         answer=text_of(row["answer"], longest) if row["answer"] is not None else "",
         reasons=reasons,
         second_rewards=[(str(name), score_of(mapping(item))) for name, item in mapping(row[SECOND]).items()],
@@ -314,25 +289,14 @@ def _call(
     *,
     decoded: bool,
 ) -> tuple[Call, list[Any]]:
+    """Return what was said in a call, and all of its messages."""
     attributes = span.attributes
-    request = mapping(attributes.get("request"))
-    given = request.get("messages") or []
+    given = mapping(attributes.get("request")).get("messages") or []
     messages = given if isinstance(given, list) else [given]
     repeated = len(before) if before and messages[: len(before)] == before else 0
     sampled = attributes.get("response_token_ids")
-    facts = [(key, text_of(request[key])) for key in ("model", "temperature", "max_tokens") if key in request]
-    if tools := request.get("tools"):
-        names = [str(mapping(mapping(t).get("function")).get("name") or text_of(t)) for t in items(tools) or [tools]]
-        facts.append(("tools", ", ".join(names)))
-    if attributes.get("request") and not request:
-        facts.append(("request", text_of(attributes["request"])))
-    if attributes.get("response") and not span.error and not message_of(attributes):
-        facts.append(("response", text_of(attributes["response"])))
-    if SERVER in attributes:
-        facts.append(("server", f"{attributes[SERVER]}: another one than the run's, never trained"))
     advantages = [number(e.get("advantage")) for e in entries]
     call = Call(
-        id=span.id,
         node=node or "(no node)",
         messages=[_message(m, longest) for m in messages[repeated:]],
         repeated=repeated,
@@ -344,10 +308,24 @@ def _call(
         fate="; ".join(_fate(e) for e in entries),
         trained=any(e.get("place") == "trained" for e in entries),
         advantage=next((f"{a:+.3f}" for a in advantages if a is not None), NOTHING),
-        error=cut(span.error or "", longest),
-        facts=facts,
     )
     return call, messages
+
+
+def _facts_of_call(span: Span) -> Iterator[tuple[str, str]]:
+    """Yield what a call's request asks for beside its messages, and what of it has not the form of a call."""
+    attributes = span.attributes
+    request = mapping(attributes.get("request"))
+    yield from ((key, text_of(request[key])) for key in ("model", "temperature", "max_tokens") if key in request)
+    if tools := request.get("tools"):
+        names = [str(mapping(mapping(t).get("function")).get("name") or text_of(t)) for t in items(tools) or [tools]]
+        yield "tools", ", ".join(names)
+    if attributes.get("request") and not request:
+        yield "request", text_of(attributes["request"])
+    if attributes.get("response") and not span.error and not message_of(attributes):
+        yield "response", text_of(attributes["response"])
+    if SERVER in attributes:
+        yield "server", f"{attributes[SERVER]}: another one than the run's, never trained"
 
 
 def _counts(attributes: Mapping[str, Any]) -> tuple[int, int, bool] | None:
@@ -392,9 +370,8 @@ def _message(given: Any, longest: int) -> Message:
     )
 
 
-def _step(span: Span, longest: int) -> Step | None:
-    tool = span.attributes.get("tool.name")
-    kind = "tool" if tool else "node" if span.node else "span"
+def _content(span: Span, kind: str, longest: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return the texts of a span that is no call, and its numbers and truth values, by key."""
     texts, facts = [], []
     for key, value in span.attributes.items():
         if key in HEADINGS or (key == "input" and kind == "node"):
@@ -407,33 +384,39 @@ def _step(span: Span, longest: int) -> Step | None:
                 facts.append((str(name), str(item) if value is None else f"{value:g}"))
             elif item not in (None, "", [], {}):
                 texts.append((str(name), text_of(item, longest)))
-    if not (texts or facts or (span.error and kind != "span")):
-        return None
-    return Step(
-        id=span.id,
-        kind=kind,
-        name=str(tool or span.node or span.name),
-        seconds=span.end - span.start,
-        texts=texts,
-        facts=facts,
-        error=cut(span.error or "", longest),
-    )
+    return texts, facts
 
 
-def _tree(spans: Sequence[Span]) -> list[Node]:
+def _tree(
+    trace: Trace,
+    fates: Mapping[str, Sequence[Mapping[str, Any]]],
+    tokenizer: Tokenizer | None,
+    longest: int,
+    most_tokens: int,
+) -> list[Node]:
+    """Return the spans of a trace, parents first; the arguments are those of `readable`."""
+    spans = trace.spans
     known = {span.id for span in spans}
     below: dict[str, list[Span]] = {}
-    roots: list[Span] = []
-    for span in spans:
+    waiting: list[tuple[Span, int]] = []
+    for span in reversed(spans):
         inside = span.parent is not None and span.parent in known and span.parent != span.id
-        (below.setdefault(str(span.parent), []) if inside else roots).append(span)
+        below.setdefault(str(span.parent), []).append(span) if inside else waiting.append((span, 0))
     begin = min((span.start for span in spans), default=0.0)
+    around = {span.parent for span in spans if span.node and isinstance(span.attributes.get("output"), Mapping)}
     found: list[Node] = []
-    waiting = [(span, 0) for span in reversed(roots)]
+    asked: list[Any] = []
     while waiting:
         span, depth = waiting.pop()
-        tool, call = span.attributes.get("tool.name"), span.name == LLM_CALL
-        kind = "call" if call else "tool" if tool else "node" if span.node else "rollout" if depth == 0 else "span"
+        waiting += [(child, depth + 1) for child in below.pop(span.id, [])]
+        tool, call = span.attributes.get("tool.name"), None
+        kind = "tool" if tool else "node" if span.node else "rollout" if depth == 0 else "span"
+        texts, facts = ([], []) if span.id in around else _content(span, kind, longest)
+        if span.name == LLM_CALL:
+            node, tokens = next(iter(trace.nodes(span)), ""), tokens_of(span.attributes, tokenizer, most_tokens)
+            decoded = tokenizer is not None
+            call, asked = _call(span, node, fates.get(span.id, ()), tokens, asked, longest, decoded=decoded)
+            kind, texts, facts = "call", [], list(_facts_of_call(span))
         found.append(
             Node(
                 id=span.id,
@@ -442,14 +425,16 @@ def _tree(spans: Sequence[Span]) -> list[Node]:
                 depth=depth,
                 at=span.start - begin,
                 seconds=span.end - span.start,
-                error=span.error or "",
-                tokens=((_counts(span.attributes) or (0, 0))[:2] if call else (0, 0)),
+                error=cut(span.error or "", longest),
+                tokens=(_counts(span.attributes) or (0, 0))[:2] if call else (0, 0),
+                call=call,
+                texts=texts,
+                facts=facts,
             )
         )
-        waiting += [(child, depth + 1) for child in reversed(below.pop(span.id, []))]
     sums: Counter[tuple[int, int]] = Counter()  # tokens of the children so far, by their depth and part
-    for place, node in reversed(list(enumerate(found))):
-        prompt, sampled = (own + sums.pop((node.depth + 1, part), 0) for part, own in enumerate(node.tokens))
-        found[place] = attrs.evolve(node, tokens=(prompt, sampled))
-        sums.update({(node.depth, 0): prompt, (node.depth, 1): sampled})
+    for place, each in reversed(list(enumerate(found))):
+        prompt, sampled = (own + sums.pop((each.depth + 1, part), 0) for part, own in enumerate(each.tokens))
+        found[place] = attrs.evolve(each, tokens=(prompt, sampled))
+        sums.update({(each.depth, 0): prompt, (each.depth, 1): sampled})
     return found

@@ -9,11 +9,12 @@ from agentrig.figures import number
 from agentrig.text import cut
 from agentrig.view import figures
 from agentrig.view.calls import calls_of
-from agentrig.view.gold import Gold
+from agentrig.view.causes.evidence import Evidence
+from agentrig.view.gold import gold_of
 from agentrig.view.html import Links
-from agentrig.view.reading import SECOND, RunData, is_correct, mapping, rollout_rows
+from agentrig.view.reading import SECOND, RunData, mapping, rollout_rows
 from agentrig.view.rollout import COLUMNS, chip, question, readable, score_of, text_of
-from agentrig.view.tokens import Tokenizers
+from agentrig.view.tokens import tokenizer_of
 
 LONGEST_TEXT = 4_000
 """Characters of a message or an output in the file; the live page shows more."""
@@ -35,54 +36,43 @@ KINDS = {
 """Whether a task was right before and after training, to the words for it and how many of these are shown."""
 
 
-def before_after(run: RunData, missing: list[str]) -> dict[str, Any] | None:
+def before_after(evidence: Evidence, missing: list[str]) -> dict[str, Any] | None:
     """Choose tasks that were measured before and after training, and return their rollouts.
 
-    Uses the held-out rollouts if there are any from before and after, else the first and last validation. It
-    chooses the first tasks of each kind by id, including tasks that got worse, so that the choice is
+    It chooses the first tasks of each kind by id, including tasks that got worse, so that the choice is
     reproducible and not biased.
 
     Args:
-        run: The run.
+        evidence: Has the first and the last measurement.
         missing: What cannot be read is noted here.
 
     Returns:
         `where` they were measured, how many tasks were `judged` both times and got `better` and `worse`, whether that
-        may be `chance`, and the few
-        that are `shown`; None without two measurements.
+        may be `chance`, and the few that are `shown`; None without two measurements.
     """
-    ends = next(((files[0], files[-1]) for m in ("report", "validation") if len(files := run.of_mode(m)) > 1), None)
-    if ends is None:
+    if evidence.ends is None:
         return None
-    rows = [
-        {row["task_id"]: row for row in rollout_rows([file], ("id", "task_id", "value", "correct"), missing=missing)}
-        for file in ends
-    ]
+    first, last = evidence.ends
+    missing += evidence.missing
     groups: dict[tuple[bool, bool], list[str]] = {kind: [] for kind in KINDS}
-    for task in sorted(rows[0].keys() & rows[1].keys(), key=str):
-        if all(number(end[task]["value"]) is not None for end in rows):
-            groups[is_correct(rows[0][task]), is_correct(rows[1][task])].append(task)
+    for task in sorted(first.keys() & last.keys()):
+        groups[first[task][1], last[task][1]].append(task)
     chosen = [(task, words) for kind, (words, most) in KINDS.items() for task in groups[kind][:most]]
-    ids = {str(end[task]["id"]) for task, _ in chosen for end in rows}
-    whole = {row["id"]: row for row in rollout_rows(ends, COLUMNS, ids=ids, missing=missing)}
+    ids = {end[task][0] for task, _ in chosen for end in evidence.ends}
+    files = evidence.run.measured()
+    whole = {row["id"]: row for row in rollout_rows([files[0], files[-1]], COLUMNS, ids=ids, missing=missing)}
     shown = []
     for task, words in chosen:
-        sides = [
-            readable(whole[end[task]["id"]], {}, None, LONGEST_TEXT, 0) for end in rows if end[task]["id"] in whole
-        ]
-        if len(sides) == 2:
+        rows = [whole[end[task][0]] for end in evidence.ends if end[task][0] in whole]
+        if len(rows) == 2:
+            sides = [readable(row, {}, None, LONGEST_TEXT, 0) for row in rows]
             facts = [(key, text) for key, text in sides[0].input if len(text) <= SHORT and not text.startswith("/")]
             facts = [("task", task), *(fact for fact in facts if fact[1] not in ("", sides[0].title))]
             shown.append({"title": sides[0].title, "facts": facts, "outcome": words, "sides": sides})
-    split = "held-out" if ends[0].mode == "report" else "validation"
-    return {
-        "where": f"{split} split, step {ends[0].step} and step {ends[1].step}",
-        "shown": shown,
-        "better": len(groups[False, True]),
-        "worse": len(groups[True, False]),
-        "chance": figures.chance(len(groups[False, True]), len(groups[True, False])),
-        "judged": sum(map(len, groups.values())),
-    }
+    better, worse, _, judged = evidence.changed
+    chance = figures.chance(better, worse)
+    told = {"better": better, "worse": worse, "chance": chance, "judged": judged}
+    return {"where": evidence.where, "shown": shown, **told}
 
 
 def reward_disagreements(run: RunData, missing: list[str], *, limit: int = 6) -> list[dict[str, Any]]:
@@ -136,14 +126,13 @@ def last_group(run: RunData, missing: list[str], *, limit: int = 4) -> tuple[dic
     return {"step": files[0].step, "title": question(rows[0]), "rollouts": [chip(row) for row in members]}, rows
 
 
-def shown(run: RunData, view: Mapping[str, Any], tokenizers: Tokenizers, gold: Gold | None) -> dict[str, Any]:
+def shown(run: RunData, view: Mapping[str, Any], *, gold: bool) -> dict[str, Any]:
     """Return the rollouts that a run's examples mention, and those of a group of the last step, for one file.
 
     Args:
         run: The run.
         view: What else the page shows of it.
-        tokenizers: Those of the runs.
-        gold: Has the private part of the tasks; None to leave it out.
+        gold: Whether to show the private part of the tasks.
 
     Returns:
         `shown`, `group`, `to` (where their links lead), `damage` and `missing` (what cannot be read), for templates.
@@ -154,23 +143,14 @@ def shown(run: RunData, view: Mapping[str, Any], tokenizers: Tokenizers, gold: G
     rows += [side.row for pair in (view["pairs"] or {"shown": ()})["shown"] for side in pair["sides"]]
     by_id = {str(row["id"]): row for row in rows}
     anchors = {id: f"{view['at']}rollout-{place}" for place, id in enumerate(by_id, 1)}
-    tokenizer, why = tokenizers.of(run) if rows else (None, "")
-    damage = [f"{why}: sampled tokens are shown by their ids"] if why else []
-    calls: dict[str, Mapping[str, Any]] = {}
-    for step in sorted({row["step"] for row in by_id.values() if row["mode"] == "train"}):
-        found, wrong = calls_of(run.directory, step, by_id.keys())
-        calls |= found
-        damage += [wrong] if wrong else []
+    tokenizer, why = tokenizer_of(run) if rows else (None, "")
+    calls, damage = calls_of(run.directory, list(by_id.values()))
+    damage = [f"{why}: sampled tokens are shown by their ids", *damage] if why else damage
     whole = []
     for id, row in by_id.items():
-        private, no_gold = gold.of(run.directory, str(row["task_id"])) if gold else (None, LEFT_OUT)
-        whole.append(
-            {
-                "at": anchors[id],
-                "seen": readable(row, calls.get(id, {}), tokenizer, LONGEST_TEXT, MOST_TOKENS),
-                "gold": [(key, text_of(value, LONGEST_TEXT)) for key, value in (private or {}).items()],
-                "no_gold": no_gold,
-            }
-        )
+        private, no_gold = gold_of(run.directory, str(row["task_id"])) if gold else ({}, LEFT_OUT)
+        seen = readable(row, calls.get(id, {}), tokenizer, LONGEST_TEXT, MOST_TOKENS)
+        texts = [(key, text_of(value, LONGEST_TEXT)) for key, value in private.items()]
+        whole.append({"at": anchors[id], "seen": seen, "gold": texts, "no_gold": no_gold})
     missing = list(dict.fromkeys(missing))
     return {"shown": whole, "group": group, "to": Links(anchors=anchors), "damage": damage, "missing": missing}

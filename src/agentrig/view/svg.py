@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import attrs
 from markupsafe import Markup, escape
@@ -28,25 +28,18 @@ MOST_DOTS = 60
 MOST_BARS = 100
 """Bars of a drawing; more steps are drawn by the means of neighbours."""
 
-ROW = 46.0
-"""Height of a row: a name, and a bar below it."""
-
 
 def svg(plot: Plot) -> Markup:
     """Return a plot as an SVG element, with its content as text for those who cannot see it."""
-    height = ROW * len(plot.rows) if plot.kind == "rows" else HEIGHT
-    draw = {"lines": _draw_lines, "bars": _draw_bars, "rows": _draw_rows}[plot.kind]
-    shapes, spoken = draw(plot)
+    shapes, spoken = _draw_bars(plot) if plot.kind == "bars" else _draw_lines(plot)
     return Markup(
-        f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-label="{escape(f"{plot.name}. {spoken}")}">'
+        f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(f"{plot.name}. {spoken}")}">'
         f"{''.join(shapes)}</svg>"
     )
 
 
 def points_of(plot: Plot) -> str:
-    """Return a drawing's points as JSON, for the script that shows values and zooms; '' for one without an x axis."""
-    if plot.kind == "rows":
-        return ""
+    """Return a drawing's points as JSON, for the script that shows values and zooms."""
     lines, frame = _framed(plot)
     heights = [0.0] * len(lines[0].xs)
     told = []
@@ -144,7 +137,8 @@ def _draw_bars(plot: Plot) -> tuple[list[str], str]:
             bottoms[i] += value
         shapes.append(f'<path class="bar series-{part.color}" d="{path}"/>')
     for i, step in enumerate(few):  # one tooltip for the whole bar
-        said, top = f"step {step}: {_said(parts, i, plot.unit)}", frame.y(totals[i])
+        of = ", ".join(f"{part.label} {part.ys[i]:.3g}{plot.unit}" for part in parts)
+        said, top = f"step {step}: {of}", frame.y(totals[i])
         shapes.append(
             f'<rect class="hit" x="{lefts[i]:.1f}" y="{top:.1f}" width="{widths[i]:.1f}" '
             f'height="{max(0.0, frame.y(0) - top):.1f}"><title>{escape(said)}</title></rect>'
@@ -157,27 +151,6 @@ def _borders(plot: Plot, size: int = 1) -> list[tuple[float, float]]:
     xs, edges = plot.lines[0].xs, plot.edges
     groups = [(i, min(i + size, len(xs))) for i in range(0, len(xs), size)]
     return [(edges[i], edges[end]) if edges else (xs[i] - 0.5, xs[end - 1] + 0.5) for i, end in groups]
-
-
-def _draw_rows(plot: Plot) -> tuple[list[str], str]:
-    scale = (WIDTH - 2 * RIGHT) / max(sum(line.ys[i] for line in plot.lines) for i in range(len(plot.rows)))
-    shapes = []
-    for i, row in enumerate(plot.rows):
-        shapes.append(f'<text class="tick" x="{RIGHT:g}" y="{i * ROW + 16:g}">{escape(row)}</text>')
-        left = RIGHT
-        for line in plot.lines:
-            width = line.ys[i] * scale
-            said = f"{row}: {_said([line], i, plot.unit)}"
-            shapes.append(
-                f'<rect class="bar series-{line.color}" x="{left:.1f}" y="{i * ROW + 22:g}" width="{width:.1f}" '
-                f'height="16"><title>{escape(said)}</title></rect>'
-            )
-            left += width
-    return shapes, "; ".join(f"{row}: {_said(plot.lines, i, plot.unit)}" for i, row in enumerate(plot.rows))
-
-
-def _said(parts: Sequence[Line], i: int, unit: str) -> str:
-    return ", ".join(f"{part.label} {part.ys[i]:.3g}{unit}" for part in parts)
 
 
 def _thinned(line: Line, most: int) -> Line:

@@ -1,4 +1,4 @@
-"""The results table: the columns of the reference's published results, one row per run."""
+"""The results of runs side by side: the figures of the reference's published results, and more of each run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.correctness import turn_order
-from agentrig.figures import NOTHING, counted, mean, number, percent
+from agentrig.figures import NOTHING, counted, mean, number, percent, plain
 from agentrig.view import figures, tables
 from agentrig.view.reading import RunData, mapping, read_run
-from agentrig.view.text import plain
 
 
 def _shown(value: Any) -> str:
@@ -29,8 +28,13 @@ def _gpus(n: int | None) -> str:
     return "0 (cpu)" if n == 0 else _shown(n)
 
 
+def _part(seconds: Mapping[str, float], part: str) -> str:
+    """Return the seconds of a part of a step, and its share of them."""
+    whole = sum(seconds.values())
+    return f"{plain(seconds[part], 2)} ({percent(seconds[part] / whole)}%)" if part in seconds and whole else NOTHING
+
+
 CELLS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
-    "run": ("Run", str),
     "model": ("Model", lambda name: name or NOTHING),
     "context": ("Context", _shown),
     "turns": ("Turns", _shown),
@@ -44,13 +48,16 @@ CELLS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "steps": ("Steps", _shown),
     "hours": ("Hours", lambda hours: plain(hours, 2)),
     "s_per_step": ("s/step", lambda seconds: plain(seconds, 1)),
-    "rollout_share": ("Rollout %", percent),
-    "update_share": ("Update %", percent),
 }
-"""Key of `row_of` to the column's heading, and how its values are written; in the order of the table."""
+"""Key of `row_of` to its heading, and how its values are written; in the order of the table."""
 
-COLUMNS = {key: heading for key, (heading, _) in CELLS.items()}
-"""Key to heading."""
+NOTE = (
+    "Accuracy is the percentage of correct answers among the held-out tasks that were scored; the mean reward is over "
+    "the same tasks. Transitions are trained calls. Arrows go from the mean of a run's first steps to the mean of its "
+    "last steps; prompt and response tokens are those of trained calls."
+)
+
+OF_CLASSES = " By class: the percentage of correct answers of its tasks; by turn: the share of the rollouts."
 
 SHOWN = 8
 """Classes of a slice that a comparison in the terminal shows: those with most tasks."""
@@ -83,6 +90,7 @@ def row_of(run: RunData) -> dict[str, Any]:
         "steps": len(run.steps) or run.summary.get("steps"),
         "hours": figures.hours(run),
         "s_per_step": mean(seconds),
+        "time_s": figures.time_split(run),
         "rollout_share": shares.get("rollout"),
         "reward_share": shares.get("reward"),
         "update_share": shares.get("update"),
@@ -109,11 +117,6 @@ def failures(run: RunData) -> dict[str, int]:
     return {str(k): int(number(v) or 0) for k, v in stated.items()} if run.summary else figures.totals(run, "failures")
 
 
-def cells(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return a row of `row_of` as text, by column."""
-    return {key: text(row[key]) for key, (_, text) in CELLS.items()}
-
-
 def compare(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
     """Return one dict of JSON values per run, as `agentrig report RUN … --json` prints it.
 
@@ -123,7 +126,7 @@ def compare(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
     found = []
     for run in (read_run(Path(d)) for d in run_dirs):
         missing = list(run.missing)
-        broken_down = tables.held_out(run, missing).as_dict()
+        broken_down = tables.held_out(run, missing)
         found.append(row_of(run) | broken_down | {"missing": missing})
     return found
 
@@ -140,38 +143,50 @@ def compare_text(run_dirs: Sequence[Path], *, width: int | None = None) -> str:
     """
     import io
 
+    import rich.table
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    rows = compare(run_dirs)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for row in rows:
-        table.add_column(Text(row["run"]), overflow="fold")
-    as_text = [cells(row) for row in rows]
-    intervals = ("before_ci95", "after_ci95")
-    for key, heading in COLUMNS.items():
-        if key != "run":
-            table.add_row(heading, *(Text(cell[key]) for cell in as_text))
-        if key == "accuracy":
-            spans = [" → ".join(interval(row["accuracy"][i]) for i in intervals) for row in rows]
-            table.add_row("  95% intervals", *map(Text, spans))
-            table.add_row("  n", *(str(row["accuracy"]["n"] or NOTHING) for row in rows))
-            for heading, cell in parts(rows, SHOWN):
-                table.add_row(heading, *map(Text, cell))
-    table.add_row("Failures", *(Text(counted(row["failures"])) for row in rows))
-    table.add_row("Status", *(Text(row["status"]) for row in rows))
+    found = comparison(compare(run_dirs), SHOWN)
+    shown = rich.table.Table(box=None, pad_edge=False)
+    for name, kind in found.heads:
+        shown.add_column(Text(name), no_wrap=kind == "head", overflow="fold")
+    for cells in found.rows:
+        shown.add_row(*map(Text, cells))
     buffer = io.StringIO()
-    Console(file=buffer, width=width, color_system=None, force_terminal=False, highlight=False).print(table)
+    Console(file=buffer, width=width, color_system=None, force_terminal=False, highlight=False).print(shown)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+
+
+def comparison(rows: Sequence[Mapping[str, Any]], most: int = tables.CLASSES) -> tables.Table:
+    """Return the results of runs as a table with a column for each of them.
+
+    Args:
+        rows: What `row_of` returned of each run, and with it what `tables.held_out` did, or nothing of that.
+        most: Classes of a slice to show: those with most tasks.
+    """
+    ends, classes = ("before_ci95", "after_ci95"), list(parts([row for row in rows if "slices" in row], most))
+    lines: list[list[str]] = []
+    for key, (heading, text) in CELLS.items():
+        lines.append([heading, *(text(row[key]) for row in rows)])
+        if key == "accuracy":
+            lines.append(["  95% intervals", *(" → ".join(interval(row[key][end]) for end in ends) for row in rows)])
+            lines.append(["  n", *(str(row[key]["n"] or NOTHING) for row in rows)])
+            lines += ([heading, *cells] for heading, cells in classes)
+        if key == "s_per_step":
+            names = figures.in_order({part for row in rows for part in row["time_s"]})
+            lines += ([f"  {part}", *(_part(row["time_s"], part) for row in rows)] for part in names)
+    lines.append(["Failures", *(counted(row["failures"]) for row in rows)])
+    lines.append(["Status", *(str(row["status"]) for row in rows)])
+    heads = [("", "head"), *((str(row["run"]), "run" if len(rows) > 1 else "n") for row in rows)]
+    return tables.Table(title="Results", heads=heads, rows=lines, note=NOTE + (OF_CLASSES if classes else ""))
 
 
 def parts(rows: Sequence[Mapping[str, Any]], most: int) -> Iterator[tuple[str, list[str]]]:
     """Yield lines of the comparison: the held-out accuracy by slice, and the share of rollouts by turn, in percent.
 
     Args:
-        rows: What `HeldOut.as_dict` returned of each run.
+        rows: What `tables.held_out` returned of each run.
         most: Classes of a slice to show: those with most tasks.
     """
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 from markupsafe import Markup
 
 from agentrig.correctness import by_turn, turn_order
-from agentrig.figures import NOTHING, mean, number, percent
+from agentrig.figures import NOTHING, count, figure, mean, number, percent
 from agentrig.view import calls, figures
 from agentrig.view.plots import second_rewards
 from agentrig.view.reading import SECOND, RunData, dig, mapping, rollout_rows
-from agentrig.view.text import count, figure, plain
 
-ENDS = ("Before", "After")
+ENDS = ("before", "after")
 
 CLASSES = 40
 """Classes of a slice in its table: those with most tasks."""
@@ -37,6 +36,10 @@ EXAMPLE = 240
 """Characters of a failure's message in the table."""
 
 
+def _pairs(heads: Mapping[str, str] | Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return list(heads.items() if isinstance(heads, Mapping) else heads)
+
+
 @attrs.frozen(kw_only=True)
 class Table:
     """One table; it is shown if it has rows or a note that stands for them.
@@ -44,7 +47,7 @@ class Table:
     Attributes:
         title: Its title.
         heads: Its columns: the heading, and how they are set: `n` for numbers, `name` for one line, `lines`,
-            `wide`, or ''.
+            `wide`, `head` for what a row is of, `run` for figures of a run with its colour, or ''.
         rows: Its cells, as text.
         note: What to know of it.
         narrow: Whether it fits beside others.
@@ -52,7 +55,7 @@ class Table:
     """
 
     title: str
-    heads: Mapping[str, str]
+    heads: Sequence[tuple[str, str]] = attrs.field(converter=_pairs)
     rows: Sequence[Sequence[str]]
     note: str = ""
     narrow: bool = False
@@ -67,43 +70,20 @@ def tables(run: RunData, failed: Table, held_out: Sequence[Table] = ()) -> list[
         failed: The table of its failures.
         held_out: Those of its held-out rollouts (`slices`).
     """
-    found = [*held_out, _time(run), _nodes(run), _calls(run), failed, _algorithm(run), _parts(run), _second(run)]
+    found = [*held_out, _nodes(run), _calls(run), failed, _algorithm(run), _parts(run), _second(run)]
     return [table for table in found if table.rows or table is failed]
 
 
-@attrs.frozen(kw_only=True)
-class HeldOut:
-    """What the held-out rollouts before and after training are broken down by.
+def held_out(run: RunData, missing: list[str]) -> dict[str, Any]:
+    """Return what the held-out rollouts are broken down by, as `agentrig report --json` prints it.
 
-    Attributes:
-        slices: Of each slice of the tasks, of each of its classes, before and after: whether each answer is correct.
-        turns: Before and after: how many rollouts became right or wrong at which turn.
-        wrong: Before and after: why answers are wrong, to how many.
+    Returns:
+        `slices`: of each slice of the tasks, of each of its classes, the number of tasks `n` and the accuracy `before`
+        and `after` training. `by_turn`: before and after, how many rollouts became right or wrong at which turn.
+        `wrong`: before and after, why answers are wrong, to how many.
     """
-
-    slices: Mapping[str, Mapping[str, Mapping[str, Sequence[bool]]]]
-    turns: Mapping[str, Mapping[str, int]]
-    wrong: Mapping[str, Mapping[str, int]]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as `agentrig report --json` prints it."""
-        return {
-            "slices": {
-                name: {
-                    part: {"n": _size(of), **{when.lower(): _accuracy(of.get(when, ())) for when in ENDS}}
-                    for part, of in parts.items()
-                }
-                for name, parts in self.slices.items()
-            },
-            "by_turn": {when.lower(): dict(of) for when, of in self.turns.items()},
-            "wrong": {when.lower(): dict(of) for when, of in self.wrong.items()},
-        }
-
-
-def held_out(run: RunData, missing: list[str]) -> HeldOut:
-    """Return what the held-out rollouts are broken down by."""
     files = run.of_mode("report")
-    right: dict[str, dict[str, dict[str, list[bool]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    right: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(dict)
     turns: dict[str, dict[str, int]] = {}
     wrong: dict[str, Counter[str]] = {}
     for when, some in zip(ENDS, (files[:1], files[1:][-1:]), strict=True):
@@ -113,23 +93,40 @@ def held_out(run: RunData, missing: list[str]) -> HeldOut:
             if row["failure"] or number(row["value"]) is None:
                 continue
             for name, part in mapping(row["slices"]).items():
-                right[name][str(part)][when].append(bool(row["correct"]))
+                right[name].setdefault(str(part), {end: [] for end in ENDS})[when].append(float(bool(row["correct"])))
             if why := mapping(row["details"]).get("wrong"):
                 wrong[when][str(why)] += 1
             values = row["call_values"] if isinstance(row["call_values"], list) else []
             calls.append([number(value) for value in values])
         turns[when] = by_turn(calls)
-    return HeldOut(slices={name: parts for name, parts in right.items() if len(parts) > 1}, turns=turns, wrong=wrong)
+    classes = {
+        name: {
+            part: {"n": max(map(len, of.values())), **{end: mean(of[end]) for end in ENDS}}
+            for part, of in parts.items()
+        }
+        for name, parts in right.items()
+        if len(parts) > 1
+    }
+    return {"slices": classes, "by_turn": turns, "wrong": {when: dict(of) for when, of in wrong.items()}}
 
 
-def slices(found: HeldOut) -> list[Table]:
-    """Return the held-out accuracy before and after by each slice of the tasks, by turn, and wrong answers."""
-    every = [_slice(name, parts) for name, parts in found.slices.items()]
-    turns = sorted(_shares(found.turns), key=lambda row: turn_order(row[0]))
-    heads = {"Rollouts": "name", **dict.fromkeys(ENDS, "n")}
-    every.append(Table(title="Held-out rollouts by turn", heads=heads, rows=turns, narrow=True))
-    why = [[WRONG.get(why, why), *counts] for why, *counts in _shares(found.wrong)]
-    return [*every, Table(title="Wrong answers", heads={"Why": "", **dict.fromkeys(ENDS, "n")}, rows=why, narrow=True)]
+def slices(found: Mapping[str, Any]) -> list[Table]:
+    """Return the held-out accuracy before and after by each slice of the tasks, by turn, and wrong answers.
+
+    Args:
+        found: What `held_out` returned.
+    """
+    ends, every = {end.capitalize(): "n" for end in ENDS}, []
+    for name, parts in found["slices"].items():
+        kept = largest({part: of["n"] for part, of in parts.items()}, CLASSES)
+        rows = [[part, count(parts[part]["n"]), *(_percent(parts[part][end]) for end in ENDS)] for part in kept]
+        heads = {name.capitalize(): "name", "Tasks": "n", **ends}
+        note = f"The {len(kept)} classes with most tasks, of {len(parts)}." if len(kept) < len(parts) else ""
+        every.append(Table(title=f"Held-out accuracy by {name}", heads=heads, rows=rows, note=note, narrow=True))
+    turns = sorted(_shares(found["by_turn"]), key=lambda row: turn_order(row[0]))
+    every.append(Table(title="Held-out rollouts by turn", heads={"Rollouts": "name", **ends}, rows=turns, narrow=True))
+    why = [[WRONG.get(why, why), *counts] for why, *counts in _shares(found["wrong"])]
+    return [*every, Table(title="Wrong answers", heads={"Why": "", **ends}, rows=why, narrow=True)]
 
 
 def _shares(counts: Mapping[str, Mapping[str, int]]) -> list[list[str]]:
@@ -143,30 +140,10 @@ def _shares(counts: Mapping[str, Mapping[str, int]]) -> list[list[str]]:
     return [[kind, *(cell(of, kind) for of in counts.values())] for kind in kinds]
 
 
-def _slice(name: str, parts: Mapping[str, Mapping[str, Sequence[bool]]]) -> Table:
-    """Return the table of one slice; the classes with most tasks."""
-    kept = largest({part: _size(of) for part, of in parts.items()}, CLASSES)
-    rows = [
-        [part, count(_size(parts[part])), *(_percent(_accuracy(parts[part].get(when, ()))) for when in ENDS)]
-        for part in kept
-    ]
-    heads = {name.capitalize(): "name", "Tasks": "n", "Before": "n", "After": "n"}
-    note = f"The {len(kept)} classes with most tasks, of {len(parts)}." if len(kept) < len(parts) else ""
-    return Table(title=f"Held-out accuracy by {name}", heads=heads, rows=rows, note=note, narrow=True)
-
-
 def largest(sizes: Mapping[str, int], most: int) -> list[str]:
     """Return the classes of a slice with most tasks, in the order to show them, from the number of tasks of each."""
     kept = sorted(sizes, key=lambda part: (-sizes[part], part))[:most]
     return sorted(kept, key=int) if all(part.isdecimal() for part in kept) else kept
-
-
-def _size(ends: Mapping[str, Sequence[bool]]) -> int:
-    return max(map(len, ends.values()))
-
-
-def _accuracy(right: Sequence[bool]) -> float | None:
-    return mean([float(x) for x in right])
 
 
 def failures(run: RunData, missing: list[str]) -> Table:
@@ -207,12 +184,6 @@ def _failures(modes: Mapping[str, int], counts: Counter[tuple[str, str]], exampl
         note = "There are no rollouts."
     heads = {"Kind": "name", **dict.fromkeys(modes, "n"), "For example": "wide"}
     return Table(title="Failures", heads=heads, rows=rows, note=note, narrow=True)
-
-
-def _time(run: RunData) -> Table:
-    split, shares = figures.time_split(run), figures.time_share(run)
-    rows = [[part, plain(seconds, 2), _percent(shares.get(part))] for part, seconds in split.items()]
-    return Table(title="Time", heads={"Part": "", "s/step": "n", "Share": "n"}, rows=rows, narrow=True, more=True)
 
 
 def _nodes(run: RunData) -> Table:

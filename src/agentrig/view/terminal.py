@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from agentrig.figures import NOTHING, amount, counted, percent
+from agentrig.figures import NOTHING, amount, counted, duration, percent, plain
 from agentrig.plan import script_of
 from agentrig.rollouts import Rollout
 from agentrig.text import cut, storable
@@ -23,10 +23,9 @@ from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.outcome import changes
 from agentrig.view.diagnosis import diagnose, headline
 from agentrig.view.reading import Seen, dig, mapping, read_run
-from agentrig.view.rollout import Call, Node, Readable, Step, readable_rollout
+from agentrig.view.rollout import Call, Node, Readable, readable_rollout
 from agentrig.view.samples import before_after
 from agentrig.view.table import failures, interval
-from agentrig.view.text import duration, plain
 
 LONGEST_ANSWER = 400
 """Characters of an answer, or of a reward's reasons, that the end of a run shows."""
@@ -38,7 +37,7 @@ def span_tree(rollout: Rollout) -> Tree:
     Text from a rollout is never parsed as rich markup, so brackets in a prompt are printed unchanged.
     """
     shown = readable_rollout(rollout)
-    row, parts = shown.row, {part.id: part for part in shown.parts}
+    row = shown.row
     head = Text(f"rollout {row['id']}", style="bold")
     head.append(f"  task {row['task_id']}", style="not bold")
     counted_calls = f"{amount(row['calls'], 'call')}, {row['triplets']} for training"
@@ -46,21 +45,19 @@ def span_tree(rollout: Rollout) -> Tree:
     tree = Tree(head, guide_style="dim")
     tree.add(_verdict(shown))
     _fields(tree, [(key, f"…/{PurePath(text).name}" if text.startswith("/") else text) for key, text in shown.input])
-    calls = [part for part in shown.parts if isinstance(part, Call)]
-    said = {text.strip() for call in calls for text in (call.reply, *(message.text for message in call.messages))}
+    said = {text.strip() for call in shown.calls for text in (call.reply, *(message.text for message in call.messages))}
     answer = "the text of a reply below" if shown.answer.strip() in said else shown.answer
     _fields(tree, [("answer", answer)] if shown.answer else [])
     if not shown.tree:
         tree.add(Text("no spans were recorded", style="yellow"))
     branches = [tree]
     for node in shown.tree:
-        part = parts.get(node.id)
-        branch = branches[node.depth].add(_heading(node, part))
+        branch = branches[node.depth].add(_heading(node))
         branches[node.depth + 1 :] = [branch]
-        if isinstance(part, Call):
-            _call(branch, part)
-        elif part is not None:
-            _fields(branch, [*(field for field in part.texts if not _is_said(field[1], said)), *part.facts])
+        if node.call:
+            _call(branch, node.call, node.facts)
+        else:
+            _fields(branch, [*(field for field in node.texts if not _is_said(field[1], said)), *node.facts])
         if node.error:
             branch.add(Text(node.error, style="red"))
     return tree
@@ -84,19 +81,18 @@ def _is_said(text: str, said: Collection[str]) -> bool:
     return all(isinstance(each, str) and each.strip() in said for each in texts)
 
 
-def _heading(node: Node, part: Call | Step | None) -> Text:
+def _heading(node: Node) -> Text:
     text = Text(node.name, style="bold magenta" if node.kind == "call" else "bold cyan")
     text.append(f"  {node.seconds:.3f} s at {node.at:+.3f}", style="not bold dim")
-    if isinstance(part, Call):
-        text.append(f"  {part.length}", style="not bold dim")
-        if part.trained:
-            text.append("  for training", style="not bold green")
+    if node.call:
+        text.append(f"  {node.call.length}", style="not bold dim")
+        text.append("  for training" if node.call.trained else "", style="not bold green")
     return text
 
 
-def _call(branch: Tree, call: Call) -> None:
-    if call.facts:
-        branch.add(Text(storable(", ".join(f"{key} {text}" for key, text in call.facts)), style="dim"))
+def _call(branch: Tree, call: Call, facts: Iterable[tuple[str, str]]) -> None:
+    if facts:
+        branch.add(Text(storable(", ".join(f"{key} {text}" for key, text in facts)), style="dim"))
     if call.repeated:
         branch.add(Text(f"messages as in the call before: {call.repeated}", style="dim"))
     for message in call.messages:
@@ -148,9 +144,10 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
         if any(value is not None for value in reward.values()):
             table.add_row("mean reward", plain(reward["before"], 3), plain(reward["after"], 3))
         yield table
-    for change in changes(Evidence.of(run, seen)):
+    evidence = Evidence.of(run, seen)
+    for change in changes(evidence):
         yield f"{change.text[0].upper()}{change.text[1:]}."
-    pairs = before_after(run, [])
+    pairs = before_after(evidence, [])
     for pair in pairs["shown"][:1] if pairs else ():
         yield ""
         yield f"{pair['outcome']}: {pair['title']}"

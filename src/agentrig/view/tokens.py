@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,36 +38,26 @@ class Token:
         return 9 if self.probability is None else min(9, int(10 * self.probability))
 
 
-class Tokenizers:
-    """The tokenizers of runs: read once for each file."""
+def tokenizer_of(run: RunData) -> tuple[Tokenizer | None, str]:
+    """Return a run's tokenizer, and '' or what is known of why there is none.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: dict[tuple[str, int], Tokenizer | str] = {}
-
-    def of(self, run: RunData) -> tuple[Tokenizer | None, str]:
-        """Return a run's tokenizer, and '' or what is known of why there is none.
-
-        It is that of a checkpoint, else that of the run's model; None if neither is here or can be read.
-        """
-        damaged = []
-        for file in _places(run):
-            try:
-                stamp = file.stat().st_mtime_ns
-            except OSError:
-                continue
-            with self._lock:
-                if (str(file), stamp) not in self._known:
-                    self._known[str(file), stamp] = _read(file)
-                found = self._known[str(file), stamp]
-            if not isinstance(found, str):
-                return found, ""
-            damaged.append(found)
-        return None, "; ".join(damaged) or "the run's tokenizer is not here"
+    It is that of a checkpoint, else that of the run's model; None if neither is here or can be read.
+    """
+    damaged = []
+    for file in _places(run):
+        try:
+            found = _read(file, file.stat().st_mtime_ns)
+        except OSError:
+            continue
+        if not isinstance(found, str):
+            return found, ""
+        damaged.append(found)
+    return None, "; ".join(damaged) or "the run's tokenizer is not here"
 
 
-def _read(file: Path) -> Tokenizer | str:
-    """Return the tokenizer of a file, or what is wrong with it."""
+@cache
+def _read(file: Path, changed: int) -> Tokenizer | str:
+    """Return the tokenizer of a file, or what is wrong with it; it is read again if the time of its change differs."""
     from tokenizers import Tokenizer
 
     try:
@@ -117,10 +107,5 @@ def _probability(logprob: Any) -> float | None:
 def _places(run: RunData) -> list[Path]:
     checkpoints = run.directory / "checkpoints"
     found = sorted(checkpoints.glob("*/tokenizer.json")) + sorted(checkpoints.glob("*/*/tokenizer.json"))
-    model = run.setting("algorithm", "model")
-    if isinstance(model, str) and model:
-        found.append(Path(model) / "tokenizer.json")
-    stated = run.manifest.get("model")
-    if isinstance(stated, str):
-        found.append(Path(stated) / "tokenizer.json")
-    return found
+    stated = (run.setting("algorithm", "model"), run.manifest.get("model"))
+    return found + [Path(model) / "tokenizer.json" for model in stated if isinstance(model, str) and model]

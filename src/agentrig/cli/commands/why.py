@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import attrs
 import click
 
 PROBLEMS = 1
@@ -38,5 +39,5 @@ def why(context: click.Context, run: Path, as_json: bool) -> None:
     except AgentrigError as error:
         click.echo(f"agentrig: {storable(str(error))}", err=True)
         context.exit(CANNOT)
-    click.echo(json.dumps(found.as_json(), indent=2) if as_json else storable(words(found)))
+    click.echo(json.dumps(attrs.asdict(found), indent=2) if as_json else storable(words(found)))
     context.exit(PROBLEMS if found.problems else 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from agentrig.figures import number
+from agentrig.figures import count, number
 from agentrig.ledger import CALL_ERROR, LEFT_OUT_BY_ADAPTER, NO_TOKEN_IDS, OTHER_SERVER, UNMATCHED_NODE
 from agentrig.view import calls
 from agentrig.view.causes.evidence import Evidence
@@ -13,7 +13,6 @@ from agentrig.view.causes.rollouts import PART_LIMIT
 from agentrig.view.causes.trend import at_least, gained
 from agentrig.view.figures import totals
 from agentrig.view.reading import RunData, dig
-from agentrig.view.text import count
 
 MOST = 0.6
 """If an adapter leaves out more than this share of the calls and the run does not get better, it is named."""

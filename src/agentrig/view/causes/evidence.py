@@ -73,8 +73,8 @@ class StepFacts:
     group_means: Sequence[float] = ()
 
 
-Measured = Mapping[str, tuple[float, bool, str]]
-"""A measurement: task to reward, whether it is correct, and the answer, of the rollouts that were scored."""
+Measured = Mapping[str, tuple[str, bool, str]]
+"""A measurement: task to the id of its rollout, whether it is correct, and the answer, of those that were scored."""
 
 
 def facts_of(file: RolloutFile, missing: list[str]) -> StepFacts:
@@ -123,9 +123,11 @@ def facts_of(file: RolloutFile, missing: list[str]) -> StepFacts:
 
 def measured_of(file: RolloutFile, missing: list[str]) -> Measured:
     """Return the measurement that a file of rollouts holds."""
-    rows = rollout_rows([file], ("task_id", "failure", "value", "correct", "answer"), missing=missing, decode=False)
+    rows = rollout_rows(
+        [file], ("id", "task_id", "failure", "value", "correct", "answer"), missing=missing, decode=False
+    )
     return {
-        str(row["task_id"]): (float(row["value"]), is_correct(row), str(row["answer"]))
+        str(row["task_id"]): (str(row["id"]), is_correct(row), str(row["answer"]))
         for row in rows
         if not row["failure"] and number(row["value"]) is not None
     }
@@ -160,14 +162,13 @@ class Evidence:
     @classmethod
     def of_ends(cls, run: RunData, seen: Seen | None = None) -> Evidence:
         """Read only the first and the last measurement, which takes much less time: `steps` is empty."""
-        seen, missing = seen or Seen(), list[str]()
-        for mode, split in (("report", "held-out"), ("validation", "validation")):
-            files = run.of_mode(mode)
-            if len(files) > 1:
-                ends = seen.of(files[0], measured_of, missing), seen.of(files[-1], measured_of, missing)
-                where = f"{split} split, step {files[0].step} and step {files[-1].step}"
-                return cls(run=run, steps=(), ends=ends, where=where, missing=missing)
-        return cls(run=run, steps=(), ends=None, where="", missing=missing)
+        seen, missing, files = seen or Seen(), list[str](), run.measured()
+        if not files:
+            return cls(run=run, steps=(), ends=None, where="", missing=missing)
+        ends = seen.of(files[0], measured_of, missing), seen.of(files[-1], measured_of, missing)
+        split = "held-out" if files[0].mode == "report" else "validation"
+        where = f"{split} split, step {files[0].step} and step {files[-1].step}"
+        return cls(run=run, steps=(), ends=ends, where=where, missing=missing)
 
     def total(self, key: str) -> int:
         """Return the sum of a count over all steps."""

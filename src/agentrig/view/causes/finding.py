@@ -44,10 +44,6 @@ class Finding:
     explains: Sequence[str] = attrs.field(default=(), kw_only=True)
     ended: bool = attrs.field(default=False, kw_only=True)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return attrs.asdict(self)
-
 
 def problem(cause: str, text: str, *, seen: tuple[int, int, str], lost: float | None = None, **more: Any) -> Finding:
     """Return a finding of the level `problem`.

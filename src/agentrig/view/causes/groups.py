@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from agentrig.figures import mean
+from agentrig.figures import figure, mean
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence, StepFacts, total
 from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.trend import LIKELY, at_least, at_most, difference, gained, quarter, rewards_of
-from agentrig.view.text import figure
 
 ZERO_VARIANCE_LIMIT = 0.8
 """If a larger share of groups has zero variance in the reward, there is little to learn from."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from agentrig.figures import amount, number, percent
+from agentrig.figures import amount, count, number, percent
 from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import STOPPED, Finding, problem
 from agentrig.view.causes.trend import at_least, at_most, quarter
 from agentrig.view.reading import dig
-from agentrig.view.text import count
 
 FEW = 10
 """A run of fewer steps is too short to say that it does not learn."""
@@ -227,17 +226,17 @@ def next_step(evidence: Evidence) -> str:
     if more := more_tasks(evidence):
         return more
     classes = [
-        (answers["After"], name, part)
-        for name, parts in tables.held_out(run, []).slices.items()
-        for part, answers in parts.items()
-        if name != "calls" and len(answers.get("After", ())) >= FEW_TASKS  # that is of rollouts, not of tasks
+        (of["after"], name, part, of["n"])
+        for name, parts in tables.held_out(run, [])["slices"].items()
+        for part, of in parts.items()
+        if name != "calls" and of["after"] is not None and of["n"] >= FEW_TASKS  # that is of rollouts, not of tasks
     ]
-    answers, name, part = min(classes, key=lambda of: sum(of[0]) / len(of[0]), default=((), "", ""))
-    if not classes or all(answers):
+    share, name, part, n = min(classes, key=lambda found: found[0], default=(1.0, "", "", 0))
+    if share == 1.0:
         return ""
     return (
-        f"Held-out tasks with {name} = {part} are right least often ({sum(answers)} of {len(answers)}): train on more "
-        "tasks like these."
+        f"Held-out tasks with {name} = {part} are right least often ({percent(share)}% of {n}): train on more tasks "
+        "like these."
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrig.figures import mean, number
+from agentrig.figures import count, figure, mean, number
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence, total
 from agentrig.view.causes.finding import Finding, problem
@@ -21,7 +21,6 @@ from agentrig.view.causes.trend import (
 )
 from agentrig.view.causes.weights import LR
 from agentrig.view.reading import dig
-from agentrig.view.text import count, figure
 
 MOVED = 0.05
 """If surely no more greedy answers than this share differ after training, the policy has not moved."""

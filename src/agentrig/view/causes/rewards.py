@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrig.figures import mean, number
+from agentrig.figures import figure, mean, number
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.trend import LIKELY, trend
 from agentrig.view.reading import SECOND, dig, mapping
-from agentrig.view.text import figure
 
 APART = 0.1
 """So far a second reward falls behind the trained one, relative to the reward's range, until it is named."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from agentrig.figures import number
+from agentrig.figures import count, number
 from agentrig.run.directory import dev_command
 from agentrig.view.causes.evidence import Evidence, StepFacts, total
 from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.trend import SURE, at_least, at_most, quarter
 from agentrig.view.figures import series, totals
-from agentrig.view.text import count
 
 PART_LIMIT = 0.05
 """A larger share of failed rollouts is a problem, long before `run.failure_limit` stops the run."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from agentrig.figures import GRAD_NORM, number
+from agentrig.figures import GRAD_NORM, count, figure, number
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import STOPPED, Finding, problem
 from agentrig.view.reading import RunData, dig, mapping
-from agentrig.view.text import count, figure
 
 LR = ("algorithm.lr", "algorithm.verl.actor_rollout_ref.actor.optim.lr")
 

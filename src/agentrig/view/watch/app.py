@@ -22,18 +22,18 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrig.errors import AgentrigError
-from agentrig.view import table, tables
+from agentrig.view import table
 from agentrig.view.calls import calls_of
-from agentrig.view.gold import Gold
+from agentrig.view.gold import gold_of
 from agentrig.view.html import Links, templates
-from agentrig.view.page import accuracy_of, before_and_after, differing_settings, of_diagnosis, view
+from agentrig.view.page import before_and_after, differing_settings, of_diagnosis, view
 from agentrig.view.reading import RunData
 from agentrig.view.rollout import differences, readable, text_of
-from agentrig.view.tokens import Tokenizers
+from agentrig.view.tokens import tokenizer_of
 from agentrig.view.watch import rewards, views
 from agentrig.view.watch.notes import can_write, read_notes, write_notes
 from agentrig.view.watch.rollouts import Filter
@@ -107,44 +107,24 @@ def serving(place: Path, port: int = 0) -> Iterator[str]:
     except OSError as error:
         raise AgentrigError(f"port {port} on this machine can't be used: {error.strerror}. Leave --port out") from None
     port = listener.getsockname()[1]
-    door = Door(Starlette(routes=routes, exception_handlers={AgentrigError: _told, KeyError: _unknown}), token, port)
-    server = ServerThread(door, listener, "watch", log_level="critical", timeout_graceful_shutdown=1)
+    handlers: Mapping[Any, Any] = {AgentrigError: _told, KeyError: _unknown}
+    app = Starlette(routes=[Mount(f"/{token}", routes=routes)], exception_handlers=handlers)
+    server = ServerThread(door(app, token, port), listener, "watch", log_level="critical", timeout_graceful_shutdown=1)
     try:
         yield f"http://127.0.0.1:{port}/{token}/"
     finally:
         server.stop()
 
 
-class Door:
-    """Lets a request in if its address begins with the token and it names this machine; adds the headers."""
+def door(app: ASGIApp, token: str, port: int) -> ASGIApp:
+    """Return the application behind a door, which adds the headers to every answer.
 
-    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
-        from agentrig.http_server import Access
+    It lets a request in if its address begins with the token and it names this machine.
+    """
+    from agentrig.http_server import Access, Refused, same
 
-        self._app, self._token = app, token
-        self._access = Access(
-            self._pages,
-            self._admit,
-            host="127.0.0.1",
-            port=port,
-            limit=lambda scope: MOST_WRITTEN if scope["method"] == "POST" else None,
-            form=lambda refused, _: f"{refused}\n".encode(),
-        )
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
-
-        async def with_headers(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in HEADERS.items())]
-            await send(message)
-
-        await self._access(scope, receive, with_headers)
-
-    def _admit(self, scope: Scope) -> bool:
-        from agentrig.http_server import Refused, same
-
-        if not same(scope["path"][1:].partition("/")[0], self._token):
+    def admit(scope: Scope) -> bool:
+        if not same(scope["path"][1:].partition("/")[0], token):
             raise Refused("use the link that `agentrig watch` printed, with its token", status=403)
         if scope["method"] in ("GET", "HEAD"):
             return True
@@ -156,10 +136,24 @@ class Door:
             raise Refused("tags and notes are taken from this page only", status=403)
         return True
 
-    async def _pages(self, scope: Scope, receive: Receive, send: Send) -> None:
-        rest = scope["path"][1:].partition("/")[2]
-        own = {"path": f"/{rest}", "raw_path": f"/{rest}".encode(), "root_path": "", "prefix": f"/{self._token}"}
-        await self._app({**scope, **own}, receive, send)
+    access = Access(
+        app,
+        admit,
+        host="127.0.0.1",
+        port=port,
+        limit=lambda scope: MOST_WRITTEN if scope["method"] == "POST" else None,
+        form=lambda refused, _: f"{refused}\n".encode(),
+    )
+
+    async def entered(scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in HEADERS.items())]
+            await send(message)
+
+        await access(scope, receive, with_headers)
+
+    return entered
 
 
 class Pages:
@@ -167,14 +161,12 @@ class Pages:
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
-        self._tokenizers = Tokenizers()
-        self._gold = Gold()
         self._templates = templates("agentrig.view.watch")
 
     def front(self, request: Request) -> Response:
         """Answer the first address: the runs of the folder, or the one run."""
         if self._runs.single:
-            return RedirectResponse(f"{request.scope['prefix']}/run/{quote(next(iter(self._runs.all())), safe='')}")
+            return RedirectResponse(f"{request.scope['root_path']}/run/{quote(next(iter(self._runs.all())), safe='')}")
         found = views.run_list(self._runs.all(), request.query_params)
         return self._page(request, "front", events="", title="runs", **found)
 
@@ -223,23 +215,15 @@ class Pages:
         run = self._run(request)
         data = run.data()
         missing = list(data.unread)
-        found = before_and_after(data, missing)
-        every = [table for table in tables.slices(found["held_out"]) if table.rows]
-        shown = {
-            **accuracy_of(data, run.seen),
-            **found,
-            "at": "",
-            "tables": every,
-            "missing": missing,
-            "running": data.running,
-        }
+        found = before_and_after(data, missing, run.seen)
+        shown = {**found, "at": "", "tables": found["slices"], "missing": missing, "running": data.running}
         return self._page(request, "examples", events=None, title=data.name, run=shown, key=run.key)
 
     def compare(self, request: Request) -> Response:
         """Show runs side by side: their rows, curves, and the settings in which they differ."""
         runs = self._several(request)
         if not runs:
-            return RedirectResponse(f"{request.scope['prefix']}/")
+            return RedirectResponse(f"{request.scope['root_path']}/")
         data = list(runs.values())
         chosen, drawn = views.curves(request, runs)
         return self._page(
@@ -247,12 +231,9 @@ class Pages:
             "compare",
             events="",
             title=f"{len(data)} runs",
-            names=[each.name for each in data],
-            columns=table.COLUMNS,
-            cells=[table.cells(table.row_of(each)) for each in data],
             curves=drawn,
             chosen=chosen,
-            differences=differing_settings(data),
+            every=[table.comparison([table.row_of(each) for each in data]), differing_settings(data)],
         )
 
     def csv(self, request: Request) -> Response:
@@ -277,15 +258,11 @@ class Pages:
             mode, step = ([batch for batch in batches if batch[0] == "train"] or batches)[-1]
             wanted = Filter(mode=mode, step=step)
         whole = not wanted.narrow and wanted.mode and wanted.step is not None
-        groups: list[dict[str, Any]] = []
-        rows: list[dict[str, Any]] = []
-        found = 0
+        groups, (rows, found) = list[dict[str, Any]](), (list[dict[str, Any]](), 0)
         try:
-            if error:
-                pass
-            elif whole:
+            if whole and not error:
                 groups = views.groups(run, wanted)
-            else:
+            elif not error:
                 rows, found = views.found_rollouts(run, wanted, page)
         except ValueError as wrong:
             error = str(wrong)
@@ -344,16 +321,11 @@ class Pages:
     def rollout(self, request: Request) -> Response:
         """Show a rollout, or two side by side."""
         run, id, other = self._run(request), request.path_params["id"], request.query_params.get("against", "")
-        tokenizer, why_ids = self._tokenizers.of(run.data())
-        shown, damage = [], []
-        for each in filter(None, (id, other)):
-            row = run.rollouts.row(each)
-            if row is None:
-                raise KeyError(each)
-            calls, wrong = calls_of(run.directory, row["step"], [each]) if row["mode"] == "train" else ({}, "")
-            damage += [wrong] if wrong and wrong not in damage else []
-            shown.append(readable(row, calls.get(each, {}), tokenizer))
-        gold, no_gold = self._gold.of(run.directory, str(shown[0].row["task_id"]))
+        tokenizer, why_ids = tokenizer_of(run.data())
+        rows = [run.rollouts.row(each) for each in filter(None, (id, other))]
+        calls, damage = calls_of(run.directory, rows)
+        shown = [readable(row, calls.get(str(row["id"]), {}), tokenizer) for row in rows]
+        gold, no_gold = gold_of(run.directory, str(shown[0].row["task_id"]))
         return self._page(
             request,
             "rollout" if len(shown) == 1 else "two",
@@ -361,7 +333,7 @@ class Pages:
             title=f"rollout {id}",
             key=run.key,
             shown=shown,
-            gold=[(key, text_of(value)) for key, value in (gold or {}).items()],
+            gold=[(key, text_of(value)) for key, value in gold.items()],
             no_gold=no_gold,
             beside=views.neighbours(run, shown[0].row),
             lines=differences(*shown) if len(shown) == 2 else [],
@@ -410,8 +382,8 @@ class Pages:
 
     def _page(self, request: Request, name: str, *, events: str | None, **values: Any) -> Response:
         """Render a page, or for a page that is open already its changing part."""
-        base = request.scope["prefix"]
-        here = base + request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        base = request.scope["root_path"]
+        here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         to = Links(f"{base}/run/{quote(str(values['key']), safe='')}" if "key" in values else "")
         values |= {"base": base, "here": here, "events": events, "single": self._runs.single, "to": to}
         template = self._templates.get_template(f"{name}.html.j2")

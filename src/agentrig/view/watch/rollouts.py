@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrig.run.rows import rollout_schema
 from agentrig.view.reading import RolloutFile, Seen, columns_of, one_of, rollout_files, rollout_rows
 from agentrig.view.rollout import COLUMNS
 
@@ -57,11 +58,11 @@ class Filter:
     task: str = ""
     last: int | None = None
 
-    def holds(self, step: int) -> bool:
-        """Whether it lets the rollouts of a step through."""
-        if self.last is None:
-            return self.step in (None, step)
-        return (self.step or 0) <= step <= self.last
+    def holds(self, file: RolloutFile) -> bool:
+        """Whether it lets rollouts of a file's mode and step through."""
+        if self.mode not in ("", file.mode):
+            return False
+        return self.step in (None, file.step) if self.last is None else (self.step or 0) <= file.step <= self.last
 
     @property
     def narrow(self) -> bool:
@@ -69,20 +70,16 @@ class Filter:
         return attrs.evolve(self, mode="", step=None) != Filter()
 
     def conditions(self) -> Iterator[Expression]:
-        """Yield what it asks of the columns in memory.
+        """Yield what it asks of the columns in memory, beside the mode and the step.
 
         Raises:
             ValueError: The score is neither a verdict nor a range.
         """
         import pyarrow.compute as pc
 
-        for column, value in (("mode", self.mode), ("failure", self.failure), ("task_id", self.task)):
+        for column, value in (("failure", self.failure), ("task_id", self.task)):
             if value:
                 yield pc.field(column) == value
-        if self.step is not None:
-            yield (pc.field("step") == self.step) if self.last is None else (pc.field("step") >= self.step)
-        if self.last is not None:
-            yield pc.field("step") <= self.last
         if self.score:
             yield _scored(self.score)
         if self.shortest is not None:
@@ -123,9 +120,7 @@ class Rollouts:
                 told: list[str] = []
                 tables.append(self._seen.of(file, _figures, told))
                 self._told[file.path] = told
-        text, number, count = pa.string(), pa.float64(), pa.int64()
-        types = [text, text, text, text, number, pa.bool_(), count, count, text, text, count]
-        none = pa.schema(zip([*FIGURES, "mode", "step"], types, strict=True)).empty_table()
+        none = pa.schema([rollout_schema(pa).field(name) for name in (*FIGURES, "mode", "step")]).empty_table()
         return pa.concat_tables([none, *filter(None, tables)])
 
     def read_all(self) -> None:
@@ -150,9 +145,7 @@ class Rollouts:
         Raises:
             ValueError: The filter's score is neither a verdict nor a range.
         """
-        found = self.table(
-            [file for file in self.files() if wanted.mode in ("", file.mode) and wanted.holds(file.step)]
-        )
+        found = self.table([file for file in self.files() if wanted.holds(file)])
         for condition in wanted.conditions():
             found = found.filter(condition)
         return found.filter(one_of("id", self._with_text(found, wanted.text))) if wanted.text else found
@@ -165,10 +158,16 @@ class Rollouts:
         """Return the names of the graph nodes that made calls, in the files that are read so far."""
         return sorted({name for text in self.values("nodes") for name in json.loads(text)})
 
-    def row(self, id: str) -> dict[str, Any] | None:
-        """Return a whole rollout; None if there is none."""
+    def row(self, id: str) -> dict[str, Any]:
+        """Return a whole rollout.
+
+        Raises:
+            KeyError: There is none, or its file cannot be read.
+        """
         files = self._files_of(self.known(), [id]) or self._files_of(self.table(), [id])
-        return next(rollout_rows(files, COLUMNS, ids=[id], missing=self._told[files[0].path]), None) if files else None
+        for row in rollout_rows(files, COLUMNS, ids=[id], missing=self._told[files[0].path] if files else None):
+            return row
+        raise KeyError(id)
 
     def inputs(self, ids: Sequence[str]) -> dict[str, Any]:
         """Return the task's input of some rollouts, by id."""

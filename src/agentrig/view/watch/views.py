@@ -48,7 +48,7 @@ def curves(request: Request, runs: Mapping[str, RunData]) -> tuple[dict[str, Any
             times.
         runs: By key.
     """
-    asked, base = request.query_params, request.scope["prefix"]
+    asked, base = request.query_params, request.scope["root_path"]
     axis = asked.get("x", "step")
     axis = axis if axis in AXES else "step"
     window = tuple(finite(asked.get(end)) for end in ("from", "to"))
@@ -56,13 +56,9 @@ def curves(request: Request, runs: Mapping[str, RunData]) -> tuple[dict[str, Any
     metrics = [name for name in dict.fromkeys(asked.getlist("metric")) if name in known]
     plots = plots_of(list(runs.values()), axis=axis, window=(window[0], window[1]), metrics=metrics)
     unplaced = [run.name for run in runs.values() if run.steps and len(figures.places(run, axis)) <= len(run.steps)]
-    shown = [
-        ("x", axis),
-        ("from", asked.get("from", "")),
-        ("to", asked.get("to", "")),
-        *(("metric", m) for m in metrics),
-    ]
-    query = urlencode([*(("run", key) for key in runs), *((name, value) for name, value in shown if value)])
+    hidden = [("run", key) for key in runs]
+    shown = {"x": axis, "from": asked.get("from"), "to": asked.get("to")}
+    named = [*((key, value) for key, value in shown.items() if value), *(("metric", name) for name in metrics)]
     chosen = {
         "axis": axis,
         "axes": list(AXES.items()),
@@ -70,9 +66,9 @@ def curves(request: Request, runs: Mapping[str, RunData]) -> tuple[dict[str, Any
         "zoomed": window != (None, None),
         "known": known,
         "metrics": metrics,
-        "hidden": [("run", key) for key in runs],
+        "hidden": hidden,
         "unplaced": f"Not recorded in every step, so the rest is left out: {', '.join(unplaced)}." if unplaced else "",
-        "csv": f"{base}/chart.csv?{query}",
+        "csv": f"{base}/chart.csv?{urlencode([*hidden, *named])}",
         "runs": [f"{base}/run/{quote(key, safe='')}" for key in runs],
     }
     return chosen, plots
@@ -115,11 +111,8 @@ def run_list(runs: Mapping[str, Run], asked: Mapping[str, str]) -> dict[str, Any
         words = " ".join([row["name"], row["recipe"], row["status"], *notes.tags, notes.note]).lower()
         return wanted["text"].lower() in words and wanted["tag"] in ("", *notes.tags)
 
-    rows, sort, falling = (
-        [row for row in every if fits(row)],
-        wanted["sort"].lstrip("-"),
-        wanted["sort"].startswith("-"),
-    )
+    rows = [row for row in every if fits(row)]
+    sort, falling = wanted["sort"].lstrip("-"), wanted["sort"].startswith("-")
     if sort in ORDERS:
         by = ORDERS[sort][2]
         known = sorted((row for row in rows if by(row) not in (None, "")), key=by, reverse=falling)
@@ -127,23 +120,11 @@ def run_list(runs: Mapping[str, Run], asked: Mapping[str, str]) -> dict[str, Any
     columns = []
     for key, (name, kind, _) in ORDERS.items():
         down = not falling if key == sort else kind == "n"
-        columns.append(
-            {
-                "name": name,
-                "kind": kind,
-                "sorted": ("descending" if falling else "ascending") if key == sort else "",
-                "query": ""
-                if key == "curve"
-                else urlencode({k: v for k, v in {**wanted, "sort": f"-{key}" if down else key}.items() if v}),
-            }
-        )
-    orders = [
-        ("", "newest first"),
-        ("started", "oldest first"),
-        ("name", "name"),
-        ("status", "status"),
-        ("recipe", "recipe"),
-    ]
+        asks = {**wanted, "sort": f"-{key}" if down else key}
+        link = "" if key == "curve" else urlencode({name: text for name, text in asks.items() if text})
+        order = ("descending" if falling else "ascending") if key == sort else ""
+        columns.append({"name": name, "kind": kind, "sorted": order, "query": link})
+    orders = [("", "newest first"), ("started", "oldest first"), *((key, key) for key in ("name", "status", "recipe"))]
     for key, (name, kind, _) in ORDERS.items():
         orders += [(f"-{key}", f"{name}: largest first"), (key, f"{name}: smallest first")] if kind == "n" else []
     tags = sorted({tag for row in every for tag in row["notes"].tags})
