@@ -520,7 +520,9 @@ def test_an_agent_that_always_fails_is_not_played_on_every_task(toy_plan: MakePl
     played = pq.read_table(run / "rollouts" / "train-00001.parquet").num_rows
     assert f"the first {played} of 1536" in str(caught.value)
     assert 32 <= played < 1536
-    assert str(caught.value).endswith(f"See single rollouts, with every span: agentrig dev {run / 'config.toml'}")
+    assert str(caught.value).endswith(
+        f"See single rollouts, with every span: agentrig dev {run / 'config.toml'} --gold"
+    )
     assert "summary.json is not there" not in str(diagnose(run))
     assert "agentrig dev …" not in str(diagnose(run))
 
