@@ -94,4 +94,4 @@ def _shown(figures: Mapping[str, Any], *, scripted: bool) -> str:
     return "\n".join(lines)
 
 
-_NAMES = {"step_of_128": "of 16 tasks, 8 rollouts each"}
+_NAMES = {"step_of_128": "16 tasks, 8 rollouts each"}
