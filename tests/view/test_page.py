@@ -389,7 +389,7 @@ def test_the_plot_says_at_which_temperatures_it_was_measured(tmp_path: Path):
 
 def test_every_colour_of_the_page_can_be_read_as_text():
     """WCAG: a contrast of at least 4.5 with both backgrounds, in both schemes."""
-    css = (Path(agentrig.view.__file__).parent / "templates" / "page.css").read_text()
+    css = (Path(agentrig.view.__file__).parent / "watch" / "static" / "page.css").read_text()
     schemes = [dict(re.findall(r"--([\w-]+): #(\w{6})", part)) for part in css.split("prefers-color-scheme: dark")[:2]]
 
     def light(color: str) -> float:

@@ -12,7 +12,7 @@ from agentrig.testing.run_directory import write_run
 from agentrig.view import figures
 from agentrig.view.plots import Line, Plot, plots_of
 from agentrig.view.reading import read_run
-from agentrig.view.svg import MOST_BARS, MOST_POINTS, svg
+from agentrig.view.svg import MOST_POINTS, svg
 
 
 def parsed(plot: Plot) -> ElementTree.Element:
@@ -55,8 +55,3 @@ def test_long_runs_are_drawn_with_a_bounded_number_of_points(tmp_path: Path) -> 
     line = parsed(Plot(name="x", lines=[Line(label="a", xs=steps, ys=[float(s % 7) for s in steps])]))
     (path,) = (line.get("points", "").split() for line in line.iter("polyline"))
     assert MOST_POINTS / 2 < len(path) <= MOST_POINTS
-    parts = [Line(label=label, xs=steps, ys=[value] * 5000) for label, value in (("a", 1.0), ("b", 2.0))]
-    bars = Plot(name="t", lines=parts, kind="bars", unit=" s")
-    assert MOST_BARS / 2 < len(titles(parsed(bars))) <= MOST_BARS
-    assert titles(parsed(bars))[0] == "step 1: a 1 s, b 2 s"
-    assert len(svg(bars)) < 30_000

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import base64
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -22,15 +24,6 @@ from agentrig.settings import setting
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
-
-
-import base64
-import json
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan
-
 
 BATCH = 16
 """Rollouts in one request."""

@@ -21,8 +21,9 @@ def templates(*packages: str) -> Environment:
     """Return Jinja's environment: the pages' templates and those of more packages; all values are escaped."""
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
+    found = ("agentrig.view", *packages)
     environment = Environment(
-        loader=ChoiceLoader([PackageLoader(name) for name in ("agentrig.view", *packages)]),
+        loader=ChoiceLoader([PackageLoader("agentrig.view.watch", "static"), *map(PackageLoader, found)]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -25,6 +25,7 @@ from rich.text import Text
 from agentrig import hookimpl
 from agentrig.figures import amount, counted, percent
 from agentrig.processes.ends import Interrupted, name_of
+from agentrig.view.figures import SMOOTHING
 from agentrig.view.reading import read_run
 from agentrig.view.terminal import run_ending
 
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from agentrig.rollouts import Rollout
 
 log = logging.getLogger(__name__)
-
-SMOOTHING = 16
-"""Number of steps for the moving average of the reward."""
 
 RARELY_S = 30.0
 """Seconds between two lines of a long measurement, where there is no panel."""

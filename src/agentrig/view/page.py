@@ -63,7 +63,7 @@ def view(
     *,
     whole: bool = True,
     at: str = "",
-    drawn: Sequence[Plot] | None = None,
+    drawn: Sequence[Plot] = (),
     seen: Seen | None = None,
 ) -> dict[str, Any]:
     """Return what the templates show of a run.
@@ -77,18 +77,17 @@ def view(
     """
     missing, seen = list(run.missing), seen or Seen()
     ends = before_and_after(run, missing, seen, whole=whole)
-    failed = tables.failures(run, missing) if whole else tables.failures_of_steps(run)
+    failed = [tables.failures(run, missing)] if whole else []
     told: dict[str, Any] = {"problems": [], "verdict": "", "warnings": [], "checks": []}
     if whole:
         found = diagnose(run, seen)
         told = of_diagnosis(found)
         missing += found.missing
     row = table.row_of(run)
-    drawings = drawn or []
-    names = {plot.name for plot in drawings}
+    names = {plot.name for plot in drawn}
     return {
         "at": at,
-        "curves": drawings,
+        "curves": drawn,
         "absent_plots": [name for name in PLOTS if name not in names],
         "log": warnings_of(run),
         "row": row,
@@ -101,7 +100,7 @@ def view(
         "about": _about(run),
         "tiles": _tiles(run, row),
         **told,
-        "tables": tables.tables(run, failed, ends["slices"]),
+        "tables": tables.tables(run, [*ends["slices"], *failed]),
         **ends,
         "config": run.config_text,
         "manifest": json.dumps(run.manifest, indent=2, ensure_ascii=False) if run.manifest else "",
@@ -109,9 +108,7 @@ def view(
     }
 
 
-def before_and_after(
-    run: RunData, missing: list[str], seen: Seen | None = None, *, whole: bool = True
-) -> dict[str, Any]:
+def before_and_after(run: RunData, missing: list[str], seen: Seen, *, whole: bool = True) -> dict[str, Any]:
     """Return what the templates show of both ends of training, and of where rewards disagree.
 
     Args:

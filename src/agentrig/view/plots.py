@@ -6,7 +6,6 @@ import csv
 import io
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import attrs
 
@@ -34,7 +33,7 @@ Points = tuple[Sequence[float], Sequence[float]]
 
 @attrs.frozen(kw_only=True)
 class Line:
-    """One line of a plot, or one part of its bars.
+    """One line of a plot.
 
     Attributes:
         label: In the legend; empty for none, and a pale line is not in it.
@@ -86,26 +85,22 @@ class Plot:
 
     Attributes:
         name: Its title.
-        lines: Its lines, or the parts of its bars from the bottom up; there is at least one.
-        kind: `lines`, or stacked `bars`.
+        lines: Its lines; there is at least one.
         unit: Written behind the values, such as `%`.
         from_zero: Whether the axis begins at 0, or below it, unless only a part of the x axis is shown.
         caption: What it shows; empty if the title says it.
         axis: What the x axis has, a key of `AXES`.
         window: The part of the x axis that is shown; None for all.
         more: Whether few need it, so that a page folds it.
-        edges: In bars: where each begins, and where the last one ends; empty for half a step around each.
     """
 
     name: str
     lines: Sequence[Line]
-    kind: Literal["lines", "bars"] = "lines"
     unit: str = ""
     from_zero: bool = False
     caption: str = ""
     axis: str = "step"
     window: tuple[float, float] | None = None
-    edges: Sequence[float] = ()
     more: bool = False
 
     @property
@@ -195,26 +190,22 @@ def _placed(
     plot: Plot, axis: str, places: Sequence[Mapping[int, float]], window: tuple[float | None, float | None]
 ) -> Plot:
     """Return a plot over steps with another x axis, or with a part of it."""
-    lines, edges = [], plot.edges
+    lines = []
     low, high = (-float("inf") if window[0] is None else window[0]), (float("inf") if window[1] is None else window[1])
     for line in plot.lines:
         if axis != "step":
             known = places[line.run]
             line = line.only([i for i, step in enumerate(line.xs) if step in known])
             line = attrs.evolve(line, steps=line.xs, xs=[known[int(step)] for step in line.xs])
-            if plot.kind == "bars":
-                edges = [known.get(int(line.steps[0]) - 1, 0.0) if line.steps else 0.0, *line.xs]
         first, last = bisect_left(line.xs, low), bisect_right(line.xs, high)
         lines.append(line.only(range(first, last)))
-    if edges:
-        edges = edges[first : last + 1]
     lines = [line for line in lines if line.xs]
     shown = None
     if lines and window != (None, None):
         xs = [x for line in lines for x in (line.xs[0], line.xs[-1])]
         end = max((max(known.values()) for known in places), default=0.0)
         shown = (min(xs) if window[0] is None else max(0.0, low), max(xs) if window[1] is None else min(end, high))
-    return attrs.evolve(plot, lines=lines, axis=axis, window=shown, edges=edges)
+    return attrs.evolve(plot, lines=lines, axis=axis, window=shown)
 
 
 def _sampling(run: RunData, key: str) -> str:
@@ -298,14 +289,24 @@ def _metric(runs: Sequence[RunData], name: str, *path: str, caption: str = "", f
     return Plot(name=name, lines=lines, from_zero=from_zero, caption=f"{caption} Pale: each step.".lstrip())
 
 
-def _stacked(xs: Sequence[float], bars: Sequence[Mapping[str, float]], least: float) -> list[Line]:
-    """Return the parts of stacked bars with a larger share than the least; `other`, the rest, is grey and on top."""
-    names = figures.in_order({part for bar in bars for part in bar})
-    values = {part: [bar.get(part, 0.0) for bar in bars] for part in names}
-    whole = sum(map(sum, values.values()))
-    seen = [part for part in values if sum(values[part]) > least * whole]
-    colors = {part: GREY if part == "other" else color_of(i) for i, part in enumerate(seen, 1)}
-    return [Line(label=part, xs=xs, ys=values[part], color=colors[part]) for part in seen]
+def _parts(pen: Pen, found: Sequence[tuple[int, Mapping[str, float]]], least: float, *, averaged: bool) -> list[Line]:
+    """Return a line for each part with a larger share than the least; `other`, the rest, is grey.
+
+    Args:
+        pen: Of the run.
+        found: Each step, and its parts.
+        least: The share.
+        averaged: Whether to draw means of 16 steps.
+    """
+    steps, values = [step for step, _ in found], dict[str, list[float]]()
+    for part in figures.in_order({part for _, parts in found for part in parts}):
+        values[part] = [parts.get(part, 0.0) for _, parts in found]
+    seen = [part for part in values if sum(values[part]) > least * sum(map(sum, values.values()))]
+    lines = []
+    for i, part in enumerate(seen, 1):
+        points = figures.averaged(pen.run, steps, values[part]) if averaged else (steps, values[part])
+        lines.append(pen.line(part, GREY if part == "other" else color_of(i), points))
+    return lines
 
 
 def _time(runs: Sequence[RunData]) -> Plot:
@@ -313,17 +314,20 @@ def _time(runs: Sequence[RunData]) -> Plot:
     if len(runs) > 1:
         caption = "Wall time of a step; the results have its parts."
         return attrs.evolve(_metric(runs, "time", "step_s", caption=caption), unit=" s")
-    steps = [row for row in runs[0].steps if number(row.get("step_s")) is not None]
-    lines = _stacked([int(row["step"]) for row in steps], [figures.seconds_by_part(row) for row in steps], SMALL)
-    return Plot(name="time", lines=lines, kind="bars", unit=" s", caption="Wall time of a step by part.")
+    rows = [row for row in runs[0].steps if number(row.get("step_s")) is not None]
+    found = [(int(row["step"]), figures.seconds_by_part(row)) for row in rows]
+    caption = "Wall time of a step by part: the mean of 16."
+    lines = _parts(_pens(runs)[0], found, SMALL, averaged=True)
+    return Plot(name="time", lines=lines, unit=" s", from_zero=True, caption=caption)
 
 
 def _failures(runs: Sequence[RunData]) -> Plot:
     """Return how many rollouts of each step failed, of one run by kind."""
-    steps = [[int(row["step"]) for row in run.steps] for run in runs]
-    failed = [[figures.counts(row.get("failures")) for row in run.steps] for run in runs]
-    if len(runs) == 1:
-        return Plot(name="failed rollouts", lines=_stacked(steps[0], failed[0], 0.0), kind="bars")
-    sums = [[sum(counts.values()) for counts in each] for each in failed]
-    lines = [pen.line("", 0, points) for pen, points in zip(_pens(runs), zip(steps, sums, strict=True), strict=True)]
-    return Plot(name="failed rollouts", lines=lines if any(map(any, sums)) else [], from_zero=True)
+    lines = []
+    for pen in _pens(runs):
+        found = [(int(row["step"]), figures.counts(row.get("failures"))) for row in pen.run.steps]
+        if pen.own is None:
+            lines += _parts(pen, found, 0.0, averaged=False)
+        else:
+            lines.append(pen.line("", 0, ([step for step, _ in found], [sum(kinds.values()) for _, kinds in found])))
+    return Plot(name="failed rollouts", lines=lines if any(any(line.ys) for line in lines) else [], from_zero=True)

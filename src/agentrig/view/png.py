@@ -78,14 +78,9 @@ def draw_all(runs: Sequence[RunData], folder: Path) -> None:
 
 
 def _draw_steps(axes: Axes, plot: Plot) -> None:
-    bottoms = [0.0] * len(plot.lines[0].xs)
     pale = "each step" if sum(line.faint for line in plot.lines) == 1 else ""
     for line in plot.lines:
         color, label = COLORS[line.color], pale if line.faint else short(line.label)
-        if plot.kind == "bars":  # not areas: a single step is visible too, and nothing is interpolated between steps
-            axes.bar(line.xs, line.ys, bottom=bottoms, width=1.0, color=color, lw=0.4, ec=color, label=label)
-            bottoms = [bottom + y for bottom, y in zip(bottoms, line.ys, strict=True)]
-            continue
         for x, ends in zip(line.xs, line.intervals, strict=False):
             if ends:
                 middle, half = sum(ends) / 2, (ends[1] - ends[0]) / 2
@@ -98,7 +93,7 @@ def _draw_steps(axes: Axes, plot: Plot) -> None:
             alpha=0.6 if line.faint else 1.0,
             lw=1.0 if line.faint else 1.7,
             ls="none" if not line.joined else "--" if line.dashed else "-",
-            marker={"dot": "o", "diamond": "D"}.get(line.mark, ""),
+            marker={"dot": "o", "diamond": "D"}.get(line.mark, "" if len(line.xs) > 1 else "o"),
             ms=5.5 if line.mark == "diamond" else 3.6,
         )
 
@@ -140,7 +135,7 @@ def _finish(axes: Axes, plot: Plot, *, first: bool, last: bool) -> None:
             labelcolor=INK,
             loc="lower left",
             bbox_to_anchor=(0, 1),
-            ncols=len(handles) if sum(map(len, handles)) < 64 else 2,
+            ncols=min(len(handles), max(2, 64 // (6 + max(map(len, handles))))),
             borderaxespad=0.2,
             columnspacing=1.4,
             handlelength=1.6,

@@ -25,6 +25,9 @@ MOST_TOKENS = 600
 SHORT = 80
 """Most characters of a value of a task's input that is shown beside its question."""
 
+MOST_DISAGREEMENTS = 6
+"""Rollouts that are shown because two rewards disagree on them."""
+
 LEFT_OUT = "this file leaves it out, and `agentrig report RUN --gold` adds it"
 
 KINDS = {
@@ -75,8 +78,8 @@ def before_after(evidence: Evidence, missing: list[str]) -> dict[str, Any] | Non
     return {"where": evidence.where, "shown": shown, **told}
 
 
-def reward_disagreements(run: RunData, missing: list[str], *, limit: int = 6) -> list[dict[str, Any]]:
-    """Return the latest rollouts whose value in a second reward differs from the one that was trained on."""
+def reward_disagreements(run: RunData, missing: list[str]) -> list[dict[str, Any]]:
+    """Return the latest few rollouts whose value in a second reward differs from the one that was trained on."""
     found: list[dict[str, Any]] = []
     for file in reversed(run.of_mode("train")):
         scored = list(rollout_rows([file], ("id", "value", SECOND), missing=missing))
@@ -88,7 +91,7 @@ def reward_disagreements(run: RunData, missing: list[str], *, limit: int = 6) ->
             told = f"trained reward {score_of({'value': row['value']})}, {name} {score_of(second)}"
             shown = {"row": row, "title": question(row), "answer": cut(text_of(answer), LONGEST_TEXT)}
             found.append({**shown, "told": f"{told} ({reason})" if reason else told})
-            if len(found) == limit:
+            if len(found) == MOST_DISAGREEMENTS:
                 return found
     return found
 
@@ -99,13 +102,12 @@ def _other(row: Mapping[str, Any]) -> str | None:
     return next((str(name) for name, score in seconds if mapping(score).get("value") != row["value"]), None)
 
 
-def last_group(run: RunData, missing: list[str], *, limit: int = 4) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def last_group(run: RunData, missing: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the first group of the last training step whose rollouts differ in value, or else the first one.
 
     Args:
         run: The run.
         missing: What cannot be read is noted here.
-        limit: The most whole rows.
 
     Returns:
         Its `step`, its task's `title` and the scores of all its `rollouts`, and the whole rows of a few: those with
@@ -118,7 +120,7 @@ def last_group(run: RunData, missing: list[str], *, limit: int = 4) -> tuple[dic
     all_groups = list(groups.values())
     members = next((g for g in all_groups if len({row["value"] for row in g}) > 1), all_groups[0] if groups else [])
     ranked = sorted(members, key=lambda row: number(row["value"]) or 0.0, reverse=True)
-    chosen = ranked if len(ranked) <= limit else [*ranked[: limit // 2], *ranked[-(limit // 2) :]]
+    chosen = ranked if len(ranked) <= 4 else [*ranked[:2], *ranked[-2:]]
     ids = [str(row["id"]) for row in chosen]
     rows = sorted(rollout_rows(files, COLUMNS, ids=ids, missing=missing), key=lambda row: ids.index(row["id"]))
     if not rows:

@@ -25,13 +25,18 @@ MOST_POINTS = 240
 MOST_DOTS = 60
 """Raw values that are drawn as dots below their mean; more are a pale line only."""
 
-MOST_BARS = 100
-"""Bars of a drawing; more steps are drawn by the means of neighbours."""
-
 
 def svg(plot: Plot) -> Markup:
     """Return a plot as an SVG element, with its content as text for those who cannot see it."""
-    shapes, spoken = _draw_bars(plot) if plot.kind == "bars" else _draw_lines(plot)
+    lines, frame = _framed(plot)
+    shapes = list(frame.axes(plot.unit))
+    for line in sorted(lines, key=lambda each: not each.faint):
+        shapes += _line(line, frame, plot.unit)
+    spoken = "; ".join(
+        f"{line.label or plot.name}: from {line.ys[0]:.3g} to {line.ys[-1]:.3g}{plot.unit}"
+        for line in lines
+        if not line.faint
+    )
     return Markup(
         f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(f"{plot.name}. {spoken}")}">'
         f"{''.join(shapes)}</svg>"
@@ -41,55 +46,30 @@ def svg(plot: Plot) -> Markup:
 def points_of(plot: Plot) -> str:
     """Return a drawing's points as JSON, for the script that shows values and zooms."""
     lines, frame = _framed(plot)
-    heights = [0.0] * len(lines[0].xs)
-    told = []
-    for line in lines:
-        if plot.kind == "bars":
-            heights = [below + y for below, y in zip(heights, line.ys, strict=True)]
-        tops = heights if plot.kind == "bars" else line.ys
-        points = zip(line.at, line.xs, tops, line.ys, strict=True)
-        told.append(
-            {
-                "label": ", ".join(filter(None, [line.label or plot.name, "each step" if line.faint else ""])),
-                "run": line.run,
-                "mode": line.mode,
-                "points": [
-                    [int(step), round(frame.x(x), 1), round(frame.y(top), 1), f"{y:.4g}{plot.unit}"]
-                    for step, x, top, y in points
-                ],
-            }
-        )
+    told = [
+        {
+            "label": ", ".join(filter(None, [line.label or plot.name, "each step" if line.faint else ""])),
+            "run": line.run,
+            "mode": line.mode,
+            "points": [
+                [int(step), round(frame.x(x), 1), round(frame.y(y), 1), f"{y:.4g}{plot.unit}"]
+                for step, x, y in zip(line.at, line.xs, line.ys, strict=True)
+            ],
+        }
+        for line in lines
+    ]
     ends = {"left": LEFT, "right": WIDTH - RIGHT, "bottom": HEIGHT - BOTTOM, "from": frame.x0, "to": frame.x1}
     of = max(math.ceil(len(whole.xs) / len(line.xs)) for whole, line in zip(plot.lines, lines, strict=True))
     return json.dumps({**ends, "of": of, "lines": told}, ensure_ascii=False, separators=(",", ":"))
 
 
 def _framed(plot: Plot) -> tuple[list[Line], Frame]:
-    """Return the lines, or the parts of the bars, as they are drawn, and the ranges of the axes."""
-    lines = [_thinned(line, MOST_BARS if plot.kind == "bars" else MOST_POINTS) for line in plot.lines]
-    if plot.kind == "bars":
-        borders = _borders(plot)
-        first, last = borders[0][0], borders[-1][1]
-        values = [0.0, *map(sum, zip(*(line.ys for line in lines), strict=True))]
-    else:
-        values = [y for line in lines for y in (*line.ys, *(end for ends in line.intervals if ends for end in ends))]
-        first, last = min(line.xs[0] for line in lines), max(line.xs[-1] for line in lines)
-    first, last = plot.window or (first, last)
+    """Return the lines as they are drawn, and the ranges of the axes."""
+    lines = [_thinned(line) for line in plot.lines]
+    values = [y for line in lines for y in (*line.ys, *(end for ends in line.intervals if ends for end in ends))]
+    first, last = plot.window or (min(line.xs[0] for line in lines), max(line.xs[-1] for line in lines))
     low = min(0.0, *values) if plot.from_zero and plot.window is None else min(values)
     return lines, Frame.around(first, last, low, max(values), plot.axis)
-
-
-def _draw_lines(plot: Plot) -> tuple[list[str], str]:
-    lines, frame = _framed(plot)
-    shapes = list(frame.axes(plot.unit))
-    for line in sorted(lines, key=lambda each: not each.faint):
-        shapes += _line(line, frame, plot.unit)
-    spoken = (
-        f"{line.label or plot.name}: from {line.ys[0]:.3g} to {line.ys[-1]:.3g}{plot.unit}"
-        for line in lines
-        if not line.faint
-    )
-    return shapes, "; ".join(spoken)
 
 
 def _line(line: Line, frame: Frame, unit: str) -> Iterator[str]:
@@ -118,43 +98,8 @@ def _line(line: Line, frame: Frame, unit: str) -> Iterator[str]:
         yield f'<{shape} class="dot series-{line.color}"><title>{escape(said)}</title></{tag}>'
 
 
-def _draw_bars(plot: Plot) -> tuple[list[str], str]:
-    parts, frame = _framed(plot)
-    steps = plot.lines[0].at
-    size = math.ceil(len(steps) / MOST_BARS)
-    few = [steps[i] for i in range(0, len(steps), size)]
-    totals = [sum(values) for values in zip(*(part.ys for part in parts), strict=True)]
-    shapes = list(frame.axes(plot.unit))
-    borders = [tuple(map(frame.x, ends)) for ends in _borders(plot, size)]
-    widths = [max(0.6, 0.9 * (right - left)) for left, right in borders]
-    lefts = [(left + right - width) / 2 for (left, right), width in zip(borders, widths, strict=True)]
-    bottoms = [0.0] * len(few)
-    for part in parts:
-        path = ""
-        for i, value in enumerate(part.ys):
-            top, bottom = frame.y(bottoms[i] + value), frame.y(bottoms[i])
-            path += f"M{lefts[i]:.1f},{top:.1f}h{widths[i]:.1f}V{bottom:.1f}h-{widths[i]:.1f}z"
-            bottoms[i] += value
-        shapes.append(f'<path class="bar series-{part.color}" d="{path}"/>')
-    for i, step in enumerate(few):  # one tooltip for the whole bar
-        of = ", ".join(f"{part.label} {part.ys[i]:.3g}{plot.unit}" for part in parts)
-        said, top = f"step {step}: {of}", frame.y(totals[i])
-        shapes.append(
-            f'<rect class="hit" x="{lefts[i]:.1f}" y="{top:.1f}" width="{widths[i]:.1f}" '
-            f'height="{max(0.0, frame.y(0) - top):.1f}"><title>{escape(said)}</title></rect>'
-        )
-    return shapes, "; ".join(f"{line.label}: {mean(line.ys):.3g}{plot.unit} a step" for line in plot.lines)
-
-
-def _borders(plot: Plot, size: int = 1) -> list[tuple[float, float]]:
-    """Return where bars begin and end on the x axis; each is of so many steps."""
-    xs, edges = plot.lines[0].xs, plot.edges
-    groups = [(i, min(i + size, len(xs))) for i in range(0, len(xs), size)]
-    return [(edges[i], edges[end]) if edges else (xs[i] - 0.5, xs[end - 1] + 0.5) for i, end in groups]
-
-
-def _thinned(line: Line, most: int) -> Line:
-    size = math.ceil(len(line.xs) / most)
+def _thinned(line: Line) -> Line:
+    size = math.ceil(len(line.xs) / MOST_POINTS)
     if size <= 1:
         return line
     places = range(0, len(line.xs), size)

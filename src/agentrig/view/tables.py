@@ -62,16 +62,15 @@ class Table:
     more: bool = False
 
 
-def tables(run: RunData, failed: Table, held_out: Sequence[Table] = ()) -> list[Table]:
+def tables(run: RunData, of_rollouts: Sequence[Table] = ()) -> list[Table]:
     """Return the tables that a run has something for.
 
     Args:
         run: The run.
-        failed: The table of its failures.
-        held_out: Those of its held-out rollouts (`slices`).
+        of_rollouts: Those that take reading its rollouts.
     """
-    found = [*held_out, _nodes(run), _calls(run), failed, _algorithm(run), _parts(run), _second(run)]
-    return [table for table in found if table.rows or table is failed]
+    found = [*of_rollouts, _nodes(run), _calls(run), _algorithm(run), _parts(run), _second(run)]
+    return [table for table in found if table.rows or table in of_rollouts]
 
 
 def held_out(run: RunData, missing: list[str]) -> dict[str, Any]:
@@ -150,40 +149,24 @@ def failures(run: RunData, missing: list[str]) -> Table:
     """Return the failures in the rollout files, the most frequent kind first, with an example of each."""
     modes: Counter[str] = Counter()
     counts: Counter[tuple[str, str]] = Counter()
+    kinds: Counter[str] = Counter()
     examples: dict[str, str] = {}
     for row in rollout_rows(run.files, ("failure", "message", "details"), missing=missing):
         modes[row["mode"]] += 1
-        if row["failure"]:
-            counts[row["failure"], row["mode"]] += 1
-            examples.setdefault(row["failure"], str(row["message"] or mapping(row["details"]).get("reason") or ""))
-    return _failures(modes, counts, examples)
-
-
-def failures_of_steps(run: RunData) -> Table:
-    """Return the failures that the training steps have counted, without examples."""
-    counts = Counter({(kind, "train"): n for kind, n in figures.totals(run, "failures").items()})
-    rollouts = sum(int(number(row.get("rollouts")) or 0) for row in run.steps)
-    return _failures({"train": rollouts} if run.steps else {}, counts, {})
-
-
-def _failures(modes: Mapping[str, int], counts: Counter[tuple[str, str]], examples: Mapping[str, str]) -> Table:
-    whole: Counter[str] = Counter()
-    for (kind, _), n in counts.items():
-        whole[kind] += n
+        if kind := row["failure"]:
+            counts[kind, row["mode"]] += 1
+            kinds[kind] += 1
+            examples.setdefault(kind, str(row["message"] or mapping(row["details"]).get("reason") or ""))
     rows = []
-    for kind in sorted(whole, key=lambda kind: (-whole[kind], kind)):
-        example = examples.get(kind, "")
-        example = example if len(example) <= EXAMPLE else f"{example[:EXAMPLE]}…"
+    for kind in sorted(kinds, key=lambda kind: (-kinds[kind], kind)):
+        example = examples[kind] if len(examples[kind]) <= EXAMPLE else f"{examples[kind][:EXAMPLE]}…"
         rows.append([kind, *(count(counts[kind, mode]) for mode in modes), example])
-    if rows:
-        rows.append(["of rollouts", *map(count, modes.values()), ""])
-        note = ""
-    elif modes:
-        note = f"None: every one of {count(sum(modes.values()))} rollouts was scored."
-    else:
-        note = "There are no rollouts."
+    note = "" if rows else f"None: every one of {count(sum(modes.values()))} rollouts was scored."
+    rows += [["of rollouts", *map(count, modes.values()), ""]] if rows else []
     heads = {"Kind": "name", **dict.fromkeys(modes, "n"), "For example": "wide"}
-    return Table(title="Failures", heads=heads, rows=rows, note=note, narrow=True)
+    return Table(
+        title="Failures", heads=heads, rows=rows, note=note if modes else "There are no rollouts.", narrow=True
+    )
 
 
 def _nodes(run: RunData) -> Table:

@@ -23,6 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrig.errors import AgentrigError
@@ -63,14 +64,6 @@ NOTES = re.compile(r"/[^/]+/run/[^/]+/notes")
 MOST_WRITTEN = 1 << 20
 """Most bytes of a request that writes."""
 
-STATIC = {
-    "watch.js": ("text/javascript", "watch/static"),
-    "charts.js": ("text/javascript", "watch/static"),
-    "watch.css": ("text/css", "watch/static"),
-    "page.css": ("text/css", "templates"),
-}
-"""File to its type, and its folder in `agentrig.view`."""
-
 
 @contextmanager
 def serving(place: Path, port: int = 0) -> Iterator[str]:
@@ -92,7 +85,7 @@ def serving(place: Path, port: int = 0) -> Iterator[str]:
         Route("/compare", pages.compare),
         Route("/chart.csv", pages.csv),
         Route("/events", pages.events),
-        Route("/static/{name}", pages.static),
+        Mount("/static", StaticFiles(packages=[("agentrig.view.watch", "static")])),
         Route("/run/{key}", pages.run),
         Route("/run/{key}/why", pages.why),
         Route("/run/{key}/checks", pages.why),
@@ -340,12 +333,6 @@ class Pages:
             why_ids=why_ids,
             damage=damage,
         )
-
-    def static(self, request: Request) -> Response:
-        """Answer with the page's script and styles."""
-        name = request.path_params["name"]
-        kind, folder = STATIC[name]
-        return Response((Path(__file__).parents[1] / folder / name).read_text("utf-8"), media_type=kind)
 
     async def events(self, request: Request) -> Response:
         """Say when a run, or any run of the folder, has changed: server-sent events."""
