@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
@@ -64,7 +65,7 @@ def curves(request: Request, runs: Mapping[str, RunData]) -> tuple[dict[str, Any
         "axes": list(AXES.items()),
         "window": window,
         "zoomed": window != (None, None),
-        "known": known,
+        "known": {group: list(of) for group, of in groupby(known, key=lambda name: name.partition("/")[0])},
         "metrics": metrics,
         "hidden": hidden,
         "unplaced": f"Not recorded in every step, so the rest is left out: {', '.join(unplaced)}." if unplaced else "",
