@@ -249,5 +249,5 @@ def differing_settings(runs: Sequence[RunData]) -> tables.Table:
     rows = [[key, *(settings.get(key, NOTHING) for settings in several)] for key in keys]
     rows = [row for row in rows if len(set(row[1:])) > 1]
     note = "" if rows else "None: their settings are the same."
-    heads = [("Setting", "head"), *((run.name, "") for run in runs)]
+    heads = [("Setting", "head"), *((run.name, "run" if len(runs) > 1 else "") for run in runs)]
     return tables.Table(title="Settings that differ", heads=heads, rows=rows, note=note)

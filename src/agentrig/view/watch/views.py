@@ -90,7 +90,7 @@ ORDERS: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], Any]]] = {
     "accuracy": ("Held out, %", "n", lambda row: row["accuracy"]["after"]),
     "reward": ("Last reward", "n", lambda row: row["reward"]),
     "curve": ("By step", "", lambda row: None),
-    "recipe": ("Recipe", "wide-only", lambda row: row["recipe"]),
+    "recipe": ("Recipe", "wide-only recipe", lambda row: row["recipe"]),
     "started": ("Started", "wide-only", lambda row: row["started"]),
 }
 """Columns of the list of runs: heading, how it is set, and what it is sorted by."""
