@@ -356,4 +356,6 @@ def test_the_report_has_a_line_about_delivery(seen: dict[str, Any], level: str, 
         (tmp_path / name).write_text(json.dumps(content), "utf-8")
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "algorithm": {}}) + "\n", "utf-8")
     found = diagnose(tmp_path)
-    assert [(f.level, f.text) for f in (*found.warnings, *found.checks) if "new weights" in f.text or "arrived" in f.text] == [(level, text)]
+    assert [
+        (f.level, f.text) for f in (*found.warnings, *found.checks) if "new weights" in f.text or "arrived" in f.text
+    ] == [(level, text)]

@@ -306,24 +306,20 @@ def _metric(runs: Sequence[RunData], name: str, *path: str, caption: str = "", f
     return Plot(name=name, lines=lines, from_zero=from_zero, caption=f"{caption} Pale: each step.".lstrip())
 
 
-def _parts(pen: Pen, found: Sequence[tuple[int, Mapping[str, float]]], least: float, *, averaged: bool) -> list[Line]:
+def _parts(pen: Pen, found: Sequence[tuple[int, Mapping[str, float]]], least: float) -> list[Line]:
     """Return a line for each part with a larger share than the least; `other`, the rest, is grey.
 
     Args:
         pen: Of the run.
         found: Each step, and its parts.
         least: The share.
-        averaged: Whether to draw means of 16 steps.
     """
     steps, values = [step for step, _ in found], dict[str, list[float]]()
     for part in figures.in_order({part for _, parts in found for part in parts}):
         values[part] = [parts.get(part, 0.0) for _, parts in found]
     seen = [part for part in values if sum(values[part]) > least * sum(map(sum, values.values()))]
-    lines = []
-    for i, part in enumerate(seen, 1):
-        points = figures.averaged(pen.run, steps, values[part]) if averaged else (steps, values[part])
-        lines.append(pen.line(part, GREY if part == "other" else color_of(i), points))
-    return lines
+    colors = {part: GREY if part == "other" else color_of(i) for i, part in enumerate(seen, 1)}
+    return [pen.line(part, colors[part], (steps, values[part])) for part in seen]
 
 
 def _time(runs: Sequence[RunData]) -> Plot:
@@ -333,9 +329,8 @@ def _time(runs: Sequence[RunData]) -> Plot:
         return attrs.evolve(_metric(runs, "time", "step_s", caption=caption), unit=" s")
     rows = [row for row in runs[0].steps if number(row.get("step_s")) is not None]
     found = [(int(row["step"]), figures.seconds_by_part(row)) for row in rows]
-    caption = "Wall time of a step by part: the mean of up to 16."
-    lines = _parts(_pens(runs)[0], found, SMALL, averaged=True)
-    return Plot(name="time", lines=lines, unit=" s", from_zero=True, caption=caption)
+    lines = _parts(_pens(runs)[0], found, SMALL)
+    return Plot(name="time", lines=lines, unit=" s", from_zero=True, caption="Wall time of a step by part.")
 
 
 def _failures(runs: Sequence[RunData]) -> Plot:
@@ -344,7 +339,7 @@ def _failures(runs: Sequence[RunData]) -> Plot:
     for pen in _pens(runs):
         found = [(int(row["step"]), figures.counts(row.get("failures"))) for row in pen.run.steps]
         if pen.own is None:
-            lines += _parts(pen, found, 0.0, averaged=False)
+            lines += _parts(pen, found, 0.0)
         else:
             lines.append(pen.line("", 0, ([step for step, _ in found], [sum(kinds.values()) for _, kinds in found])))
     return Plot(name="failed rollouts", lines=lines if any(any(line.ys) for line in lines) else [], from_zero=True)

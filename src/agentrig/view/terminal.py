@@ -161,6 +161,7 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
         for name, cells in _side_by_side(pair["sides"]):
             table.add_row(Text(name, style="dim"), *(Text(storable(cell)) for cell in cells))
         yield table
+        yield "agentrig watch shows the right answer too"
     yield ""
     yield f"why: {headline(diagnose(run, seen))}"
     hours, failed = figures.hours(run), failures(run)
