@@ -190,9 +190,9 @@ def _train(
             session.check_learned()
         except RunStopped as stopped:
             if stopped.cause == "tasks-too-hard" and not script_of(run.path):
-                stopped.args = (
-                    f"{stopped}: agentrig warmup {shlex.quote(str(run.path / 'config.toml'))} --labels 200",
-                )
+                labels = min(200, max(1, 3 * len(splits["train"][1]) // 4))  # the model is tried on the others
+                config = shlex.quote(str(run.path / "config.toml"))
+                stopped.args = (f"{stopped}: agentrig warmup {config} --labels {labels}",)
             if stopped.cause in SEEN_IN_ROLLOUTS:
                 stopped.args = (f"{stopped}\n  See single rollouts, with every span: {dev_command(run.path)}",)
             raise
