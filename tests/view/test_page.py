@@ -133,7 +133,7 @@ def test_the_figures_are_those_of_the_run(finished: Path, page: Page):
     assert row["trained"] == "rewrite_query, write_query"
     assert row["accuracy"] == f"{before} → {after}"
     assert (row["gpus"], row["steps"]) == ("0 (cpu)", "20")
-    assert (cells["  rollout"].split()[1], cells["  update"].split()[1]) == ("(58.3%)", "(35.7%)")
+    assert (cells["  rollouts"].split()[1], cells["  update"].split()[1]) == ("(58.3%)", "(35.7%)")
 
 
 def test_every_part_of_the_page_is_there(page: Page):

@@ -25,6 +25,7 @@ from rich.text import Text
 from agentrig import hookimpl
 from agentrig.figures import amount, counted, percent
 from agentrig.processes.ends import Interrupted, name_of
+from agentrig.view import figures
 from agentrig.view.figures import SMOOTHING
 from agentrig.view.reading import read_run
 from agentrig.view.terminal import run_ending
@@ -41,15 +42,6 @@ RARELY_S = 30.0
 """Seconds between two lines of a long measurement, where there is no panel."""
 
 STARTING = "starting the agent, the model's server and the learner"
-
-_PARTS = {
-    "rollout": "rollouts",
-    "reward": "scoring",
-    "update": "update",
-    "push": "sending weights",
-    "delivery": "checking that they arrived",
-}
-"""What the parts of a step are called on the screen."""
 
 _DOING = {
     "report": "measuring held-out accuracy",
@@ -263,7 +255,7 @@ class LiveDisplay:
         speed = [f"{rollouts:.1f} rollouts/s"] if rollouts is not None else []
         speed += [f"{tokens:,.0f} tokens/s"] if tokens else []
         parts = [(part, 100 * seconds / wall) for part, seconds in (m.get("time_s") or {}).items() if wall]
-        shares = [f"{_PARTS.get(part, part)} {share:.0f}%" for part, share in parts if share >= 0.5]
+        shares = [f"{figures.PART_NAMES.get(part, part)} {share:.0f}%" for part, share in parts if share >= 0.5]
         rows = [
             ("reward", reward),
             ("accuracy", _measured(m.get("accuracy"))),

@@ -319,7 +319,7 @@ def _parts(pen: Pen, found: Sequence[tuple[int, Mapping[str, float]]], least: fl
         values[part] = [parts.get(part, 0.0) for _, parts in found]
     seen = [part for part in values if sum(values[part]) > least * sum(map(sum, values.values()))]
     colors = {part: GREY if part == "other" else color_of(i) for i, part in enumerate(seen, 1)}
-    return [pen.line(part, colors[part], (steps, values[part])) for part in seen]
+    return [pen.line(figures.PART_NAMES.get(part, part), colors[part], (steps, values[part])) for part in seen]
 
 
 def _time(runs: Sequence[RunData]) -> Plot:

@@ -186,7 +186,10 @@ def comparison(rows: Sequence[Mapping[str, Any]], most: int = tables.CLASSES) ->
             lines += ([heading, *cells] for heading, cells in classes)
         if key == "s_per_step":
             names = figures.in_order({part for row in rows for part in row["time_s"]})
-            lines += ([f"  {part}", *(_part(row["time_s"], part) for row in rows)] for part in names)
+            lines += (
+                [f"  {figures.PART_NAMES.get(part, part)}", *(_part(row["time_s"], part) for row in rows)]
+                for part in names
+            )
     lines.append(["Failures", *(counted(row["failures"]) for row in rows)])
     lines.append(["Status", *(str(row["status"]) for row in rows)])
     heads = [("", "head"), *((str(row["run"]), "run" if len(rows) > 1 else "n") for row in rows)]
