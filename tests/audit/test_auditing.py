@@ -131,8 +131,8 @@ def test_the_line_of_an_audited_step_names_what_could_not_be_compared(
     with caplog.at_level("INFO"):
         Auditing(tmp_path, resolve("mini")).end(1, {"step": 1, "step_s": 10.0})
     assert caplog.messages[-1] == (
-        "checked: step 1 computed again from its records, 1 of 9 parts agree (4.0 s); not looked at: score (the "
-        "reward gives two scores to one answer: 0.3 and 0.7)"
+        f"checked step 1 in 4.0 s: computed again from its records, 1 of 9 parts agree ({', '.join(LINKS)}); not "
+        "looked at: score (the reward gives two scores to one answer: 0.3 and 0.7)"
     )
 
 
@@ -167,6 +167,6 @@ def test_a_run_says_in_plain_words_what_was_checked(
     with caplog.at_level("INFO", "agentrig"):
         watched.end(1, {"step": 1, "step_s": 10.0})
     assert (
-        "checked: step 1 computed again from its records, 8 of 9 parts agree (12.6 s); not looked at: held-out (no "
-        "held-out tasks)"
+        f"checked step 1 in 12.6 s: computed again from its records, 8 of 9 parts agree ({', '.join(LINKS)}); not "
+        "looked at: held-out (no held-out tasks)"
     ) in caplog.messages

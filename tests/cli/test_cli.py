@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from click.testing import CliRunner, Result
 from model_server import ModelServer
 
 from agentrig.cli.entry import main
+from agentrig.testing.run_directory import write_run
 
 HEAVY = (
     "torch", "agentlightning", "transformers", "langchain", "langchain_core", "langgraph", "verl", "vllm", "ray",
@@ -526,3 +528,13 @@ def test_a_report_without_matplotlib_has_no_images(ended_run: Callable[..., Path
     assert "has no images, because matplotlib is not installed: pip install 'agentrig[plots]'" in done.stderr
     assert "<svg" in (tmp_path / "page.html").read_text("utf-8")
     assert not (tmp_path / "plots").exists()
+
+
+def test_why_without_a_run_is_about_the_newest_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    none = CliRunner().invoke(main, ["why"])
+    assert (none.exit_code, "there is no run in the folder runs" in none.output) == (2, True)
+    for age, name in ((100, "old"), (0, "new"), (50, "older")):
+        run = write_run(tmp_path / "runs" / name, steps=3)
+        os.utime(run / "manifest.json", (time.time() - age,) * 2)
+    assert CliRunner().invoke(main, ["why"]).output.startswith("new: ")

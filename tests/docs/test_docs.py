@@ -67,7 +67,8 @@ def test_the_first_screen_shows_what_a_reader_gets(page: str) -> None:
     assert re.findall(r"^agentrig (\w+)", first, re.M) == ["train", "watch", "why"]
     assert "make test" not in first
     for word in ("triplet", "adapter"):
-        assert re.search(rf"\b{word}", text).start() == text.index(f"**{word}**") + 2, word
+        used = re.search(rf"\b{word}", text)
+        assert used is None or used.start() == text.index(f"**{word}**") + 2, word
 
 
 NO_NEXT_STEP = ("index.md", "reference.md", "reference/", "decisions/")

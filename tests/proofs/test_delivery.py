@@ -330,10 +330,14 @@ def test_an_export_answers_as_the_learner_did(model: Path, tmp_path: Path, setti
         (
             {"on": True, "proofs": 52, "arrived": 52, "difference": 3e-6, "bound": 9e-5, "tensors": 26},
             "ok",
-            "weights arrived 52 of 52 times, largest difference of a log-probability 3e-06 (bound 9e-05), 26 tensors "
-            "equal bit by bit",
+            "the model's server answered with the new weights 52 of 52 times: log-probabilities differ by at most "
+            "3e-06 (bound 9e-05), 26 tensors equal bit by bit",
         ),
-        ({"on": True, "proofs": 2, "arrived": 1}, "warn", "weights arrived 1 of 2 times"),
+        (
+            {"on": True, "proofs": 2, "arrived": 1},
+            "warn",
+            "the model's server answered with the new weights 1 of 2 times",
+        ),
         (
             {"on": True, "proofs": 0},
             "warn",
@@ -352,4 +356,6 @@ def test_the_report_has_a_line_about_delivery(seen: dict[str, Any], level: str, 
         (tmp_path / name).write_text(json.dumps(content), "utf-8")
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "algorithm": {}}) + "\n", "utf-8")
     found = diagnose(tmp_path)
-    assert [(f.level, f.text) for f in (*found.warnings, *found.checks) if "arrived" in f.text] == [(level, text)]
+    assert [
+        (f.level, f.text) for f in (*found.warnings, *found.checks) if "new weights" in f.text or "arrived" in f.text
+    ] == [(level, text)]

@@ -147,7 +147,7 @@ def test_a_constant_reward() -> None:
         check_rewards([rollout(0.0, answer="SELECT 2"), rollout(0.0), rollout(None)], step=1)
     message = str(caught.value)
     assert "step 1: all 2 rollouts got the reward 0, so every advantage is zero" in message
-    assert 'for example, task t: "SELECT 2"' in message
+    assert 'for example, the answer to task t was "SELECT 2"' in message
     assert "easier tasks" in message
     assert "`agentrig warmup` makes one for your own tasks" in message
 
@@ -156,7 +156,7 @@ def test_the_examples_of_a_constant_reward_are_unlike_answers() -> None:
     with pytest.raises(RunStopped) as caught:
         check_rewards([rollout(0.5, answer=a) for a in ("a", "a", "a", "b", "c", "d")], step=1)
     shown = [line.split(" -> ")[0] for line in str(caught.value).splitlines() if "for example" in line]
-    assert shown == [f'  for example, task t: "{a}"' for a in "abc"]
+    assert shown == [f'  for example, the answer to task t was "{a}"' for a in "abc"]
 
 
 def test_rollouts_without_an_answer_are_named() -> None:

@@ -18,6 +18,7 @@ import pytest
 from model_server import ModelServer
 
 from agentrig import Endpoint, hookimpl
+from agentrig.delivery.proof import Figures
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
 from agentrig.plan import Plan
 from agentrig.run.resume import resume_plan
@@ -520,7 +521,9 @@ def test_an_agent_that_always_fails_is_not_played_on_every_task(toy_plan: MakePl
     played = pq.read_table(run / "rollouts" / "train-00001.parquet").num_rows
     assert f"the first {played} of 1536" in str(caught.value)
     assert 32 <= played < 1536
-    assert str(caught.value).endswith(f"See single rollouts, with every span: agentrig dev {run / 'config.toml'}")
+    assert str(caught.value).endswith(
+        f"See single rollouts, with every span: agentrig dev {run / 'config.toml'} --gold"
+    )
     assert "summary.json is not there" not in str(diagnose(run))
     assert "agentrig dev …" not in str(diagnose(run))
 
@@ -551,6 +554,22 @@ def test_rollouts_of_a_server_without_the_weights_do_not_count(
     with pytest.raises(RunStopped, match=r"step 0: the model server http://127\.0\.0\.1:9/v1\S* does not answer"):
         train(toy_plan("algorithm.steps=2"))
     assert not (tmp_path / "runs" / "toy" / "metrics.jsonl").exists()
+
+
+def test_proofs_before_the_first_step_are_no_part_of_its_time(
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = RunSession.plan_steps
+
+    def begun(self: RunSession, steps: int) -> None:
+        self.delivery.step.add(Figures(version=0, proofs=1, arrived=1, seconds=50.0))
+        real(self, steps)
+
+    monkeypatch.setattr(RunSession, "plan_steps", begun)
+    train(toy_plan("algorithm.steps=1"))
+    (line,) = map(json.loads, (tmp_path / "runs" / "toy" / "metrics.jsonl").read_text().splitlines())
+    assert line["delivery"]["seconds"] >= 50
+    assert sum(line["time_s"].values()) <= line["step_s"]
 
 
 @pytest.mark.slow

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from agentrig import Task
+from agentrig import RewardSpec, Score, Task
 from agentrig.cli.entry import main
 from agentrig.testing import check
+from agentrig.testing.kit import CheckSkipped
+from agentrig.testing.reward import RewardSubject
 
 FILE = str(Path(__file__).parent / "domain.py")
 
@@ -256,11 +258,38 @@ def test_how_libraries_end_on_odd_replies_is_a_fact_and_no_fault(tmp_path: Path)
 
     endless = found("unchanged")
     assert (endless["odd-replies"][0], endless["deadline"][0]) == ("passed", "passed")
-    assert endless["deadline"][1].startswith("a fact, no fault: a tool that nobody offered: after 4 s and")
+    assert endless["deadline"][1].startswith(
+        "on a call of a tool that nobody offered your agent has not ended after 4 s and"
+    )
     assert "recursion_limit" in endless["deadline"][1]
     strict = found("strict")
     assert (strict["odd-replies"][0], strict["deadline"]) == ("passed", ("passed", ""))
-    assert "an empty reply: task t: it ended with agent-error" in strict["odd-replies"][1]
-    assert "a tool that nobody offered: task t: it ended with agent-error" in strict["odd-replies"][1]
+    assert "on an empty reply your agent ends with agent-error, RuntimeError: " in strict["odd-replies"][1]
+    assert (
+        "on a call of a tool that nobody offered your agent ends with agent-error, RuntimeError: "
+        in strict["odd-replies"][1]
+    )
     parses = found("parses")["odd-replies"]
     assert (parses[0], "words without sense" in parses[1]) == ("failed", True)
+
+
+@pytest.mark.parametrize(
+    ("private", "gold", "found"),
+    [
+        ({"date": "2026"}, None, "2026"),
+        ({"day": "7", "date": "2026"}, "date", "2026"),
+        ({"date": "2026", "gold": "a"}, None, "a"),
+        ({"day": "7", "date": "2026"}, None, None),
+        ({"date": "2026"}, "day", None),
+    ],
+)
+def test_the_right_answer_is_the_only_private_key_or_the_one_that_is_named(
+    private: dict[str, str], gold: str | None, found: str | None
+) -> None:
+    spec = RewardSpec(name="any", summary="", build=lambda config: lambda task, outcome, budget_s: Score.ok(0.0))
+    subject = RewardSubject(kind="reward", given=spec, tasks=[Task(id="t", input={}, private=private)], gold=gold)
+    if found is not None:
+        assert subject.golds == [found]
+        return
+    with pytest.raises(CheckSkipped, match=r"Name its key \(date.*\): agentrig validate … --gold KEY"):
+        _ = subject.golds

@@ -164,7 +164,7 @@ def test_a_proof_that_a_stop_cut_off_is_no_fault(ended_run: Callable[..., Path],
     told = {"on": True, "proofs": 2, "arrived": 1}
     (run / "summary.json").write_text(json.dumps({**summary, "complete": False, "delivery": told}))
     (run / "error.json").write_text(json.dumps({"error": error, "message": "ended at once", "cause": ""}))
-    found = [each for each in weights.delivery(Evidence.of(read_run(run))) if "weights arrived 1 of 2" in each.text]
+    found = [each for each in weights.delivery(Evidence.of(read_run(run))) if "new weights 1 of 2" in each.text]
     assert [each.level for each in found] == [level]
     assert ("stopped before the last of them was checked" in found[0].text) == (level == "ok")
 

@@ -59,7 +59,7 @@ def test_the_folder_is_named_before_anything_starts():
     shown.starting(Path("runs/demo"))
     assert buffer.getvalue() == "run runs/demo: starting the agent, the model's server and the learner …\n"
     shown.on_run_start(event=start(9))
-    assert buffer.getvalue().splitlines()[1:] == ["9 steps"]
+    assert buffer.getvalue().splitlines()[1:] == ["9 steps of training to do"]
 
 
 def test_a_pipe_gets_one_plain_line_a_step(tmp_path: Path):
@@ -76,7 +76,7 @@ def test_a_pipe_gets_one_plain_line_a_step(tmp_path: Path):
     shown.on_run_end(event=RunEnd(directory=directory, summary=summary))
     lines = buffer.getvalue().splitlines()
     assert "\x1b" not in buffer.getvalue()
-    assert lines[0] == "run runs/demo, 9 steps"
+    assert lines[0] == "run runs/demo, 9 steps of training to do"
     assert lines[1].startswith("step 1/9  reward ")
     assert "eta" in lines[8]
     assert "eta" not in lines[9]
@@ -115,6 +115,17 @@ def test_the_accuracy_before_training_is_said_once_it_is_measured():
     for i in range(2):
         shown.on_rollout_end(rollout=rollout_of(i, right=True, mode="train", step=1))
     assert buffer.getvalue().splitlines()[-1] == "held-out accuracy before training: 50.0% of 4 tasks"
+
+
+def test_the_time_left_includes_the_measurement_after_training(monkeypatch: pytest.MonkeyPatch):
+    shown, buffer = display()
+    shown.on_run_start(event=start())
+    now = time.monotonic()
+    for after, mode, step in ((0.0, "report", 0), (43.0, "report", 0), (43.0, "train", 1)):
+        monkeypatch.setattr(time, "monotonic", lambda after=after: now + after)
+        shown.on_rollout_end(rollout=rollout_of(0, right=True, mode=mode, step=step))
+    shown.on_step_end(event=StepEnd(step=19, metrics={**METRICS, "step": 19}))
+    assert buffer.getvalue().endswith("eta 0:53\n")  # a step of 10 s, and 43 s
 
 
 def test_the_panel_counts_running_rollouts():
@@ -231,5 +242,5 @@ def test_a_long_measurement_says_in_a_pipe_how_far_it_is(monkeypatch: pytest.Mon
         now[0] += 6
     lines = [line for line in buffer.getvalue().splitlines() if line.startswith("measuring")]
     before = "measuring held-out accuracy before training"
-    assert lines[:2] == [f"{before} …", f"{before}: 6 rollouts, 3 right, reward 0.500"]
+    assert lines[:2] == [f"{before} (run.report_tasks limits it) …", f"{before}: 6 rollouts, 3 right, reward 0.500"]
     assert len(lines) == 3

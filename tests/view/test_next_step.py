@@ -8,11 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import httpx
 import pytest
 
 from agentrig.testing.run_directory import write_run
-from agentrig.view.diagnosis import NO_GAIN, NOTHING_WRONG, diagnose, headline, verdict
+from agentrig.view.causes.evidence import Evidence, StepFacts
+from agentrig.view.causes.outcome import changes, memorised, more_tasks
+from agentrig.view.causes.policy import collapsed
+from agentrig.view.diagnosis import MORE_STEPS, NO_GAIN, NOTHING_WRONG, diagnose, headline, verdict
 from agentrig.view.page import render
 from agentrig.view.reading import read_run
 from agentrig.view.watch.app import serving
@@ -72,7 +76,7 @@ def test_a_run_that_solved_its_tasks_or_gained_nothing_has_no_next_step_of_a_gai
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps({**summary, "solved": True}))
     assert verdict(diagnose(run)) == NOTHING_WRONG
-    assert verdict(diagnose(write_run(tmp_path / "none", steps=3, lift=0.0))) == f"{NO_GAIN}."
+    assert verdict(diagnose(write_run(tmp_path / "none", steps=3, lift=0.0))) == f"{NO_GAIN} {MORE_STEPS}."
 
 
 @pytest.mark.parametrize("lift", [0.6, 0.0])
@@ -108,3 +112,50 @@ def test_no_low_entropy_is_found_beside_tasks_that_are_too_hard(tmp_path: Path) 
     error = {"error": "RunStopped", "cause": "tasks-too-hard", "message": "step 8: all rollouts got the reward 0"}
     (run / "error.json").write_text(json.dumps(error))
     assert [f.cause for f in diagnose(run).problems] == ["tasks-too-hard"]
+
+
+def evidence(tmp_path: Path, *, right: list[int], known: int, n: int) -> Evidence:
+    """Return a run of steps with so many right answers of 64, that knows so many of n held-out tasks at both ends."""
+    found = Evidence.of(read_run(write_run(tmp_path / "run", steps=len(right), lift=0.0)))
+    steps = [
+        StepFacts(step=i, rollouts=64, scored=64, right=count, reward=mean * 64, group_means=[mean] * 8)
+        for i, count in enumerate(right, 1)
+        for mean in [0.8 + 0.2 * count / 64]
+    ]
+    end = {f"task-{i}": (float(i < known), i < known, "an answer") for i in range(n)}
+    return attrs.evolve(found, steps=steps, ends=(end, end), where="held-out split, step 0 and step 8")
+
+
+def test_few_held_out_tasks_are_enough_to_see_that_training_tasks_are_memorised(tmp_path: Path) -> None:
+    (found,) = memorised(evidence(tmp_path, right=[46, 47, 49, 40, 47, 39, 33, 31], known=1, n=18))
+    assert "50% of the last training rollouts are right, and 1 of 18 held-out tasks" in found.text
+    assert "more labels (--labels)" in found.advice
+
+
+@pytest.mark.parametrize(("known", "n"), [(1, 4), (9, 18)])
+def test_nothing_is_memorised_where_held_out_tasks_may_be_right_as_often(tmp_path: Path, known: int, n: int) -> None:
+    assert not list(memorised(evidence(tmp_path, right=[40] * 8, known=known, n=n)))
+
+
+def test_a_gap_without_a_gain_asks_for_more_tasks_and_not_for_more_steps(tmp_path: Path) -> None:
+    found = evidence(tmp_path, right=[48] * 8, known=60, n=150)
+    assert not list(memorised(found))
+    assert more_tasks(found) == (
+        "75.0% of the last training rollouts are right, and 40.0% of the held-out tasks: train on more tasks "
+        "(tasks.use)."
+    )
+    said = verdict(attrs.evolve(diagnose(tmp_path / "run"), next_step=more_tasks(found)))
+    assert said == f"{NO_GAIN} {more_tasks(found)}"
+
+
+def test_a_training_reward_that_falls_a_little_is_told(tmp_path: Path) -> None:
+    (found,) = collapsed(evidence(tmp_path, right=[46, 47, 49, 40, 47, 39, 33, 31], known=1, n=18))
+    assert (found.level, found.cause) == ("warn", "")
+    assert "from 0.945 in the first 2 steps to 0.9 in the last, right answers from 73% to 50%" in found.text
+    assert not list(collapsed(evidence(tmp_path / "even", right=[46, 44, 47, 45, 46, 44, 47, 45], known=1, n=18)))
+
+
+def test_it_is_said_that_the_held_out_tasks_are_few(tmp_path: Path) -> None:
+    texts = [next(changes(evidence(tmp_path / str(n), right=[46] * 8, known=n // 2, n=n))).text for n in (18, 200)]
+    assert texts[0].endswith("; 8 steps and 18 tasks are few, so this is not surprising")
+    assert texts[1].endswith("; 8 steps are few, so this is not surprising")

@@ -16,6 +16,7 @@ from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.view import build_report, compare, compare_text
 from agentrig.view.diagnosis import diagnose
+from agentrig.view.html import explained
 from agentrig.view.page import render
 from agentrig.view.reading import read_run, rollout_rows
 from agentrig.view.table import CELLS, row_of
@@ -132,7 +133,7 @@ def test_the_figures_are_those_of_the_run(finished: Path, page: Page):
     assert row["trained"] == "rewrite_query, write_query"
     assert row["accuracy"] == f"{before} → {after}"
     assert (row["gpus"], row["steps"]) == ("0 (cpu)", "20")
-    assert (cells["  rollout"].split()[1], cells["  update"].split()[1]) == ("(58.3%)", "(35.7%)")
+    assert (cells["  rollouts"].split()[1], cells["  update"].split()[1]) == ("(58.3%)", "(35.7%)")
 
 
 def test_every_part_of_the_page_is_there(page: Page):
@@ -232,7 +233,7 @@ def test_a_run_that_crashed_says_what_is_missing(tmp_path: Path):
     assert "crashed" in page.text
     assert "summary.json is not there" in page.text
     assert "no tasks were measured both before and after" in page.text
-    assert re.search(r"accuracy on the held-out split test, n = 40", page.text)
+    assert re.search(r"accuracy before training on the held-out split test, n = 40", page.text)
 
 
 def test_a_run_stopped_before_its_first_step_shows_why(tmp_path: Path):
@@ -368,7 +369,7 @@ def test_a_fact_has_no_tick_and_raw_values_are_seen_beside_their_mean(finished: 
     text = (finished / "report.html").read_text("utf-8")
     marks = {said: mark for mark, said in re.findall(r'<li class="(ok|fact)">(.*?)</li>', text)}
     facts = [said for said, mark in marks.items() if mark == "fact"]
-    assert any("of the groups had one and the same reward" in said for said in facts)
+    assert any("of the groups of the last" in said for said in facts)
     assert any("the weights changed in every step" in said for said, mark in marks.items() if mark == "ok")
     reward = re.findall(r"<figure>.*?</figure>", text, re.DOTALL)[1]
     raw = re.findall(r'<circle [^>]*class="raw series-2"><title>(.*?)</title>', reward)
@@ -382,7 +383,7 @@ def test_the_plot_says_at_which_temperatures_it_was_measured(tmp_path: Path):
     settings = "[algorithm]\ntemperature = 1.0\nval_temperature = 0.0"
     (directory / "config.toml").write_text(config.replace("[algorithm]", settings))
     text = render([read_run(directory)])
-    assert "training, temperature 1, mean of 16 steps" in text
+    assert "training, temperature 1, mean of up to 16 steps" in text
     assert "held out, greedy, 95% interval" in text
     assert "Training: temperature 1; validation and held out: greedy. So their levels differ." in text
 
@@ -406,3 +407,43 @@ def test_every_colour_of_the_page_can_be_read_as_text():
                     faint.append((name, scheme[name], paper, (high + 0.05) / (low + 0.05)))
     assert faint == []
     assert [len(scheme) for scheme in schemes] == [15, 15]
+
+
+def test_a_run_that_ended_in_a_step_counts_the_rollouts_of_that_step(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", steps=3)
+    whole = row_of(read_run(directory))
+    lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (directory / "metrics.jsonl").write_text("".join(lines[:2]))
+    trained = [json.loads(line)["rollouts"] for line in lines]
+    summary = json.loads((directory / "summary.json").read_text())
+    summary |= {"rollouts": summary["rollouts"] - trained[-1], "train_rollouts": sum(trained[:-1]), "steps": 2}
+    (directory / "summary.json").write_text(json.dumps(summary))
+    error = {"error": "RunStopped", "cause": "tasks-too-hard", "message": "step 3: all rollouts got the reward 0"}
+    (directory / "error.json").write_text(json.dumps(error))
+    found = row_of(read_run(directory))
+    assert (found["rollouts"], found["train_rollouts"]) == (whole["rollouts"], sum(trained))
+    text = Page(build_report([directory])).text
+    assert re.search(rf"{sum(trained)} in training, \d+ failed", text)
+    assert "s each; ended in step 3" in text
+
+
+def test_an_accuracy_of_one_end_has_no_arrow_and_one_validation_is_no_best(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", steps=3)
+    assert (
+        "best validation" in render([read_run(directory)]),
+        '<span class="arrow">' in render([read_run(directory)]),
+    ) == (False, True)
+    progress = json.loads((directory / "progress.json").read_text())
+    (directory / "progress.json").write_text(json.dumps({**progress, "after": None}))
+    summary = json.loads((directory / "summary.json").read_text())
+    summary["accuracy"]["after"] = None
+    (directory / "summary.json").write_text(json.dumps(summary))
+    text = render([read_run(directory)])
+    assert '<span class="arrow">' not in text
+    assert "accuracy before training on the held-out split test" in text
+
+
+def test_words_of_the_ledger_say_what_they_mean() -> None:
+    found = str(explained("20 calls: 9 zero-variance-group, 2 <b>"))
+    assert found.startswith('20 calls: 9 <abbr title="all rollouts of its group got the same reward: ')
+    assert found.endswith(">zero-variance-group</abbr>, 2 &lt;b&gt;")

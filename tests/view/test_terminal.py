@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from agentrig.run.directory import dev_command
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.traces import LLM_CALL
 from agentrig.view.diagnosis import diagnose, words
-from agentrig.view.terminal import run_ending, span_text
+from agentrig.view.terminal import run_ending, span_text, span_tree
 
 
 def depth(line: str) -> int:
@@ -50,7 +51,7 @@ def test_prompts_replies_tokens_timings_and_training_are_shown():
     assert all("60 + 20 tokens" in line and "0.310 s" in line for line in call)
     assert [("for training" in line) for line in call] == [True, False, True, False]
     assert "score 1  judged in 1.0 ms" in text.splitlines()[1]
-    assert lines_with(text, "─ answer: ") == ["├── answer: the text of a reply below"]
+    assert lines_with(text, "─ answer: ") == ["├── answer: SELECT count(*) FROM singer WHERE age > 30"]
     other = attrs.evolve(rollout_of(0, right=True, mode="dev", step=0), outcome=Outcome(answer="42"))
     assert lines_with(span_text(other), "─ answer: ") == ["├── answer: 42"]
     assert "task task-0000" in text.splitlines()[0]
@@ -60,7 +61,7 @@ def test_a_text_of_the_model_is_shown_once_and_no_path():
     rollout = rollout_of(0, right=True, mode="dev", step=0, turns=2)
     query = "SELECT count(*) FROM singer WHERE age > 30"
     text = span_text(rollout)
-    assert [line.split("─ ")[-1] for line in lines_with(text, query)] == [f"reply: {query}"]
+    assert [line.split("─ ")[-1] for line in lines_with(text, query)] == [f"answer: {query}", f"reply: {query}"]
     assert len(lines_with(text, "VERDICT: CORRECT")) == 1
     spans = [
         attrs.evolve(
@@ -71,13 +72,20 @@ def test_a_text_of_the_model_is_shown_once_and_no_path():
         for span in rollout.trace.spans
     ]
     text = span_text(attrs.evolve(rollout, trace=attrs.evolve(rollout.trace, spans=spans)))
-    assert len(lines_with(text, query)) == 1
+    assert len(lines_with(text, query)) == 2
     assert "/data/" not in text
     assert lines_with(text, "database: …/concert_hall.sqlite")
 
 
-def test_the_private_part_of_the_task_is_not_shown():
-    assert "SECRET GOLD" not in span_text(rollout_of(0, right=True, mode="dev", step=0))
+def test_the_private_part_of_the_task_is_shown_beside_the_answer_if_it_is_asked_for():
+    rollout = rollout_of(0, right=True, mode="dev", step=0)
+    assert "SECRET GOLD" not in span_text(rollout)
+    console = Console(file=io.StringIO(), width=120)
+    with console.capture() as shown:
+        console.print(span_tree(rollout, gold=True))
+    lines = shown.get().splitlines()
+    (answer,) = (i for i, line in enumerate(lines) if "─ answer: " in line)
+    assert lines[answer + 1] == "├── private.gold: SECRET GOLD"
 
 
 def test_failures_show_kind_and_message():

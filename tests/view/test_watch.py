@@ -453,3 +453,27 @@ def test_runs_are_sorted_and_filtered(tmp_path: Path) -> None:
         assert re.search(
             r'<th class="n" aria-sort="descending"><a href="[^"]*text=finished&amp;sort=steps">Steps', text
         )
+
+
+def test_a_page_says_that_its_run_has_ended_and_a_comparison_begins_with_what_differs(runs: Path) -> None:
+    with serving(runs) as link:
+        assert 'data-live="the run has ended"' in page(link, "run/two")
+        assert 'data-live="live"' in page(link)
+        text = httpx.get(f"{link}compare?run=one&run=two", timeout=30).text
+        assert text.index("<h2>Settings that differ") < text.index('class="plots"') < text.index("<h2>Results")
+
+
+def test_tasks_by_step_are_shown_once_a_task_was_seen_in_two_steps(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=1)
+    with serving(run) as link:
+        text = read_whole(link)
+        assert "No task was seen in two steps yet" in text
+        assert "tasks by step</h2>" not in text
+
+
+def read_whole(link: str) -> str:
+    """Return the page of rewards once all rollouts are read."""
+    end = time.monotonic() + 30
+    while "are read" in (text := page(link, "run/run/rewards")) and time.monotonic() < end:
+        time.sleep(0.1)
+    return text

@@ -124,9 +124,11 @@ class Auditing:
         if not found.faults:  # else it is written below
             self._write(found)
         unseen = ", ".join(f"{v.link} ({v.detail})" for v in found.verdicts if v.link not in found.looked)
+        agree = len(found.looked - {fault.link for fault in found.faults})
+        parts = f" ({', '.join(LINKS)})" if step == self._sure - FIRST else ""
         log.info(
-            "checked: step %d computed again from its records, %d of %d parts agree (%.1f s)%s",
-            *(step, len(found.looked - {fault.link for fault in found.faults}), len(LINKS), found.seconds),
+            "checked step %d in %.1f s: computed again from its records, %d of %d parts agree%s%s",
+            *(step, found.seconds, agree, len(LINKS), parts),
             f"; not looked at: {unseen}" if unseen else "",
         )
         self._stop_at_fault(found)

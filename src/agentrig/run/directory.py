@@ -60,7 +60,7 @@ def dev_command(directory: Path) -> str:
     """Return the command that plays single rollouts with a run's configuration; for a script's, that shows its own."""
     if script_of(directory):
         return f"agentrig watch {shlex.quote(str(directory))}"
-    return f"agentrig dev {shlex.quote(str(directory / 'config.toml'))}"
+    return f"agentrig dev {shlex.quote(str(directory / 'config.toml'))} --gold"
 
 
 class RunDirectory:

@@ -306,7 +306,7 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -
     if running > 1:
         lines.append(f"  In none of the last {running} steps did the rewards of a group differ.")
     lines += [
-        f"  for example, task {r.task.id}: {cut(json_text(r.outcome.answer), 200)}"
+        f"  for example, the answer to task {r.task.id} was {cut(json_text(r.outcome.answer), 200)}"
         + (f" -> {dict(r.score.details)}" if r.score and r.score.details else "")
         for r in samples
         if r.outcome.own_reward is None  # such an agent has no answer to show
@@ -320,9 +320,9 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -
     elif (scored[0].value or 0.0) <= 0.0:
         cause = "tasks-too-hard"
         cure = (
-            "All wrong: use easier tasks, or a model that is sometimes right (algorithm.model). The small model that "
-            "ships with agentrig knows only one prompt format, the one in examples/my_agent.py. `agentrig warmup` "
-            "makes one for your own tasks from a few right answers (docs/how-to/laptop.md)."
+            "All wrong: use a model that is sometimes right (algorithm.model), or easier tasks. The small model that "
+            "ships with agentrig knows only the prompts of examples/my_agent.py. `agentrig warmup` makes one for your "
+            "own tasks from a few right answers (docs/how-to/laptop.md)"
         )
     else:
         cure = "The same for different answers: does the reward depend on the answer?"

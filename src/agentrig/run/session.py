@@ -126,7 +126,7 @@ class RunSession:
         self._step_time: dict[str, float] = defaultdict(float)
         self._validated: Measurement | None = None
         self.measured: Measurement | None = None
-        self._step_start = time.perf_counter()
+        self._step_start, self._proven_before = time.perf_counter(), 0.0  # seconds of proofs before the step began
         self._ledger = Ledger(
             engine.adapter,
             adapter_name=plan.components["adapter"].spec.name,
@@ -168,7 +168,7 @@ class RunSession:
                 directory=self.directory, config=self.plan.as_dict(), steps=steps, first_step=self.first_step
             ),
         )
-        self._step_start = time.perf_counter()
+        self._start_clock()
 
     def advice(self) -> str:
         """Return what a run that was stopped has lost, and the command that goes on."""
@@ -409,7 +409,7 @@ class RunSession:
                     self._progress["validation_before"] = found.accuracy
                     self._progress["validation_reward_before"] = found.reward
                     self._run.write_json("progress.json", self._progress)
-            self._step_start = time.perf_counter()
+            self._start_clock()
         else:
             self._validated = found
         return found.accuracy
@@ -443,7 +443,7 @@ class RunSession:
             self._progress[when] = {**attrs.asdict(found), "failures": count_failures(rollouts)}
             self._run.write_json("progress.json", self._progress)
         self.keeps_end = self.keeps_end and when == "before"
-        self._step_start = time.perf_counter()
+        self._start_clock()
         return found.accuracy
 
     def sketch(self, step: int) -> Sketch:
@@ -469,7 +469,11 @@ class RunSession:
             raise RunStopped(books.wrong, cause="lost-calls")
         self._guards.check(line)
         self.auditing.end(step, line)
-        self._step_start = time.perf_counter()  # an audit is no part of the next step
+        self._start_clock()  # an audit is no part of the next step
+
+    def _start_clock(self) -> None:
+        """Begin to count the seconds of a step: what came before is no part of it."""
+        self._step_start, self._proven_before = time.perf_counter(), self.delivery.step.seconds
 
     def step_seconds(self) -> float:
         """Return the seconds since the last step ended."""
@@ -501,7 +505,7 @@ class RunSession:
         self._step_rollouts, self._step_time, self._validated = [], defaultdict(float), None
         self._step_second, self._files = {}, {}
         self._rollouts_s, self._overlap_s = 0.0, None
-        self._step_start = time.perf_counter()
+        self._start_clock()
         return line
 
     def _warn_of_nan(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -631,7 +635,11 @@ class RunSession:
         triplets = [t for r in rollouts for t in r.triplets]
         valid = [r for r in rollouts if r.failure is None]
         proven = self.delivery.line()
-        parts = {**self._step_time, **time_s, **({"delivery": proven["seconds"]} if proven else {})}
+        parts = {
+            **self._step_time,
+            **time_s,
+            **({"delivery": proven["seconds"] - self._proven_before} if proven else {}),
+        }
         step_s = self.step_seconds()
         generated = sum(
             len(call.attributes.get("response_token_ids") or ()) for r in rollouts for call in r.trace.llm_calls()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrig.errors import CheckpointDamaged, ConfigError, RunFileError, RunStopped, memory_named
 from agentrig.observers import RunEnd, RunError
-from agentrig.plan import Plan, to_toml
+from agentrig.plan import Plan, script_of, to_toml
 from agentrig.plugins.auto import OWN
 from agentrig.processes.ends import Interrupted, RunSignals, handling, interrupt
 from agentrig.processes.scratch import temporary_files
@@ -188,6 +189,10 @@ def _train(
             session.begin()  # for an algorithm without plan_steps and rollouts
             session.check_learned()
         except RunStopped as stopped:
+            if stopped.cause == "tasks-too-hard" and not script_of(run.path):
+                labels = min(200, max(1, 3 * len(splits["train"][1]) // 4))  # the model is tried on the others
+                config = shlex.quote(str(run.path / "config.toml"))
+                stopped.args = (f"{stopped}: agentrig warmup {config} --labels {labels}",)
             if stopped.cause in SEEN_IN_ROLLOUTS:
                 stopped.args = (f"{stopped}\n  See single rollouts, with every span: {dev_command(run.path)}",)
             raise

@@ -260,7 +260,7 @@ def check_unsolved(measured: Evaluation, model: str) -> None:
 
 
 def verdict(measured: Evaluation, group: int = 8, known: Evaluation | None = None) -> tuple[bool, str]:
-    """Return whether a model can be trained on by reward, and why, or what to do.
+    """Return whether a model can be trained on by reward, and a message: that first, then why, or what to do.
 
     Args:
         measured: One sampled answer for each of some training tasks.
@@ -270,45 +270,50 @@ def verdict(measured: Evaluation, group: int = 8, known: Evaluation | None = Non
     """
     if not measured.n:
         lines = failure_lines(measured.failures, measured.reasons) or ["none ran"]
-        return False, "no rollout was scored; see one with agentrig dev:\n" + "\n".join(f"  {line}" for line in lines)
+        return False, "No rollout was scored; see one with agentrig dev:\n" + "\n".join(f"  {line}" for line in lines)
     values = Counter(r.value for r in measured.rollouts if r.value is not None)
     if measured.accuracy and measured.accuracy >= SOLVED:
         return True, (
-            "the model already solves nearly all training tasks: little is left for training. Use harder tasks, or "
-            "fewer labels or passes"
+            "The model already solves nearly all training tasks: little is left for training. Use harder tasks, or "
+            "fewer labels or passes."
         )
     differ = 1 - sum((count / values.total()) ** group for count in values.values())
-    what = "both right and wrong answers" if len(values) == 2 and measured.accuracy else "rewards that differ"
-    groups = f"about {differ:.0%} of groups of {group} rollouts of a task would have {what}, and training learns from "
+    groups = (
+        f"training learns from tasks whose {group} rollouts get rewards that differ, and these would be about "
+        f"{differ:.0%} of the tasks"
+    )
     cure = (
         "Give more labels (--labels), passes (--passes) or minutes, a larger model (--parameters), or easier tasks; "
-        "or a reward with partial credit"
+        "or a reward with partial credit."
     )
     repeats = ""
     if known is not None and known.accuracy and known.accuracy >= REPEATS * max(0.05, measured.accuracy or 0.0):
         right = round((measured.accuracy or 0.0) * measured.n)
         repeats = (
-            f"the model repeats its demonstrations: {known.accuracy:.0%} of {known.n} demonstrated tasks are right, "
+            f"The model repeats its demonstrations: {known.accuracy:.0%} of {known.n} demonstrated tasks are right, "
             f"and {right} of {measured.n} others. "
         )
         cure = (
             "Give more labels (--labels), or demonstrations that vary more; more passes or more steps of training do "
-            "not help"
+            "not help."
         )
-    if len(values) == 1 and not measured.accuracy:
-        return False, (
-            f"{repeats}every sampled answer has the reward {next(iter(values)):g}, and none is correct: reinforcement "
-            f"learning would start at zero and learn nothing. {cure}"
-        )
-    if differ < DIFFER:
-        return False, f"{repeats}{groups}these only: too few to start. {cure}"
     mean = math.fsum(values.elements()) / values.total()
-    if not measured.accuracy and mean - min(values) < LITTLE:
-        return False, (
-            f"{repeats}no sampled answer is correct, and the mean reward is {mean:.3g}, hardly more than "
-            f"the least: training would hardly begin. {cure}"
+    why = ""
+    if len(values) == 1 and not measured.accuracy:
+        why = (
+            f"every sampled answer has the reward {next(iter(values)):g}, and none is correct: reinforcement learning "
+            "would start at zero and learn nothing"
         )
-    enough = f"{groups}these: enough to start"
-    if not measured.accuracy:
-        enough = f"no sampled answer is correct yet; {enough}"
-    return True, f"{repeats}{cure}. {enough[0].upper()}{enough[1:]}" if repeats else enough
+    elif differ < DIFFER:
+        why = f"{groups} only"
+    elif not measured.accuracy and mean - min(values) < LITTLE:
+        why = (
+            f"no sampled answer is correct, and the mean reward is {mean:.3g}, hardly more than the least: training "
+            "would hardly begin"
+        )
+    if why:
+        return False, f"Don't train this model by reward yet: {why}. {repeats}{cure}"
+    enough = groups if measured.accuracy else f"no sampled answer is correct yet, but {groups}"
+    if repeats:
+        return True, f"You can train this model by reward, but more labels would help more. {repeats}{cure}"
+    return True, f"You can train this model by reward: {enough}."

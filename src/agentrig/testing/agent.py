@@ -41,11 +41,11 @@ ODD: Mapping[str, str | Reply] = {
     "words without sense": "lorem ipsum; {dolor: ((sit ``` SELECT",
     "a reply cut by max_tokens": Reply(text='{"answer": [1, 2', finish_reason="length"),
     "a long reply": "word " * 4000,
-    "a tool that nobody offered": Reply(tool_calls=[("launch", {"now": True})]),
+    "a call of a tool that nobody offered": Reply(tool_calls=[("launch", {"now": True})]),
 }
 """Replies of a weak model."""
 
-OWN_ENDS = ("an empty reply", "a tool that nobody offered")
+OWN_ENDS = ("an empty reply", "a call of a tool that nobody offered")
 """Those that many libraries end a rollout on, by an error or a limit of turns of their own: no fault of the agent."""
 
 SHORT = 4
@@ -382,9 +382,14 @@ def check_odd_replies(subject: AgentSubject) -> str:
     Why: A weak model's odd replies end rollouts as faults of the agent: what it should learn from is left out.
     Cure: Catch errors of parsing: return what the model said as the answer, so that the reward can judge it.
     """
-    bad = {name: play.says() for name, play in subject.odd.items() if play.failure in ("runner-died", "bad-answer")}
-    own = {name: play.says() for name, play in subject.odd.items() if play.failure == "agent-error"}
-    return _facts(bad, own, "Rollouts that end so are not trained on; over 25% of them stop a run")
+    ends = {
+        name: f"your agent ends with {play.failure}, {play.result.outcome.message}"
+        for name, play in subject.odd.items()
+        if play.failure in ("runner-died", "bad-answer", "agent-error")
+    }
+    bad = {name: said for name, said in ends.items() if subject.odd[name].failure != "agent-error"}
+    own = {name: said for name, said in ends.items() if name not in bad}
+    return _facts(bad, own, "Such rollouts are not trained on, and over 25% of them stop a run")
 
 
 @needs(check_answers)
@@ -397,7 +402,10 @@ def check_deadline(subject: AgentSubject) -> str:
     Cure: Limit the number of turns, and give what is there when it is reached.
     """
     late = {name: play for name, play in subject.odd.items() if play.failure == "deadline"}
-    said = {n: f"after {subject.deadline_s:g} s and {len(p.requests)} calls it had not ended" for n, p in late.items()}
+    said = {
+        name: f"your agent has not ended after {subject.deadline_s:g} s and {len(play.requests)} calls"
+        for name, play in late.items()
+    }
     then = "Limit its turns (LangGraph: recursion_limit), or such rollouts hold a runner until then"
     return _facts({}, said, then)
 
@@ -406,9 +414,9 @@ def _facts(faults: Mapping[str, str], own: Mapping[str, str], then: str) -> str:
     """Raise for a fault, and for what replies outside of `OWN_ENDS` led to; return the rest as facts."""
     faults = {**faults, **{name: said for name, said in own.items() if name not in OWN_ENDS}}
     for name, said in faults.items():
-        raise CheckFailed(f"{name}: {said}")
-    facts = [f"{name}: {said}" for name, said in own.items()]
-    return "\n".join([f"a fact, no fault: {facts[0]}", *facts[1:], then]) if facts else ""
+        raise CheckFailed(f"on {name} {said}")
+    facts = [f"on {name} {said}" for name, said in own.items()]
+    return "\n".join([*facts, then]) if facts else ""
 
 
 @needs(check_same_twice)

@@ -225,7 +225,13 @@ def check_readable(subject: PlaySubject) -> None:
     """
     right, nonsense = subject.mean("gold"), subject.mean("nonsense")
     if right is None:
-        raise CheckSkipped("no right answers were played: they are not known, or there is a script or a real model")
+        if subject.endpoint is not None or subject.script is not None:
+            raise CheckSkipped(
+                f"{'a real model' if subject.endpoint else 'the script'} answered, and no right answers were played: "
+                f"leave out {'--endpoint and --model' if subject.endpoint else '--script'} to play them"
+            )
+        _ = subject.right  # says why they are not known
+        raise CheckSkipped("no rollout with a right answer was scored")
     if not right > (nonsense or 0.0):
         first = next(t for t in subject.trials if t.said == "gold")
         raise CheckFailed(

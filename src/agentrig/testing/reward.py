@@ -82,7 +82,7 @@ class RewardSubject(TriedSubject):
 
     Attributes:
         gold: The key of `private` with the right answer, or a function of the task that returns it; None for the first
-            of `GOLD_KEYS` that a task has.
+            of `GOLD_KEYS` that every task has, or the only key.
         ladder: A function of the task that returns answers from worst to best, if better answers must have higher
             rewards.
         budget_s: Seconds for one answer, as `run.reward_budget_s`.
@@ -105,12 +105,15 @@ class RewardSubject(TriedSubject):
             raise CheckSkipped("the agent computes this reward: there is no answer to judge")
         if callable(self.gold):
             return [self.gold(task) for task in self.rows]
-        key = self.gold
+        known = sorted({k for task in self.rows for k in task.private})
+        likely = [self.gold] if self.gold else [*GOLD_KEYS, *(known if len(known) == 1 else ())]
+        key = next((k for k in likely if all(k in task.private for task in self.rows)), None)
         if key is None:
-            key = next((k for k in GOLD_KEYS if all(k in task.private for task in self.rows)), None)
-        if key is None:
-            known = ", ".join(sorted({k for task in self.rows for k in task.private})) or "none"
-            raise CheckSkipped(f'the right answer is not known: give gold="KEY" of private (its keys: {known})')
+            raise CheckSkipped(
+                f"the right answer is not known: the private part of some task has none of {', '.join(likely)}. "
+                f"Name its key ({', '.join(known) or 'there is none'}): agentrig validate … --gold KEY, in a test "
+                'gold="KEY"'
+            )
         return [task.private[key] for task in self.rows]
 
     def scores(
@@ -282,7 +285,8 @@ def check_odd_answers(subject: RewardSubject) -> None:
     Why: A weak model often says nothing, or nonsense: an `invalid` score takes away the signal that would mend it, and
         a model that is paid for an empty answer learns to say nothing.
     Cure: Test the answer's type and length first, catch errors of parsing, and return a low value: `Score.ok(0.0)`.
-        `Score.invalid` is for what is not the answer's fault. Recurse on no answer.
+        `Score.invalid` is for what is not the answer's fault. Don't walk through an answer by recursion: one that is
+        nested deeply ends it.
     """
     subject.bears(ODD, lambda score: score.status != "invalid")
     subject.bears(OTHER_TYPES, lambda score: not _reason(score).startswith(RAISED))

@@ -49,6 +49,7 @@ def validated(
     files: Sequence[str] = (),
     script: str | None = None,
     endpoint: Endpoint | None = None,
+    gold: str | None = None,
     limit: int = 12,
     only: Sequence[str] = (),
     say: Callable[[str], None] | None = None,
@@ -62,6 +63,7 @@ def validated(
         files: Plugin files in which names are looked up first.
         script: What the scripted model says; None for right answers and nonsense.
         endpoint: A real model for the trial.
+        gold: The key of the tasks' private part with the right answer; None to find it as `agentrig warmup` does.
         limit: Tasks of a trial.
         only: Names of checks, with their kind (`agent.sampling`); none for all.
         say: Gets the lines of the reports one by one, each as soon as it is known: some checks take minutes.
@@ -115,6 +117,8 @@ def validated(
                 options["without"] = faulty[tasks]
         if kind == "agent":
             options |= {"gateway": settings.get("gateway"), **({} if script is None else {"script": script})}
+        if kind == "reward":
+            options["gold"] = gold
         failed: set[str] = set()
         if chosen(kind) != []:
             report = check(kind, target.given, settings=keys, only=chosen(kind), raise_failed=False, say=say, **options)
@@ -132,7 +136,7 @@ def validated(
             continue
         (reward, reward_keys), (adapter, adapter_keys) = parts["reward"], parts["adapter"]
         options |= {"limit": limit, "script": script, "endpoint": endpoint}
-        options["reward"] = RewardSubject(kind="reward", given=reward, settings=reward_keys)
+        options["reward"] = RewardSubject(kind="reward", given=reward, settings=reward_keys, gold=gold)
         options["adapter"] = Subject(kind="adapter", given=adapter, settings=adapter_keys)
         trial = PlaySubject(kind=kind, given=target.given, settings=keys, **options)
         try:

@@ -52,11 +52,11 @@ RULES: Sequence[Rule] = (
 NOTHING_WRONG = "Nothing held learning back."
 """What is said about a run without problems that got better for certain, or goes on."""
 
-NO_GAIN = (
-    "No fault was found, but there is no significant gain either: what the run gained may be chance. "
-    "Train for more steps"
-)
+NO_GAIN = "No fault was found, but there is no significant gain either: what the run gained may be chance."
 """What is said about another run without problems."""
+
+MORE_STEPS = "Train for more steps"
+"""What is then to be done, unless `outcome.more_tasks` knows better."""
 
 MORE_TASKS = ", or measure more held-out tasks (run.report_tasks)"
 """What is added if the run has measured only some of its held-out tasks."""
@@ -83,7 +83,7 @@ class Diagnosis:
         checks: What is fine, and facts.
         missing: What is missing or cannot be read.
         audited: Which links of which steps the auditor has looked at; empty if it has not.
-        next_step: What to do after a gain, and what of the run says so; empty if nothing does.
+        next_step: What to do next in a run without problems, and what of the run says so; empty if nothing does.
     """
 
     run: str
@@ -130,7 +130,7 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
         measures_some=bool(evidence.value("run.report_tasks")),
         reward_rise=None if solved else reward_rise(evidence),
         problems=problems,
-        next_step=outcome.next_step(evidence) if better and not problems and not data.running else "",
+        next_step="" if problems or data.running else (outcome.next_step if better else outcome.more_tasks)(evidence),
         warnings=[*ends, *(f for f in found if f.level == "warn")],
         checks=[f for f in found if f.level in ("ok", "fact")],
         missing=list(dict.fromkeys([*data.missing, *evidence.missing])),
@@ -173,7 +173,8 @@ def verdict(diagnosis: Diagnosis) -> str:
         return REWARD_ONLY.format(diagnosis.reward_rise)
     if diagnosis.gained or diagnosis.status == "running":
         return f"{NOTHING_WRONG} {diagnosis.next_step}".strip()
-    return f"{NO_GAIN}{MORE_TASKS if diagnosis.measures_some else ''}."
+    more = f"{MORE_STEPS}{MORE_TASKS if diagnosis.measures_some else ''}."
+    return f"{NO_GAIN} {diagnosis.next_step or more}"
 
 
 def headline(diagnosis: Diagnosis) -> str:

@@ -21,6 +21,14 @@ SIGNIFICANT = 0.05
 PARTS = ("rollout", "reward", "update")
 """The parts of a step's time that every algorithm reports; it may add others."""
 
+PART_NAMES = {
+    "rollout": "rollouts",
+    "reward": "scoring",
+    "push": "sending weights",
+    "delivery": "checking that they arrived",
+}
+"""What parts of a step's time are called on the screen; others have their own names."""
+
 
 def sign_test(better: int, worse: int) -> float:
     """Return the two-sided p of the exact sign test: how likely is this split of the changed tasks by chance?"""
@@ -246,5 +254,6 @@ def progress(run: RunData) -> str:
     if done >= steps:
         return f"all {steps:.0f} steps, measuring held-out accuracy"
     seconds = mean(series(run, "step_s")[1][-SMOOTHING:])
-    left = "" if seconds is None else f", about {duration((steps - done) * seconds)} left"
+    measured = " and the last measurement" if run.progress.get("before") else ""
+    left = "" if seconds is None else f", about {duration((steps - done) * seconds)} of steps{measured} left"
     return f"step {done + 1} of {steps:.0f}{left}"

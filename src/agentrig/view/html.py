@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING
@@ -10,10 +11,12 @@ from urllib.parse import quote
 import attrs
 
 from agentrig.figures import count, duration, figure, percent
+from agentrig.ledger import REASONS
 from agentrig.view.svg import points_of, svg
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 
 @cache
@@ -36,9 +39,21 @@ def templates(*packages: str) -> Environment:
         figure=figure,
         svg=svg,
         points=points_of,
+        explained=explained,
         path=lambda text: quote(str(text), safe=""),
     )
     return environment
+
+
+def explained(text: str) -> Markup:
+    """Return a text in which the ledger's reasons say on a page what they mean."""
+    from markupsafe import Markup, escape
+
+    parts = re.split(rf"\b({'|'.join(sorted(REASONS, key=len, reverse=True))})\b", text)
+    return Markup("").join(
+        Markup('<abbr title="{}">{}</abbr>').format(REASONS[part], part) if part in REASONS else escape(part)
+        for part in parts
+    )
 
 
 @attrs.frozen

@@ -25,6 +25,7 @@ from rich.text import Text
 from agentrig import hookimpl
 from agentrig.figures import amount, counted, percent
 from agentrig.processes.ends import Interrupted, name_of
+from agentrig.view import figures
 from agentrig.view.figures import SMOOTHING
 from agentrig.view.reading import read_run
 from agentrig.view.terminal import run_ending
@@ -41,15 +42,6 @@ RARELY_S = 30.0
 """Seconds between two lines of a long measurement, where there is no panel."""
 
 STARTING = "starting the agent, the model's server and the learner"
-
-_PARTS = {
-    "rollout": "rollouts",
-    "reward": "scoring",
-    "update": "update",
-    "push": "sending weights",
-    "delivery": "checking that they arrived",
-}
-"""What the parts of a step are called on the screen."""
 
 _DOING = {
     "report": "measuring held-out accuracy",
@@ -68,6 +60,7 @@ class Batch:
     judged: int = 0
     right: int = 0
     reward: float = 0.0
+    began: float = attrs.field(factory=time.monotonic)
 
     def __str__(self) -> str:
         reward = f", reward {self.reward / self.judged:.3f}" if self.judged else ""
@@ -93,6 +86,7 @@ class LiveDisplay:
         self._last: Mapping[str, Any] = {}
         self._rewards: deque[float] = deque(maxlen=SMOOTHING)
         self._step_times: deque[float] = deque(maxlen=SMOOTHING)
+        self._report_s = 0.0  # what the measurement before training took; the one after it is expected to take as long
         self._validation = ""
         self._failures: Counter[str] = Counter()
         self._batch = Batch()
@@ -116,7 +110,7 @@ class LiveDisplay:
             before = [m.get("reward") for m in read_run(event.directory).steps if m["step"] < event.first_step]
             self._rewards.extend(reward for reward in before if reward is not None)
         parts = [] if self._announced else [f"run {event.directory}"]
-        parts += [] if event.steps is None else [amount(event.steps, "step")]
+        parts += [] if event.steps is None else [f"{amount(event.steps, 'step')} of training to do"]
         parts += [f"resuming at step {event.first_step}"] if event.first_step > 1 else []
         self._stop_spinner()
         self._say(", ".join(parts) or "started")
@@ -132,6 +126,7 @@ class LiveDisplay:
             former, changed = self._batch, doing != self._batch.doing
             if changed:
                 self._batch = Batch(doing)
+                self._report_s += time.monotonic() - former.began if former.doing.startswith(_DOING["report"]) else 0.0
             self._batch.ended += 1
             if rollout.failure is not None:
                 self._failures[rollout.failure] += 1
@@ -150,7 +145,7 @@ class LiveDisplay:
                 self._said = time.monotonic() if due else self._said
                 batch = str(self._batch)
             if due:
-                self._say(f"{doing} …" if changed else batch)
+                self._say(f"{doing} (run.report_tasks limits it) …" if changed else batch)
 
     @hookimpl
     def on_step_end(self, event: StepEnd) -> None:
@@ -260,7 +255,7 @@ class LiveDisplay:
         speed = [f"{rollouts:.1f} rollouts/s"] if rollouts is not None else []
         speed += [f"{tokens:,.0f} tokens/s"] if tokens else []
         parts = [(part, 100 * seconds / wall) for part, seconds in (m.get("time_s") or {}).items() if wall]
-        shares = [f"{_PARTS.get(part, part)} {share:.0f}%" for part, share in parts if share >= 0.5]
+        shares = [f"{figures.PART_NAMES.get(part, part)} {share:.0f}%" for part, share in parts if share >= 0.5]
         rows = [
             ("reward", reward),
             ("accuracy", _measured(m.get("accuracy"))),
@@ -272,10 +267,10 @@ class LiveDisplay:
         return [(label, text) for label, text in rows if text]
 
     def _eta(self) -> list[str]:
-        """Return the estimated time for the remaining steps, from the latest step times; empty if it is not known."""
+        """Return the estimated time for the remaining steps and the last measurement; empty if it is not known."""
         if self._steps is None or not self._step_times or self._done >= self._steps:
             return []
-        left = (self._steps - self._done) * sum(self._step_times) / len(self._step_times)
+        left = (self._steps - self._done) * sum(self._step_times) / len(self._step_times) + self._report_s
         return [f"eta {_clock(left)}"]
 
 

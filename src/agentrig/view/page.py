@@ -215,19 +215,25 @@ def _tiles(run: RunData, row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     failed = sum(row["failures"].values())
     counted = [number(line.get("rollouts")) or 0 for line in run.steps]
     total = row["rollouts"] if row["rollouts"] is not None else sum(counted)
+    training = "" if row["train_rollouts"] is None else f"{count(row['train_rollouts'])} in training, "
+    begun = max((file.step for file in run.of_mode("train")), default=0)
+    unfinished = f"; ended in step {begun}" if run.error and begun > (row["steps"] or 0) else ""
     tiles = [
-        ("steps", count(row["steps"]), f"{plain(row['s_per_step'], 1)} s each"),
+        ("steps", count(row["steps"]), f"{plain(row['s_per_step'], 1)} s each{unfinished}"),
         ("wall time", NOTHING if wall is None else duration(3600 * wall), ""),
-        ("rollouts", count(total), f"{count(failed)} failed"),
+        ("rollouts", count(total), f"{training}{count(failed)} failed"),
     ]
     if reward is not None:
         tiles.append(("training reward", f"{reward['first']:.3f} → {reward['last']:.3f}", "first and last steps"))
-    if best is not None:
-        steps, values = figures.validation(run)
+    steps, values = figures.validation(run)
+    if best is not None and len(values) > 1:  # one measurement is no best one
         at = steps[values.index(best)]
         reward_at = dict(zip(*figures.validation(run, "reward"), strict=True)).get(at)
         where = f"step {at}" if at else "before training"
         remark = where if reward_at is None else f"{where}, mean reward {figure(reward_at)}"
+        used = [dig(run.manifest, "data", "validation", "tasks"), run.setting("run", "validation_tasks")]
+        n = min((int(value) for each in used if (value := number(each))), default=0)
+        remark += f", {count(n)} tasks" if n else ""
         tiles.append(("best validation", f"{percent(best)}%", remark))
     if speed is not None:
         tiles.append(("rollouts a second", figure(speed), "" if tokens is None else f"{count(round(tokens))} tokens/s"))
@@ -243,5 +249,5 @@ def differing_settings(runs: Sequence[RunData]) -> tables.Table:
     rows = [[key, *(settings.get(key, NOTHING) for settings in several)] for key in keys]
     rows = [row for row in rows if len(set(row[1:])) > 1]
     note = "" if rows else "None: their settings are the same."
-    heads = [("Setting", "head"), *((run.name, "") for run in runs)]
+    heads = [("Setting", "head"), *((run.name, "run" if len(runs) > 1 else "") for run in runs)]
     return tables.Table(title="Settings that differ", heads=heads, rows=rows, note=note)

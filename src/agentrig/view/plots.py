@@ -14,7 +14,7 @@ from agentrig.text import spreadsheet_text
 from agentrig.view import figures
 from agentrig.view.reading import SECOND, RunData, mapping
 
-MEAN = f"mean of {figures.SMOOTHING} steps"
+MEAN = f"mean of up to {figures.SMOOTHING} steps"
 
 INK, GREY, COLORS = 0, 7, 6
 """Numbers of colours: that of text, grey, and the last of those that series have, from 1."""
@@ -156,7 +156,7 @@ def plots_of(
         metrics: Further metrics to draw, before the others: their names in `figures.metrics`.
     """
     accuracy = "The share of answers that are correct. Held-out tasks are measured once before and once after training."
-    reward = "The mean over a step's rollouts that were scored. Pale: each step; strong: the mean of 16."
+    reward = "The mean over a step's rollouts that were scored. Pale: each step; strong: the mean of up to 16."
     if len(runs) > 1:
         accuracy += " Dots: validation; dashed: training; diamonds: held out, with 95% intervals."
         reward += " Dots: validation; diamonds: held out; dashed: second rewards."
@@ -173,10 +173,27 @@ def plots_of(
         _time(runs),
         _metric(runs, "response tokens", "response_tokens", caption="Mean of a trained call."),
         _metric(runs, "prompt tokens", "prompt_tokens", caption="Mean of a trained call."),
-        _metric(runs, "transitions a rollout", "transitions_per_rollout", caption="Trained calls."),
-        _metric(runs, "entropy, nats", "algorithm", "entropy"),
-        _metric(runs, "clip fraction", "algorithm", "clip_fraction"),
-        _metric(runs, "gradient norm", "algorithm", "grad_norm"),
+        _metric(
+            runs,
+            "transitions a rollout",
+            "transitions_per_rollout",
+            caption="Calls that the adapter keeps for training, of each rollout.",
+        ),
+        _metric(
+            runs,
+            "entropy, nats",
+            "algorithm",
+            "entropy",
+            caption="How uncertain the model is of a token: near 0, its answers hardly differ.",
+        ),
+        _metric(
+            runs,
+            "clip fraction",
+            "algorithm",
+            "clip_fraction",
+            caption="Trained tokens that the loss ignores, because they have moved far enough.",
+        ),
+        _metric(runs, "gradient norm", "algorithm", "grad_norm", caption="The size of an update before it is limited."),
         _failures(runs),
     ]
     found = [attrs.evolve(plot, more=plot.name in MORE) for plot in found]
@@ -302,7 +319,7 @@ def _parts(pen: Pen, found: Sequence[tuple[int, Mapping[str, float]]], least: fl
         values[part] = [parts.get(part, 0.0) for _, parts in found]
     seen = [part for part in values if sum(values[part]) > least * sum(map(sum, values.values()))]
     colors = {part: GREY if part == "other" else color_of(i) for i, part in enumerate(seen, 1)}
-    return [pen.line(part, colors[part], (steps, values[part])) for part in seen]
+    return [pen.line(figures.PART_NAMES.get(part, part), colors[part], (steps, values[part])) for part in seen]
 
 
 def _time(runs: Sequence[RunData]) -> Plot:

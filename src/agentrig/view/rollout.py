@@ -20,6 +20,7 @@ from agentrig.run.rows import row_of
 from agentrig.text import cut
 from agentrig.traces import LLM_CALL, MODEL, NODE, SERVER, Span, Trace, items, message_of, reply_of, tool_calls_of
 from agentrig.view.reading import SECOND, decoded, dig, mapping, spans_of, verdict
+from agentrig.view.tables import WRONG
 from agentrig.view.tokens import MOST_TOKENS, Token, tokens_of
 
 if TYPE_CHECKING:
@@ -153,8 +154,10 @@ class Readable:
 
     @property
     def scored(self) -> list[tuple[str, str]]:
-        """What the reward says beside the reason."""
-        return [(key, text) for key, text in self.reasons if text != self.reason]
+        """What the reward says beside the reason; execution match's word for what is wrong is spelled out."""
+        told = [(key, text) for key, text in self.reasons if text != self.reason]
+        words = {("wrong", word): ("what is wrong", text) for word, text in WRONG.items()}
+        return [words.get(pair, pair) for pair in told]
 
     @property
     def parts(self) -> list[Node]:

@@ -36,9 +36,14 @@ def _part(seconds: Mapping[str, float], part: str) -> str:
 
 CELLS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "model": ("Model", lambda name: name or NOTHING),
-    "context": ("Context", _shown),
+    "context": ("Schema, characters", _shown),
     "turns": ("Turns", _shown),
-    "trained": ("Trained", lambda names: ", ".join(names) if names else NOTHING),
+    "trained": (
+        "Trained",
+        lambda names: (
+            ", ".join(names).replace("(no node)", "all calls" if len(names) == 1 else "others") if names else NOTHING
+        ),
+    ),
     "accuracy": ("Accuracy before → after", lambda found: f"{percent(found['before'])} → {percent(found['after'])}"),
     "reward": ("Mean reward before → after", lambda found: f"{plain(found['before'], 3)} → {plain(found['after'], 3)}"),
     "transitions_per_rollout": ("Transitions a rollout", lambda found: _arrow(found, 2)),
@@ -94,21 +99,27 @@ def row_of(run: RunData) -> dict[str, Any]:
         "rollout_share": shares.get("rollout"),
         "reward_share": shares.get("reward"),
         "update_share": shares.get("update"),
-        "rollouts": run.summary["rollouts"] if "rollouts" in run.summary else rollout_count(run),
+        **rollout_counts(run),
         "failures": failures(run),
         "missing": list(run.missing),
     }
 
 
-def rollout_count(run: RunData) -> int | None:
-    """Return how many rollouts a run's files hold, measured ones too, as its summary counts; None without any."""
+def rollout_counts(run: RunData) -> dict[str, int | None]:
+    """Return how many `rollouts` a run has, measured ones too, and how many of them are of training; None if unknown.
+
+    The summary's counts; without one, and of a run that ended in a step, which they leave out, those of its files.
+    """
     import pyarrow.parquet as pq
 
-    counted = []
+    if "rollouts" in run.summary and not run.error:
+        return {"rollouts": run.summary["rollouts"], "train_rollouts": run.summary.get("train_rollouts")}
+    counted = {True: 0, False: 0}
     for file in run.files:
         with contextlib.suppress(OSError, ValueError):  # gone or damaged: the page says so elsewhere
-            counted.append(int(pq.read_metadata(file.path).num_rows))
-    return sum(counted) if counted else None
+            counted[file.mode == "train"] += int(pq.read_metadata(file.path).num_rows)
+    whole = sum(counted.values()) or run.summary.get("rollouts")
+    return {"rollouts": whole, "train_rollouts": counted[True] if whole else None}
 
 
 def failures(run: RunData) -> dict[str, int]:
@@ -175,7 +186,10 @@ def comparison(rows: Sequence[Mapping[str, Any]], most: int = tables.CLASSES) ->
             lines += ([heading, *cells] for heading, cells in classes)
         if key == "s_per_step":
             names = figures.in_order({part for row in rows for part in row["time_s"]})
-            lines += ([f"  {part}", *(_part(row["time_s"], part) for row in rows)] for part in names)
+            lines += (
+                [f"  {figures.PART_NAMES.get(part, part)}", *(_part(row["time_s"], part) for row in rows)]
+                for part in names
+            )
     lines.append(["Failures", *(counted(row["failures"]) for row in rows)])
     lines.append(["Status", *(str(row["status"]) for row in rows)])
     heads = [("", "head"), *((str(row["run"]), "run" if len(rows) > 1 else "n") for row in rows)]

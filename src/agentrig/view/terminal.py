@@ -23,16 +23,21 @@ from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.outcome import changes
 from agentrig.view.diagnosis import diagnose, headline
 from agentrig.view.reading import Seen, dig, mapping, read_run
-from agentrig.view.rollout import Call, Node, Readable, readable_rollout
+from agentrig.view.rollout import Call, Node, Readable, readable_rollout, text_of
 from agentrig.view.samples import before_after
 from agentrig.view.table import failures, interval
 
 LONGEST_ANSWER = 400
 """Characters of an answer, or of a reward's reasons, that the end of a run shows."""
 
+SHORT_ANSWER = 200
+"""Characters of an answer that is shown beside its score, although a reply below has the same text."""
 
-def span_tree(rollout: Rollout) -> Tree:
-    """Return the whole span tree of a rollout, for rich to print: its score first, and each text of the model once.
+
+def span_tree(rollout: Rollout, *, gold: bool = False) -> Tree:
+    """Return the whole span tree of a rollout, for rich to print: its score and answer first.
+
+    With `gold`, the private part of the task is below the answer.
 
     Text from a rollout is never parsed as rich markup, so brackets in a prompt are printed unchanged.
     """
@@ -46,8 +51,9 @@ def span_tree(rollout: Rollout) -> Tree:
     tree.add(_verdict(shown))
     _fields(tree, [(key, f"…/{PurePath(text).name}" if text.startswith("/") else text) for key, text in shown.input])
     said = {text.strip() for call in shown.calls for text in (call.reply, *(message.text for message in call.messages))}
-    answer = "the text of a reply below" if shown.answer.strip() in said else shown.answer
-    _fields(tree, [("answer", answer)] if shown.answer else [])
+    long = len(shown.answer) > SHORT_ANSWER and shown.answer.strip() in said
+    _fields(tree, [("answer", "the text of a reply below" if long else shown.answer)] if shown.answer else [])
+    _fields(tree, [(f"private.{key}", text_of(value)) for key, value in rollout.task.private.items()] if gold else [])
     if not shown.tree:
         tree.add(Text("no spans were recorded", style="yellow"))
     branches = [tree]
@@ -155,6 +161,7 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
         for name, cells in _side_by_side(pair["sides"]):
             table.add_row(Text(name, style="dim"), *(Text(storable(cell)) for cell in cells))
         yield table
+        yield "agentrig watch shows the right answer too"
     yield ""
     yield f"why: {headline(diagnose(run, seen))}"
     hours, failed = figures.hours(run), failures(run)

@@ -27,6 +27,7 @@ from agentrig.rollouts import Mode
 @model_options
 @click.option("--limit", type=click.IntRange(1), default=3, show_default=True, help="How many tasks.")
 @click.option("--split", metavar="NAME", help="Which split; the validation split by default.")
+@click.option("--gold", is_flag=True, help="Show the private part of each task too: the right answer.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rollouts with their spans as JSON.")
 def dev(
     words: Sequence[str],
@@ -35,6 +36,7 @@ def dev(
     checkpoint: Path | None,
     limit: int,
     split: str | None,
+    gold: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -80,7 +82,7 @@ def dev(
 
         console = Console()
         for rollout in found.rollouts:
-            console.print(span_tree(rollout))
+            console.print(span_tree(rollout, gold=gold))
     warning = unseen_calls(found.rollouts)
     if not warning:
         valid = [rollout for rollout in found.rollouts if rollout.failure is None]

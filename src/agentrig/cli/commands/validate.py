@@ -23,6 +23,7 @@ from agentrig.cli.options import measured_server, stdout_to_stderr
 @click.option("--script", metavar="TEXT", help="What the scripted model says; by default right answers and nonsense.")
 @click.option("--endpoint", metavar="URL", help="Play the trial with a real model: an OpenAI-compatible server (…/v1).")
 @click.option("--model", metavar="NAME", help="The server's model; its first by default.")
+@click.option("--gold", metavar="KEY", help="Key of the tasks' private part with the right answer.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=12, show_default=True, help="Tasks of a trial.")
 @click.option("--only", multiple=True, metavar="CHECK", help="Run only this check, and what it needs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
@@ -32,6 +33,7 @@ def validate(
     script: str | None,
     endpoint: str | None,
     model: str | None,
+    gold: str | None,
     limit: int,
     only: Sequence[str],
     as_json: bool,
@@ -66,6 +68,7 @@ def validate(
             files=files,
             script=script,
             endpoint=measured_server(endpoint, model, None) if endpoint or model else None,
+            gold=gold,
             limit=limit,
             only=only,
             say=None if as_json else partial(click.echo, file=stdout),
@@ -74,16 +77,21 @@ def validate(
         click.echo(json.dumps(found, indent=2))
     else:
         for figures in found["trials"]:
-            click.echo(_shown(figures))
+            click.echo(_shown(figures, scripted=not (endpoint or model)))
     if not found["ok"]:
         raise SystemExit(1)
 
 
-def _shown(figures: Mapping[str, Any]) -> str:
+def _shown(figures: Mapping[str, Any], *, scripted: bool) -> str:
     """Return the figures of a trial as lines."""
     lines = [f"What would be trained of {figures['agent']}"]
     for name, value in figures.items():
-        if name != "agent":
+        if name != "agent" and list(value if isinstance(value, Mapping) else ()) != ["(no node)"]:
             text = ", ".join(f"{k} {v}" for k, v in value.items()) or "none" if isinstance(value, Mapping) else value
-            lines.append(f"  {name.replace('_', ' '):<28} {text}")
+            lines.append(f"  {_NAMES.get(name, name.replace('_', ' ')):<28} {text}")
+    if scripted:
+        lines.append("  A token is a byte here; a model's tokenizer makes fewer: agentrig dev shows them")
     return "\n".join(lines)
+
+
+_NAMES = {"step_of_128": "16 tasks, 8 rollouts each"}

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,7 +78,7 @@ from agentrig.cli.progress import progress
     type=click.FloatRange(0, min_open=True),
     default=3.0,
     show_default=True,
-    help="Training ends after this time.",
+    help="The training itself ends after this time; demonstrating and trying the model come on top.",
 )
 @click.option(
     "--passes",
@@ -200,6 +201,7 @@ def _make(
     """Make the model, print each stage, and return what was done; also written to the directory's `warmup.json`."""
     import attrs
 
+    from agentrig.figures import amount
     from agentrig.run import warmup as run
 
     def measure(tasks: Sequence[Any], model: Path | None) -> Any:
@@ -228,7 +230,9 @@ def _make(
 
     if until is not None:
         wanted = attrs.evolve(wanted, enough=enough)
+    start = time.monotonic()
     made = run.make_start(plan, wanted, found.turns, lambda line: click.echo(f"  {line}"))
+    whole = time.monotonic() - start
     os.replace(wanted.directory, directory)
     made = attrs.evolve(made, directory=directory)
     if until is not None and not tried and wanted.passes > 1:
@@ -238,9 +242,10 @@ def _make(
         click.echo(f"warning: {why}: --until had no effect")
     done |= {"rejected": len(found.rejected), "turns": len(found.turns)}
     done["model"] = {**attrs.asdict(made), "directory": str(made.directory)}
+    tries = f" ({whole:.0f} s with {amount(len(tried), 'trial')} of the model)" if tried else ""
     click.echo(
         f"{made.directory}: {made.parameters:,} parameters, {made.vocabulary} tokens, context {made.context}; "
-        f"{made.steps} steps in {made.wall_s:.0f} s, loss {made.losses[-1]:.3f}"
+        f"{made.steps} steps in {made.wall_s:.0f} s{tries}, loss {made.losses[-1]:.3f}"
     )
     limit = getattr(plan.configs["algorithm"], "max_tokens", None)
     if limit is not None and limit < made.longest_reply:
@@ -257,8 +262,6 @@ def _make(
         if labels.fresh and after.accuracy is not None and after.accuracy < ASKS_WHY:
             known = measure(labels.tasks[: run.MEASURED], made.directory)
             done["known"] = known.as_dict()
-        if until is not None and tried and (after.accuracy or 0.0) < until:
-            click.echo(f"--until {until:g} was not reached: {after.accuracy or 0.0:.2f}")
         if not labels.fresh:
             click.echo(
                 "warning: all training tasks were demonstrated, so this does not tell what the model can do from what "
@@ -266,6 +269,8 @@ def _make(
             )
         done["ready"], message = run.verdict(after, getattr(plan.configs["algorithm"], "group_size", 8), known)
         click.echo(message)
+        if until is not None and tried and (after.accuracy or 0.0) < until:
+            click.echo(f"--until {until:g} was not reached when training ended: {after.accuracy or 0.0:.1%}")
     (directory / "warmup.json").write_text(json.dumps(done, indent=2) + "\n", "utf-8")
     return done
 

@@ -16,26 +16,32 @@ CANNOT = 2
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("run", required=False, type=click.Path(path_type=Path, file_okay=False))
 @click.option("--json", "as_json", is_flag=True, help="Print the diagnosis as JSON.")
 @click.pass_context
-def why(context: click.Context, run: Path, as_json: bool) -> None:
-    """Say what held a run's learning back, the first cause first.
+def why(context: click.Context, run: Path | None, as_json: bool) -> None:
+    """Say what held a run's learning back, the first cause first; without RUN, that of the newest in runs/.
 
     Each cause comes with its count, the step since which it was seen, and the settings to change. The run may still go
     on, or be interrupted or copied. The exit status is 0 if nothing held learning back, 1 if something did, 2 if RUN
     cannot be read.
 
     \b
-    agentrig why runs/mini-20260101-120000
+    agentrig why
     agentrig why runs/mini-20260101-120000 --json
     """
     from agentrig.errors import AgentrigError
     from agentrig.text import storable
     from agentrig.view.diagnosis import diagnose, words
 
+    def _newest() -> Path:
+        began = {file.parent: file.stat().st_mtime for file in Path("runs").glob("*/manifest.json")}
+        if not began:
+            raise AgentrigError("there is no run in the folder runs: name one, agentrig why RUN")
+        return max(began, key=began.__getitem__)
+
     try:
-        found = diagnose(run)
+        found = diagnose(run or _newest())
     except AgentrigError as error:
         click.echo(f"agentrig: {storable(str(error))}", err=True)
         context.exit(CANNOT)

@@ -107,8 +107,8 @@ def trained(evidence: Evidence) -> Iterator[Finding]:
     if empty:
         yield Finding("warn", f"{len(empty)} steps had nothing to train on, the first is step {empty[0]}")
     elif run.steps:
-        names = ", ".join(sorted(kept))
-        yield Finding("ok", f"every step had calls to train on, {count(sum(kept.values()))} in all ({names})")
+        names = f" ({', '.join(sorted(kept))})" if set(kept) != {"(no node)"} else ""
+        yield Finding("ok", f"the adapter kept calls in every step, {count(sum(kept.values()))} in all{names}")
     yield from _silent(evidence)
     yield from _unused(evidence)
 

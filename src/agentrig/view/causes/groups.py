@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from agentrig.figures import amount, figure, mean
+from agentrig.figures import figure, mean
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence, StepFacts, total
 from agentrig.view.causes.finding import Finding, problem
@@ -37,9 +37,13 @@ def _of_the_last_steps(evidence: Evidence) -> Iterator[Finding]:
     if values and not alone:
         last = mean(values[-figures.SMOOTHING :]) or 0.0
         n = min(len(values), figures.SMOOTHING)
-        text = f"{last:.0%} of the groups had one and the same reward in the last {amount(n, 'step')}"
+        steps = "step" if n == 1 else f"{n} steps"
+        text = f"in {last:.0%} of the groups of the last {steps} all rollouts got the same reward"
+        late = evidence.steps[-n:]
+        all_wrong = last == 1 and total(late, "groups") == total(late, "same_wrong") > 0
+        left = "every answer was wrong, so nothing could be learned" if all_wrong else "little was left to learn from"
         much = last > ZERO_VARIANCE_LIMIT
-        yield Finding("warn" if much else "fact", f"{text}: little was left to learn from" if much else text)
+        yield Finding("warn" if much else "fact", f"{text}: {left}" if much else text)
 
 
 def _constant(evidence: Evidence, groups: int, same: int) -> Finding:
@@ -61,8 +65,8 @@ def _constant(evidence: Evidence, groups: int, same: int) -> Finding:
         cause, settings = "tasks-too-hard", ("tasks.use", "algorithm.model", *size, "algorithm.temperature")
         text += f", and in {wrong} of these no answer was correct; in {answers} all rollouts gave the same answer"
         advice = (
-            "Use easier tasks, more rollouts a task, or a model that is sometimes right: agentrig warmup makes one "
-            "from a few right answers (docs/how-to/laptop.md)."
+            "Use a model that is sometimes right: agentrig warmup makes one from a few right answers "
+            "(docs/how-to/laptop.md). Or use easier tasks, or more rollouts a task."
         )
     elif answers > 0.9 * same:
         cause, settings = "no-exploration", ("algorithm.temperature", *size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from agentrig.figures import count, number, percent
+from agentrig.figures import amount, count, number, percent
 from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import STOPPED, Finding, problem
@@ -19,7 +19,11 @@ REPEATS = 0.3
 """Least share of right training rollouts of a model that may have memorised its training tasks …"""
 
 ELSEWHERE = 1 / 3
-"""… and the largest part of that share in which it is right on tasks that it was not trained on."""
+"""… and the largest part of that share in which it is right on tasks that it was not trained on, and surely less often.
+"""
+
+FEW_HELD_OUT = 50
+"""Of fewer held-out tasks, a handful must change before that is no chance."""
 
 APART = 0.1
 """Least difference between the shares of right answers in training and on held-out tasks that asks for more tasks."""
@@ -164,7 +168,8 @@ def memorised(evidence: Evidence) -> Iterator[Finding]:
     ):
         return
     n, known = len(evidence.ends[1]), sum(correct for _, correct, _ in evidence.ends[1].values())
-    if at_least(right, scored) < REPEATS or at_most(known, n) >= ELSEWHERE * right / scored:
+    surely_less = at_most(known, n) < at_least(right, scored)
+    if at_least(right, scored) < REPEATS or not surely_less or known / n >= ELSEWHERE * right / scored:
         return
     split = evidence.where.partition(" split")[0]
     yield problem(
@@ -186,11 +191,12 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
     better, worse, _, judged = evidence.changed
     if evidence.ends is None:
         return
-    few = ""
     doubt: Literal["fact", "warn"] = "fact" if evidence.run.running else "warn"
-    if 0 < len(evidence.run.steps) < FEW and not evidence.run.running and not list(memorised(evidence)):
-        n = len(evidence.run.steps)
-        few = f"; {n} {'step is' if n == 1 else 'steps are'} few, so this is not surprising"
+    short = 0 < len(evidence.run.steps) < FEW and not evidence.run.running and not list(memorised(evidence))
+    scarce = [amount(len(evidence.run.steps), "step")] if short else []
+    scarce += [amount(judged, "task")] if judged < FEW_HELD_OUT else []
+    are = "is" if scarce == ["1 step"] else "are"
+    few = f"; {' and '.join(scarce)} {are} few, so this is not surprising" if scarce else ""
     tasks = f"{count(judged)} {evidence.where.partition(' split')[0]} tasks measured at both ends"
     if not better + worse:
         yield Finding(doubt, f"none of {tasks} changed its outcome{few}")
@@ -217,16 +223,8 @@ def next_step(evidence: Evidence) -> str:
     if len(values) > 2 and values[-1] == max(values) > values[-2]:
         shares = f"{percent(values[-2])}% at step {steps[-2]}, {percent(values[-1])}% at step {steps[-1]}"
         return f"Validation accuracy was still rising at the end ({shares}): train for more steps (algorithm.steps)."
-    late = evidence.steps[-quarter(evidence.steps) :]
-    right, scored = (sum(getattr(facts, key) for facts in late) for key in ("right", "scored"))
-    if evidence.ends is not None and scored:
-        n, known = len(evidence.ends[1]), sum(correct for _, correct, _ in evidence.ends[1].values())
-        split = evidence.where.partition(" split")[0]
-        if at_least(right, scored) > at_most(known, n) and right / scored - known / n > APART:
-            return (
-                f"{percent(right / scored)}% of the last training rollouts are right, and {percent(known / n)}% of the "
-                f"{split} tasks: train on more tasks (tasks.use)."
-            )
+    if more := more_tasks(evidence):
+        return more
     classes = [
         (of["after"], name, part, of["n"])
         for name, parts in tables.held_out(run, [])["slices"].items()
@@ -239,6 +237,22 @@ def next_step(evidence: Evidence) -> str:
     return (
         f"Held-out tasks with {name} = {part} are right least often ({percent(share)}% of {n}): train on more tasks "
         "like these."
+    )
+
+
+def more_tasks(evidence: Evidence) -> str:
+    """Return the advice to train on more tasks where training tasks are surely right more often than others, or ''."""
+    late = evidence.steps[-quarter(evidence.steps) :]
+    right, scored = (sum(getattr(facts, key) for facts in late) for key in ("right", "scored"))
+    if evidence.ends is None or not scored:
+        return ""
+    n, known = len(evidence.ends[1]), sum(correct for _, correct, _ in evidence.ends[1].values())
+    split = evidence.where.partition(" split")[0]
+    if at_least(right, scored) <= at_most(known, n) or right / scored - known / n <= APART:
+        return ""
+    return (
+        f"{percent(right / scored)}% of the last training rollouts are right, and {percent(known / n)}% of the "
+        f"{split} tasks: train on more tasks (tasks.use)."
     )
 
 

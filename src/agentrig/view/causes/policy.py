@@ -6,9 +6,19 @@ from collections.abc import Iterator
 
 from agentrig.figures import count, figure, mean, number
 from agentrig.view import figures
-from agentrig.view.causes.evidence import Evidence
+from agentrig.view.causes.evidence import Evidence, total
 from agentrig.view.causes.finding import Finding, problem
-from agentrig.view.causes.trend import SURE, at_least, at_most, difference, gained, quarter, rewards_of
+from agentrig.view.causes.trend import (
+    LIKELY,
+    SURE,
+    at_least,
+    at_most,
+    difference,
+    gained,
+    quarter,
+    reward_trend,
+    rewards_of,
+)
 from agentrig.view.causes.weights import LR
 from agentrig.view.reading import dig
 
@@ -99,7 +109,10 @@ def collapsed(evidence: Evidence) -> Iterator[Finding]:
     best = max(windows, key=lambda w: mean(rewards_of(w)) or 0.0)
     early = rewards_of(best)
     high, low = mean(early), mean(late)
-    if high is None or low is None or low > FALLEN * high or difference(late, early) < SURE:
+    if high is None or low is None:
+        return
+    if low > FALLEN * high or difference(late, early) < SURE:
+        yield from _fell(evidence)
         return
     settings = (*evidence.setting(*LR), "algorithm.warmup_steps", "algorithm.kl_loss_coef", "algorithm.final")
     first = f"steps {best[0].step} to {best[-1].step}" if len(best) > 1 else f"step {best[0].step}"
@@ -123,6 +136,23 @@ def collapsed(evidence: Evidence) -> Iterator[Finding]:
             "stale-rollouts",
             "weights-unchanged",
         ),
+    )
+
+
+def _fell(evidence: Evidence) -> Iterator[Finding]:
+    """A reward that falls surely, but not far."""
+    if reward_trend(evidence) > -LIKELY:
+        return
+    width = quarter(evidence.steps)
+    first, last = evidence.steps[:width], evidence.steps[-width:]
+    scored = [max(1, total(steps, "scored")) for steps in (first, last)]
+    reward = [sum(facts.reward for facts in steps) / n for steps, n in zip((first, last), scored, strict=True)]
+    right = [total(steps, "right") / n for steps, n in zip((first, last), scored, strict=True)]
+    steps = f"{width} steps" if width > 1 else "step"
+    yield Finding(
+        "warn",
+        f"training got worse: the mean reward fell from {reward[0]:.3g} in the first {steps} to {reward[1]:.3g} in the "
+        f"last, right answers from {right[0]:.0%} to {right[1]:.0%}; try a lower {evidence.setting(*LR)[0]}",
     )
 
 

@@ -88,7 +88,12 @@ def reward_rose(evidence: Evidence) -> bool:
     if len(steps) < 2:
         return False
     rose = difference(rewards_of(steps[:width]), rewards_of(steps[-width:])) > LIKELY
-    return rose or trend([f.reward / f.scored for f in steps if f.scored]) > LIKELY
+    return rose or reward_trend(evidence) > LIKELY
+
+
+def reward_trend(evidence: Evidence) -> float:
+    """Return `trend` of the mean rewards of the training steps."""
+    return trend([facts.reward / facts.scored for facts in evidence.steps if facts.scored])
 
 
 def reward_rise(evidence: Evidence) -> float | None:

@@ -105,9 +105,9 @@ def delivery(evidence: Evidence) -> Iterator[Finding]:
         )
         return
     gap, bound = number(seen.get("difference")), number(seen.get("bound"))
-    text = f"weights arrived {count(arrived)} of {count(proofs)} times"
+    text = f"the model's server answered with the new weights {count(arrived)} of {count(proofs)} times"
     if gap is not None:
-        text += f", largest difference of a log-probability {figure(gap)} (bound {figure(bound)})"
+        text += f": log-probabilities differ by at most {figure(gap)} (bound {figure(bound)})"
     tensors = int(number(seen.get("tensors")) or 0)
     if tensors:
         text += f", {count(tensors)} tensors equal bit by bit"

@@ -226,7 +226,8 @@ class Pages:
             title=f"{len(data)} runs",
             curves=drawn,
             chosen=chosen,
-            every=[table.comparison([table.row_of(each) for each in data]), differing_settings(data)],
+            settings=differing_settings(data),
+            results=table.comparison([table.row_of(each) for each in data]),
         )
 
     def csv(self, request: Request) -> Response:
@@ -372,6 +373,8 @@ class Pages:
         base = request.scope["root_path"]
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         to = Links(f"{base}/run/{quote(str(values['key']), safe='')}" if "key" in values else "")
+        run = self._runs.get(str(values["key"])).data() if "key" in values else None
+        values |= {"ended": run is not None and not run.running}
         values |= {"base": base, "here": here, "events": events, "single": self._runs.single, "to": to}
         template = self._templates.get_template(f"{name}.html.j2")
         if request.headers.get("agentrig-part") is not None:

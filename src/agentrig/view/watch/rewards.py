@@ -157,6 +157,7 @@ def _heat_map(
             for task in tasks
         ],
         "of": len(cells),
+        "repeated": any(len(of) > 1 for of in cells.values()),
         "pages": max(1, -(-len(cells) // TASKS)),
         "low": low,
         "high": high,

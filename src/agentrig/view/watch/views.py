@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
@@ -64,7 +65,7 @@ def curves(request: Request, runs: Mapping[str, RunData]) -> tuple[dict[str, Any
         "axes": list(AXES.items()),
         "window": window,
         "zoomed": window != (None, None),
-        "known": known,
+        "known": {group: list(of) for group, of in groupby(known, key=lambda name: name.partition("/")[0])},
         "metrics": metrics,
         "hidden": hidden,
         "unplaced": f"Not recorded in every step, so the rest is left out: {', '.join(unplaced)}." if unplaced else "",
@@ -89,7 +90,7 @@ ORDERS: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], Any]]] = {
     "accuracy": ("Held out, %", "n", lambda row: row["accuracy"]["after"]),
     "reward": ("Last reward", "n", lambda row: row["reward"]),
     "curve": ("By step", "", lambda row: None),
-    "recipe": ("Recipe", "wide-only", lambda row: row["recipe"]),
+    "recipe": ("Recipe", "wide-only recipe", lambda row: row["recipe"]),
     "started": ("Started", "wide-only", lambda row: row["started"]),
 }
 """Columns of the list of runs: heading, how it is set, and what it is sorted by."""

@@ -61,7 +61,7 @@ function later() {
 if (live) {
   const source = new EventSource(live.dataset.events);
   source.addEventListener("changed", later);
-  source.addEventListener("open", () => { live.textContent = "live"; live.classList.remove("off"); });
+  source.addEventListener("open", () => { live.textContent = live.dataset.live; live.classList.toggle("off", live.dataset.live !== "live"); });
   source.addEventListener("error", () => { live.textContent = "not connected"; live.classList.add("off"); });
 }
 refresh("[data-part][data-empty]");
