@@ -18,7 +18,7 @@ from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollou
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding
 from agentrig.view.causes.trend import gained, reward_rise
-from agentrig.view.reading import RunData, Seen, read_run
+from agentrig.view.reading import RunData, Seen, dig, mapping, read_run
 
 Rule = Callable[[Evidence], Iterable[Finding]]
 """Looks at a run's evidence; returns what it finds."""
