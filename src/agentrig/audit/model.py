@@ -95,7 +95,8 @@ class Weights:
                     layer = model.get_submodule(factor["layer"])
                     first = self.trained[name.replace(".lora_B.", ".lora_A.")]
                     turned = type(layer).__name__ == "Conv1D"  # GPT-2's, whose weights are transposed
-                    merged = Merged(*(one.to(layer.weight, copy=True) for one in (first, tensor)), turned)
+                    pair = [one.to(layer.weight, copy=True) for one in (first, tensor)]
+                    merged = Merged(pair[0], pair[1], turned)
                     parametrize.register_parametrization(layer, "weight", merged)
                     if precision.rounded is not None:
                         parametrize.remove_parametrizations(layer, "weight")
@@ -120,7 +121,8 @@ def structure(directory: Path) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(directory), local_files_only=True))
+        config = AutoConfig.from_pretrained(str(directory), local_files_only=True)
+        return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
 
 
 def place(directory: Path, bytes_each: int) -> str:

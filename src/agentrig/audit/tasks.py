@@ -138,7 +138,7 @@ def held_out(step: Step) -> Iterator[Verdict]:
         progress = json.loads(file.read_text("utf-8")) if file.exists() else {}
     trained = {_text(task.input) for task in splits["train"]}
     temperature, best, kept = record.settings.get("val_temperature", 0.0), _best(step, progress), _weights_of(step)
-    if None not in (best, kept) and kept != best:
+    if None not in (best, kept) and kept != best and step.number == max(record.lines):
         detail = f"the run ends with the weights of step {kept}, and those of step {best} are the ones that "
         detail += f"algorithm.final = {record.settings.get('final', 'last')} asks for (progress.json, metrics.jsonl)"
         yield fault(detail, "how the best measurement is chosen, or which weights are kept")
@@ -206,14 +206,13 @@ def _best(step: Step, progress: Mapping[str, Any]) -> int | None:
         return step.number
     if not record.knows_update or not at_end or step.number != max(record.lines, default=0):
         return None
+    stated, known = _weights_of(step), {}
     measured = {0: (progress.get("validation_before"), progress.get("validation_reward_before"))} | {
         at: (line.get("validation_accuracy"), line.get("validation_reward")) for at, line in record.lines.items()
     }
-    stated = _weights_of(step)
-    first = stated if record.resumed and stated is not None else 0
-    known = {
-        at: (-acc, -reward, at) for at, (acc, reward) in measured.items() if at >= first and None not in (acc, reward)
-    }
+    for at, (accuracy, reward) in measured.items():
+        if accuracy is not None and reward is not None and (not record.resumed or at >= (stated or 0)):
+            known[at] = -accuracy, -reward, at
     return min(known, key=lambda at: known[at], default=step.number)
 
 
