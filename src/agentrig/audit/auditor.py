@@ -56,7 +56,7 @@ class Auditor:
             step: The step.
             sketch: What the learner left of it, with the weights before; None for what is in the run directory.
             line: The step's line of metrics, if it is not in the file yet.
-            budget_s: What the gradient may take; log-probabilities take a quarter of it.
+            budget_s: What the gradient may take; log-probabilities take half of it.
             stated: The accuracies that the run states at its end: the entry `accuracy` of its summary.
             links: Which links; None for all.
         """

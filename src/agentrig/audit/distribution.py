@@ -126,7 +126,7 @@ def compared(
     import torch
 
     clock, earlier, taken = work_clock(), dict[Call, Sequence[Sequence[int]]](), 0
-    end = clock() + step.budget_s / 4
+    end = clock() + step.budget_s / 2
     for group in groups:
         if taken <= TOKENS:
             earlier.update(group)

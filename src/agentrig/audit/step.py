@@ -38,7 +38,7 @@ class Step:
         kept: Trained tensors that audited steps began with, by version.
         evidence: The logarithms of likelihood ratios over the audited steps, of each link by itself; is added to.
         stated: The entry `accuracy` of the run's summary; None before its end.
-        budget_s: What the gradient may take, by `work_clock`; log-probabilities take a quarter of it.
+        budget_s: What the gradient may take, by `work_clock`; log-probabilities take half of it.
     """
 
     record: Record
