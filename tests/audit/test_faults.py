@@ -169,9 +169,10 @@ def test_a_fault_is_named_with_a_credit_of_ones_own_too(
     [
         (1.0, "temperature=settings.temperature * 0.7"),
         (0.7, "temperature=settings.temperature / 0.7"),
+        (1.0, "temperature=settings.temperature * 0.9"),
         (1.0, "top_p=torch.full_like(settings.temperature, 0.95)"),
     ],
-    ids=["0.7 of 1", "1 of 0.7", "top-p 0.95"],
+    ids=["0.7 of 1", "1 of 0.7", "0.9 of 1", "top-p 0.95"],
 )
 def test_a_small_fault_of_sampling_is_named_in_the_recipe_mini(
     stated: float, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

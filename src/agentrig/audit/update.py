@@ -381,13 +381,8 @@ def _names(step: Step, names: Set[str]) -> Iterator[Verdict]:
         yield fault(detail + some(lost), "parameters that are frozen, or left out where adapters are made")
 
 
-def saved(step: Step) -> Iterator[Verdict]:
-    """Compare the checkpoint of a step with the weights that were trained; see `_saved`."""
-    yield from _saved(step, step.number)
-
-
-def _saved(step: Step, at: int) -> Iterator[Verdict]:
-    """Compare the two files of weights in a checkpoint with what was trained.
+def saved(step: Step, at: int | None = None) -> Iterator[Verdict]:
+    """Compare the two files of weights in a checkpoint, of the step itself or another, with what was trained.
 
     Those of `learner.pt` have the digest that metrics.jsonl has of the step that made them. `model.safetensors` has
     them rounded to the run's dtype, equal bit for bit; or the starting model's with adapters merged, which may differ
@@ -399,6 +394,7 @@ def _saved(step: Step, at: int) -> Iterator[Verdict]:
     import torch
     from safetensors.torch import load_file
 
+    at = step.number if at is None else at
     folder = step.record.path / "checkpoints" / f"step-{at:05d}"
     file, state, learner = (folder / name for name in ("model.safetensors", "trainer/state.json", "trainer/learner.pt"))
     if not (file.is_file() and state.is_file() and learner.is_file()):
@@ -407,10 +403,12 @@ def _saved(step: Step, at: int) -> Iterator[Verdict]:
     with readable(state):
         version = int(json.loads(state.read_text("utf-8"))["weights_of"])
     with readable(learner):
-        trained = torch.load(learner, weights_only=True, map_location="cpu")["trained"]
+        trained = torch.load(learner, weights_only=True, map_location="cpu", mmap=True)["trained"]
     with readable(file):
         written = load_file(file)
     stated, rank = step.record.lines.get(version, {}).get("digests", {}), step.settings["lora_rank"]
+    if rank and at < step.number and step.record.resumed:
+        raise CannotLook("the run was resumed, and its adapters may have had another lora_alpha before")
     wrong = [f"model.safetensors lacks {name}" for name in trained if not rank and name not in written]
     if step.sources.digest is not None and stated.get("weights", "") not in ("", step.sources.digest(trained)):
         wrong.append(f"learner.pt has other weights than step {version} made, by their digest in metrics.jsonl")
@@ -451,7 +449,7 @@ def weights(step: Step) -> Iterator[Verdict]:
     yield from schedule(step)
     checkpoint = ""
     try:
-        yield from (each for each in _saved(step, step.number - 1) if each.result == "fault")
+        yield from (each for each in saved(step, step.number - 1) if each.result == "fault")
     except CannotLook as why:
         checkpoint = f"; not the checkpoint before: {why}" if step.number > 1 else ""
     sketch, made, settings = step.updates, step.made, step.settings

@@ -83,8 +83,7 @@ class Auditing:
         self._scorer: Scorer | None = None
         self._sketch: Sketch | None = None
         self._damaged: set[Path] = set()
-        self._owed: Sketch | None = None  # of the first audited step, until a gradient is looked at
-        self._paid = False
+        self._owed: Sketch | None = None  # of the first step whose gradient was not looked at, until one is
         self.due = False
         self._start, self._spent, self._last = time.monotonic(), 0.0, 0.0
 
@@ -130,10 +129,7 @@ class Auditing:
             self._spent += found.seconds
         if not found.faults:  # else it is written below
             self._write(found)
-        if "gradient" in found.looked:
-            self._owed, self._paid = None, True
-        elif not self._paid:
-            self._owed = self._owed or sketch
+        self._owed = None if "gradient" in found.looked else self._owed or sketch
         unseen = ", ".join(f"{v.link} ({v.detail})" for v in found.verdicts if v.link not in found.looked)
         parts = [(v.link, *v.read) for v in found.verdicts if v.read is not None]
         log.info(
@@ -159,7 +155,7 @@ class Auditing:
         from agentrig.audit import auditor
 
         self._stop_at_fault(self._auditor.audit(step, stated=accuracy, links=auditor.LAST))
-        if self._owed is not None:
+        if self._owed is not None and "gradient" in self.summary()["not_looked_at"]:
             budget_s = max(OWED_S, OWED * (time.monotonic() - self._start))
             first = self._auditor.audit(self._owed.step, sketch=self._owed, budget_s=budget_s, links=auditor.OWED)
             self._stop_at_fault(first)
