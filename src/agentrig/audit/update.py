@@ -355,6 +355,8 @@ def _names(step: Step, names: Set[str]) -> Iterator[Verdict]:
     That is each parameter of the model, or, as agentrig-grpo's README says of `lora_targets`, two factors of each
     linear layer but the output's, or of the modules whose names end so.
     """
+    import torch
+
     try:
         plain = structure(step.record.model)
     except CannotLook:
@@ -367,7 +369,7 @@ def _names(step: Step, names: Set[str]) -> Iterator[Verdict]:
         wanted = set()
         for name, module in plain.named_modules():
             kind = type(module).__name__
-            linear = kind in ("Linear", "Conv1D") and module is not output
+            linear = (isinstance(module, torch.nn.Linear) or kind == "Conv1D") and module is not output
             if f".{name}".endswith(ends) if ends else linear:
                 middle, end = ("lora_embedding_", "") if kind == "Embedding" else ("lora_", ".weight")
                 wanted |= {f"base_model.model.{name}.{middle}{side}.default{end}" for side in "AB"}
