@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import audited_runs
 import pytest
@@ -12,16 +13,18 @@ import torch
 from audit_faults import FAULTS, SAMPLE, SCORES, Fault
 from audited_runs import PLUGIN, plant, tiny_model, trained, verdicts
 
-from agentrig.audit.verdicts import LINKS
+from agentrig.audit import distribution, update
+from agentrig.audit.verdicts import LINKS, CannotLook
 from agentrig.errors import RunStopped
 from agentrig.plan import resolve
+from agentrig.run import auditing
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
-from agentrig.view.diagnosis import diagnose
+from agentrig.view.diagnosis import diagnose, verdict
 
 QUICK = ("the same tasks in every step", "the agent gets the text of another reply", "sampled at half the temperature",
          "rewards are exchanged within a group", "the size of advantages is ignored", "token weights times 0.1",
-         "the learning rate is a thousandth")  # fmt: skip
+         "the learning rate is a thousandth", "only the first layer's adapters are trained")  # fmt: skip
 """One for each link."""
 
 
@@ -52,8 +55,68 @@ def test_a_fault_that_trains_on_in_silence_is_named_with_its_link(
     message = str(stopped.value)
     assert re.search(rf"^  {fault.link}: ", message, re.M), message
     assert fault.names in message
+    assert fault.link != "distribution" or "\n  held-out: " not in message
     assert "Likely causes" in message
     assert f"agentrig audit {tmp_path / 'run'} --step" in message
+
+
+@pytest.fixture
+def short_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no step have the time for a gradient, and let one group of rollouts be computed."""
+    real = update.repeat
+
+    def repeat(*given: Any, budget_s: float, **more: Any) -> update.Gradient:
+        if budget_s < 30:
+            raise CannotLook(f"it may take {budget_s:.0f} s")
+        return real(*given, budget_s=budget_s, **more)
+
+    monkeypatch.setattr(update, "repeat", repeat)
+    monkeypatch.setattr(distribution, "TOKENS", 0)
+
+
+@pytest.mark.slow
+def test_a_run_without_time_for_a_gradient_computes_one_at_its_end(
+    short_of_time: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    run = trained(tmp_path, model)
+    assert verdicts(run)[1]["gradient"]["result"] == "ok"
+    assert verdicts(run)[2]["gradient"]["result"] == "not looked at"
+    assert "8 of 9 parts agree" in caplog.text
+    assert "; distribution: 8 of 24 calls; not looked at: gradient (it may take 10 s)" in caplog.text
+    found = diagnose(run)
+    assert "9 of 9 parts, steps 1, 2; distribution: 16 of 48 calls" in found.audited
+    assert found.unseen == []
+    plant(FAULTS["token weights times 10"], tmp_path, monkeypatch)
+    (tmp_path / "again").mkdir()
+    with pytest.raises(RunStopped, match=r"step 1: the audit found .*\n  gradient: "):
+        trained(tmp_path / "again", model)
+
+
+@pytest.mark.slow
+def test_why_names_a_link_that_no_step_had_the_time_for(
+    short_of_time: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auditing, "OWED_S", 1.0)
+    run = trained(tmp_path, model, "algorithm.steps=1")
+    assert verdict(diagnose(run)).endswith("What the auditor looked at in no step: gradient.")
+
+
+@pytest.mark.slow
+def test_repeats_within_groups_are_seen_in_calls_that_no_model_computed(
+    short_of_time: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(FAULTS["sampled with the same noise for pairs"], tmp_path, monkeypatch)
+    with pytest.raises(RunStopped, match=r"\n  distribution: .*random numbers used twice"):
+        trained(tmp_path, model)
+    assert verdicts(tmp_path / "run")[1].keys() == set(LINKS)
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_the_best_weights_without_a_fault_also_when_it_goes_on(model: Path, tmp_path: Path) -> None:
+    run = trained(tmp_path, model, *FAULTS["the worst weights are kept as the best"].settings)
+    train(resume_plan(run, overrides=["algorithm.steps=4"]), resume=run)
+    assert {each["result"] for links in verdicts(run).values() for each in links.values()} == {"ok"}
 
 
 def test_the_table_of_faults_in_the_docs_counts_those_of_each_link() -> None:
@@ -106,9 +169,10 @@ def test_a_fault_is_named_with_a_credit_of_ones_own_too(
     [
         (1.0, "temperature=settings.temperature * 0.7"),
         (0.7, "temperature=settings.temperature / 0.7"),
+        (1.0, "temperature=settings.temperature * 0.9"),
         (1.0, "top_p=torch.full_like(settings.temperature, 0.95)"),
     ],
-    ids=["0.7 of 1", "1 of 0.7", "top-p 0.95"],
+    ids=["0.7 of 1", "1 of 0.7", "0.9 of 1", "top-p 0.95"],
 )
 def test_a_small_fault_of_sampling_is_named_in_the_recipe_mini(
     stated: float, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

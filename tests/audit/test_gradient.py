@@ -1,19 +1,23 @@
-"""What a gradient's bound allows for: tokens whose ratio is at a clip limit, in bf16."""
+"""What a gradient's bound allows for: tokens whose ratio is at a clip limit, in bf16. And what adapters train."""
 
 from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from agentrig_grpo import lora
 from audited_runs import UPDATE, tiny_model
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrig.audit import model, update
 from agentrig.audit.model import Precision, Weights
 from agentrig.audit.record import Call
-from agentrig.audit.update import Update
+from agentrig.audit.update import Update, _names
 
 BF16 = Precision(torch.bfloat16)
 PLAIN = Precision(torch.float32, rounded=torch.bfloat16)
@@ -68,3 +72,34 @@ def test_a_token_at_a_clip_limit_is_no_fault(weights: Weights, monkeypatch: pyte
     without = [largest(weights, seed) for seed in range(12)]
     assert max(with_clips) < 1, with_clips
     assert max(without) > 1, without
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets"),
+    [("gpt2", "all-linear"), ("gpt2", "c_attn, c_proj"), ("llama", "all-linear"), ("llama", "embed_tokens,v_proj")],
+)
+def test_which_tensors_adapters_train_and_what_they_merge_to_is_known_without_peft(
+    kind: str, targets: str, tmp_path: Path
+) -> None:
+    sizes = {"vocab_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32}
+    config = AutoConfig.for_model(kind, **sizes, **({} if kind == "gpt2" else {"intermediate_size": 48}))
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+    settings = {"lora_rank": 4, "lora_targets": targets}
+    step = SimpleNamespace(record=SimpleNamespace(model=tmp_path), settings=settings)
+    wrapped = lora.wrap(plain, rank=4, alpha=8, targets=targets)
+    trained = {name: torch.randn_like(p) for name, p in wrapped.named_parameters() if p.requires_grad}
+    assert not list(_names(step, trained.keys()))
+    lost = next(iter(trained))
+    (said,) = _names(step, trained.keys() - {lost})
+    assert said.result == "fault"
+    assert said.detail.endswith(f"are not trained: {lost}")
+    if "embed" in targets:  # the auditor does not merge these
+        return
+    for name, tensor in trained.items():
+        wrapped.get_parameter(name).data.copy_(tensor)
+    found = Weights(directory=tmp_path, trained=trained, scaling=2.0).load(
+        Precision(torch.float32, rounded=torch.float32)
+    )
+    for name, tensor in lora.MergedWeights(wrapped).items():
+        torch.testing.assert_close(dict(found.state_dict())[name], tensor)

@@ -174,6 +174,16 @@ def optimizer_of(parameters, config):
 learner.optimizer_of = optimizer_of
 """
 
+SAVED = """
+from agentrig_grpo import checkpoint
+real = checkpoint.save
+def save(model, tokenizer, directory, *, dtype=None, state=None):
+    state = checkpoint.weights(model) if state is None else state
+    rounded = {name: tensor.bfloat16().float() for name, tensor in state.items()}
+    return real(model, tokenizer, directory, dtype=dtype, state=rounded)
+checkpoint.save = save
+"""
+
 STALE = ("algorithm.max_staleness=1", "algorithm.rollout_is_threshold=1.0")
 
 FAULTS = {
@@ -523,6 +533,61 @@ FAULTS = {
             "            step()\n"
             "    made.step = twice"
         ),
+    ),
+    "only the first layer's adapters are trained": Fault(
+        link="weights",
+        settings=("algorithm.lora_rank=4",),
+        code="from agentrig_grpo import lora\nreal = lora.wrap\n"
+        "def wrap(*given, **more):\n"
+        "    found = real(*given, **more)\n"
+        "    for name, parameter in found.named_parameters():\n"
+        "        if '.layers.1.' in name:\n"
+        "            parameter.requires_grad_(False)\n"
+        "    return found\n"
+        "lora.wrap = wrap",
+        names="14 of 28 tensors that lora_rank = 4 and lora_targets = all-linear must train are not trained",
+    ),
+    "norms are frozen": Fault(
+        link="weights",
+        code="from agentrig_grpo import learner\nreal = learner.build\n"
+        "def build(model, *given, **more):\n"
+        "    for name, parameter in model.named_parameters():\n"
+        "        parameter.requires_grad_('norm' not in name)\n"
+        "    return real(model, *given, **more)\n"
+        "learner.build = build",
+        names="must train are not trained: model.layers.0.input_layernorm.weight",
+    ),
+    "the model's file is rounded to 16 bits": Fault(link="weights", code=SAVED, names="the checkpoint of step 1"),
+    "the model's file is rounded to 16 bits, with adapters": Fault(
+        link="weights", code=SAVED, settings=("algorithm.lora_rank=4",), names="the checkpoint of step 1"
+    ),
+    "the learner's file has the weights of the start": Fault(
+        link="weights",
+        code="from agentrig_grpo import trainer_files\nreal, first = trainer_files.write, {}\n"
+        "def write(directory, state):\n"
+        "    first.update({} if first else {name: t.clone() for name, t in state['trained'].items()})\n"
+        "    real(directory, {**state, 'trained': first})\n"
+        "trainer_files.write = write",
+        names="learner.pt has other weights than step 2 made",
+    ),
+    "the worst weights are kept as the best": Fault(
+        link="held-out",
+        settings=(
+            "algorithm.final=best",
+            "algorithm.validate_every=1",
+            "algorithm.val_temperature=1.0",
+            "algorithm.steps=3",
+            "run.validation_tasks=6",
+        ),
+        code="from agentrig.run import loop\n"
+        "def validate(self, step):\n"
+        "    accuracy, best = self.session.validate(self._greedy(), step=step), self.best\n"
+        "    found = accuracy, self.session.measured.reward\n"
+        "    if best.accuracy is None or found < (best.accuracy, best.reward):\n"
+        "        self.best = loop.Best(step, *found, kept=True)\n"
+        "        self.learner.keep()\n"
+        "loop.Loop._validate = validate",
+        names="the ones that algorithm.final = best asks for",
     ),
     "the model computes with the copies of the weights before": Fault(
         link="weights",

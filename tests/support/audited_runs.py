@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from agentrig_agent_match import AgentMatch
-from agentrig_grpo import checkpoint, learner, lora
+from agentrig_grpo import checkpoint, learner, lora, trainer_files
 from agentrig_grpo.loss_inputs import LossInputs
 from agentrig_grpo.masters import Masters
 from audit_faults import Fault
@@ -139,6 +139,9 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, names in {
         credit: ("grpo",),
         loop: ("tasks_of_step",),
+        loop.Loop: ("_validate",),
+        checkpoint: ("save",),
+        trainer_files: ("write",),
         learner: ("sample_weights", "tokens_in_loss", "build", "learning_rate", "optimizer_of", "token_losses"),
         learner.Learner: ("_batches", "_reference_logprobs"),
         Masters: ("refresh",),

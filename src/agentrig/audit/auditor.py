@@ -37,7 +37,7 @@ class Auditor:
 
     def __init__(self, path: Path, sources: Sources) -> None:
         self._record, self._sources = Record(path), sources
-        self._evidence: dict[str, float] = defaultdict(float)
+        self._evidence: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._kept: dict[int, Mapping[str, torch.Tensor]] = {}
 
     def audit(
@@ -56,7 +56,7 @@ class Auditor:
             step: The step.
             sketch: What the learner left of it, with the weights before; None for what is in the run directory.
             line: The step's line of metrics, if it is not in the file yet.
-            budget_s: What the gradient may take; log-probabilities take a quarter of it.
+            budget_s: What the gradient may take; log-probabilities take half of it.
             stated: The accuracies that the run states at its end: the entry `accuracy` of its summary.
             links: Which links; None for all.
         """
@@ -129,8 +129,11 @@ LOOKS: Mapping[str, Callable[[Step], Iterator[Verdict]]] = {
 QUICK = {"advantages": scores.advantages, "weights": update.weights}
 """What costs next to nothing, for steps that are not audited."""
 
-LAST = {"held-out": tasks.held_out}
+LAST = {"held-out": tasks.held_out, "weights": update.saved}
 """What the end of a run adds."""
+
+OWED = {"gradient": update.gradient}
+"""What it adds if no step had the time for it."""
 
 
 @attrs.frozen(kw_only=True)

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from agentrig.audit.model import MEASURED, Weights, batches, logits, logprobs, place, tokens
 from agentrig.audit.record import Call, Row
-from agentrig.audit.step import Step
+from agentrig.audit.step import Step, work_clock
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, finite, ok
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ TOKENS = 8192
 """Sampled tokens that are looked at in a step, whole groups of rollouts at a time."""
 
 CHANCE = 1e-6
-"""How likely a healthy run is stopped by one of the tests, over all its steps."""
+"""How likely a healthy run is stopped by one of the tests, over all its steps, of training or of measurements."""
 
 ALTERNATIVES = {
     "a quarter of the temperature": 4.0,
@@ -89,21 +88,28 @@ def distribution(step: Step) -> Iterator[Verdict]:
     """
     version = step.number - 1 - int(step.line.get("max_staleness") or 0)
     weights = step.weights(version)
-    chosen = _chosen(step, version)
-    if not chosen:
+    groups = _groups(step, version)
+    if not groups:
         raise CannotLook(f"no call of step {step.number} was sampled by the weights of version {version}")
     temperature, top_p = step.settings.get("temperature", 1.0), step.settings.get("top_p", 1.0)
-    streams = _streams(step, chosen)
     yield from compared(
-        step, weights, chosen, temperature=temperature, top_p=top_p, of=len(step.calls), streams=streams
+        step,
+        weights,
+        groups,
+        evidence=step.evidence["distribution"],
+        temperature=temperature,
+        top_p=top_p,
+        of=len(step.calls),
+        streams=_streams(step, {call for group in groups for call in group}),
     )
 
 
 def compared(
     step: Step,
     weights: Weights,
-    earlier: Mapping[Call, Sequence[Sequence[int]]],
+    groups: Sequence[Mapping[Call, Sequence[Sequence[int]]]],
     *,
+    evidence: MutableMapping[str, float],
     temperature: float,
     top_p: float,
     of: int,
@@ -111,13 +117,20 @@ def compared(
 ) -> Iterator[Verdict]:
     """Compare calls, of so many, with what weights say of their tokens; see `distribution`.
 
-    `earlier` has for each call the replies of its group that should be independent of it, and `streams` the n-th first
-    calls of all groups, for each n. At temperature 0 a token is
-    the likeliest, or within the bounds of two log-probabilities of it.
+    `groups` have for each call the replies of its group that should be independent of it. They are taken whole, up to
+    `TOKENS` sampled tokens; where the time is up before, or there are more, what needs no model is still computed, from
+    the recorded log-probabilities. `streams` are the n-th first calls of all groups, for each n. `evidence` has the
+    log likelihood ratios over all steps, and is added to. At temperature 0 a token is the likeliest, or within the
+    bounds of two log-probabilities of it.
     """
     import torch
 
-    end, evidence = time.monotonic() + step.budget_s / 4, step.evidence
+    clock, earlier, taken = work_clock(), dict[Call, Sequence[Sequence[int]]](), 0
+    end = clock() + step.budget_s / 2
+    for group in groups:
+        if taken <= TOKENS:
+            earlier.update(group)
+            taken += sum(len(call.reply) for call in group)
     precisions = step.precisions(place(weights.directory, 8), merged=True)
     model, other = (weights.load(precision) for precision in precisions)
     rounding = 16 * 2**-24 * math.sqrt(4 * int(getattr(model.config, "num_hidden_layers", 1)) + 1)
@@ -126,7 +139,7 @@ def compared(
     late = list[tuple[float, float, str]]()  # the same of tokens that should be the likeliest
     looked = sampled = computed = 0
     for part in batches(list(earlier), step.number):
-        if looked and time.monotonic() > end:
+        if looked and clock() > end:
             break
         with torch.no_grad():
             log_p = torch.log_softmax(torch.cat(logits(model, part, temperature)).double(), -1)
@@ -143,8 +156,8 @@ def compared(
         looked, sampled, computed = looked + len(part), sampled + len(ids), computed + tokens(part)
         for call, mine in by_call:
             if call.logprobs is not None:
-                said = torch.tensor(call.logprobs, dtype=torch.float64, device=own.device)
-                gap = float((said - mine).abs().max()) if len(said) == len(mine) else math.inf
+                stated = torch.tensor(call.logprobs, dtype=torch.float64, device=own.device)
+                gap = float((stated - mine).abs().max()) if len(stated) == len(mine) else math.inf
                 off.append((math.inf if math.isnan(gap) else gap, rounding * (1 + float(mine.abs().max())), call.name))
         if temperature == 0:
             short = torch.split(log_p.max(-1).values - own, [len(call.reply) for call in part])
@@ -168,6 +181,11 @@ def compared(
         detail = f"a log-probability of {where} differs from the model's by {gap:.3g}; the bound is {bound:.3g}"
         causes = "the server (temperature, weights, positions, cache), or tokens that are not those that it sampled"
         yield fault(f"{detail}, from rounding and measured", causes, gap / bound)
+    elif temperature > 0 and top_p == 1:
+        for call, alike in (pair for group in groups for pair in group.items()):
+            said = call.logprobs or ()
+            if call not in parts and len(said) == len(call.reply) and math.isfinite(sum(said)):
+                _weigh_copies(evidence, said, call.reply, alike)
     half, least, where = _farthest(late, spread)
     if half > least:
         detail = f"{where} has the temperature 0, and a token of it is exp({2 * half:.3g}) times less likely than the "
@@ -176,7 +194,7 @@ def compared(
         yield fault(f"top_p = {top_p}: {outside}", "the server's nucleus sampling")
     what, most = max(evidence.items(), key=lambda each: each[1], default=("", 0.0))
     if most > MOST:
-        detail = f"{sampled} tokens are exp({most:.4g}) times likelier with {what}, than from the "
+        detail = f"the tokens of all audited steps are exp({most:.4g}) times likelier with {what}, than from the "
         detail += f"distribution at temperature {temperature} and top_p {top_p} that is stated; chance reaches "
         detail += f"exp({MOST:.3g}) once in {1 / CHANCE:.0e} runs (Ville's inequality)"
         yield fault(detail, "the server's sampling or its random numbers", most / MOST)
@@ -184,7 +202,7 @@ def compared(
     if what and most <= MOST:
         share += f"; no fault of sampling shows. The nearest to one: {what}, log likelihood ratio {most:.3g}, where "
         share += f"{MOST:.3g} would be one"
-    yield ok(share, max(gap / bound, half / least, most / MOST))
+    yield ok(share, max(gap / bound, half / least, most / MOST), read=(looked, of))
 
 
 def _farthest(found: Sequence[tuple[float, float, str]], spread: float) -> tuple[float, float, str]:
@@ -193,33 +211,34 @@ def _farthest(found: Sequence[tuple[float, float, str]], spread: float) -> tuple
     return max(bounds, key=lambda each: each[0] / each[1], default=(0.0, 1.0, ""))
 
 
-def _chosen(step: Step, version: int) -> dict[Call, list[Sequence[int]]]:
-    """Return the calls to look at, each with the replies of earlier rollouts of its group to the same prompt.
+def _groups(step: Step, version: int) -> list[dict[Call, Sequence[Sequence[int]]]]:
+    """Return the calls that weights sampled, each with the replies of earlier rollouts of its group to the same prompt.
 
-    Groups are taken whole and in an order by chance, up to `TOKENS` sampled tokens.
+    They are in groups, whose order is by chance.
     """
     temperature = step.settings.get("temperature", 1.0)
-    groups: dict[str, list[Row]] = defaultdict(list)
+    rows: dict[str, list[Row]] = defaultdict(list)
     for row in step.rows:
-        groups[row.group].append(row)
-    order = sorted(groups)
+        rows[row.group].append(row)
+    order = sorted(rows)
     random.Random(step.number).shuffle(order)
-    found: dict[Call, list[Sequence[int]]] = {}
-    taken = 0
+    found = list[dict[Call, Sequence[Sequence[int]]]]()
     for name in order:
+        group: dict[Call, Sequence[Sequence[int]]] = {}
         replies: dict[tuple[int, ...], list[Sequence[int]]] = defaultdict(list)
-        for row in groups[name]:
+        for row in rows[name]:
             for at, call in enumerate(row.calls):
                 stated = call.version in (None, version) and call.request.get("temperature", temperature) == temperature
-                if call.plain and stated and taken <= TOKENS:
-                    taken += len(call.reply)
+                if call.plain and stated:
                     alike = replies[tuple(call.prompt)] if at == 0 else []
-                    found[call] = list(alike)
+                    group[call] = list(alike)
                     alike.append(call.reply)
+        if group:
+            found.append(group)
     return found
 
 
-def _streams(step: Step, chosen: Mapping[Call, object]) -> list[list[Call]]:
+def _streams(step: Step, chosen: Set[Call]) -> list[list[Call]]:
     """Return for each n the calls that began as the n-th first call of their group; one for each prompt."""
     groups: dict[str, list[tuple[float, int, Call]]] = defaultdict(list)
     for at, row in enumerate(step.rows):

@@ -69,14 +69,14 @@ class Weights:
         scaling = self.scaling
 
         class Merged(torch.nn.Module):
-            def __init__(self, first: torch.Tensor, second: torch.Tensor) -> None:
+            def __init__(self, first: torch.Tensor, second: torch.Tensor, turned: bool) -> None:
                 super().__init__()
-                self.A, self.B = torch.nn.Parameter(first), torch.nn.Parameter(second)
+                self.A, self.B, self.turned = torch.nn.Parameter(first), torch.nn.Parameter(second), turned
 
             def forward(self, weight: torch.Tensor) -> torch.Tensor:
                 with torch.autocast(weight.device.type, enabled=False):
                     change = scaling * self.B @ self.A
-                    return weight + (change if weight.shape == change.shape else change.T)  # GPT-2's are transposed
+                    return weight + (change.T if self.turned else change)
 
         disable_progress_bar()  # type: ignore[no-untyped-call]
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -94,7 +94,9 @@ class Weights:
                 elif factor["side"] == "B":
                     layer = model.get_submodule(factor["layer"])
                     first = self.trained[name.replace(".lora_B.", ".lora_A.")]
-                    merged = Merged(*(one.to(layer.weight, copy=True) for one in (first, tensor)))
+                    turned = type(layer).__name__ == "Conv1D"  # GPT-2's, whose weights are transposed
+                    pair = [one.to(layer.weight, copy=True) for one in (first, tensor)]
+                    merged = Merged(pair[0], pair[1], turned)
                     parametrize.register_parametrization(layer, "weight", merged)
                     if precision.rounded is not None:
                         parametrize.remove_parametrizations(layer, "weight")
@@ -111,6 +113,16 @@ class Weights:
             place = factor and f"{factor['layer']}.parametrizations.weight.0.{factor['side']}"
             found.append(model.get_parameter(place or name))
         return found
+
+
+def structure(directory: Path) -> Any:
+    """Return a directory's model without its weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        config = AutoConfig.from_pretrained(str(directory), local_files_only=True)
+        return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
 
 
 def place(directory: Path, bytes_each: int) -> str:

@@ -111,6 +111,7 @@ class Sources:
         used: Role to the private parts, as `told` has them, of the tasks that the run began with, by task id; empty
             if they are not known.
         again: Loads the tasks of all roles once more.
+        digest: Returns the digest of named tensors that metrics.jsonl has of each step's weights.
     """
 
     splits: Mapping[str, Sequence[Any]]
@@ -118,6 +119,7 @@ class Sources:
     seconds: float = 5.0
     used: Mapping[str, Mapping[str, str]] = {}
     again: Callable[[], Mapping[str, Sequence[Any]]] | None = None
+    digest: Callable[[Mapping[str, Any]], str] | None = None
 
 
 def told(private: Any) -> str:
@@ -163,6 +165,11 @@ class Record:
     def knows_update(self) -> bool:
         """Whether sampling of tasks, loss and update are those of `grpo`."""
         return "update" in (self._manifest.get("formulas") or ("update",) * (self.settings["use"] == "grpo"))
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the run was continued after an end."""
+        return bool(self._manifest.get("resumed"))
 
     @property
     def credit(self) -> tuple[str, Mapping[str, Any]]:

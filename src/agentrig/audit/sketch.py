@@ -75,6 +75,7 @@ class Sketch:
         later: The same before the update `number`, if that is another.
         number: Whose gradient is audited, from 0: the first of step 1, the last of step 2, of later steps any.
         updates: The numbers of each update.
+        whole: As given.
     """
 
     def __init__(self, step: int, *, whole: bool = True) -> None:
@@ -82,7 +83,7 @@ class Sketch:
         self.before: dict[str, torch.Tensor] = {}
         self.later: dict[str, torch.Tensor] = {}
         self.updates: list[dict[str, Any]] = []
-        self._whole, self._random = whole, random.Random(f"updates {step}")
+        self.whole, self._random = whole, random.Random(f"updates {step}")
 
     def take(
         self,
@@ -101,19 +102,17 @@ class Sketch:
         """
         number = len(self.updates)
         chosen = self.step > 1 and (self.step == 2 or self._random.random() * (number + 1) < 1)  # each is as likely
-        small = self._whole and sum(p.numel() for p in trained.values()) <= LARGEST
+        small = self.whole and sum(p.numel() for p in trained.values()) <= LARGEST
         if small and (not number or chosen):
             kept = self.later if number else self.before
             kept.update({name: p.detach().to("cpu", copy=True) for name, p in trained.items()})
             self.number = number
         tensors = {}
-        for name in (
-            trained if self._whole else random.Random(self.step).sample(sorted(trained), min(FEW, len(trained)))
-        ):
+        for name in trained if self.whole else random.Random(self.step).sample(sorted(trained), min(FEW, len(trained))):
             p = trained[name]
             at, state = spots(p.numel(), name), optimizer.state.get(p) or {}
             tensors[name] = {
-                "gradient": projections(p.grad, name) if self._whole and p.grad is not None else None,
+                "gradient": projections(p.grad, name) if self.whole and p.grad is not None else None,
                 "at": at,
                 "gradients": None if p.grad is None else _at(p.grad, at),
                 "weights": _at(p, at),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, MutableMapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +20,25 @@ if TYPE_CHECKING:
     import torch
 
 
+def work_clock() -> Callable[[], float]:
+    """Return a clock of the work of this thread, in seconds: on a busy machine no less is looked at than on a calm one.
+
+    Beside a GPU it is the wall's: the thread may sleep while the GPU computes.
+    """
+    import torch
+
+    return time.monotonic if torch.cuda.is_available() else time.thread_time
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Step:
     """A step of a run, with what the audited steps before have left.
 
     Attributes:
         kept: Trained tensors that audited steps began with, by version.
-        evidence: The logarithms of the likelihood ratios of `distribution`, over the audited steps; is added to.
+        evidence: The logarithms of likelihood ratios over the audited steps, of each link by itself; is added to.
         stated: The entry `accuracy` of the run's summary; None before its end.
-        budget_s: What the gradient may take; log-probabilities take a quarter of it.
+        budget_s: What the gradient may take, by `work_clock`; log-probabilities take half of it.
     """
 
     record: Record
@@ -35,7 +46,7 @@ class Step:
     sources: Sources
     sketch: Sketch | None = None
     kept: Mapping[int, Mapping[str, torch.Tensor]] = {}
-    evidence: dict[str, float] = attrs.field(factory=dict)
+    evidence: Mapping[str, MutableMapping[str, float]] = {}
     stated: Mapping[str, Any] | None = None
     budget_s: float = math.inf
 
@@ -48,6 +59,11 @@ class Step:
     def line(self) -> Mapping[str, Any]:
         """The step's line of metrics."""
         return self.record.lines.get(self.number, {})
+
+    @property
+    def scaling(self) -> float:
+        """What adapters are multiplied with: alpha over rank."""
+        return float(self.settings.get("lora_alpha", 1) / max(self.settings.get("lora_rank", 0), 1))
 
     @property
     def figures(self) -> Mapping[str, Any]:
@@ -115,7 +131,6 @@ class Step:
             CannotLook: They were not kept.
         """
         start, checkpoint = self.record.model, self.record.path / "checkpoints" / f"step-{version:05d}"
-        scaling = self.settings.get("lora_alpha", 1) / max(self.settings.get("lora_rank", 0), 1)
         trained, state = self.kept.get(version), checkpoint / "trainer" / "learner.pt"
         if trained is None and state.is_file():
             import torch
@@ -123,7 +138,7 @@ class Step:
             with readable(state):
                 trained = torch.load(state, weights_only=True, map_location="cpu")["trained"]
         if trained is not None:
-            return Weights(directory=start, trained=trained, scaling=scaling)
+            return Weights(directory=start, trained=trained, scaling=self.scaling)
         if (checkpoint / "config.json").is_file():
             return Weights(directory=checkpoint, trained={})
         if version != 0:

@@ -137,7 +137,11 @@ def held_out(step: Step) -> Iterator[Verdict]:
     with readable(file):
         progress = json.loads(file.read_text("utf-8")) if file.exists() else {}
     trained = {_text(task.input) for task in splits["train"]}
-    temperature = record.settings.get("val_temperature", 0.0)
+    temperature, best, kept = record.settings.get("val_temperature", 0.0), _best(step, progress), _weights_of(step)
+    if None not in (best, kept) and kept != best and step.number == max(record.lines):
+        detail = f"the run ends with the weights of step {kept}, and those of step {best} are the ones that "
+        detail += f"algorithm.final = {record.settings.get('final', 'last')} asks for (progress.json, metrics.jsonl)"
+        yield fault(detail, "how the best measurement is chosen, or which weights are kept")
     for mode in ("report", "validation"):
         split, measured = splits[mode], record.steps(mode)
         shared = sum(_text(task.input) in trained for task in split)
@@ -166,8 +170,9 @@ def held_out(step: Step) -> Iterator[Verdict]:
                 detail = f"{len(warm)} of {len(calls)} calls of {of} were sampled with temperature {warm[0]} instead of"
                 causes = "the agent sets its own temperature; the sampling of the endpoint"
                 yield fault(f"{detail} {temperature}", causes)
-            others = sorted({call.version for call in calls if call.version is not None} - {at})
-            if others and record.settings.get("final", "last") == "last":
+            whose = best if at and mode == "report" else at  # None: not known
+            others = sorted({call.version for call in calls if call.version is not None} - {whose})
+            if others and whose is not None:
                 detail = f"{of} was answered with the weights of version {others[0]}"
                 yield fault(detail, "a transfer of weights that was not waited for")
             if at == step.number or step.number == 1:
@@ -189,6 +194,36 @@ def held_out(step: Step) -> Iterator[Verdict]:
     yield ok("; ".join([f"{looked} rollouts", *notes[:3]]), worst)
 
 
+def _best(step: Step, progress: Mapping[str, Any]) -> int | None:
+    """Return the step whose weights the run ends with; None if that is not known.
+
+    With `final = "best"` it has the highest accuracy of validation, among equals the highest mean reward, among those
+    it is the first; 0 is the start. An end that was resumed may know only of the measurements since: there the step
+    that the last checkpoint states is taken, if no later one is better.
+    """
+    record, at_end = step.record, step.stated is not None or "after" in progress
+    if record.settings.get("final", "last") == "last":
+        return step.number
+    if not record.knows_update or not at_end or step.number != max(record.lines, default=0):
+        return None
+    stated, known = _weights_of(step), {}
+    measured = {0: (progress.get("validation_before"), progress.get("validation_reward_before"))} | {
+        at: (line.get("validation_accuracy"), line.get("validation_reward")) for at, line in record.lines.items()
+    }
+    for at, (accuracy, reward) in measured.items():
+        if accuracy is not None and reward is not None and (not record.resumed or at >= (stated or 0)):
+            known[at] = -accuracy, -reward, at
+    return min(known, key=lambda at: known[at], default=step.number)
+
+
+def _weights_of(step: Step) -> int | None:
+    file = step.record.path / "checkpoints" / f"step-{step.number:05d}" / "trainer" / "state.json"
+    if not file.is_file():
+        return None
+    with readable(file):
+        return int(json.loads(file.read_text("utf-8"))["weights_of"])
+
+
 def _answers(step: Step, rows: Sequence[Row], calls: Sequence[Call], role: str) -> Iterator[Verdict]:
     """Look at the answers of a measurement, and at some of its calls, as at those of training."""
     heat = step.settings.get("val_temperature", 0.0)
@@ -204,7 +239,8 @@ def _answers(step: Step, rows: Sequence[Row], calls: Sequence[Call], role: str) 
             yield fault(some(wrong), TEXT_CAUSES)
         if role == "report" and len(versions) == 1 and (version := versions.pop()) is not None:  # a model loads twice
             alone: dict[Call, Sequence[Sequence[int]]] = dict.fromkeys(plain, ())
-            yield from compared(step, step.weights(version), alone, temperature=heat, top_p=1.0, of=len(calls))
+            own, weights = step.evidence["held-out"], step.weights(version)
+            yield from compared(step, weights, [alone], evidence=own, temperature=heat, top_p=1.0, of=len(calls))
     except CannotLook as why:
         yield Verdict(result=UNSEEN, detail=str(why))
 

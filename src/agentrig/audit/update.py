@@ -6,10 +6,10 @@ bound that is measured where it is used. Each formula is written from its paper.
 
 from __future__ import annotations
 
+import json
 import math
-import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,10 +18,20 @@ import numpy as np
 
 from agentrig.audit import scores
 from agentrig.audit.adamw import Change, adamw, learning_rate
-from agentrig.audit.model import FACTOR, MEASURED, Precision, Weights, at_least_fp32, batches, logprobs, place, tokens
-from agentrig.audit.record import Call
+from agentrig.audit.model import (
+    MEASURED,
+    Precision,
+    Weights,
+    at_least_fp32,
+    batches,
+    logprobs,
+    place,
+    structure,
+    tokens,
+)
+from agentrig.audit.record import Call, readable
 from agentrig.audit.sketch import Sketch, projections
-from agentrig.audit.step import Step
+from agentrig.audit.step import Step, work_clock
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, finite, ok, some
 
 if TYPE_CHECKING:
@@ -193,13 +203,13 @@ class Gradient(NamedTuple):
     kl_bound: float
 
 
-def repeat(update: Update, precisions: Sequence[Precision], *, seed: int, end: float = math.inf) -> Gradient:
+def repeat(update: Update, precisions: Sequence[Precision], *, seed: int, budget_s: float = math.inf) -> Gradient:
     """Compute an update's gradient again, batch by batch: all in the first precision, some also in the second.
 
-    The seed chooses these. `end` is when it must have ended, by `time.monotonic`.
+    The seed chooses these. `budget_s` is how long it may take, by `work_clock`.
 
     Raises:
-        CannotLook: By what its first batches took, it would end later.
+        CannotLook: By what its first batches took, it would take longer.
     """
     import torch
 
@@ -210,22 +220,23 @@ def repeat(update: Update, precisions: Sequence[Precision], *, seed: int, end: f
     clips: dict[str, torch.Tensor] = {}
     squares, errors = defaultdict[str, float](float), defaultdict[str, float](float)
     kls, kls_apart, apart = list[torch.Tensor](), list[torch.Tensor](), 0.0
-    begin, computed, seconds = time.monotonic(), 0, 0.0  # seconds: without those of the second precision
+    clock = work_clock()
+    begin, computed, seconds = clock(), 0, 0.0  # seconds: without those of the second precision
     for part in batches(active, seed):
-        started = time.monotonic()
-        if computed and started - begin > (end - begin) / 4:
+        started = clock()
+        if computed and started - begin > budget_s / 4:
             longer = started - begin + seconds * (tokens(active) - computed) / computed
-            if begin + longer > end:
-                why = f"computing the update again would take {longer:.0f} s, longer than a step of this run"
+            if longer > budget_s:
+                why = f"computing the update again would take {longer:.0f} s; it may take {budget_s:.0f} s"
                 raise CannotLook(why)
         second, second_kl, now = dict[str, torch.Tensor](), None, main.logprobs(part)
         if computed < MEASURED:
-            measuring, beside = time.monotonic(), other.logprobs(part)
+            measuring, beside = clock(), other.logprobs(part)
             loss, _, second_kl = other.loss(part, beside)
             second = other.gradients(loss)
             differ = float((now[0] - beside[0]).detach().abs().max())
             apart = max(apart, finite(differ, "what two precisions of the model differ by"))
-            started += time.monotonic() - measuring
+            started += clock() - measuring
         loss, at_the_clip, kl = main.loss(part, now, apart)
         if kl is not None:
             kls.append(kl)
@@ -241,7 +252,7 @@ def repeat(update: Update, precisions: Sequence[Precision], *, seed: int, end: f
         if at_the_clip is not None:
             for name, gradient in main.gradients(at_the_clip).items():
                 clips[name] = clips[name].add_(gradient) if name in clips else gradient
-        computed, seconds = computed + tokens(part), seconds + time.monotonic() - started
+        computed, seconds = computed + tokens(part), seconds + clock() - started
     bounds = {name: MARGIN * errors[name] * math.sqrt(squares[name]) for name in total}
     for name, gradient in clips.items():
         bounds[name] += AT_THE_CLIP * float(gradient.norm())
@@ -286,7 +297,7 @@ def gradient(step: Step) -> Iterator[Verdict]:
         begin=begin,
         reference=Weights(directory=step.record.model, trained={}) if kl else None,
     )
-    found = repeat(update, precisions, seed=step.number, end=time.monotonic() + step.budget_s)
+    found = repeat(update, precisions, seed=step.number, budget_s=step.budget_s)
     half = HALF if precisions[1].cast or precisions[1].dtype.itemsize < 4 else 0.0
     wrong, silent, worst = list[str](), list[str](), 0.0
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in found.total.values()))
@@ -338,6 +349,87 @@ def _begun(step: Step, names: set[str]) -> Weights:
     return found
 
 
+def _names(step: Step, names: Set[str]) -> Iterator[Verdict]:
+    """Compare the tensors that are trained with those that must be, by the model's structure and the settings.
+
+    That is each parameter of the model, or, as agentrig-grpo's README says of `lora_targets`, two factors of each
+    linear layer but the output's, or of the modules whose names end so.
+    """
+    import torch
+
+    try:
+        plain = structure(step.record.model)
+    except CannotLook:
+        return  # on another machine than the run's
+    rank, targets = step.settings["lora_rank"], step.settings.get("lora_targets", "all-linear")
+    wanted = {name for name, _ in plain.named_parameters()}
+    if rank:
+        ends = () if targets == "all-linear" else tuple(f".{target.strip()}" for target in targets.split(","))
+        output = plain.get_output_embeddings()
+        wanted = set()
+        for name, module in plain.named_modules():
+            kind = type(module).__name__
+            linear = (isinstance(module, torch.nn.Linear) or kind == "Conv1D") and module is not output
+            if f".{name}".endswith(ends) if ends else linear:
+                middle, end = ("lora_embedding_", "") if kind == "Embedding" else ("lora_", ".weight")
+                wanted |= {f"base_model.model.{name}.{middle}{side}.default{end}" for side in "AB"}
+    lost, others = sorted(wanted - names), sorted(names - wanted)
+    if others:
+        detail = f"{len(others)} tensors are trained that are no adapters" if rank else f"{len(others)} unknown tensors"
+        yield fault(f"{detail}, with lora_rank = {rank}: {some(others)}", "parameters of the model that are not frozen")
+    if lost:
+        targeted = f" and lora_targets = {targets}" if rank else ""
+        detail = f"{len(lost)} of {len(wanted)} tensors that lora_rank = {rank}{targeted} must train are not trained: "
+        yield fault(detail + some(lost), "parameters that are frozen, or left out where adapters are made")
+
+
+def saved(step: Step, at: int | None = None) -> Iterator[Verdict]:
+    """Compare the two files of weights in a checkpoint, of the step itself or another, with what was trained.
+
+    Those of `learner.pt` have the digest that metrics.jsonl has of the step that made them. `model.safetensors` has
+    them rounded to the run's dtype, equal bit for bit; or the starting model's with adapters merged, which may differ
+    by some units in the last place of the dtype, and for each product of the factors of one in fp32.
+
+    Raises:
+        CannotLook: There is no such checkpoint, or the model is too large.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    at = step.number if at is None else at
+    folder = step.record.path / "checkpoints" / f"step-{at:05d}"
+    file, state, learner = (folder / name for name in ("model.safetensors", "trainer/state.json", "trainer/learner.pt"))
+    if not (file.is_file() and state.is_file() and learner.is_file()):
+        raise CannotLook(f"step {at} has no checkpoint of the loop's")
+    place(step.record.model, 8)
+    with readable(state):
+        version = int(json.loads(state.read_text("utf-8"))["weights_of"])
+    with readable(learner):
+        trained = torch.load(learner, weights_only=True, map_location="cpu", mmap=True)["trained"]
+    with readable(file):
+        written = load_file(file)
+    stated, rank = step.record.lines.get(version, {}).get("digests", {}), step.settings["lora_rank"]
+    if rank and at < step.number and step.record.resumed:
+        raise CannotLook("the run was resumed, and its adapters may have had another lora_alpha before")
+    wrong = [f"model.safetensors lacks {name}" for name in trained if not rank and name not in written]
+    if step.sources.digest is not None and stated.get("weights", "") not in ("", step.sources.digest(trained)):
+        wrong.append(f"learner.pt has other weights than step {version} made, by their digest in metrics.jsonl")
+    dtype = getattr(torch, stated.get("dtype", ""), None) or next(iter(written.values())).dtype
+    begin = Weights(directory=step.record.model, trained=trained, scaling=step.scaling)
+    wanted = begin.load(Precision(torch.float32, rounded=dtype)).named_parameters()
+    for name, tensor in ((name, tensor.detach()) for name, tensor in wanted if name in written):
+        off = float((written[name].float() - tensor).abs().max())
+        bound = (4 * torch.finfo(dtype).eps + rank * 2**-23) * float(tensor.abs().max()) if rank else 0.0
+        if written[name].dtype != dtype:
+            wrong.append(f"{name} is written in {written[name].dtype}, and the run's dtype is {dtype}")
+        elif not off <= bound:
+            wrong.append(f"{name} is off by up to {off:.3g}, bound {bound:.2g}")
+    if wrong:
+        detail = f"the checkpoint of step {at} does not hold the weights that step {version} made: {some(wrong)}"
+        yield fault(detail, "the copy of the weights, how it is written, how adapters are merged")
+    yield ok(f"checkpoint of step {at}: {len(written)} tensors")
+
+
 def schedule(step: Step) -> Iterator[Verdict]:
     """Compare the stated learning rate of a step's last update with that of the settings."""
     made, figures = step.made, step.figures
@@ -350,10 +442,18 @@ def schedule(step: Step) -> Iterator[Verdict]:
 
 
 def weights(step: Step) -> Iterator[Verdict]:
-    """Compare what the optimizer did to some elements of every tensor with AdamW's step; see `adamw` for the bound."""
+    """Compare what the optimizer did to some elements of every tensor with AdamW's step; see `adamw` for the bound.
+
+    And compare which tensors are trained with the settings, and the checkpoint of the step before with its weights.
+    """
     import torch
 
     yield from schedule(step)
+    checkpoint = ""
+    try:
+        yield from (each for each in saved(step, step.number - 1) if each.result == "fault")
+    except CannotLook as why:
+        checkpoint = f"; not the checkpoint before: {why}" if step.number > 1 else ""
     sketch, made, settings = step.updates, step.made, step.settings
     stated = step.figures.get("updates", len(sketch.updates))
     if stated != len(sketch.updates):
@@ -361,11 +461,8 @@ def weights(step: Step) -> Iterator[Verdict]:
         yield fault(detail, "updates that were made or counted twice, or a learner that fills no sketch")
         return
     before, wrong, worst, elements = Sketch.read(step.record.path, step.number - 1), list[str](), 0.0, 0
-    names = {name for update in sketch.updates for name in update["tensors"]} if settings["lora_rank"] else set()
-    if others := sorted(name for name in names if not FACTOR.fullmatch(name)):
-        detail = f"{len(others)} tensors are trained that are no adapters, with lora_rank = {settings['lora_rank']}: "
-        yield fault(detail + some(others), "parameters of the model that are not frozen")
-        return
+    if sketch.whole and sketch.updates:
+        yield from _names(step, set(sketch.updates[0]["tensors"]))
     state: dict[str, tuple[Any, Change]] = {}  # by tensor: weights and moments that the next update must begin with
     if before is not None and before.updates:
         rate = learning_rate(settings, step=step.number - 1, update=made)
@@ -404,7 +501,7 @@ def weights(step: Step) -> Iterator[Verdict]:
     elif not sketch.updates:
         yield ok("the step made no update")
     else:
-        yield ok(f"{len(sketch.updates)} updates, {elements} elements", worst)
+        yield ok(f"{len(sketch.updates)} updates, {elements} elements{checkpoint}", worst)
 
 
 def _change(seen: Mapping[str, Any], rate: float, settings: Mapping[str, Any]) -> Change:

@@ -24,6 +24,7 @@ class Verdict:
         causes: Of a fault: what it may come from.
         link: One of `LINKS`; the auditor fills it in.
         note: What is no fault but may hold learning back; '' if nothing is known.
+        read: How many calls were looked at, and of how many; None where that is all or stands in no relation.
     """
 
     result: Literal["ok", "fault", "not looked at"]
@@ -32,15 +33,16 @@ class Verdict:
     causes: str = ""
     link: str = ""
     note: str = ""
+    read: tuple[int, int] | None = None
 
 
 class CannotLook(Exception):
     """A link can't be looked at; the text says why."""
 
 
-def ok(detail: str, ratio: float = 0.0, note: str = "") -> Verdict:
+def ok(detail: str, ratio: float = 0.0, note: str = "", read: tuple[int, int] | None = None) -> Verdict:
     """Return the verdict on a link that holds."""
-    return Verdict(result="ok", detail=f"{detail}; {note}" if note else detail, ratio=ratio, note=note)
+    return Verdict(result="ok", detail=f"{detail}; {note}" if note else detail, ratio=ratio, note=note, read=read)
 
 
 def fault(detail: str, causes: str, ratio: float = 0.0) -> Verdict:

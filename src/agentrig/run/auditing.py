@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import SystemRandom
@@ -17,6 +18,7 @@ from agentrig.agents import Outcome
 from agentrig.audit.record import Row, Sources, told
 from agentrig.audit.sketch import FILE, Sketch
 from agentrig.audit.verdicts import LINKS, UNSEEN
+from agentrig.delivery.digests import fingerprint
 from agentrig.errors import AgentrigError, PluginError, RunFileError, RunStopped, place_of
 from agentrig.figures import number
 from agentrig.plan import RESUME, Plan
@@ -39,7 +41,10 @@ FIRST = 2
 """So many first steps of a run, or of a resumed one, are audited, whatever it takes."""
 
 LEAST_S = 10.0
-"""What the gradient of an audited step may take, or as long as the step took if that is longer."""
+"""Seconds of work that the gradient of an audited step may take, or as long as the step took if that is longer."""
+
+OWED_S, OWED = 30.0, 0.1
+"""What the gradient may take at the end of a run that looked at none: seconds, or a share of the run's time."""
 
 VERDICTS = "verdicts-{:05d}.json"
 
@@ -78,6 +83,7 @@ class Auditing:
         self._scorer: Scorer | None = None
         self._sketch: Sketch | None = None
         self._damaged: set[Path] = set()
+        self._owed: Sketch | None = None  # of the first step whose gradient was not looked at, until one is
         self.due = False
         self._start, self._spent, self._last = time.monotonic(), 0.0, 0.0
 
@@ -123,30 +129,39 @@ class Auditing:
             self._spent += found.seconds
         if not found.faults:  # else it is written below
             self._write(found)
+        self._owed = None if "gradient" in found.looked else self._owed or sketch
         unseen = ", ".join(f"{v.link} ({v.detail})" for v in found.verdicts if v.link not in found.looked)
         agree = len(found.looked - {fault.link for fault in found.faults})
         parts = f" ({', '.join(LINKS)})" if step == self._sure - FIRST else ""
+        shares = [(v.link, *v.read) for v in found.verdicts if v.read is not None]
         log.info(
-            "checked step %d in %.1f s: computed again from its records, %d of %d parts agree%s%s",
+            "checked step %d in %.1f s: computed again from its records, %d of %d parts agree%s%s%s",
             *(step, found.seconds, agree, len(LINKS), parts),
+            "".join(f"; {link}: {read} of {of} calls" for link, read, of in shares if read < of),
             f"; not looked at: {unseen}" if unseen else "",
         )
         self._stop_at_fault(found)
 
     def finish(self, step: int, accuracy: Mapping[str, Any]) -> None:
-        """Audit the accuracies that a run states at its end.
+        """Audit the accuracies that a run states at its end, its checkpoint, and a gradient if none was looked at.
 
         Args:
             step: Its last step.
             accuracy: The entry of its summary.
 
         Raises:
-            RunStopped: They are of other tasks, weights or rollouts.
+            RunStopped: A link does not hold.
         """
-        if self._auditor is not None:
-            from agentrig.audit import auditor
+        if self._auditor is None:
+            return
+        from agentrig.audit import auditor
 
-            self._stop_at_fault(self._auditor.audit(step, stated=accuracy, links=auditor.LAST))
+        self._stop_at_fault(self._auditor.audit(step, stated=accuracy, links=auditor.LAST))
+        if self._owed is not None and "gradient" in self.summary()["not_looked_at"]:
+            budget_s = max(OWED_S, OWED * (time.monotonic() - self._start))
+            first = self._auditor.audit(self._owed.step, sketch=self._owed, budget_s=budget_s, links=auditor.OWED)
+            self._stop_at_fault(first)
+            self._write(first)
 
     def _stop_at_fault(self, found: Audited) -> None:
         if found.faults:
@@ -177,18 +192,22 @@ class Auditing:
             write_whole(file, json.dumps(written, indent=1) + "\n")
 
     def summary(self) -> dict[str, Any]:
-        """Return the entry of `summary.json`: links looked at, why others were not, steps, notes and faults."""
+        """Return the entry of `summary.json`: links, why others were not looked at, calls, steps, notes, faults."""
         files = sorted((self._run / "audit").glob("verdicts-*.json"))
         steps = [one for file in files if (one := self._verdicts(file)) is not None]
         verdicts = [
             (verdict["link"], verdict["result"], verdict["detail"]) for one in steps for verdict in one["verdicts"]
         ]
         looked = {link for link, result, _ in verdicts if result != UNSEEN}
+        read: dict[str, list[tuple[int, int]]] = defaultdict(list)  # calls looked at, and of how many
+        for verdict in (verdict for one in steps for verdict in one["verdicts"] if verdict.get("read")):
+            read[verdict["link"]].append(verdict["read"])
         return {
             "links": len(looked),
             "of": len(LINKS),
             "steps": [one["step"] for one in steps],
             "not_looked_at": {link: why for link, result, why in verdicts if result == UNSEEN and link not in looked},
+            "calls": {link: list(map(sum, zip(*pairs, strict=True))) for link, pairs in read.items()},
             "seconds": sum(one["seconds"] for one in steps),
             "notes": list(dict.fromkeys(v["note"] for one in steps for v in one["verdicts"] if v.get("note"))),
             "faults": [f"{link}: {detail}" for link, result, detail in verdicts if result == "fault"],
@@ -260,7 +279,14 @@ def sources_of(
         trace = Trace(rollout_id=row.id, spans=tuple(Span(**span) for span in row.spans))
         return scorer([(task, Outcome(answer=row.answer, own_reward=row.own_reward), trace)])[0]
 
-    return Sources(splits=_load(plan), score=score, seconds=seconds, used=used or {}, again=lambda: _load(plan))
+    return Sources(
+        splits=_load(plan),
+        score=score,
+        seconds=seconds,
+        used=used or {},
+        again=lambda: _load(plan),
+        digest=fingerprint,
+    )
 
 
 def _load(plan: Plan) -> dict[str, Sequence[Task]]:

@@ -196,7 +196,7 @@ def _train(
             if stopped.cause in SEEN_IN_ROLLOUTS:
                 stopped.args = (f"{stopped}\n  See single rollouts, with every span: {dev_command(run.path)}",)
             raise
-        if session.lines:
+        if session.lines and not session.stopping:
             session.auditing.finish(session.lines[-1]["step"], session.summary(wall_s=0.0)["accuracy"])
 
     complete, ended, stopped = False, None, None  # stopped: how a run ended that the user stopped

@@ -17,7 +17,7 @@ from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollou
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding
 from agentrig.view.causes.trend import gained, reward_rise
-from agentrig.view.reading import RunData, Seen, read_run
+from agentrig.view.reading import RunData, Seen, dig, mapping, read_run
 
 Rule = Callable[[Evidence], Iterable[Finding]]
 """Looks at a run's evidence; returns what it finds."""
@@ -66,6 +66,9 @@ REWARD_ONLY = (
 )
 """What is said about a run without problems whose reward rose, and not the accuracy of the tasks that it measured."""
 
+UNSEEN = " What the auditor looked at in no step: {}."
+"""What is added to each of these sentences."""
+
 
 @attrs.frozen(kw_only=True, str=False)
 class Diagnosis:
@@ -83,6 +86,7 @@ class Diagnosis:
         checks: What is fine, and facts.
         missing: What is missing or cannot be read.
         audited: Which links of which steps the auditor has looked at; empty if it has not.
+        unseen: The links that it looked at in no step.
         next_step: What to do next in a run without problems, and what of the run says so; empty if nothing does.
     """
 
@@ -97,6 +101,7 @@ class Diagnosis:
     checks: Sequence[Finding]
     missing: Sequence[str]
     audited: str = ""
+    unseen: Sequence[str] = ()
     next_step: str = ""
 
     def __str__(self) -> str:
@@ -135,6 +140,7 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
         checks=[f for f in found if f.level in ("ok", "fact")],
         missing=list(dict.fromkeys([*data.missing, *evidence.missing])),
         audited=weights.links_audited(data),
+        unseen=list(mapping(dig(data.summary, "audited", "not_looked_at"))),
     )
 
 
@@ -169,12 +175,13 @@ def verdict(diagnosis: Diagnosis) -> str:
     """Return the sentence about a run without problems."""
     if not diagnosis.steps:
         return "Nothing is known: metrics.jsonl has no figures of a training step."
+    unseen = UNSEEN.format(", ".join(diagnosis.unseen)) if diagnosis.unseen else ""
     if diagnosis.reward_rise is not None and diagnosis.status != "running":
-        return REWARD_ONLY.format(diagnosis.reward_rise)
+        return REWARD_ONLY.format(diagnosis.reward_rise) + unseen
     if diagnosis.gained or diagnosis.status == "running":
-        return f"{NOTHING_WRONG} {diagnosis.next_step}".strip()
+        return f"{NOTHING_WRONG}{unseen} {diagnosis.next_step}".strip()
     more = f"{MORE_STEPS}{MORE_TASKS if diagnosis.measures_some else ''}."
-    return f"{NO_GAIN} {diagnosis.next_step or more}"
+    return f"{NO_GAIN} {diagnosis.next_step or more}{unseen}"
 
 
 def headline(diagnosis: Diagnosis) -> str:
