@@ -22,7 +22,7 @@ from agentrig.runners.jobs import AgentPlan
 from agentrig.tokenizers import disagreement
 from agentrig_verl import schema, sharing, symbols
 from agentrig_verl.checks import check, check_loggers
-from agentrig_verl.keys import changed, keys_of, served_with
+from agentrig_verl.keys import changed, keys_of, memory_plan, served_with
 from agentrig_verl.pool import PlacedPool
 from agentrig_verl.schema import ACTOR, MODEL, ROLLOUT
 from agentrig_verl.settings import VerlConfig
@@ -141,9 +141,15 @@ class Verl:
             str(checkpoint) if checkpoint else self._model(),
             sampling={"temperature": 0.0, **({"max_tokens": response} if response else {})},
             max_model_len=flat.get(f"{ROLLOUT}.max_model_len") or (prompt + response if prompt and response else None),
-            memory=flat.get(f"{ROLLOUT}.gpu_memory_utilization", 0.6),
+            memory=self._share(flat, hardware),
             options=served_with(flat),
         )
+
+    def _share(self, flat: Mapping[str, Any], hardware: Hardware) -> float:
+        """Return the share of a device that a server alone gets: 0.6 of what the run may take, unless it is set."""
+        limit = hardware.memory_limit
+        total = min((device.memory for device in hardware.probe().devices if device.memory), default=limit)
+        return flat.get(f"{ROLLOUT}.gpu_memory_utilization") or 0.6 * (min(limit / total, 1.0) if limit else 1.0)
 
     def compose(self, session: Session) -> Any:
         """Return verl's whole configuration for a run.
@@ -151,7 +157,12 @@ class Verl:
         Raises:
             ConfigError: A key that verl does not have, or a key that would have no effect.
         """
-        flat = keys_of(self.config, session.hardware)
+        forest, _ = sharing.foreseen(self.config, session.hardware) or (False, "")  # verl's own engine needs more
+        plan = memory_plan(self.config, session.hardware, calls=session.calls, forest=forest)
+        flat = keys_of(self.config, session.hardware, plan=plan)
+        if plan is not None:
+            session.note(plan.describe(plan.choose()))
+            session.record("memory", plan.facts())
         if session.checkpoint is not None:
             # verl would validate the checkpoint again; its own step has validated it.
             flat["trainer.val_before_train"] = False

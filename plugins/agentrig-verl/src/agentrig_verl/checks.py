@@ -16,8 +16,9 @@ from agentrig.hardware.tools import ask
 from agentrig.trackers.logins import WANDB_HOSTS as WANDB_HOSTS
 from agentrig.trackers.logins import swanlab_ready, wandb_ready
 from agentrig_verl import schema, symbols
-from agentrig_verl.keys import keys_of
+from agentrig_verl.keys import keys_of, memory_plan
 from agentrig_verl.schema import ACTOR, ROLLOUT
+from agentrig_verl.sharing import foreseen
 
 
 def check_symbols(situation: Situation) -> Iterator[Finding]:
@@ -40,13 +41,39 @@ def check_settings(situation: Situation) -> Iterator[Finding]:
         return  # findings of their own
     config = situation.plan.configs["algorithm"]
     try:
-        composed = schema.compose(keys_of(config, situation.hardware))
+        composed = schema.compose(keys_of(config, situation.hardware, plan=None))
         check(composed, merge=config.merge, credit=situation.plan.build("credit"))
         check_loggers(composed)
     except ConfigError as error:
         yield Finding(check="verl settings", result="problem", evidence=str(error))
     else:
         yield Finding(check="verl settings", result="ok", evidence="verl accepts them, and its loggers can start")
+
+
+def check_memory_plan(situation: Situation) -> Iterator[Finding]:
+    """For `agentrig doctor`: which of verl's keys would a run choose, so that server and learner fit the device?"""
+    plan, hardware = situation.plan, situation.hardware
+    if plan is None or hardware is None or not schema.installed() or symbols.lacking():
+        return  # findings of their own
+    config = plan.configs["algorithm"]
+    sizes = [device.memory for device in situation.probes[hardware.name].devices if device.memory]
+    if not sizes and not hardware.memory_limit:
+        why = f"{hardware.name} does not say its memory; hardware.memory_gib=24 computes for a device of 24 GiB"
+        yield Finding(check="memory plan", result="skipped", evidence=why)
+        return
+    try:
+        memory = min(sizes, default=hardware.memory_limit)
+        forest, _ = foreseen(config, hardware) or (False, "")  # verl's own engine needs more
+        calls = plan.runners.n * plan.runners.threads
+        found = memory_plan(config, hardware, calls=calls, memory=memory, forest=forest)
+        if found is None:
+            why = f"the shape of {config.model or 'the model'} is not known, or it is not trained with FSDP"
+            yield Finding(check="memory plan", result="skipped", evidence=why)
+        else:
+            evidence = f"about: {found.describe(found.choose())}"
+            yield Finding(check="memory plan", result="ok", evidence=evidence)
+    except ConfigError as error:
+        yield Finding.of_error("memory plan", error)
 
 
 ACCEPTS_VLLM = """
