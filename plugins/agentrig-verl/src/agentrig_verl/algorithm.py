@@ -29,6 +29,7 @@ from agentrig_verl.settings import VerlConfig
 
 if TYPE_CHECKING:
     from agentrig_verl.manager import ManagerContext
+    from agentrig_verl.planning import VerlPlan
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,9 @@ class Verl:
         """
         symbols.require()
         composed = self.compose(session)
+        if (plan := self._plan(session)) is not None:
+            session.note(plan.describe(plan.choose()))
+            session.record("memory", plan.facts())
         check(composed, merge=self.config.merge, credit=session.credit)
         check_loggers(composed)
         import ray
@@ -157,12 +161,7 @@ class Verl:
         Raises:
             ConfigError: A key that verl does not have, or a key that would have no effect.
         """
-        forest, _ = sharing.foreseen(self.config, session.hardware) or (False, "")  # verl's own engine needs more
-        plan = memory_plan(self.config, session.hardware, calls=session.calls, forest=forest)
-        flat = keys_of(self.config, session.hardware, plan=plan)
-        if plan is not None:
-            session.note(plan.describe(plan.choose()))
-            session.record("memory", plan.facts())
+        flat = keys_of(self.config, session.hardware, plan=self._plan(session))
         if session.checkpoint is not None:
             # verl would validate the checkpoint again; its own step has validated it.
             flat["trainer.val_before_train"] = False
@@ -178,6 +177,11 @@ class Verl:
             passes = math.ceil(composed.trainer.total_training_steps / (n // batch))
             composed.trainer.total_epochs = max(composed.trainer.total_epochs, passes)
         return composed
+
+    def _plan(self, session: Session) -> VerlPlan | None:
+        """Return the memory plan."""
+        forest, _ = sharing.foreseen(self.config, session.hardware) or (False, "")  # verl's own engine needs more
+        return memory_plan(self.config, session.hardware, calls=session.calls, forest=forest)
 
     def _model(self) -> str:
         if not self.config.model:

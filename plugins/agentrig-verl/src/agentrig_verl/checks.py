@@ -130,6 +130,7 @@ def check(config: Any, *, merge: bool = True, credit: Credit = DEFAULT) -> None:
             )
     default = getattr(credit, "func", None) is DEFAULT.func and getattr(credit, "keywords", None) == DEFAULT.keywords
     name = getattr(getattr(credit, "func", None), "__name__", "")
+    batch, gpus = config.data.train_batch_size, config.trainer.n_gpus_per_node * config.trainer.nnodes
     mode, sequences = config.trainer.v1.trainer_mode, by_sequence(config) if merge else None
     wrong: Sequence[tuple[Any, str]] = (
         (mode != "sync", f"trainer.v1.trainer_mode is {mode}; agentrig's rollouts are synchronous"),
@@ -148,6 +149,13 @@ def check(config: Any, *, merge: bool = True, credit: Credit = DEFAULT) -> None:
             estimator == "grpo" and rollout.n < 2,
             f"{ROLLOUT}.n must be 2 or more: grpo compares a task's rollouts",
         ),
+        # verl itself checks these three only where passes are counted in rows.
+        (
+            actor.ppo_mini_batch_size > batch,
+            f"{ACTOR}.ppo_mini_batch_size is {actor.ppo_mini_batch_size}, more than data.train_batch_size, {batch}",
+        ),
+        (batch * rollout.n % gpus, f"a step has {batch * rollout.n} rollouts, which {gpus} GPUs cannot share equally"),
+        (actor.strategy == "megatron", f"{ACTOR}.strategy is megatron, whose keys are in another YAML; use fsdp"),
         (rollout.temperature <= 0, f"{ROLLOUT}.temperature must be above 0: greedy rollouts are equal"),
         (
             not default and estimator != "grpo",
