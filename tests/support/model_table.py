@@ -35,7 +35,7 @@ def table() -> str:
     """Return the table in Markdown."""
     lines = ["| model | trained | prompt + answer | " + " | ".join(CARDS) + " |", "| --- " * (3 + len(CARDS)) + "|"]
     for size in SIZES:
-        for rank in (0, RANK):
+        for rank in (0, RANK) if size != SIZES[0] else (0,):
             for rows in ROWS:
                 cells = (cell(size, rank, rows, card) for card in CARDS)
                 lines.append(f"| {size}B | {'adapters' if rank else 'all weights'} | {rows} | {' | '.join(cells)} |")

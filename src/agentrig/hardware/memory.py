@@ -311,5 +311,4 @@ KNOWN: Mapping[str, ModelShape] = {
     ),
 }
 """Shapes of the reference profiles' models and of larger ones of their families, by lower-case name, from their
-published `config.json`, so
-that the doctor can judge a recipe before the model is downloaded."""
+published `config.json`, so that the doctor can judge a recipe before the model is downloaded."""
