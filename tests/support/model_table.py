@@ -16,29 +16,29 @@ from agentrig_vllm.config import VllmConfig
 from agentrig.hardware.memory import GIB, KNOWN, DeviceMemory
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "which-model-fits.md"
-BEGIN, END = "<!-- made by tests/support/model_table.py -->\n", "<!-- end -->\n"
+BEGIN, END = "<!-- made by tests/support/model_table.py -->\n\n", "\n<!-- end -->\n"
 
 CARDS = {"24 GB": 23.5, "40 GB": 39.4, "48 GB": 47.4, "80 GB": 79.2}
 """Cards as they are sold, and the GiB that they report."""
 
 SIZES = ("0.5", "1.5", "3", "7")
 RANK = 16
-ROWS = {"815 + 128": (32, 4, 815, 128), "8,000 + 512": (4, 16, 8000, 512)}
+ROWS = {"815+128": (32, 4, 815, 128), "8000+512": (4, 16, 8000, 512)}
 """Tasks, rollouts of each, tokens of prompt and answer."""
 
-MEASURED = {("1.5", 0, "815 + 128", "80 GB"): "2.48 s", ("1.5", 0, "8,000 + 512", "80 GB"): "5.61 s",
-            ("1.5", RANK, "815 + 128", "80 GB"): "2.19 s"}  # fmt: skip
+MEASURED = {("1.5", 0, "815+128", "80 GB"): "2.48 s", ("1.5", 0, "8000+512", "80 GB"): "5.61 s",
+            ("1.5", RANK, "815+128", "80 GB"): "2.19 s"}  # fmt: skip
 """Seconds of a step, from tests/benchmarks/one_gpu.md."""
 
 
 def table() -> str:
     """Return the table in Markdown."""
-    lines = ["| model | trained | prompt + answer | " + " | ".join(CARDS) + " |", "| --- " * (3 + len(CARDS)) + "|"]
+    lines = ["| model | tokens | " + " | ".join(CARDS) + " |", "| --- " * (2 + len(CARDS)) + "|"]
     for size in SIZES:
         for rank in (0, RANK) if size != SIZES[0] else (0,):
             for rows in ROWS:
                 cells = (cell(size, rank, rows, card) for card in CARDS)
-                lines.append(f"| {size}B | {'adapters' if rank else 'all weights'} | {rows} | {' | '.join(cells)} |")
+                lines.append(f"| {size}B{' adapters' if rank else ''} | {rows} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -49,7 +49,7 @@ def cell(size: str, rank: int, rows: str, card: str) -> str:
     if choice is None:
         return "no"
     seconds = MEASURED.get((size, rank, rows, card))
-    return f"yes{marks(choice, fitting)}{f', **{seconds}**' if seconds else ''}"
+    return (marks(choice, fitting) or "yes") + (f" **{seconds}**" if seconds else "")
 
 
 def marks(choice: Choice, fitting: Fitting) -> str:
@@ -61,8 +61,7 @@ def marks(choice: Choice, fitting: Fitting) -> str:
         "s": choice.sleeps,
         "t": choice.recomputed > 0,
     }
-    found = ", ".join(letter for letter, does in ways.items() if does)
-    return f" ({found})" if found else ""
+    return "".join(letter for letter, does in ways.items() if does)
 
 
 def fitting_of(size: str, rank: int, rows: str, card: str) -> Fitting:
