@@ -9,6 +9,7 @@ import attrs
 import pytest
 from agentrig_cuda import Cuda, CudaConfig
 from agentrig_verl import schema
+from agentrig_verl.algorithm import Verl
 from agentrig_verl.checks import check, check_memory_plan
 from agentrig_verl.keys import keys_of, memory_plan
 from agentrig_verl.planning import (
@@ -27,6 +28,7 @@ from agentrig_verl.planning import (
     shape_of,
 )
 from agentrig_verl.schema import ACTOR, ROLLOUT
+from agentrig_verl.settings import VerlConfig
 
 from agentrig.doctor.examination import look
 from agentrig.errors import ConfigError
@@ -232,3 +234,14 @@ def test_doctor_says_the_plan(overrides: tuple[str, ...], memory: float, result:
     (found,) = check_memory_plan(attrs.evolve(situation, probes=probes))
     assert found.result == result
     assert words in found.evidence
+
+
+def test_a_server_alone_gets_its_share_of_the_limit() -> None:
+    class Card(Cuda):
+        def probe(self) -> Probe:
+            return Probe(available=True, devices=(Device(name="GPU", memory=80 * GIB),))
+
+    verl = Verl(VerlConfig(model="m"))
+    assert verl._share({}, Card()) == 0.6
+    assert verl._share({}, Card(config=CudaConfig(memory_gib=40))) == pytest.approx(0.3)
+    assert verl._share({SHARE: 0.5}, Card(config=CudaConfig(memory_gib=40))) == 0.5
