@@ -100,11 +100,13 @@ def missing() -> list[str]:
 
 
 if __name__ == "__main__":
+    import model_table
     import reference_pages
 
     if missing():
         raise SystemExit(f"not installed: {', '.join(missing())}; run `make setup` first")
     PAGE.write_text(page(), "utf-8")
+    model_table.PAGE.write_text(model_table.page(), "utf-8")
     for path, make in reference_pages.PAGES.items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(make(), "utf-8")

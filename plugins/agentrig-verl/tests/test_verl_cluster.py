@@ -49,7 +49,8 @@ def composed():
     from agentrig_verl import schema
     from agentrig_verl.recipes import ADDITIONS, REFERENCE
 
-    return schema.compose({**REFERENCE, **ADDITIONS}, trusted={"transfer_queue.enable": True})
+    planned = {"actor_rollout_ref.actor.use_dynamic_bsz": True}  # a run's memory plan sets it
+    return schema.compose({**REFERENCE, **ADDITIONS, **planned}, trusted={"transfer_queue.enable": True})
 
 
 @pytest.fixture(scope="module")

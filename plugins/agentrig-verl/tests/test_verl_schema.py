@@ -149,7 +149,7 @@ def composed(needs_verl, tmp_path):
         overrides = [f"algorithm.verl.{k}={v}" for k, v in verl.items()]
         plan = resolve(recipe, overrides=overrides, uses={"hardware": hardware, "tasks": "mini-sql"})
         session = SimpleNamespace(
-            hardware=plan.build("hardware"), directory=tmp_path, seed=7, checkpoint=checkpoint,
+            hardware=plan.build("hardware"), directory=tmp_path, seed=7, checkpoint=checkpoint, calls=40,
             train_tasks=[Task(id=f"t{i}", input={}) for i in range(70)],
         )  # fmt: skip
         return plan.build("algorithm").compose(session)
@@ -219,7 +219,8 @@ def test_the_recipe_npu_gets_the_overrides_of_its_hardware(composed):
         ("trainer.use_v1", "false", "old trainer"),
         ("actor_rollout_ref.rollout.name", "sglang", "must be vllm"),
         ("actor_rollout_ref.rollout.val_kwargs.n", 4, "must be 1"),
-        ("actor_rollout_ref.actor.ppo_mini_batch_size", 64, "verl refuses"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", 64, "more than data.train_batch_size, 32"),
+        ("trainer.n_gpus_per_node", 3, "128 rollouts, which 3 GPUs cannot share"),
         ("actor_rollout_ref.actor.checkpoint.async_save", "true", "async_save"),
         (
             "actor_rollout_ref.actor.loss_agg_mode",
@@ -236,7 +237,7 @@ def test_the_recipe_npu_gets_the_overrides_of_its_hardware(composed):
         ("algorithm.adv_estimator", "grppo", 'Did you mean "grpo"'),
         ("algorithm.adv_estimator", "gae", "needs a critic"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode", "gspoo", 'Did you mean "gspo"'),
-        ("actor_rollout_ref.actor.strategy", "megatron", "verl refuses"),
+        ("actor_rollout_ref.actor.strategy", "megatron", "strategy is megatron"),
         ("data.train_batch_size", 128, "the training split has 70"),
     ],
 )

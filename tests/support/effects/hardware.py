@@ -41,7 +41,7 @@ def attention(settings: Settings) -> tuple[str, str]:
     key = f"{MODEL}.override_config.attn_implementation"
     model = checkpoint.load_model(model_directory("mini"), attention=checkpoint.attention_of(hardware))
     prepare(model)  # as the learner does: it may replace what the model was loaded with
-    return keys_of(config_of("algorithm.verl", {}), hardware).get(key, ""), model.config._attn_implementation
+    return keys_of(config_of("algorithm.verl", {}), hardware, plan=None).get(key, ""), model.config._attn_implementation
 
 
 def ports(settings: Settings) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ def session() -> Any:
     """Return the parts of a session that the algorithm needs to compose verl's configuration."""
     tasks = [Task(id=f"t{i}", input={}) for i in range(4)]
     hardware = build("hardware.cuda", {"attention": "sdpa"})
-    return SimpleNamespace(hardware=hardware, directory=folder(), seed=7, checkpoint=None, train_tasks=tasks)
+    return SimpleNamespace(hardware=hardware, directory=folder(), seed=7, checkpoint=None, train_tasks=tasks, calls=40)
 
 
 def composed(settings: Settings) -> Any:

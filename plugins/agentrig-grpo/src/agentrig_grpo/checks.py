@@ -39,32 +39,52 @@ def check_memory_plan(situation: Situation) -> Iterator[Finding]:
             yield Finding(check="memory plan", result="skipped", evidence=f"the shape of {config.model} is not known")
             return
         says = getattr(plan.components["server"].spec, "memory", None)
-        dtype = "float32" if config.dtype == "float32" else "bfloat16"
-        context = context_of_model(directory, config)
-        server = server_need(
-            config,
-            says(plan.configs["server"]) if says else ServerMemory(sequences=64),
+        fitting = fitting_about(
             shape,
-            weights=shape.parameters * size_of(dtype),
-            element=size_of(dtype),
-            context=context,
+            config,
+            device,
+            says(plan.configs["server"]) if says else ServerMemory(sequences=64),
+            context=context_of_model(directory, config),
             runners=plan.runners.n * plan.runners.threads,
-            total=device.total,
         )
-        group = group_length(config, context)
-        ends = sorted({PASSES[-1], passes_of(config, device, group)[0]})
-
-        @cache
-        def needs(asked: LearnerConfig) -> Needs:
-            return Needs(
-                lambda n, twice: about(shape, asked, n, twice, size_of(dtype)), layers=shape.layers, passes=ends
-            )
-
-        fitting = Fitting(config=config, device=device, server=server, needs=needs, layers=shape.layers, group=group)
         evidence = f"about: {fitting.describe(fitting.choose())}"
         yield Finding(check="memory plan", result="ok", evidence=evidence)
     except ConfigError as error:
         yield Finding.of_error("memory plan", error)
+
+
+def fitting_about(
+    shape: ModelShape, config: LearnerConfig, device: DeviceMemory, says: ServerMemory, *, context: int, runners: int
+) -> Fitting:
+    """Return about what server and learner need of a device, from sizes alone.
+
+    Args:
+        shape: The model's sizes.
+        config: The learner's settings.
+        device: The device.
+        says: What the server's settings say.
+        context: Most tokens that the server takes.
+        runners: Rollouts that run at once at most.
+    """
+    dtype = "float32" if config.dtype == "float32" else "bfloat16"
+    element, group = size_of(dtype), group_length(config, context)
+    server = server_need(
+        config,
+        says,
+        shape,
+        weights=shape.parameters * element,
+        element=element,
+        context=context,
+        runners=runners,
+        total=device.total,
+    )
+    ends = sorted({PASSES[-1], passes_of(config, device, group)[0]})
+
+    @cache
+    def needs(asked: LearnerConfig) -> Needs:
+        return Needs(lambda n, twice: about(shape, asked, n, twice, element), layers=shape.layers, passes=ends)
+
+    return Fitting(config=config, device=device, server=server, needs=needs, layers=shape.layers, group=group)
 
 
 def about(shape: ModelShape, config: LearnerConfig, tokens: int, recomputed: int, element: int) -> Need:

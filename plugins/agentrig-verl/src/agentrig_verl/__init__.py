@@ -17,7 +17,7 @@ def _build(config: Any) -> Any:
 @hookimpl
 def register_algorithms() -> Iterable[AlgorithmSpec]:
     """Register `verl`."""
-    from agentrig_verl.checks import check_settings, check_symbols, check_verl_vllm
+    from agentrig_verl.checks import check_memory_plan, check_settings, check_symbols, check_verl_vllm
     from agentrig_verl.modelscope import check_modelscope, hub
     from agentrig_verl.ray_checks import check_place, check_ray_cluster, check_ray_sockets, check_ray_token
     from agentrig_verl.settings import VerlConfig, workload
@@ -36,6 +36,7 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
         checks=(
             check_symbols,
             check_settings,
+            check_memory_plan,
             check_engine,
             check_verl_vllm,
             check_ray_cluster,

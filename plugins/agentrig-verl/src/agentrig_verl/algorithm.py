@@ -22,13 +22,14 @@ from agentrig.runners.jobs import AgentPlan
 from agentrig.tokenizers import disagreement
 from agentrig_verl import schema, sharing, symbols
 from agentrig_verl.checks import check, check_loggers
-from agentrig_verl.keys import changed, keys_of, served_with
+from agentrig_verl.keys import changed, keys_of, memory_plan, served_with
 from agentrig_verl.pool import PlacedPool
 from agentrig_verl.schema import ACTOR, MODEL, ROLLOUT
 from agentrig_verl.settings import VerlConfig
 
 if TYPE_CHECKING:
     from agentrig_verl.manager import LoopManager
+    from agentrig_verl.planning import VerlPlan
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,9 @@ class Verl:
         """
         symbols.require()
         composed = self.compose(session)
+        if (plan := self._plan(session)) is not None:
+            session.note(plan.describe(plan.choose()))
+            session.record("memory", plan.facts())
         check(composed, merge=self.config.merge, credit=session.credit)
         check_loggers(composed)
         import ray
@@ -127,9 +131,15 @@ class Verl:
             str(checkpoint) if checkpoint else self._model(),
             sampling={"temperature": 0.0, **({"max_tokens": response} if response else {})},
             max_model_len=flat.get(f"{ROLLOUT}.max_model_len") or (prompt + response if prompt and response else None),
-            memory=flat.get(f"{ROLLOUT}.gpu_memory_utilization", 0.6),
+            memory=self._share(flat, hardware),
             options=served_with(flat),
         )
+
+    def _share(self, flat: Mapping[str, Any], hardware: Hardware) -> float:
+        """Return the share of a device that a server alone gets: 0.6 of what the run may take, unless it is set."""
+        limit = hardware.memory_limit
+        total = min((device.memory for device in hardware.probe().devices if device.memory), default=limit)
+        return flat.get(f"{ROLLOUT}.gpu_memory_utilization") or 0.6 * (min(limit / total, 1.0) if limit else 1.0)
 
     def compose(self, session: Session) -> Any:
         """Return verl's whole configuration for a run.
@@ -137,7 +147,7 @@ class Verl:
         Raises:
             ConfigError: A key that verl does not have, or a key that would have no effect.
         """
-        flat = keys_of(self.config, session.hardware)
+        flat = keys_of(self.config, session.hardware, plan=self._plan(session))
         if session.checkpoint is not None:
             # verl would validate the checkpoint again; its own step has validated it.
             flat["trainer.val_before_train"] = False
@@ -153,6 +163,11 @@ class Verl:
             passes = math.ceil(composed.trainer.total_training_steps / (n // batch))
             composed.trainer.total_epochs = max(composed.trainer.total_epochs, passes)
         return composed
+
+    def _plan(self, session: Session) -> VerlPlan | None:
+        """Return the memory plan."""
+        forest, _ = sharing.foreseen(self.config, session.hardware) or (False, "")  # verl's own engine needs more
+        return memory_plan(self.config, session.hardware, calls=session.calls, forest=forest)
 
     def _model(self) -> str:
         if not self.config.model:

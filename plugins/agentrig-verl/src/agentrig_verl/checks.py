@@ -15,8 +15,9 @@ from agentrig.findings import Finding, Situation
 from agentrig.hardware.tools import ask
 from agentrig.trackers.logins import swanlab_ready, wandb_ready
 from agentrig_verl import schema, symbols
-from agentrig_verl.keys import keys_of
+from agentrig_verl.keys import keys_of, memory_plan
 from agentrig_verl.schema import ACTOR, ROLLOUT
+from agentrig_verl.sharing import foreseen
 
 
 def check_symbols(situation: Situation) -> Iterator[Finding]:
@@ -39,13 +40,39 @@ def check_settings(situation: Situation) -> Iterator[Finding]:
         return  # findings of their own
     config = situation.plan.configs["algorithm"]
     try:
-        composed = schema.compose(keys_of(config, situation.hardware))
+        composed = schema.compose(keys_of(config, situation.hardware, plan=None))
         check(composed, merge=config.merge, credit=situation.plan.build("credit"))
         check_loggers(composed)
     except ConfigError as error:
         yield Finding(check="verl settings", result="problem", evidence=str(error))
     else:
         yield Finding(check="verl settings", result="ok", evidence="verl accepts them, and its loggers can start")
+
+
+def check_memory_plan(situation: Situation) -> Iterator[Finding]:
+    """For `agentrig doctor`: which of verl's keys would a run choose, so that server and learner fit the device?"""
+    plan, hardware = situation.plan, situation.hardware
+    if plan is None or hardware is None or not schema.installed() or symbols.lacking():
+        return  # findings of their own
+    config = plan.configs["algorithm"]
+    sizes = [device.memory for device in situation.probes[hardware.name].devices if device.memory]
+    if not sizes and not hardware.memory_limit:
+        why = f"{hardware.name} does not say its memory; hardware.memory_gib=24 computes for a device of 24 GiB"
+        yield Finding(check="memory plan", result="skipped", evidence=why)
+        return
+    try:
+        memory = min(sizes, default=hardware.memory_limit)
+        forest, _ = foreseen(config, hardware) or (False, "")  # verl's own engine needs more
+        calls = plan.runners.n * plan.runners.threads
+        found = memory_plan(config, hardware, calls=calls, memory=memory, forest=forest)
+        if found is None:
+            why = f"the shape of {config.model or 'the model'} is not known, or it is not trained with FSDP"
+            yield Finding(check="memory plan", result="skipped", evidence=why)
+        else:
+            evidence = f"about: {found.describe(found.choose())}"
+            yield Finding(check="memory plan", result="ok", evidence=evidence)
+    except ConfigError as error:
+        yield Finding.of_error("memory plan", error)
 
 
 ACCEPTS_VLLM = """
@@ -102,6 +129,7 @@ def check(config: Any, *, merge: bool = True, credit: Credit = DEFAULT) -> None:
             )
     default = getattr(credit, "func", None) is DEFAULT.func and getattr(credit, "keywords", None) == DEFAULT.keywords
     name = getattr(getattr(credit, "func", None), "__name__", "")
+    batch, gpus = config.data.train_batch_size, config.trainer.n_gpus_per_node * config.trainer.nnodes
     mode, sequences = config.trainer.v1.trainer_mode, by_sequence(config) if merge else None
     wrong: Sequence[tuple[Any, str]] = (
         (mode != "sync", f"trainer.v1.trainer_mode is {mode}; agentrig's rollouts are synchronous"),
@@ -120,6 +148,13 @@ def check(config: Any, *, merge: bool = True, credit: Credit = DEFAULT) -> None:
             estimator == "grpo" and rollout.n < 2,
             f"{ROLLOUT}.n must be 2 or more: grpo compares a task's rollouts",
         ),
+        # verl itself checks these three only where passes are counted in rows.
+        (
+            actor.ppo_mini_batch_size > batch,
+            f"{ACTOR}.ppo_mini_batch_size is {actor.ppo_mini_batch_size}, more than data.train_batch_size, {batch}",
+        ),
+        (batch * rollout.n % gpus, f"a step has {batch * rollout.n} rollouts, which {gpus} GPUs cannot share equally"),
+        (actor.strategy == "megatron", f"{ACTOR}.strategy is megatron, whose keys are in another YAML; use fsdp"),
         (rollout.temperature <= 0, f"{ROLLOUT}.temperature must be above 0: greedy rollouts are equal"),
         (
             not default and estimator != "grpo",

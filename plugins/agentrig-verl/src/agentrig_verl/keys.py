@@ -9,25 +9,44 @@ from typing import Any
 from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware, apply_overrides, installed
 from agentrig_verl import schema
+from agentrig_verl.planning import VerlPlan, plan_of, planned
 from agentrig_verl.schema import MODEL, ROLLOUT
 from agentrig_verl.settings import VerlConfig
 
 log = logging.getLogger(__name__)
 
 
-def keys_of(config: VerlConfig, hardware: Hardware) -> dict[str, Any]:
+def keys_of(config: VerlConfig, hardware: Hardware, *, plan: VerlPlan | None) -> dict[str, Any]:
     """Return verl's keys, dotted, of a run on that hardware, without those that connect verl to the run.
 
+    Args:
+        config: Settings.
+        hardware: What the run uses.
+        plan: What chooses the keys of the device's memory; None for values that do not depend on the device.
+
     Raises:
-        ConfigError: The hardware's memory is limited, which verl does not keep to.
+        ConfigError: Nothing fits; the message says what would.
     """
-    if hardware.memory_limit:
-        raise ConfigError(
-            "[hardware] memory_gib: algorithm verl does not keep to it. Leave it out, and set "
-            f"{ROLLOUT}.gpu_memory_utilization in [algorithm.verl]"
-        )
     flat = changed(config, hardware)
-    return _choose({**flat, **attention(flat, hardware)})
+    return _choose({**flat, **attention(flat, hardware), **planned(flat, plan)})
+
+
+def memory_plan(
+    config: VerlConfig, hardware: Hardware, *, calls: int = 0, memory: int | None = None, forest: bool = False
+) -> VerlPlan | None:
+    """Return the memory plan of a run, see `agentrig_verl.planning.plan_of`.
+
+    Raises:
+        ConfigError: The hardware's memory is limited, and nothing can be planned.
+    """
+    found = plan_of(changed(config, hardware), config.model, hardware, calls=calls, memory=memory, forest=forest)
+    if found is None and hardware.memory_limit:
+        raise ConfigError(
+            f"[hardware] memory_gib: the sizes of {config.model or 'the model'} are not known, or it is not trained "
+            f"with FSDP, so verl's keys cannot be planned. Leave it out, and set {ROLLOUT}.gpu_memory_utilization in "
+            "[algorithm.verl]"
+        )
+    return found
 
 
 def changed(config: VerlConfig, hardware: Hardware) -> dict[str, Any]:

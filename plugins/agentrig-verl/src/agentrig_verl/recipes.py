@@ -20,21 +20,15 @@ REFERENCE: Mapping[str, Any] = {
     f"{ROLLOUT}.name": "vllm",
     f"{ROLLOUT}.n": 4,
     f"{ROLLOUT}.tensor_model_parallel_size": 1,
-    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 4,
-    f"{ROLLOUT}.gpu_memory_utilization": 0.8,
     f"{ROLLOUT}.engine_kwargs.vllm.enable_auto_tool_choice": True,
     f"{ROLLOUT}.engine_kwargs.vllm.tool_call_parser": "hermes",
     f"{ACTOR}.ppo_mini_batch_size": 32,
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4,
     f"{ACTOR}.optim.lr": 1e-6,
     f"{ACTOR}.use_kl_loss": False,
     f"{ACTOR}.kl_loss_coef": 0.0,
     f"{ACTOR}.entropy_coeff": 0.0,
     f"{ACTOR}.clip_ratio_low": 0.2,
     f"{ACTOR}.clip_ratio_high": 0.3,
-    f"{ACTOR}.fsdp_config.param_offload": True,
-    f"{ACTOR}.fsdp_config.optimizer_offload": True,
-    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 8,
     "actor_rollout_ref.ref.fsdp_config.param_offload": True,
     "actor_rollout_ref.model.use_remove_padding": True,
     "actor_rollout_ref.model.enable_gradient_checkpointing": True,
@@ -47,7 +41,10 @@ REFERENCE: Mapping[str, Any] = {
     "trainer.total_epochs": 2,
     "trainer.logger": ["console", "wandb"],
 }
-"""The reference's verl settings, as far as verl 0.9 has the key and it has an effect here."""
+"""The reference's verl settings, as far as verl 0.9 has the key and it has an effect here.
+
+Those of the device's memory are left to the memory plan (planning.py): the reference sets them for 80 GB.
+"""
 
 ADDITIONS: Mapping[str, Any] = {
     f"{ROLLOUT}.val_kwargs.temperature": 0,
@@ -82,7 +79,6 @@ def recipes() -> Iterable[RecipeSpec]:
         "A few steps of the reference run with a 0.5B model on one GPU: for CI and first looks.",
         model="Qwen/Qwen2.5-Coder-0.5B-Instruct",
         verl={
-            f"{ROLLOUT}.gpu_memory_utilization": 0.6,
             "trainer.total_epochs": 1,
             "trainer.total_training_steps": 3,
             "trainer.test_freq": 3,

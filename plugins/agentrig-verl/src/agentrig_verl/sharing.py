@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib.util
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from agentrig.errors import ConfigError
 from agentrig.findings import Finding, Situation
+from agentrig.hardware import Hardware
 from agentrig_verl import schema, symbols
 from agentrig_verl.keys import keys_of
+from agentrig_verl.planning import folder_of
 from agentrig_verl.schema import ACTOR, MODEL
+from agentrig_verl.settings import VerlConfig
 
 ATTENTIONS = (None, "sdpa", "flash_attention_2", "flash_attention_3")
 """Values of `attn_implementation` that compute the same function as the forest's attention."""
@@ -49,14 +51,13 @@ def check_engine(situation: Situation) -> Iterator[Finding]:
     if plan is None or hardware is None or not schema.installed() or symbols.lacking():
         return  # findings of their own
     settings = plan.configs["algorithm"]
-    folder = _folder_of(settings.model)
     try:
-        config = schema.compose(keys_of(settings, hardware), trusted={f"{MODEL}.path": str(folder or settings.model)})
-        if folder is None and settings.engine != "verl":
+        found = foreseen(settings, hardware)
+        if found is None:
             evidence = f"decided when the run starts: {settings.model or 'the model'} is not on this machine yet"
             yield Finding(check="verl engine", result="skipped", evidence=evidence)
             return
-        forest, why = choose(settings.engine, config, device=hardware.torch_device)
+        forest, why = found
     except ConfigError as error:
         yield Finding(check="verl engine", result="problem", evidence=str(error))
     else:
@@ -64,17 +65,18 @@ def check_engine(situation: Situation) -> Iterator[Finding]:
         yield Finding(check="verl engine", result="ok", evidence=evidence)
 
 
-def _folder_of(model: str) -> Path | None:
-    """Return the folder of a model's configuration, from its own folder or the Hub's cache; None without one."""
-    from transformers.utils.hub import cached_file
+def foreseen(settings: VerlConfig, hardware: Hardware) -> tuple[bool, str] | None:
+    """Return what `choose` will return for a run; None while the model is not on this machine.
 
-    if not model:
+    Raises:
+        ConfigError: Keys that verl does not have, or an engine that cannot train the run.
+    """
+    folder = folder_of(settings.model)
+    keys = keys_of(settings, hardware, plan=None)
+    config = schema.compose(keys, trusted={f"{MODEL}.path": str(folder or settings.model)})
+    if folder is None and settings.engine != "verl":
         return None
-    try:
-        found = cached_file(model, "config.json", local_files_only=True)
-    except OSError:
-        return None
-    return Path(found).parent if found else None
+    return choose(settings.engine, config, device=hardware.torch_device)
 
 
 def obstacles(config: Any, *, device: str) -> Iterator[str]:
