@@ -163,7 +163,7 @@ def test_a_metric_that_is_not_finite_is_null_in_the_metrics_and_named_once(
     ("overrides", "said"),
     [
         (['tasks.do=["typed"]', "run.failure_limit=1.0"], "12 x no-plan: for example AgentFailure: there is no plan"),
-        (["algorithm.change=nan"], "the weight change is nan: training has diverged"),
+        (["algorithm.figures.weight_change=nan"], "the weight change is nan: training has diverged"),
     ],
 )
 def test_a_run_that_would_learn_nothing_stops_in_its_first_step(
@@ -181,7 +181,7 @@ def test_a_run_that_would_learn_nothing_stops_in_its_first_step(
     assert error == {"error": "RunStopped", "message": str(caught.value), "cause": caught.value.cause}
     assert caught.value.cause
     summary = run / "summary.json"
-    assert summary.is_file() == ("algorithm.change=nan" in overrides)  # only that step has an end
+    assert summary.is_file() == ("algorithm.figures.weight_change=nan" in overrides)  # only that step has an end
     assert not summary.is_file() or json.loads(summary.read_text())["complete"] is False
     assert watch.of("error") == ["RunStopped"]
     assert watch.of("end") == []

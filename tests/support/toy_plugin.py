@@ -23,6 +23,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import attrs
 import httpx
@@ -401,7 +402,7 @@ class NumberConfig:
     report: bool = setting(True, help="measure before and after")
     validate_first: bool = setting(False, help="validate before the first step, of a resumed run too")
     keys: dict[str, int] = setting(dict, help="more settings, in a table")
-    figures: dict[str, float] = setting(dict, help="more figures that it reports")
+    figures: dict[str, Any] = setting(dict, help="more figures that it reports")
     cut_after: int = setting(0, help="the step after which the power is cut; 0 for none")
     plans: bool = setting(True, help="say how many steps there will be")
     refuse: str = setting("", help="why it takes no settings; empty if it does")
