@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -310,7 +311,7 @@ class SharedClient:
 class BrokenConfig:
     """Settings of the agent that cannot be built."""
 
-    how: str = setting("raise", help="how it fails", choices=("raise", "die", "exit", "hang"))
+    how: str = setting("raise", help="how it fails", choices=("raise", "die", "exit", "hang", "threads"))
 
 
 def build_broken(config):
@@ -321,6 +322,9 @@ def build_broken(config):
         os._exit(0)
     if config.how == "hang":
         time.sleep(600)
+    if config.how == "threads":
+        threading.stack_size(1 << 46)  # there is not so much memory
+        return toy_agent
     raise RuntimeError("its prompts are missing")
 
 
