@@ -434,7 +434,7 @@ def test_an_agent_whose_build_calls_exit_is_told_so(start: Start) -> None:
 
 def test_a_runner_that_has_no_memory_for_threads_says_so(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     pool = start("toy-broken", config={"how": "threads"})
-    with pytest.raises(AgentrigError, match="no runner can start: this .* memory"):
+    with pytest.raises(AgentrigError, match=r"no runner can start: this .* memory"):
         drain(pool, 1, timeout_s=30)
     assert "Traceback" not in capfd.readouterr().err
 

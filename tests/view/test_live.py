@@ -229,6 +229,17 @@ def test_a_resumed_run_goes_on_with_the_mean_of_its_earlier_steps(tmp_path: Path
     assert f"reward 0.250 (mean of 5: {of_five:.3f})" in buffer.getvalue()
 
 
+def test_a_damaged_reward_of_an_earlier_step_is_left_out_of_the_mean(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=2)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines[0]["reward"] = {"a": 1}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown, buffer = display()
+    shown.on_run_start(RunStart(directory=run, config={}, steps=20, first_step=3))
+    shown.on_step_end(StepEnd(step=3, metrics={"reward": 0.25, "step_s": 1.0}))
+    assert f"reward 0.250 (mean of 2: {(lines[1]['reward'] + 0.25) / 2:.3f})" in buffer.getvalue()
+
+
 def test_a_long_measurement_says_in_a_pipe_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     shown, buffer = display()
     now = [time.monotonic()]

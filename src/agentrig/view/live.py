@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrig import hookimpl
-from agentrig.figures import amount, counted, percent
+from agentrig.figures import amount, counted, number, percent
 from agentrig.processes.ends import Interrupted, name_of
 from agentrig.view.reading import read_run
 from agentrig.view.terminal import run_ending
@@ -115,7 +115,7 @@ class LiveDisplay:
             self._steps, self._done = event.steps, event.first_step - 1
             self._start = time.monotonic()
         if event.first_step > 1:
-            before = [m.get("reward") for m in read_run(event.directory).steps if m["step"] < event.first_step]
+            before = [number(m.get("reward")) for m in read_run(event.directory).steps if m["step"] < event.first_step]
             self._rewards.extend(reward for reward in before if reward is not None)
         parts = [] if self._announced else [f"run {event.directory}"]
         parts += [] if event.steps is None else [amount(event.steps, "step")]
