@@ -246,6 +246,8 @@ def test_lost_and_damaged_lines_are_reported(finished: Path) -> None:
     train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
     told = json.loads((finished / "manifest.json").read_text())["warnings"]
     assert set(warnings) <= set(told)
+    logged = [json.loads(line) for line in (finished / "log.jsonl").read_text().splitlines()]
+    assert {(4, text) for text in warnings} <= {(line["step"], line["text"]) for line in logged}
     assert json.loads((finished / "summary.json").read_text())["steps"] == 4
 
 
