@@ -172,6 +172,15 @@ def test_an_error_closes_the_panel_and_names_the_last_step(error: BaseException,
     assert buffer.getvalue().count("\x1b[?25l") == buffer.getvalue().count("\x1b[?25h") == 1  # the cursor is back
 
 
+def test_a_second_signal_is_told_by_its_error_alone() -> None:
+    shown, buffer = display()
+    shown.on_run_start(event=start())
+    shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
+    lost = Interrupted(signal.SIGINT, "ended at once; step 3 was not saved", at_once=True)
+    shown.on_run_error(event=RunError(directory=Path("runs/demo"), error=lost))
+    assert "last whole step" not in buffer.getvalue()
+
+
 def test_logs_go_above_the_panel_and_their_handlers_get_their_stream_back(monkeypatch: pytest.MonkeyPatch):
     error = io.StringIO()
     monkeypatch.setattr(sys, "stderr", error)

@@ -184,8 +184,13 @@ class LiveDisplay:
 
     @hookimpl
     def on_run_error(self, event: RunError) -> None:
-        """Close the panel and print the last step; the command line prints the error itself."""
+        """Close the panel and print the last step; the command line prints the error itself.
+
+        The error of a second signal says which steps are lost.
+        """
         self.close()
+        if isinstance(event.error, Interrupted) and event.error.at_once:
+            return
         step = self._last.get("step")
         where = "before a step had ended" if step is None else f"(last whole step: {step})"
         error, what = event.error, "an error"
