@@ -211,7 +211,7 @@ def _strict(type_: type, accepted: tuple[type, ...]) -> Callable[[Any, Any], Any
             raise TypeError(f"expected {type_.__name__}, got a bool")
         if not isinstance(value, accepted):
             raise TypeError(f"expected {type_.__name__}, got {type(value).__name__}")
-        if type_ is float and not math.isfinite(value):
+        if type_ is float and not math.isfinite(cast(float, value)):
             raise ValueError("expected a finite number")
         return type_(value)
 
