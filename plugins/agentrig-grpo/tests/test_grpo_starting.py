@@ -73,6 +73,8 @@ def test_a_model_that_diverged_is_not_written(tmp_path: Path) -> None:
     for more in ({"passes": 1.0}, {"passes": 4.0, "enough": lambda: True}):
         with pytest.raises(AgentrigError, match=r"has diverged: .*smaller learning rate than --lr 1e\+300"):
             made(tmp_path / "a", lr=1e300, **more)
+    with pytest.raises(AgentrigError, match="the 1e-12 minutes ended before the first step"):
+        made(tmp_path / "a", minutes=1e-12)
     assert not (tmp_path / "a" / "model.safetensors").exists()
 
 

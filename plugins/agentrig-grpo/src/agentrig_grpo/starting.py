@@ -49,7 +49,7 @@ def make_start(
 
     Raises:
         ConfigError: No such model, or demonstrations that its context has no room for.
-        AgentrigError: The training has diverged; no model is written.
+        AgentrigError: The training has diverged, or made no step; no model is written.
     """
     torch.set_num_threads(plan.threads)
     if plan.model == "new":
@@ -99,6 +99,8 @@ def make_start(
         enough=partial(_tried, model, tokenizer, plan) if plan.enough else None,
         log=log,
     )
+    if not stats.losses:
+        raise AgentrigError(f"the {plan.minutes:g} minutes ended before the first step: give more (--minutes)")
     _save(model, tokenizer, plan, stats.losses)
     if plan.context:
         _set_context(plan.directory, context)
