@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Callable
@@ -306,6 +307,23 @@ def test_types_are_structured(keys: dict[str, Any], value: Any) -> None:
 def test_types_are_checked(keys: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="does not fit x"):
         structure(_Shapes, keys, owner="x", section="agent")
+
+
+@pytest.mark.parametrize("keys", [{"optional": math.nan}, {"optional": math.inf}, {"numbers": [1.0, -math.inf]}])
+def test_numbers_are_finite(keys: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"does not fit x: expected (a finite number|list\[float\])"):
+        structure(_Shapes, keys, owner="x", section="agent")
+
+
+def test_infinity_is_a_number_where_a_key_says_so() -> None:
+    @attrs.frozen(kw_only=True)
+    class Unlimited:
+        most: float = setting(1.0, help="the most", gt=0, le=math.inf)
+
+    assert structure(Unlimited, {"most": math.inf}, owner="x", section="agent").most == math.inf
+    for wrong in (math.nan, -math.inf):
+        with pytest.raises(ConfigError, match="expected a finite number"):
+            structure(Unlimited, {"most": wrong}, owner="x", section="agent")
 
 
 def test_a_run_file_that_is_not_utf8_is_refused_with_a_message(tmp_path: Path) -> None:

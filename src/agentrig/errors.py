@@ -198,6 +198,7 @@ NO_MEMORY = (
 )
 NO_SPACE = ("No space left on device", "Disk quota exceeded", "os error 28)", "os error 122)")
 TOO_LARGE = ("File too large", "os error 27)")
+NO_TEMPORARY = "No usable temporary directory"
 TOO_MANY = ("Too many open files", "os error 24)")
 """What libraries say when a resource has run out; some keep no error number."""
 
@@ -225,10 +226,12 @@ def exhausted(error: BaseException | None) -> str:
                 "training run with --resume and its directory; everything written before is intact"
             )
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-        hidden = most >= 0 and any(said in text for said in UNWRITTEN)
+        hidden = (most >= 0 and any(said in text for said in UNWRITTEN)) or (most == 0 and NO_TEMPORARY in text)
         if hidden or code == errno.EFBIG or any(said in text for said in TOO_LARGE):
             here = f"no file may be larger than {most / 1024:.0f} KiB here (ulimit -f)" if most >= 0 else str(each)
             return f"{here}. Allow larger ones: ulimit -f unlimited"
+        if NO_TEMPORARY in text:
+            return f"{NO_TEMPORARY}{text.partition(NO_TEMPORARY)[2]}. Name a folder that you can write to: TMPDIR=DIR"
         if code in (errno.EMFILE, errno.ENFILE) or any(said in text for said in TOO_MANY):
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             return (

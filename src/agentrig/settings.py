@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +43,7 @@ def setting(
         help: One line for the docs and for `agentrig plugins show`.
         ge: Smallest allowed value.
         gt: The value must be greater than this.
-        le: Greatest allowed value.
+        le: Greatest allowed value; `math.inf` where infinity has a meaning: a number must be finite otherwise.
         lt: The value must be less than this.
         choices: The only allowed values.
         validator: One more `attrs` validator.
@@ -100,10 +101,13 @@ def structure(
         if fields[key].metadata.get("one") and isinstance(value, str):
             value = [value] if value else []
         try:
-            values[key] = _converter().structure(value, fields[key].type)
+            unlimited = value == math.inf == fields[key].metadata.get("bounds", {}).get("<=")
+            values[key] = value if unlimited else _converter().structure(value, fields[key].type)
         except Exception as error:
+            odd = isinstance(value, float) and not math.isfinite(value)
             raise ConfigError(
-                f"[{section}] {key} = {value!r} does not fit {owner}: expected {_type_name(fields[key].type)}"
+                f"[{section}] {key} = {value!r} does not fit {owner}: expected "
+                f"{'a finite number' if odd else _type_name(fields[key].type)}"
                 f" ({fields[key].metadata.get('help', '')}){meant(value, fields[key].type, f'{section}.{key}')}"
             ) from error
     missing = [n for n, f in fields.items() if f.default is attrs.NOTHING and n not in values]
@@ -207,6 +211,8 @@ def _strict(type_: type, accepted: tuple[type, ...]) -> Callable[[Any, Any], Any
             raise TypeError(f"expected {type_.__name__}, got a bool")
         if not isinstance(value, accepted):
             raise TypeError(f"expected {type_.__name__}, got {type(value).__name__}")
+        if type_ is float and not math.isfinite(cast(float, value)):
+            raise ValueError("expected a finite number")
         return type_(value)
 
     return convert

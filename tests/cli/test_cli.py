@@ -62,6 +62,21 @@ def test_every_command_has_an_example_of_options_that_exist(path: tuple[str, ...
     assert used <= known
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_numbers_of_options_are_finite(number: str) -> None:
+    asked = 0
+    for path in commands():
+        command: Any = main
+        for name in path:
+            command = command.get_command(click.Context(command), name)
+        for option in command.params:
+            if isinstance(option.type, click.types.FloatParamType):
+                with pytest.raises(click.BadParameter, match=r"not (a finite number|in the range)"):
+                    option.type.convert(number, option, None)
+                asked += 1
+    assert asked >= 6
+
+
 def test_the_list_of_commands_is_grouped() -> None:
     lines = invoke("--help").stdout.splitlines()
     heads = [line for line in lines if line in ("Start:", "Look:", "Extend:", "Operate:")]

@@ -69,7 +69,7 @@ def test_too_little_address_space(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["train", "eval"])
-@pytest.mark.parametrize("lacks", ["files", "network"])
+@pytest.mark.parametrize("lacks", ["files", "sizes", "network"])
 def test_a_machine_on_which_no_run_can_work(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, lacks: str
 ) -> None:
@@ -83,6 +83,9 @@ def test_a_machine_on_which_no_run_can_work(
     if lacks == "files":
         limits, within = limited(resource.RLIMIT_NOFILE, 20), []
         said = r"this process may open 20 files at once \(ulimit -n\), and a run needs 256\.\n  .*: ulimit -n 4096 "
+    elif lacks == "sizes":
+        limits, within = limited(resource.RLIMIT_FSIZE, 0), []
+        said = r"no file may be larger than 0 KiB here \(ulimit -f\)\. Allow larger ones: ulimit -f unlimited"
     else:
         limits, within = (lambda: None), ["unshare", "--map-root-user", "--net"]
         if subprocess.run([*within, "true"], capture_output=True, check=False).returncode:

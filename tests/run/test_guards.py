@@ -21,6 +21,7 @@ from agentrig.run.guards import (
     dead_server_first,
     unseen_calls,
     warn_of_constraints,
+    warn_of_fields,
     warn_of_sampling,
 )
 from agentrig.run.metrics import count_failures, count_nodes, reason_of
@@ -233,6 +234,13 @@ def test_constrained_calls_are_warned_of(caplog: pytest.LogCaptureFixture) -> No
     assert warn_of_constraints([asked(schema, free, trained=2)], step=4)
     (message,) = caplog.messages
     assert message.startswith("step 4: 1 of 2 trained calls set response_format: ")
+
+
+def test_a_call_that_asks_for_its_storage_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    assert not warn_of_fields([asked({"store": False}, {}, trained=0)])
+    assert warn_of_fields([asked({"store": True}, {}, trained=0)])
+    (message,) = caplog.messages
+    assert message.startswith("1 calls set store, which has no effect on the run's model")
 
 
 def test_calls_are_counted_by_the_node_they_were_made_under() -> None:

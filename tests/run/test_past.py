@@ -246,12 +246,20 @@ def test_lost_and_damaged_lines_are_reported(finished: Path) -> None:
     train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
     told = json.loads((finished / "manifest.json").read_text())["warnings"]
     assert set(warnings) <= set(told)
+    logged = [json.loads(line) for line in (finished / "log.jsonl").read_text().splitlines()]
+    assert {(4, text) for text in warnings} <= {(line["step"], line["text"]) for line in logged}
     assert json.loads((finished / "summary.json").read_text())["steps"] == 4
 
 
-def test_a_line_that_the_totals_leave_out_is_named_as_such(finished: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [{"failures": "none"}, {"time_s": 7}, {"time_s": {"rollout": "1"}}, {"prompt_tokens": {"a": 1}}, {"calls": "x"}],
+    ids=str,
+)
+def test_a_line_that_the_totals_leave_out_is_named_as_such(finished: Path, damage: dict[str, Any]) -> None:
     lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
-    lines[0]["failures"], lines[1]["time_s"] = "none", 7
+    for line in lines[:2]:
+        line.update(damage)
     (finished / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     warnings = " ".join(read_past(RunDirectory(finished)).warnings)
     assert "the line of step 1 and 2 lacks what the run's totals and guards need" in warnings

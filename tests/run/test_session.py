@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -164,7 +165,7 @@ def test_a_metric_that_is_not_finite_is_null_in_the_metrics_and_named_once(
     ("overrides", "said"),
     [
         (['tasks.do=["typed"]', "run.failure_limit=1.0"], "12 x no-plan: for example AgentFailure: there is no plan"),
-        (["algorithm.change=nan"], "the weight change is nan: training has diverged"),
+        (["algorithm.figures.weight_change=nan"], "the weight change is nan: training has diverged"),
     ],
 )
 def test_a_run_that_would_learn_nothing_stops_in_its_first_step(
@@ -182,7 +183,7 @@ def test_a_run_that_would_learn_nothing_stops_in_its_first_step(
     assert error == {"error": "RunStopped", "message": str(caught.value), "cause": caught.value.cause}
     assert caught.value.cause
     summary = run / "summary.json"
-    assert summary.is_file() == ("algorithm.change=nan" in overrides)  # only that step has an end
+    assert summary.is_file() == ("algorithm.figures.weight_change=nan" in overrides)  # only that step has an end
     assert not summary.is_file() or json.loads(summary.read_text())["complete"] is False
     assert watch.of("error") == ["RunStopped"]
     assert watch.of("end") == []
@@ -414,6 +415,26 @@ def test_an_algorithm_must_report_the_weight_change(
     silent = attrs.evolve(component, spec=attrs.evolve(component.spec, build=Silent))
     with pytest.raises(AgentrigError, match="end_step needs metrics"):
         train(attrs.evolve(plan, components={**plan.components, "algorithm": silent}))
+
+
+def test_a_warning_has_the_step_that_is_under_way(toy_plan: MakePlan, tmp_path: Path) -> None:
+    class Warns:
+        @hookimpl
+        def on_rollout_end(self, rollout: Any) -> None:
+            logging.getLogger("agentrig.own").warning("%s %d", rollout.mode, rollout.step)
+
+        @hookimpl
+        def on_step_end(self, event: Any) -> None:
+            logging.getLogger("agentrig.own").warning("end %d", event.step)
+
+    plan = toy_plan("algorithm.steps=2")
+    plan.registry.add_observer(Warns(), "warns")
+    train(plan)
+    lines = [json.loads(line) for line in (tmp_path / "runs" / "toy" / "log.jsonl").read_text().splitlines()]
+    said = {line["text"]: line["step"] for line in lines}
+    assert {text: said[text] for text in ("train 1", "end 1", "train 2", "end 2", "report 2")} == {
+        **{"train 1": 1, "end 1": 1, "train 2": 2, "end 2": 2, "report 2": 2}
+    }
 
 
 def test_what_an_algorithm_notes_is_logged_and_kept_for_the_report(

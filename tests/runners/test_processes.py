@@ -432,6 +432,13 @@ def test_an_agent_whose_build_calls_exit_is_told_so(start: Start) -> None:
         drain(pool, 1, timeout_s=30)
 
 
+def test_a_runner_that_has_no_memory_for_threads_says_so(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    pool = start("toy-broken", config={"how": "threads"})
+    with pytest.raises(AgentrigError, match=r"no runner can start: this .* memory"):
+        drain(pool, 1, timeout_s=30)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_an_agent_whose_build_hangs_is_reported(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrig.runners.pools.READY_S", 1.0)
     pool = start("toy-broken", config={"how": "hang"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -183,3 +184,18 @@ def test_a_run_that_is_aborted_before_it_starts_does_not_start() -> None:
     with pytest.raises(Interrupted):
         runtime.run(lambda: ran.append(1))
     assert (ran, runtime.pool.closed) == ([], 1)  # type: ignore[attr-defined]
+
+
+def test_a_signal_that_another_thread_took_is_handled_at_once() -> None:
+    handled = threading.Event()
+
+    def body() -> None:
+        time.sleep(0.5)  # until the main thread waits
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # as after SIGSTOP: the main thread is not woken
+        assert handled.wait(5), "the handler runs in the main thread"
+
+    before = signal.signal(signal.SIGINT, lambda number, frame: handled.set())
+    try:
+        Runtime(OnePool()).run(body)
+    finally:
+        signal.signal(signal.SIGINT, before)

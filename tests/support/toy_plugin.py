@@ -20,9 +20,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import attrs
 import httpx
@@ -309,7 +311,7 @@ class SharedClient:
 class BrokenConfig:
     """Settings of the agent that cannot be built."""
 
-    how: str = setting("raise", help="how it fails", choices=("raise", "die", "exit", "hang"))
+    how: str = setting("raise", help="how it fails", choices=("raise", "die", "exit", "hang", "threads"))
 
 
 def build_broken(config):
@@ -320,6 +322,9 @@ def build_broken(config):
         os._exit(0)
     if config.how == "hang":
         time.sleep(600)
+    if config.how == "threads":
+        threading.stack_size(1 << 46)  # there is not so much memory
+        return toy_agent
     raise RuntimeError("its prompts are missing")
 
 
@@ -401,7 +406,7 @@ class NumberConfig:
     report: bool = setting(True, help="measure before and after")
     validate_first: bool = setting(False, help="validate before the first step, of a resumed run too")
     keys: dict[str, int] = setting(dict, help="more settings, in a table")
-    figures: dict[str, float] = setting(dict, help="more figures that it reports")
+    figures: dict[str, Any] = setting(dict, help="more figures that it reports")
     cut_after: int = setting(0, help="the step after which the power is cut; 0 for none")
     plans: bool = setting(True, help="say how many steps there will be")
     refuse: str = setting("", help="why it takes no settings; empty if it does")

@@ -186,6 +186,15 @@ def test_an_error_closes_the_panel_and_names_the_last_step(error: BaseException,
     assert buffer.getvalue().count("\x1b[?25l") == buffer.getvalue().count("\x1b[?25h") == 1  # the cursor is back
 
 
+def test_a_second_signal_is_told_by_its_error_alone() -> None:
+    shown, buffer = display()
+    shown.on_run_start(event=start())
+    shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
+    lost = Interrupted(signal.SIGINT, "ended at once; step 3 was not saved", at_once=True)
+    shown.on_run_error(event=RunError(directory=Path("runs/demo"), error=lost))
+    assert "last whole step" not in buffer.getvalue()
+
+
 def test_logs_go_above_the_panel_and_their_handlers_get_their_stream_back(monkeypatch: pytest.MonkeyPatch):
     error = io.StringIO()
     monkeypatch.setattr(sys, "stderr", error)
@@ -230,6 +239,17 @@ def test_an_output_that_cannot_be_written_ends_the_display_and_not_the_run(caplo
         assert not told[0].exc_info
         with contextlib.suppress(OSError):  # what could not be written
             file.close()
+
+
+def test_a_damaged_reward_of_an_earlier_step_is_left_out_of_the_mean(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=2)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines[0]["reward"] = {"a": 1}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown, buffer = display()
+    shown.on_run_start(RunStart(directory=run, config={}, steps=20, first_step=3))
+    shown.on_step_end(StepEnd(step=3, metrics={"reward": 0.25, "step_s": 1.0}))
+    assert f"reward 0.250 (mean of 2: {(lines[1]['reward'] + 0.25) / 2:.3f})" in buffer.getvalue()
 
 
 def test_a_long_measurement_says_in_a_pipe_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,8 @@ def test_the_lock_says_whether_a_run_goes_on_or_has_crashed(tmp_path: Path):
     assert not [text for text in running.missing if "summary.json" in text]
     assert [text for text in crashed.missing if "summary.json is not there, and no process holds run.lock" in text]
     assert folder.stamp() != stamp, "an open page is told of the crash"
+    (directory / "summary.json").write_text(whole[:-20])
+    assert figures.status(read_run(directory)) == "ended"
     (directory / "summary.json").write_text(json.dumps({**json.loads(whole), "complete": False}))
     assert figures.status(read_run(directory)) == "stopped"
     (directory / "error.json").write_text(json.dumps({"error": "RunStopped", "message": "no triplets"}))

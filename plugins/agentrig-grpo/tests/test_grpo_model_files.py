@@ -15,6 +15,7 @@ from agentrig_grpo.model_files import INDEX, ModelError, weight_files
 from agentrig_grpo.naming import model_directory
 from agentrig_grpo.server.handle import LLMServer, ServerError, ServerSettings
 from agentrig_grpo.server.loading import build_decoder, read_weights
+from safetensors.torch import load_file, save_file
 
 from agentrig.errors import ConfigError
 
@@ -93,6 +94,17 @@ def test_a_damaged_model_is_named_by_its_file(copy, kind, words):
 def decoder_of(directory):
     """Build the decoder as the server's process does when it starts."""
     return build_decoder(directory, device="cpu", dtype=torch.float32, slots=1, max_length=0)
+
+
+def test_a_model_that_has_diverged_needs_no_other_copy(copy):
+    state = load_file(copy / "model.safetensors")
+    next(iter(state.values()))[0] = float("nan")
+    save_file(state, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"holds NaN or infinity: these weights have diverged") as found:
+        decoder_of(copy)
+    assert str(found.value).endswith(
+        "make the model again with a smaller learning rate, or copy it again if another copy of it is good"
+    )
 
 
 @pytest.mark.slow

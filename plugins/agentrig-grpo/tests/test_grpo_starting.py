@@ -19,7 +19,7 @@ from agentrig_grpo.starting import affordable, architecture, encode, make_start,
 from agentrig_grpo.warmup import new_model
 
 from agentrig.demonstrations import Reply, StartingModel, StartPlan, Turn
-from agentrig.errors import ConfigError
+from agentrig.errors import AgentrigError, ConfigError
 
 
 def turn(i: int) -> Turn:
@@ -67,6 +67,15 @@ def test_a_new_model_learns_its_demonstrations_in_one_thread(tmp_path: Path) -> 
     assert prompt == encode(tokenizer, turn(7)).prompt_ids
     out = model.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False)
     assert tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True) == "sorted: 2 3 7"
+
+
+def test_a_model_that_diverged_is_not_written(tmp_path: Path) -> None:
+    for more in ({"passes": 1.0}, {"passes": 4.0, "enough": lambda: True}):
+        with pytest.raises(AgentrigError, match=r"has diverged: .*smaller learning rate than --lr 1e\+300"):
+            made(tmp_path / "a", lr=1e300, **more)
+    with pytest.raises(AgentrigError, match="the 1e-12 minutes ended before the first step"):
+        made(tmp_path / "a", minutes=1e-12)
+    assert not (tmp_path / "a" / "model.safetensors").exists()
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from agentrig_spider.tasks.questions import mutants, questions_of
 from agentrig_spider.tasks.wordings import CONDITIONS, INTENTS
 
 from agentrig import Task
-from agentrig.errors import ConfigError
+from agentrig.errors import AgentrigError, ConfigError
 
 GENERATE = "import sys; from pathlib import Path; from agentrig_spider.tasks.mini_sql import generate; "
 GENERATE += "generate(Path(sys.argv[1]), seed=int(sys.argv[2]))"
@@ -259,3 +259,12 @@ def test_the_cache_of_another_user_is_refused_with_a_message() -> None:
     assert done.stdout.startswith("AgentrigError")
     assert "dev.jsonl can't be read" in done.stdout
     assert "AGENTRIG_CACHE" in done.stdout
+
+
+@pytest.mark.parametrize("home", ["/proc", "/dev/null"])
+def test_a_cache_folder_that_cannot_be_made_is_named(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AGENTRIG_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", home)
+    with pytest.raises(AgentrigError, match=rf"cache folder {home}/\.cache/agentrig/mini-sql: .*AGENTRIG_CACHE"):
+        mini_sql.generate(mini_sql.cache_folder() / "mini-sql" / "v1", seed=0)

@@ -141,7 +141,7 @@ class Group(NearestGroup):
             from agentrig.text import storable
 
             _tell(f"agentrig: {storable(str(error))}")
-            if memory := little_memory():
+            if "ulimit -v" not in str(error) and (memory := little_memory()):
                 _tell(f"  {memory}")
             if error.abandoned:
                 leave(1)

@@ -269,14 +269,15 @@ def warn_of_constraints(rollouts: Sequence[Rollout], *, step: int) -> bool:
 
 
 def warn_of_fields(rollouts: Sequence[Rollout]) -> bool:
-    """Warn when calls have fields that the gateway drops, or a limit above the run's; return whether any do."""
+    """Warn when calls have fields without an effect, or a limit above the run's; return whether any do."""
     ignored: Counter[str] = Counter()
     limits: list[tuple[int, int]] = []
     for call in (call for rollout in rollouts for call in rollout.trace.llm_calls()):
-        ignored.update(call.attributes.get(IGNORED) or ())
+        ignored.update(call.attributes.get(IGNORED) or ())  # which the gateway has dropped
+        ignored["store"] += bool(mapping(call.attributes.get("request")).get("store")) and SERVER not in call.attributes
         asked = call.attributes.get(ASKED) or {}
         limits += [(asked[name], call.attributes["request"][name]) for name in LIMIT if name in asked]
-    for name, count in ignored.most_common():
+    for name, count in (+ignored).most_common():
         log.warning(
             "%d calls set %s, which has no effect on the run's model (docs/how-to/existing-agent.md)", count, name
         )
@@ -287,7 +288,7 @@ def warn_of_fields(rollouts: Sequence[Rollout]) -> bool:
             "data.max_response_length)",
             *(len(limits), longest, limit),
         )
-    return bool(ignored or limits)
+    return bool(+ignored or limits)
 
 
 def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -> None:

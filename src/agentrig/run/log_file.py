@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from agentrig.run.files import append_line
 from agentrig.text import cut, storable
@@ -17,17 +18,22 @@ MOST = 1000
 
 
 class Warnings(logging.Handler):
-    """Appends the warnings and errors of agentrig and of its plugins to a file, from the call of `begin` on."""
+    """Appends the warnings and errors of agentrig and of its plugins to a file, once `begin` has named it."""
 
-    def __init__(self, file: Path, step: Callable[[], int]) -> None:
+    def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._file, self._step, self._left = file, step, MOST
-        self._early: list[str] | None = []
+        self._file: Path | None = None
+        self._left, self._early = MOST, list[dict[str, Any]]()
 
-    def begin(self) -> None:
-        """Write the lines so far, and each further one at once."""
-        early, self._early = self._early, None
-        for line in early or ():
+    def begin(self, file: Path, step: Callable[[], int]) -> None:
+        """Write the lines so far, and each further one at once.
+
+        Args:
+            file: Where to; it is made with the first line.
+            step: Returns the step that is under way.
+        """
+        self._file, self._step = file, step
+        for line in self._early:
             self._append(line)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -35,33 +41,25 @@ class Warnings(logging.Handler):
         if not record.name.startswith("agentrig") or self._left <= 0:
             return
         self._left -= 1
-        line = {
-            "time": time.time(),
-            "step": self._step(),
-            "level": record.levelname.lower(),
-            "text": cut(storable(record.getMessage()), 2000),
-        }
-        if self._early is None:
-            self._append(json.dumps(line))
+        text = cut(storable(record.getMessage()), 2000)
+        line = {"time": time.time(), "step": 0, "level": record.levelname.lower(), "text": text}
+        if self._file is None:
+            self._early.append(line)
         else:
-            self._early.append(json.dumps(line))
+            self._append(line)
 
-    def _append(self, line: str) -> None:
+    def _append(self, line: dict[str, Any]) -> None:
+        assert self._file is not None
         try:
-            append_line(self._file, line)
+            append_line(self._file, json.dumps({**line, "step": self._step()}))
         except OSError:  # the disk is full: the run itself meets that where it matters
             self._left = 0
 
 
 @contextmanager
-def warnings_in(file: Path, step: Callable[[], int]) -> Iterator[Warnings]:
-    """Append the warnings that are logged in this block to a file, once the run has begun.
-
-    Args:
-        file: Where to; it is made with the first warning.
-        step: Returns the step that is under way.
-    """
-    handler, root = Warnings(file, step), logging.getLogger()
+def warnings_kept() -> Iterator[Warnings]:
+    """Keep the warnings that are logged in this block for a file, which `begin` of what it yields names."""
+    handler, root = Warnings(), logging.getLogger()
     root.addHandler(handler)
     try:
         yield handler

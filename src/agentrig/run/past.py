@@ -15,6 +15,7 @@ import attrs
 
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError
 from agentrig.figures import number
+from agentrig.ledger import totals
 from agentrig.run.checkpoints import SAVED, Checkpoints, saved_digests, verify
 from agentrig.run.damage import CURES, NOT_ALLOWED, entries, reading
 from agentrig.run.directory import FILES, RunDirectory, is_end, stays, table_name
@@ -23,6 +24,9 @@ from agentrig.run.trends import Guards
 
 NEEDED = ("failures", "algorithm", "time_s", "step_s", "rollouts", "transitions_per_rollout")
 """The keys that a line of `metrics.jsonl` needs for the run's totals; the first three hold objects."""
+
+OPTIONAL = ("prompt_tokens", "response_tokens", "max_staleness")
+"""Those that may be null or left out."""
 
 
 SHOWN = 8
@@ -169,8 +173,12 @@ def _usable(line: Mapping[str, Any]) -> bool:
     """Whether a line of `metrics.jsonl` has what the run's totals and guards need, of the right types."""
     try:
         Guards.after([line])
-        objects, numbers = NEEDED[:3], NEEDED[3:]
-        return all(isinstance(line[key], dict) for key in objects) and None not in [number(line[k]) for k in numbers]
+        for key in ("calls", "call_tokens"):
+            totals([line], key)
+        objects, numbers = NEEDED[:3], [line[key] for key in NEEDED[3:]]
+        numbers += [line[key] for key in OPTIONAL if line.get(key) is not None]
+        numbers += [*line["failures"].values(), *line["time_s"].values()]
+        return all(isinstance(line[key], dict) for key in objects) and None not in map(number, numbers)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return False
 

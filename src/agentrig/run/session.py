@@ -103,7 +103,7 @@ class RunSession:
         self.resumes = resume_command(plan.resumes, run.path)
         self.hardware = hardware
         self.seed = plan.run.seed
-        self.first_step = past.step + 1
+        self.first_step = self.step = past.step + 1  # step: that is under way; the last one while the run ends
         self.checkpoint, self.resumed = past.checkpoint, resumed
         self.stopping = self.written = False  # written: the summary of a complete run is
         self._saved_step = past.step
@@ -114,6 +114,7 @@ class RunSession:
         self._run = run
         self._second = second
         self._begin_run, self.begun = begin, False
+        self._steps: int | None = None
         self._facts = facts if facts is not None else {}
         self._progress: dict[str, Any] = dict(past.progress)
         self._progressing = threading.RLock()  # a checkpoint may be saved in another thread
@@ -160,6 +161,7 @@ class RunSession:
             return
         if self.first_step > 1:
             self.delivery.settle()  # a transfer that failed must not cost what the run has so far
+        self._steps = steps
         self._begin_run()  # from here on, a resumed run rewrites its directory
         self.begun = True
         self.plan.registry.notify(
@@ -469,11 +471,7 @@ class RunSession:
             raise RunStopped(books.wrong, cause="lost-calls")
         self._guards.check(line)
         self.auditing.end(step, line)
-        self._start_clock()  # an audit is no part of the next step
-
-    def _start_clock(self) -> None:
-        """Begin to count the seconds of a step: what came before is no part of it."""
-        self._step_start, self._proven_before = time.perf_counter(), self.delivery.step.seconds
+        self._begin_step_after(step)  # an audit is no part of it
 
     def step_seconds(self) -> float:
         """Return the seconds since the last step ended."""
@@ -483,6 +481,16 @@ class RunSession:
         """Close a step of an algorithm that does not use this session, and does not say what it did with the calls."""
         self._validated = Measurement.of(validated) if validated else None
         self._close_step(step, {}, {}, self._ledger.close(None, step=step), {})
+        self._begin_step_after(step)
+
+    def _start_clock(self) -> None:
+        """Begin to count the seconds of a step: what came before is no part of it."""
+        self._step_start, self._proven_before = time.perf_counter(), self.delivery.step.seconds
+
+    def _begin_step_after(self, step: int) -> None:
+        self._start_clock()
+        if not (self.stopping or self.solved or step == self._steps):
+            self.step = step + 1
 
     def _close_step(
         self,
@@ -505,7 +513,6 @@ class RunSession:
         self._step_rollouts, self._step_time, self._validated = [], defaultdict(float), None
         self._step_second, self._files = {}, {}
         self._rollouts_s, self._overlap_s = 0.0, None
-        self._start_clock()
         return line
 
     def _warn_of_nan(self, step: int, metrics: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from agentrig.processes.ends import Interrupted, RunSignals, handling, interrupt
 from agentrig.processes.scratch import temporary_files
 from agentrig.run.damage import reading
 from agentrig.run.directory import RunDirectory, dev_command, run_name
-from agentrig.run.log_file import warnings_in
+from agentrig.run.log_file import warnings_kept
 from agentrig.run.loop import runnable
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
@@ -75,6 +75,7 @@ def _train(
     plan: Plan, resume: Path | None, from_step: int | None, starting: Callable[[Path], None], ending: ExitStack
 ) -> dict[str, Any]:
     start = time.perf_counter()
+    logged = ending.enter_context(warnings_kept())
 
     # Lock the directory of a resumed run.
     run, past = None, Past()
@@ -147,7 +148,7 @@ def _train(
             if session.stopping:
                 raise KeyboardInterrupt("interrupted while the run started")
             begin(run, to_toml(plan.as_dict()), facts, past)
-        logged.begin()
+            logged.begin(run.path / "log.jsonl", lambda: session.step)
 
     session = RunSession(
         plan=plan,
@@ -166,9 +167,8 @@ def _train(
     sessions.append(session)
     ending.callback(session.delivery.end)
     ending.callback(session.auditing.close)
-    logged = ending.enter_context(warnings_in(run.path / "log.jsonl", lambda: len(session.lines) + 1))
     if not resume:
-        logged.begin()
+        logged.begin(run.path / "log.jsonl", lambda: session.step)
 
     def abort(error: Interrupted) -> None:
         if error.at_once and session.begun:

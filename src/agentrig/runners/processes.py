@@ -19,13 +19,13 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote, unquote
 
 import attrs
 import psutil
 
-from agentrig.errors import AgentrigError
+from agentrig.errors import AgentrigError, exhausted
 from agentrig.pools import RESULT_BYTES, AgentSource, Job, Result
 from agentrig.processes.confine import BASE, confine, declared, withheld
 from agentrig.processes.ends import SIGNALS, ending
@@ -34,7 +34,7 @@ from agentrig.processes.forks import NO_MAIN_GUARD, SAFE_PATH_KEPT, start_proces
 from agentrig.processes.scratch import remove_left
 from agentrig.runners.attempt import build_agent, packed, running_loop
 from agentrig.runners.pools import BasePool, Worker
-from agentrig.text import cut, storable
+from agentrig.text import cut, storable, words_of
 
 log = logging.getLogger(__name__)
 
@@ -80,22 +80,28 @@ def worker_main(
                     os.write(2, f"agentrig: {CLOSED} ({error})\n".encode())
                 os._exit(1)
 
-    agent, why = build_agent(plan)
-    if agent is None:
+    def fail(why: str) -> NoReturn:
         send(b"failed", quote(why, safe="").encode())  # it has several lines
         os._exit(0)
+
+    agent, why = build_agent(plan)
+    if agent is None:
+        fail(why)
     gc.collect()
     gc.freeze()  # what the agent has built stays: it is not searched for cycles again
-    send(b"ready", str(os.getpid()).encode())
     jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-    loop = running_loop()
 
     def serve() -> None:
         while (job := jobs.get()) is not None:
             send(b"result", quote(job.id, safe="").encode(), packed(agent, job, loop))
 
-    for i in range(threads):
-        threading.Thread(target=serve, name=f"rollout-{i}", daemon=True).start()
+    try:
+        loop = running_loop()
+        for i in range(threads):
+            threading.Thread(target=serve, name=f"rollout-{i}", daemon=True).start()
+    except RuntimeError as error:  # there is no memory for one
+        fail(f"no runner can start: {exhausted(error) or words_of(error)}")
+    send(b"ready", str(os.getpid()).encode())
     while True:
         try:
             message = pipe.recv()

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import attrs
@@ -17,6 +18,10 @@ from agentrig.text import words_of
 
 if TYPE_CHECKING:
     from agentrig.processes.ends import Interrupted
+
+WAKE_S = 0.2
+"""Seconds after which the waiting main thread handles a signal that did not wake it: another thread may have taken it,
+as after SIGSTOP."""
 
 POLL_S = 0.2
 """Seconds that the pool waits for an event; a new job, or the end of the run, wakes it before."""
@@ -85,7 +90,10 @@ class Runtime:
             if self._aborted is None:
                 runners.start()
                 algorithm.start()
-                self._over.get()
+                while True:
+                    with suppress(queue.Empty):
+                        self._over.get(timeout=WAKE_S)
+                        break
         finally:
             self._running, self._stopping = False, True
             if runners.is_alive():

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agentrig.figures import amount, duration, mean, number, wilson
+from agentrig.run.directory import ENDED
 from agentrig.text import read_text
 from agentrig.traces import items
 from agentrig.view.reading import RunData, dig, mapping
@@ -235,13 +236,18 @@ def hours(run: RunData) -> float | None:
 
 
 def status(run: RunData) -> str:
-    """Return `running`, `finished`, `stopped` (by a signal), `stopped by an error`, or `crashed`."""
+    """Return `running`, `finished`, `stopped` (by a signal), `stopped by an error`, `crashed`, or `ended`.
+
+    `ended` is a run whose file that says how it ended is damaged.
+    """
     if run.error:
         kind = str(run.error.get("error") or "error")
         return "stopped" if kind in ("KeyboardInterrupt", "Interrupted") else "stopped by an error"
     if run.summary:
         return "finished" if run.summary.get("complete", True) else "stopped"
-    return "running" if run.running else "crashed"
+    if run.running:
+        return "running"
+    return "ended" if any((run.directory / name).exists() for name in ENDED) else "crashed"
 
 
 def progress(run: RunData) -> str:

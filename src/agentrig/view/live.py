@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrig import hookimpl
-from agentrig.figures import amount, counted, percent
+from agentrig.figures import amount, counted, number, percent
 from agentrig.processes.ends import Interrupted, name_of
 from agentrig.view import figures
 from agentrig.view.figures import SMOOTHING
@@ -107,7 +107,7 @@ class LiveDisplay:
             self._steps, self._done = event.steps, event.first_step - 1
             self._start = time.monotonic()
         if event.first_step > 1:
-            before = [m.get("reward") for m in read_run(event.directory).steps if m["step"] < event.first_step]
+            before = [number(m.get("reward")) for m in read_run(event.directory).steps if m["step"] < event.first_step]
             self._rewards.extend(reward for reward in before if reward is not None)
         parts = [] if self._announced else [f"run {event.directory}"]
         parts += [] if event.steps is None else [f"{amount(event.steps, 'step')} of training to do"]
@@ -177,8 +177,13 @@ class LiveDisplay:
 
     @hookimpl
     def on_run_error(self, event: RunError) -> None:
-        """Close the panel and print the last step; the command line prints the error itself."""
+        """Close the panel and print the last step; the command line prints the error itself.
+
+        The error of a second signal says which steps are lost.
+        """
         self.close()
+        if isinstance(event.error, Interrupted) and event.error.at_once:
+            return
         step = self._last.get("step")
         where = "before a step had ended" if step is None else f"(last whole step: {step})"
         error, what = event.error, "an error"

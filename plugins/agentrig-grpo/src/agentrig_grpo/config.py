@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import attrs
@@ -39,9 +40,9 @@ class LearnerConfig(LoopSettings):
     beta1: float = setting(0.9, help="AdamW's decay of the mean gradient", ge=0, lt=1)
     beta2: float = setting(0.95, help="AdamW's decay of the mean squared gradient", ge=0, lt=1)
     weight_decay: float = setting(0.0, help="AdamW's weight decay", ge=0)
-    max_grad_norm: float = setting(1.0, help="the gradient is clipped to this L2 norm", gt=0)
+    max_grad_norm: float = setting(1.0, help="the gradient is clipped to this L2 norm", gt=0, le=math.inf)
     clip_low: float = setting(0.2, help="how far the ratio may fall below 1", gt=0, lt=1)
-    clip_high: float = setting(0.28, help="how far the ratio may rise above 1", gt=0)
+    clip_high: float = setting(0.28, help="how far the ratio may rise above 1", gt=0, le=math.inf)
     loss: str = setting(
         "clip",
         help="the loss: ratios of tokens, clipped (clip), with a bounded weight (cispo) or a soft gate (sapo); or the "
@@ -76,7 +77,7 @@ class LearnerConfig(LoopSettings):
         0, help="context of the server in tokens, at most the model's; 0 for the model's own", ge=0, le=1 << 24
     )
     rollout_is_threshold: float = setting(
-        2.0, help="with max_staleness = 1, importance weights of sampled tokens are truncated here", ge=1
+        2.0, help="with max_staleness = 1, importance weights of sampled tokens are truncated here", ge=1, le=math.inf
     )
 
     def __attrs_post_init__(self) -> None:

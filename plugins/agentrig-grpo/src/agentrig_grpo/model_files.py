@@ -97,9 +97,9 @@ def loading(directory: Path, what: str) -> Iterator[None]:
     except AgentrigError:
         raise
     except Exception as error:
+        cure = getattr(error, "cure", "a file there is damaged or does not fit the others; copy the model again")
         raise ModelError(
-            f"the {what} in {directory} cannot be loaded: {type(error).__name__}: {error}\n"
-            "  a file there is damaged or does not fit the others; copy the model again"
+            f"the {what} in {directory} cannot be loaded: {type(error).__name__}: {error}\n  {cure}"
         ) from error
 
 

@@ -13,7 +13,7 @@ import torch  # noqa: TID253  (imported when a starting model is made only)
 from transformers import Qwen2Config  # noqa: TID253
 
 from agentrig.demonstrations import Reply, StartingModel, StartPlan, Turn
-from agentrig.errors import ConfigError
+from agentrig.errors import AgentrigError, ConfigError
 from agentrig.run.checkpoints import verify
 from agentrig_grpo import checkpoint, warmup
 from agentrig_grpo.config import LearnerConfig
@@ -49,6 +49,7 @@ def make_start(
 
     Raises:
         ConfigError: No such model, or demonstrations that its context has no room for.
+        AgentrigError: The training has diverged, or made no step; no model is written.
     """
     torch.set_num_threads(plan.threads)
     if plan.model == "new":
@@ -98,7 +99,9 @@ def make_start(
         enough=partial(_tried, model, tokenizer, plan) if plan.enough else None,
         log=log,
     )
-    checkpoint.save(model, tokenizer, plan.directory)
+    if not stats.losses:
+        raise AgentrigError(f"the {plan.minutes:g} minutes ended before the first step: give more (--minutes)")
+    _save(model, tokenizer, plan, stats.losses)
     if plan.context:
         _set_context(plan.directory, context)
     return StartingModel(
@@ -118,8 +121,22 @@ def make_start(
 def _tried(model: Any, tokenizer: Any, plan: StartPlan) -> bool:
     """Write the model as it is, and ask whether it has learned enough."""
     assert plan.enough is not None
-    checkpoint.save(model, tokenizer, plan.directory)
+    _save(model, tokenizer, plan)
     return plan.enough()
+
+
+def _save(model: Any, tokenizer: Any, plan: StartPlan, losses: Sequence[float] = ()) -> None:
+    """Write the model.
+
+    Raises:
+        AgentrigError: Its weights or losses are not finite.
+    """
+    if not (all(map(math.isfinite, losses)) and all(bool(p.isfinite().all()) for p in model.parameters())):
+        raise AgentrigError(
+            "the warm-up has diverged: its loss or weights are NaN or infinite, so no model is written. "
+            + (f"Give a smaller learning rate than --lr {plan.lr:g}" if plan.lr else "Give a learning rate: --lr 1e-4")
+        )
+    checkpoint.save(model, tokenizer, plan.directory)
 
 
 def found_model(name: str) -> Path:

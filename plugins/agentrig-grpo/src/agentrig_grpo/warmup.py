@@ -103,7 +103,7 @@ def fine_tune(
     enough: Callable[[], bool] | None = None,
     log: Callable[[str], None] | None = log_lines.info,
 ) -> FineTuneStats:
-    """Train on completions by cross-entropy, in place, with AdamW and a cosine schedule.
+    """Train on completions by cross-entropy, in place, with AdamW and a cosine schedule, until the loss is not finite.
 
     Args:
         model: A Hugging Face causal language model; its weights stay fp32.
@@ -179,6 +179,8 @@ def fine_tune(
         if epoch_tokens:
             losses.append(float(epoch_loss) / epoch_tokens)
             completion_tokens += epoch_tokens
+            if not math.isfinite(losses[-1]):
+                break  # the weights are lost
     model.eval()
     return FineTuneStats(
         steps=steps,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agentrig.cli.options import (
+    Number,
     configured,
     find_checkpoint,
     make_plan,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 @model_options
 @click.option("--split", metavar="NAME", help="The split to measure; the report split by default.")
 @click.option("--limit", type=click.IntRange(min=0), default=0, help="Only the first n tasks; 0 for all.")
-@click.option("--temperature", type=click.FloatRange(min=0), help="Sampling temperature; by default the run's, or 0.")
+@click.option("--temperature", type=Number(min=0), help="Sampling temperature; by default the run's, or 0.")
 @click.option("--save", type=click.Path(path_type=Path), metavar="FILE.jsonl", help="Write every prediction there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def eval_(

@@ -16,7 +16,8 @@ from agentrig.cli.options import find_checkpoint
 def export(run: Path, target: Path, check: bool) -> None:
     """Copy a run's latest checkpoint as a Hugging Face directory that vLLM and transformers load.
 
-    transformers loads the copy, and it must give the run's probe the log-probabilities that the learner gave.
+    transformers loads the copy, and it must give the run's probe the log-probabilities that the learner gave. A killed
+    export leaves `.TARGET.part` beside TARGET; the same command replaces it.
 
     \b
     agentrig export runs/mini-20260101-120000 my-model

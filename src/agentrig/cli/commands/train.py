@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -116,6 +116,7 @@ def page_of(folder: Path, *, stays: bool) -> Iterator[None]:
         if stays:
             click.echo("the page is still served; Ctrl-C ends it", err=True)
             with suppress(KeyboardInterrupt):
-                threading.Event().wait()
+                while True:
+                    time.sleep(0.2)  # not for ever: a signal that another thread has taken does not end a wait
     finally:
         page.communicate()  # its input ends, and then it does

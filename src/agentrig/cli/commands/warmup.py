@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from agentrig.cli.options import configured, make_plan, stdout_to_stderr
+from agentrig.cli.options import Number, configured, make_plan, stdout_to_stderr
 from agentrig.cli.progress import progress
 
 
@@ -61,7 +61,7 @@ from agentrig.cli.progress import progress
 )
 @click.option(
     "--parameters",
-    type=click.FloatRange(0),
+    type=Number(0),
     default=0,
     metavar="N",
     help="Of a new model, about (1e6); chosen by --minutes if it is left out, at most a million.",
@@ -75,28 +75,26 @@ from agentrig.cli.progress import progress
 )
 @click.option(
     "--minutes",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=3.0,
     show_default=True,
     help="The training itself ends after this time; demonstrating and trying the model come on top.",
 )
 @click.option(
     "--passes",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, 1e5, min_open=True),
     default=20.0,
     show_default=True,
     help="Passes over the demonstrations.",
 )
 @click.option(
     "--until",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Number(0, 1, min_open=True),
     metavar="SHARE",
     help="End when that share of sampled answers on training tasks without a label is right (0.2); tried between "
     "passes, from half of them on. All passes by default.",
 )
-@click.option(
-    "--lr", type=click.FloatRange(0), default=0.0, metavar="RATE", help="Learning rate; by the model's width."
-)
+@click.option("--lr", type=Number(0), default=0.0, metavar="RATE", help="Learning rate; by the model's width.")
 @click.option(
     "--tokens-per-batch",
     type=click.IntRange(0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import threading
+import time
 import webbrowser
 from pathlib import Path
 
@@ -40,6 +40,7 @@ def watch(place: Path, port: int, opens: bool, with_input: bool) -> None:
         if opens:
             webbrowser.open(link)
         try:
-            threading.Event().wait()
+            while True:
+                time.sleep(0.2)  # not for ever: a signal that another thread has taken does not end a wait
         except KeyboardInterrupt:
             click.echo("")

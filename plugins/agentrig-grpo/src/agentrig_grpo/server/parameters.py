@@ -13,6 +13,12 @@ class WeightsError(ValueError):
     """Weights do not fit the model, or are no numbers; names the tensor."""
 
 
+class Diverged(WeightsError):
+    """Weights hold NaN or infinity; names the tensor."""
+
+    cure = "make the model again with a smaller learning rate, or copy it again if another copy of it is good"
+
+
 class Parameters:
     """Where each named tensor of a model is kept.
 
@@ -49,7 +55,7 @@ class Parameters:
             if tensor.dtype != place.dtype and not fits:
                 raise WeightsError(f"{name} is {tensor.dtype}; the server computes in {place.dtype}")
             if not _finite(tensor):
-                raise WeightsError(f"{name} holds NaN or infinity: these weights have diverged or are damaged")
+                raise Diverged(f"{name} holds NaN or infinity: these weights have diverged or are damaged")
         unknown = [] if start else [name for name in state if name not in self._places and name not in self._tied]
         if unknown:
             raise WeightsError(f"{unknown[0]} is unknown to the model")

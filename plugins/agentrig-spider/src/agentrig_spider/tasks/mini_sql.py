@@ -97,9 +97,19 @@ def cache_folder() -> Path:
 
 
 def generate(target: Path, *, seed: int) -> None:
-    """Generate all files of one seed in `target`; safe with several processes, and after a crash."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    """Generate all files of one seed in `target`; safe with several processes, and after a crash.
+
+    Raises:
+        AgentrigError: Nothing can be written there.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise AgentrigError(
+            f"the databases of mini-sql cannot be generated in the cache folder {target.parent}: {error.strerror}. "
+            "Name a folder that you can write to: tasks.cache=FOLDER, or AGENTRIG_CACHE"
+        ) from error
     try:
         _generate(made, seed)
         keep_apart(made)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 import attrs
 
 from agentrig import Task, TasksSpec, hookimpl, setting
+from agentrig.errors import AgentrigError
 
 CITIES = ("paris", "rome", "oslo", "madrid", "berlin", "lima")
 CLUBS = ("amber", "beacon", "comet", "delta", "falcon", "maple")
@@ -82,7 +83,11 @@ class Questions:
 
 def write_database(path: Path, seed: int) -> None:
     """Write the database under another name first: other processes see all of it, or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        wrong = f"the folder {path.parent} cannot be made: {error.strerror}"
+        raise AgentrigError(f"{wrong}. Name another one: tasks.folder=DIR, or AGENTRIG_CACHE") from error
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
