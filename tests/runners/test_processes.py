@@ -611,3 +611,24 @@ def test_a_script_without_a_main_guard_is_told_what_to_write(tmp_path: Path, toy
     assert f"AgentrigError: {script} starts a run whenever it is imported" in done.stderr
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.rstrip().endswith('if __name__ == "__main__":')
+
+
+def test_a_script_is_imported_with_the_variables_that_its_agent_gets(tmp_path: Path, toy_file: str) -> None:
+    """What it reads at its top must not be another value in the runners."""
+    script, seen = tmp_path / "guarded.py", tmp_path / "seen"
+    script.write_text(
+        "import os\n"
+        f"with open({str(seen)!r}, 'a') as file:\n"
+        "    print(__name__, os.environ.get('MY_DIR'), os.environ.get('MY_KEY'), file=file)\n"
+        "from agentrig.runners.jobs import AgentPlan\n"
+        "from agentrig.runners.processes import Pool\n"
+        "if __name__ == '__main__':\n"
+        f"    plan = AgentPlan(name='toy', config={{}}, files=({toy_file!r},), environment=('MY_DIR',))\n"
+        "    pool = Pool(plan, n=1, threads=1, deadline_s=20.0, retries=0)\n"
+        "    pool.build_first(60.0)\n"
+        "    pool.close()\n"
+    )
+    environment = {**os.environ, "MY_DIR": "here", "MY_KEY": "secret"}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert seen.read_text() == "__main__ here secret\n__mp_main__ here None\n"

@@ -27,7 +27,7 @@ import psutil
 
 from agentrig.errors import AgentrigError
 from agentrig.pools import RESULT_BYTES, AgentSource, Job, Result
-from agentrig.processes.confine import BASE, confine, declared, withheld
+from agentrig.processes.confine import BASE, ConfinedName, declared, withheld
 from agentrig.processes.ends import SIGNALS, ending
 from agentrig.processes.families import MARK, end_families, guard
 from agentrig.processes.forks import NO_MAIN_GUARD, SAFE_PATH_KEPT, start_process, start_server
@@ -57,14 +57,11 @@ END_S = 10.0
 """How long the guards of runners may take to end them and what their agents started, seconds."""
 
 
-def worker_main(
-    pipe: Connection, plan: AgentSource, threads: int, environment: Mapping[str, str], absent: Sequence[str]
-) -> None:
+def worker_main(pipe: Connection, plan: AgentSource, threads: int) -> None:
     """Run in a runner process: build the agent, then run the jobs from the pipe until it closes."""
     guard(remove_left)
     ignore_signals()
     faulthandler.enable(all_threads=False)  # the file and line at which an agent crashes this process
-    confine(plan.environment, environment, absent)
     lock, connection = threading.Lock(), os.fstat(pipe.fileno())
 
     def send(*words: bytes) -> None:
@@ -181,8 +178,8 @@ class Pool(BasePool[_Worker]):
 
     def _spawn(self) -> _Worker:
         mark = uuid.uuid4().hex
-        environment = {**self._environment, MARK: mark}
-        ours, process = start_process(self._context, worker_main, self._plan, self._threads, environment, self._absent)
+        name = ConfinedName(self._plan.environment, {**self._environment, MARK: mark}, self._absent)
+        ours, process = start_process(self._context, worker_main, self._plan, self._threads, name=name)
         return _Worker(process, ours, mark, title=f"runner {process.pid}")
 
     def _kill(self, worker: _Worker) -> None:

@@ -25,6 +25,9 @@ from agentrig.tracing.recorder import Recorder, active, server_of
 from agentrig.tracing.streams import Streamed, joined, tee
 from agentrig.tracing.tokens import sampled_calls, token_attributes
 
+CLOSED_EARLY = "the agent closed the stream before its end, and before its token ids: read it to the end"
+"""The error of such a call, if the run needs the ids."""
+
 
 def install() -> None:
     """Patch each installed library of the httpx family."""
@@ -232,6 +235,9 @@ class _Call:
             calls = [(self.request, response, {})]
             wrong = wrong or f"the stream's tokens cannot be read: {type(broken).__name__}: {broken}"
         for request, response, tokens in calls:
+            early = not passed.whole and not tokens.keys() & {"response_token_ids", "finish_reason"}
+            if early and self.recorder.token_ids and self.foreign is None:
+                wrong = wrong or CLOSED_EARLY
             self.record({"request": request, "response": response, **self._trainable(tokens)}, error=error or wrong)
 
     def _calls(self, completion: dict[str, Any]) -> list[tuple[Mapping[str, Any], dict[str, Any], dict[str, Any]]]:
