@@ -432,11 +432,22 @@ def test_an_agent_whose_build_calls_exit_is_told_so(start: Start) -> None:
         drain(pool, 1, timeout_s=30)
 
 
-def test_an_agent_whose_build_hangs_is_reported(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_whose_build_hangs_is_reported(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("agentrig.runners.pools.READY_S", 1.0)
     pool = start("toy-broken", config={"how": "hang"})
+    monkeypatch.setattr("agentrig.runners.pools.SLOW_S", 0.3)
     with pytest.raises(AgentrigError, match="the agent toy-broken has not been built after 1 s"):
         drain(pool, 1, timeout_s=20)
+    assert [r.message.count("the agent toy-broken is still being built after 0.3 s") for r in caplog.records] == [1]
+
+
+def test_a_module_to_preload_that_is_not_installed_is_named(toy_file: str, caplog: pytest.LogCaptureFixture) -> None:
+    plan = AgentPlan(name="toy", config={}, files=(toy_file,))
+    Pool(plan, n=0, threads=1, deadline_s=20.0, retries=0, preload=("json", "no_such_module_x.y")).close()
+    (said,) = caplog.records
+    assert said.message == "the agent toy has the module no_such_module_x.y in its `preload`, and it is not installed"
 
 
 @pytest.mark.slow

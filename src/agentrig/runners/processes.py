@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from typing import Any
 from urllib.parse import quote, unquote
@@ -152,8 +153,15 @@ class Pool(BasePool[_Worker]):
             **(environment or {}),
         }
         self._absent = withheld(plan.environment)
+        modules = [*preload]
+        for module in modules:
+            top = module.partition(".")[0]
+            if top not in sys.modules and find_spec(top) is None:
+                log.warning(
+                    "the agent %s has the module %s in its `preload`, and it is not installed", plan.name, module
+                )
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([*PRELOAD, *preload])
+        self._context.set_forkserver_preload([*PRELOAD, *modules])
         if n:
             with suppress(OSError):  # a failure is left to `start_process`, which tries again
                 start_server()

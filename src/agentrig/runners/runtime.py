@@ -86,6 +86,9 @@ class Runtime:
                 runners.start()
                 algorithm.start()
                 self._over.get()
+        except KeyboardInterrupt as error:
+            self._say_unbuilt(error)
+            raise
         finally:
             self._running, self._stopping = False, True
             if runners.is_alive():
@@ -93,6 +96,8 @@ class Runtime:
                 runners.join(STOP_S)
             self.pool.close()
         if self._aborted is not None:
+            if isinstance(self._aborted, KeyboardInterrupt):
+                self._say_unbuilt(self._aborted)
             if algorithm.is_alive():
                 algorithm.join(AT_ONCE_S if getattr(self._aborted, "at_once", False) else UNWIND_S)
             self._aborted.abandoned = algorithm.is_alive()
@@ -103,6 +108,11 @@ class Runtime:
             raise raised[0]
         if self.broken is not None:
             raise self.broken
+
+    def _say_unbuilt(self, error: KeyboardInterrupt) -> None:
+        """Add to the message of a signal that the agent was being built, if it was."""
+        if self.pool.n and not self.pool.built.is_set():
+            error.args = (f"{error}, which waited for the agent to be built",)
 
     def abort(self, error: AgentrigError | Interrupted) -> None:
         """Make `run` end immediately and raise that error. Safe in a signal handler and in any thread."""
