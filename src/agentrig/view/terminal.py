@@ -17,7 +17,7 @@ from rich.tree import Tree
 from agentrig.figures import NOTHING, amount, counted, percent
 from agentrig.plan import script_of
 from agentrig.rollouts import Rollout
-from agentrig.text import cut, storable
+from agentrig.text import cut, printable
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.outcome import changes
@@ -27,6 +27,9 @@ from agentrig.view.rollout import Call, Node, Readable, Step, readable_rollout
 from agentrig.view.samples import before_after
 from agentrig.view.table import failures, interval
 from agentrig.view.text import duration, plain
+
+LONGEST_ID = 100
+"""Characters of a task's id that are shown."""
 
 LONGEST_ANSWER = 400
 """Characters of an answer, or of a reward's reasons, that the end of a run shows."""
@@ -40,7 +43,7 @@ def span_tree(rollout: Rollout) -> Tree:
     shown = readable_rollout(rollout)
     row, parts = shown.row, {part.id: part for part in shown.parts}
     head = Text(f"rollout {row['id']}", style="bold")
-    head.append(f"  task {row['task_id']}", style="not bold")
+    head.append(f"  task {printable(cut(row['task_id'], LONGEST_ID))}", style="not bold")
     counted_calls = f"{amount(row['calls'], 'call')}, {row['triplets']} for training"
     head.append(f"  {row['duration_s']:.2f} s, {counted_calls}", style="not bold dim")
     tree = Tree(head, guide_style="dim")
@@ -62,7 +65,7 @@ def span_tree(rollout: Rollout) -> Tree:
         elif part is not None:
             _fields(branch, [*(field for field in part.texts if not _is_said(field[1], said)), *part.facts])
         if node.error:
-            branch.add(Text(node.error, style="red"))
+            branch.add(Text(printable(node.error), style="red"))
     return tree
 
 
@@ -85,7 +88,7 @@ def _is_said(text: str, said: Collection[str]) -> bool:
 
 
 def _heading(node: Node, part: Call | Step | None) -> Text:
-    text = Text(node.name, style="bold magenta" if node.kind == "call" else "bold cyan")
+    text = Text(printable(node.name), style="bold magenta" if node.kind == "call" else "bold cyan")
     text.append(f"  {node.seconds:.3f} s at {node.at:+.3f}", style="not bold dim")
     if isinstance(part, Call):
         text.append(f"  {part.length}", style="not bold dim")
@@ -96,7 +99,7 @@ def _heading(node: Node, part: Call | Step | None) -> Text:
 
 def _call(branch: Tree, call: Call) -> None:
     if call.facts:
-        branch.add(Text(storable(", ".join(f"{key} {text}" for key, text in call.facts)), style="dim"))
+        branch.add(Text(printable(", ".join(f"{key} {text}" for key, text in call.facts)), style="dim"))
     if call.repeated:
         branch.add(Text(f"messages as in the call before: {call.repeated}", style="dim"))
     for message in call.messages:
@@ -108,9 +111,9 @@ def _call(branch: Tree, call: Call) -> None:
 
 def _fields(branch: Tree, fields: Iterable[tuple[str, str]], *, style: str = "") -> None:
     for key, value in fields:
-        text = Text(f"{key}: ", style="dim")
+        text = Text(printable(f"{key}: "), style="dim")
         text.append("\n" if "\n" in value else "")
-        text.append(storable(value), style=f"not dim {style}".strip())
+        text.append(printable(value), style=f"not dim {style}".strip())
         branch.add(text)
 
 
@@ -118,10 +121,10 @@ def _verdict(shown: Readable) -> Text:
     reasons = "; ".join(f"{key}: {text}" for key, text in shown.reasons)
     if shown.verdict == "failed":
         said = next((text for _, text in shown.reasons), "")
-        return Text(storable(f"failed: {shown.score}  {said}".rstrip()), style="bold red")
+        return Text(printable(f"failed: {shown.score}  {said}".rstrip()), style="bold red")
     text = Text(f"score {shown.score}", style="bold yellow" if shown.verdict == "wrong" else "bold green")
     text.append(f"  judged in {1000 * shown.row['reward_s']:.1f} ms", style="not bold dim")
-    text.append(f"  {storable(reasons)}" if reasons else "", style="not bold")
+    text.append(f"  {printable(reasons)}" if reasons else "", style="not bold")
     return text
 
 
@@ -153,10 +156,10 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
     pairs = before_after(run, [])
     for pair in pairs["shown"][:1] if pairs else ():
         yield ""
-        yield f"{pair['outcome']}: {pair['title']}"
+        yield printable(f"{pair['outcome']}: {cut(pair['title'], LONGEST_ANSWER)}")
         table = _ends("")
         for name, cells in _side_by_side(pair["sides"]):
-            table.add_row(Text(name, style="dim"), *(Text(storable(cell)) for cell in cells))
+            table.add_row(Text(name, style="dim"), *(Text(printable(cell)) for cell in cells))
         yield table
     yield ""
     yield f"why: {headline(diagnose(run, seen))}"

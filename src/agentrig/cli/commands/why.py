@@ -30,13 +30,13 @@ def why(context: click.Context, run: Path, as_json: bool) -> None:
     agentrig why runs/mini-20260101-120000 --json
     """
     from agentrig.errors import AgentrigError
-    from agentrig.text import storable
+    from agentrig.text import printable
     from agentrig.view.diagnosis import diagnose, words
 
     try:
         found = diagnose(run)
     except AgentrigError as error:
-        click.echo(f"agentrig: {storable(str(error))}", err=True)
+        click.echo(f"agentrig: {printable(str(error))}", err=True)
         context.exit(CANNOT)
-    click.echo(json.dumps(found.as_json(), indent=2) if as_json else storable(words(found)))
+    click.echo(json.dumps(found.as_json(), indent=2) if as_json else printable(words(found)))
     context.exit(PROBLEMS if found.problems else 0)
