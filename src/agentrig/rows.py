@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import AgentrigError, nearest
-from agentrig.figures import amount
 from agentrig.text import DEEP_WORDS, LARGE_WORDS
 
 KINDS = "Parquet, JSON Lines, JSON, CSV or Arrow files, or a folder that Hugging Face datasets saved"
@@ -180,9 +179,8 @@ def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
         if len(row) != len(header):
             more = "put a cell with a comma in quotes, and separate cells with commas"
             wrong = "a cell is missing, or the header has one too many" if len(row) < len(header) else more
-            raise AgentrigError(
-                f"{place(number)} has {amount(len(row), 'cell')}, and the header has {len(header)}: {wrong}"
-            )
+            cells_of = f"{len(row)} cell{'' if len(row) == 1 else 's'}"
+            raise AgentrigError(f"{place(number)} has {cells_of}, and the header has {len(header)}: {wrong}")
     columns = []
     for name, column in zip(header, zip(*cells, strict=True), strict=False):
         kinds = Counter(kind for kind in map(_kind, column) if kind)
