@@ -56,10 +56,15 @@ def test_a_value_is_a_number_that_training_can_sum_and_square(value: float) -> N
     with pytest.raises((ValueError, OverflowError)):
         Score.ok(value)
     with pytest.raises(
-        ValueError, match=r"must lie between -1e\+09 and 1e\+09, so that sums .* stay finite .*: scale it"
+        ValueError, match=r"must lie between -1e\+09 and 1e\+09, so that sums .* stay finite .*: (scale it|give)"
     ):
         Score(status="ok", value=value)
     assert Score.ok(-1e9).value == -1e9
+
+
+def test_the_cure_for_nan_is_no_scale() -> None:
+    with pytest.raises(ValueError, match=r"value is nan; .*: give Score.invalid\(WHY\) where there is no number"):
+        Score.ok(float("nan"))
 
 
 @pytest.mark.parametrize("part", [float("nan"), float("inf"), -float("inf"), np.float32("nan"), 10**400])
@@ -356,6 +361,35 @@ def test_what_a_reward_has_forked_does_not_keep_the_command_from_ending(tmp_path
     said = (tmp_path / "out").read_text()
     assert code == 0, said
     os.kill(int(said), signal.SIGKILL)
+
+
+COMES_BACK = """
+import os
+from agentrig import Outcome, Score, Task
+from agentrig.runners.scorer import Scorer
+from agentrig.traces import Trace
+
+def reward(task, outcome, budget_s):
+    os.fork()
+    return Score.ok(1.0)
+
+class Batch:
+    def score_many(self, items, budget_s):
+        os.fork()
+        return [Score.ok(1.0)] * len(items)
+
+for made in (reward, Batch()):
+    items = [(Task(id=str(i), input={}), Outcome(answer="a"), Trace(rollout_id="r")) for i in range(20)]
+    print(*{score.value for score in Scorer(made, budget_s=5)(items)})
+"""
+
+
+def test_a_fork_that_comes_back_from_the_reward_is_ended_and_told_once() -> None:
+    done = subprocess.run([sys.executable, "-c", COMES_BACK], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("1.0\n1.0\n", 0)
+    said = "agentrig: the reward forked (<string>:8 in reward), and the child came back from the reward: it is ended."
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == 1
 
 
 class _Batch:

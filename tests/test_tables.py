@@ -137,6 +137,19 @@ def test_latin_1_bytes_are_named(rows: Path) -> None:
             b'{"question": ' + b"9" * 5000 + b"}",
             "line 1 holds a whole number of more than 4300 digits; write",
         ),
+        (
+            "t.jsonl",
+            b'{"question": 1}\n{"question": 1, "question": 2}',
+            't.jsonl, line 2: an object has the key "question" twice',
+        ),
+        ("t.json", b'[{"question": {"a": 1, "a": 2}}]', 't.json: an object has the key "a" twice'),
+        ("t.csv", b"question,answer\na,1\nb\n", "line 3 has 1 cell, and the header has 2: a cell is missing"),
+        (
+            "t.csv",
+            b"question,answer\na,1\nb,2,3\n",
+            "line 3 has 3 cells, and the header has 2: put a cell with a comma in",
+        ),
+        ("t.csv", b"question,answer\na,1\nb,2\nc,nan\n", 'among those of text: tasks.text=["answer"]'),
         ("t.json", b"[\n{]", "t.json, line 2 is no JSON: Expecting property name"),
     ],
 )

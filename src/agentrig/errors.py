@@ -145,7 +145,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     known = list(known)
     longer = [other for other in known if len(name) > 1 and other.startswith(name)]
-    close = difflib.get_close_matches(name, longer or known, n=1, cutoff=0.0 if longer else 0.5)
+    close = difflib.get_close_matches(name, longer or known, n=1, cutoff=0.0 if longer else 0.6)
     return f' Did you mean "{close[0]}"?' if close else ""
 
 

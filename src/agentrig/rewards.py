@@ -66,9 +66,10 @@ class Score:
                 raise ValueError(f"a score's component {name} is {part!r}, and a figure must be finite: leave it out")
         for name, value in (("value", self.value), *(("value of a call", value) for value in self.calls)):
             if value is not None and not abs(_number(name, value)) <= VALUE_LIMIT:
+                cure = "give Score.invalid(WHY) where there is no number" if value != value else "scale it"
                 raise ValueError(
                     f"a score's {name} is {value!r}; it must lie between -{VALUE_LIMIT:g} and {VALUE_LIMIT:g}, so that "
-                    "sums and squares of it stay finite in training: scale it"
+                    f"sums and squares of it stay finite in training: {cure}"
                 )
 
     def with_correct(self, correctness: Correctness) -> Score:

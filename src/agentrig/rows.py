@@ -173,14 +173,14 @@ def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
     for name in text:
         if name not in header:
             raise AgentrigError(
-                f"{path}, line {lines[0]}: there is no column {name}, which text= names.{nearest(name, header)}"
+                f"{path}, line {lines[0]}: there is no column {name}, which tasks.text names.{nearest(name, header)}"
             )
     for number, row in enumerate(cells):
         if len(row) != len(header):
-            raise AgentrigError(
-                f"{place(number)} has {len(row)} cells, and the header has {len(header)}: put a cell with a comma in "
-                "quotes, and separate cells with commas"
-            )
+            more = "put a cell with a comma in quotes, and separate cells with commas"
+            wrong = "a cell is missing, or the header has one too many" if len(row) < len(header) else more
+            cells_of = f"{len(row)} cell{'' if len(row) == 1 else 's'}"
+            raise AgentrigError(f"{place(number)} has {cells_of}, and the header has {len(header)}: {wrong}")
     columns = []
     for name, column in zip(header, zip(*cells, strict=True), strict=False):
         kinds = Counter(kind for kind in map(_kind, column) if kind)
@@ -191,7 +191,7 @@ def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
                 raise AgentrigError(
                     f"{place(number)}, column {name}: {column[number]!r:.80} is no {kind}, and {kinds[kind]} of "
                     f"{kinds.total()} cells are.\n"
-                    f'  Mend it; or if {name} is a column of text, name it among those of text: text=["{name}"]'
+                    f'  Mend it; or if {name} is a column of text, name it among those of text: tasks.text=["{name}"]'
                 )
             kind = "text"
         columns.append([VALUES[kind](cell) if kind == "text" or _kind(cell) else None for cell in column])
@@ -217,8 +217,16 @@ def _lines(path: Path) -> Rows:
 def _parsed(text: str, path: Path, line: int = 0) -> Any:
     """Return JSON text as a value; `line` is its line in a file of JSON Lines, and 0 if it is the whole file."""
     place = f"{path}, line {line}" if line else f"{path}"
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+            raise AgentrigError(f'{place}: an object has the key "{twice}" twice; only one value can count')
+        return found
+
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         raise AgentrigError(
             f"{path}, line {line or error.lineno} is no JSON: {error.msg} at column {error.colno}"

@@ -20,6 +20,12 @@ from agentrig.errors import AgentrigError, place_of
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a UTF-16 character: Python strings and JSON escapes can hold one, but UTF-8 files can't."""
 
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""What a terminal obeys and does not show, but for tabs and ends of lines; also what turns the direction of text."""
+
+LINE_LIMIT = 2000
+"""Longest line of a message, in characters; a text of the user's, such as an id, may be longer."""
+
 MESSAGE_LIMIT = 20_000
 """Longest message of a failure that is kept, in characters."""
 
@@ -87,6 +93,16 @@ def storable(text: str) -> str:
         if secret in text:
             text = text.replace(secret, name)
     return text if text.isascii() else LONE_SURROGATE.sub("\ufffd", text)
+
+
+def printable(text: str) -> str:
+    """Return storable text for a terminal: control characters, which it would obey, as escapes such as `\\x1b`."""
+    return CONTROLS.sub(lambda found: repr(found[0])[1:-1], storable(text))
+
+
+def message_lines(text: str) -> str:
+    """Return a message for a terminal, printable; each line is cut to `LINE_LIMIT`."""
+    return "\n".join(cut(line, LINE_LIMIT) for line in printable(text).split("\n"))
 
 
 def parsed(content: bytes) -> tuple[Any, bool]:

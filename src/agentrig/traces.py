@@ -76,7 +76,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "input": "first chain, tool: its input, cut at 20,000 characters of JSON",
     "output": "chain, tool: its output, cut at the same length",
     MISSED: "rollout (the root): by library, the number of unrecorded connections to the run's server",
-    CUT: "rollout (the root): how many calls the gateway cut because the rollout had ended",
+    CUT: "rollout (the root): how many calls were under way when the rollout ended",
 }
 """The attributes of the tracer's spans: attribute to the kind of span and its meaning. Spans that an agent of Agent
 Lightning emits, or that its tracer records, have other attributes."""

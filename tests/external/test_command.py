@@ -255,3 +255,25 @@ def test_what_cannot_work_is_an_error_before_the_run(keys: dict[str, Any], said:
     with pytest.raises((ConfigError, AgentrigError), match=r"\[agent\]") as caught:
         CommandAgent(structure(CommandConfig, keys, owner="command", section="agent"))
     assert said in str(caught.value)
+
+
+FORKS = """
+import os, sys, time
+held = bytearray(b"x" * (60 << 20))
+for _ in range(int(sys.argv[1])):
+    if os.fork() == 0:
+        time.sleep(600)
+time.sleep(2.5)
+print(1)
+"""
+
+
+def test_memory_that_forked_processes_share_counts_once() -> None:
+    program = [sys.executable, "-I", "-S", "-c", FORKS]
+    with recording("r", token_ids=True) as recorder:
+        assert run([*program, "8"], memory_mb=200) == 1
+        with pytest.raises(AgentFailure, match="processes = 20") as caught:
+            run([*program, "60"], memory_mb=200, processes=20)
+    assert caught.value.kind == "process-limit"
+    first = next(span for span in recorder.trace().spans if span.name == "program")
+    assert 60 < first.attributes["peak_mb"] < 150

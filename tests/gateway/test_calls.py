@@ -106,6 +106,9 @@ def test_what_is_refused_is_recorded_with_its_reason(gateway: Gateway, model: Sc
     models = httpx.get(f"{endpoint.base_url}/models", headers=key)
     assert [m["id"] for m in models.json()["data"]] == ["scripted"]
     assert post(endpoint, "embeddings").status_code == 404
+    assert [httpx.get(f"{endpoint.base_url}/{name}", headers=key).status_code for name in ("responses", "no")] == [
+        405, 404,
+    ]  # fmt: skip
     assert model.requests == []
     errors = [str(s.error) for s in visit.close().spans]
     assert [e[:8] for e in errors] == ["HTTP 400", "HTTP 404", "HTTP 413", "HTTP 400", "HTTP 400", "HTTP 404"]

@@ -259,6 +259,15 @@ def test_the_command_makes_a_model_and_says_that_it_starts_at_zero(tmp_path: Pat
     assert "already has a model" in again.output
 
 
+@pytest.mark.parametrize("model", ["new", "mini"])
+def test_a_context_that_is_too_short_is_refused_before_the_demonstrations(tmp_path: Path, model: str) -> None:
+    words = ["warmup", "colors", "--plugin", FILE, "--out", str(tmp_path / "m"), "--model", model]
+    result = CliRunner().invoke(main, [*words, "--context", "600", "algorithm.use=grpo", "algorithm.max_length=900"])
+    assert result.exit_code == 1
+    assert "--context 600 is less than [algorithm] max_length = 900" in result.stderr, result.output
+    assert "labels:" not in result.output
+
+
 @pytest.mark.slow
 def test_a_warm_up_that_is_ended_leaves_no_half_of_a_model(tmp_path: Path) -> None:
     words = ["warmup", "colors", "--plugin", FILE, "--labels", "4", "--passes", "1000", "--lr", "1e-9"]

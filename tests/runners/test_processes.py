@@ -439,11 +439,22 @@ def test_a_runner_that_has_no_memory_for_threads_says_so(start: Start, capfd: py
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_an_agent_whose_build_hangs_is_reported(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_whose_build_hangs_is_reported(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("agentrig.runners.pools.READY_S", 1.0)
     pool = start("toy-broken", config={"how": "hang"})
+    monkeypatch.setattr("agentrig.runners.pools.SLOW_S", 0.3)
     with pytest.raises(AgentrigError, match="the agent toy-broken has not been built after 1 s"):
         drain(pool, 1, timeout_s=20)
+    assert [r.message.count("the agent toy-broken is still being built after 0.3 s") for r in caplog.records] == [1]
+
+
+def test_a_module_to_preload_that_is_not_installed_is_named(toy_file: str, caplog: pytest.LogCaptureFixture) -> None:
+    plan = AgentPlan(name="toy", config={}, files=(toy_file,))
+    Pool(plan, n=0, threads=1, deadline_s=20.0, retries=0, preload=("json", "no_such_module_x.y")).close()
+    (said,) = caplog.records
+    assert said.message == "the agent toy has the module no_such_module_x.y in its `preload`, and it is not installed"
 
 
 @pytest.mark.slow
@@ -618,3 +629,24 @@ def test_a_script_without_a_main_guard_is_told_what_to_write(tmp_path: Path, toy
     assert f"AgentrigError: {script} starts a run whenever it is imported" in done.stderr
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.rstrip().endswith('if __name__ == "__main__":')
+
+
+def test_a_script_is_imported_with_the_variables_that_its_agent_gets(tmp_path: Path, toy_file: str) -> None:
+    """What it reads at its top must not be another value in the runners."""
+    script, seen = tmp_path / "guarded.py", tmp_path / "seen"
+    script.write_text(
+        "import os\n"
+        f"with open({str(seen)!r}, 'a') as file:\n"
+        "    print(__name__, os.environ.get('MY_DIR'), os.environ.get('MY_KEY'), file=file)\n"
+        "from agentrig.runners.jobs import AgentPlan\n"
+        "from agentrig.runners.processes import Pool\n"
+        "if __name__ == '__main__':\n"
+        f"    plan = AgentPlan(name='toy', config={{}}, files=({toy_file!r},), environment=('MY_DIR',))\n"
+        "    pool = Pool(plan, n=1, threads=1, deadline_s=20.0, retries=0)\n"
+        "    pool.build_first(60.0)\n"
+        "    pool.close()\n"
+    )
+    environment = {**os.environ, "MY_DIR": "here", "MY_KEY": "secret"}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert seen.read_text() == "__main__ here secret\n__mp_main__ here None\n"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from distributions import install
 
 from agentrig import RewardSpec, Score, Task
 from agentrig.cli.entry import main
@@ -52,6 +53,16 @@ def test_tasks_that_cannot_be_loaded_are_no_fault_of_the_agent(tmp_path: Path) -
     keys = [f"tasks.file={rows}", "tasks.private=['answer']"]
     named = validate(FILE, "--tasks", "table", "--only", "agent.calls-endpoint", *keys)
     assert named.exit_code == 0, named.output
+
+
+def test_an_installed_package_that_cannot_be_loaded_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "broken-shop", "one = two\n", point="shop")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for word in ("broken-shop", "shop"):
+        result = validate(word)
+        assert result.exit_code == 1
+        assert f"{word}: NameError: name 'two' is not defined" in result.stderr, result.stderr
+        assert "Did you mean" not in result.stderr
 
 
 @pytest.mark.parametrize("error", ["FileNotFoundError(2, 'gone')", "agentrig.ConfigError('no rows')"])

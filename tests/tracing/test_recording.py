@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypedDict
@@ -15,8 +16,8 @@ from model_server import ModelServer
 import agentrig
 from agentrig import Span, Trace
 from agentrig.adapters import triplet_of
-from agentrig.traces import LLM_CALL, SERVER
-from agentrig.tracing.recorder import OUTPUT_LIMIT, current, plain
+from agentrig.traces import CUT, LLM_CALL, SERVER
+from agentrig.tracing.recorder import OUTPUT_LIMIT, Recorder, current, plain
 from agentrig.tracing.recording import recording
 
 openai = pytest.importorskip("openai")
@@ -494,3 +495,35 @@ def test_cyclic_values_do_not_break_a_rollout() -> None:
     ring: dict[str, Any] = {}
     ring["me"] = ring
     assert plain(ring) == "{'me': {...}}"
+
+
+def test_calls_of_a_thread_after_its_rollout_are_refused_and_those_under_way_counted(
+    model: ModelServer, client: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recorder, "told", False)
+    ended, late = threading.Event(), []
+
+    def ask() -> None:
+        client.chat.completions.create(model="m", messages=MESSAGES)
+        ended.wait(10)
+        for _ in range(2):
+            try:
+                late.append(client.chat.completions.create(model="m", messages=MESSAGES))
+            except openai.APIStatusError as error:
+                late.append((error.status_code, error.code))
+
+    with recording("r1", token_ids=True, base_url=model.url) as recorder:
+        thread = threading.Thread(target=ask)
+        thread.start()
+        while not recorder.finished():
+            time.sleep(0.01)
+        recorder.under_way.add(0)  # as a call that goes on
+    before = len(model.requests)
+    ended.set()
+    thread.join()
+    trace = recorder.trace()
+    assert late == [(410, "rollout_ended")] * 2
+    assert len(model.requests) == before
+    assert len(trace.llm_calls()) == 1
+    assert trace.spans[0].attributes[CUT] == 1
+    assert [r.message.count("after its rollout r1 had ended") for r in caplog.records] == [1]

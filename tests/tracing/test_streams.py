@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from agentrig import Span
 from agentrig.adapters import triplet_of
 from agentrig.traces import LLM_CALL
+from agentrig.tracing.httpx_tap import CLOSED_EARLY
 from agentrig.tracing.recording import recording
 from agentrig.tracing.streams import joined
 
@@ -269,3 +270,14 @@ def test_a_stream_left_early_is_no_error(server: ByteServer) -> None:
             assert next(iter(stream)).choices[0].delta.content == "SEL"
     (call,) = recorder.trace().llm_calls()
     assert message_of(call)["content"] == "SEL"
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_a_stream_left_before_its_token_ids_is_an_error_of_the_agent(server: ByteServer, ids: bool) -> None:
+    server.chunks = [stream_of(event({"content": "SEL"})), b"x" * 100_000]
+    with recording("r", token_ids=ids, base_url=server.url) as recorder:
+        client = openai.OpenAI(base_url=server.url, api_key="x", max_retries=0)
+        with client, client.chat.completions.create(model="m", messages=MESSAGES, stream=True) as stream:
+            next(iter(stream))
+    (call,) = [span for span in recorder.trace().spans if span.name == LLM_CALL]
+    assert call.error == (CLOSED_EARLY if ids else None)  # a run that only measures needs no ids

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from agentrig import Outcome, Score, Span, Task, Trace
-from agentrig.cli.entry import main
+from agentrig.cli.entry import Printable, main
 from agentrig.rollouts import Rollout
 from agentrig.run.directory import dev_command
 from agentrig.testing.run_directory import rollout_of, write_run
+from agentrig.text import CONTROLS
 from agentrig.traces import LLM_CALL
 from agentrig.view.diagnosis import diagnose, words
 from agentrig.view.terminal import run_ending, span_text, span_tree
@@ -252,3 +254,25 @@ def test_the_end_of_a_run_without_held_out_tasks(tmp_path: Path):
     assert lines[0] == "no held-out accuracy: there are no report tasks"
     assert "95% interval" not in "\n".join(lines)
     assert [line for line in lines if line.startswith("2 steps in ") and ", solved" in line]
+
+
+def test_what_a_terminal_would_obey_is_shown_as_text_and_a_long_id_is_cut():
+    rollout = rollout_of(0, right=True, mode="dev", step=0)
+    odd = "\x1b[31mRED\x1b]0;title\x07 \x9b31m\u202e\0"
+    task = attrs.evolve(rollout.task, id=odd + "x" * 100_000)
+    text = span_text(attrs.evolve(rollout, task=task, outcome=Outcome(answer=f"é\n\t{odd}")), width=400)
+    shown = r"\x1b[31mRED\x1b]0;title\x07 \x9b31m\u202e\x00"
+    assert f"task {shown}xxx" in text.splitlines()[0]
+    assert "(cut from 1000" in text.splitlines()[0]
+    assert sum(shown in line for line in text.splitlines()) == 2
+    assert not CONTROLS.search(text)
+
+
+def test_messages_and_lines_of_the_log_have_no_controls_and_no_endless_lines():
+    record = logging.LogRecord("agentrig", logging.WARNING, "f", 1, "the first: %s", ("\x1b[2J" + "x" * 9000,), None)
+    line = Printable("%(levelname)s %(name)s: %(message)s").format(record)
+    assert line.startswith(r"WARNING agentrig: the first: \x1b[2Jxxx")
+    assert line.endswith("characters)")
+    assert len(line) < 2100
+    result = CliRunner().invoke(main, ["why", "no\x1b[2J-run"])
+    assert r"no\x1b[2J-run" in result.stderr

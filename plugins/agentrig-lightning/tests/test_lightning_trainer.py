@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from agentrig_lightning import Trainer
 from agentrig_lightning.scripts import packed
-from agentrig_lightning.trainer import adapter_spec, other_algorithm
+from agentrig_lightning.trainer import ScriptTasks, adapter_spec, other_algorithm
 from agentrig_lightning.verl import in_words_of_script
 from model_server import model_server
 
@@ -263,6 +263,36 @@ def test_a_setting_that_somebody_chose_beside_the_script_keeps_its_name() -> Non
     assert in_words_of_script(said, [], []) == said
     named = in_words_of_script(said, ["max_length"], [])
     assert named == said.replace("[algorithm] max_length", "data.max_prompt_length + data.max_response_length")
+
+
+def test_a_refused_value_of_the_script_has_the_script_s_name() -> None:
+    said = "[algorithm] odd-algorithm (file /tmp/x.py): 'group_size' must be >= 2: 1"
+    assert in_words_of_script(said, ["group_size"], []) == "actor_rollout_ref.rollout.n must be >= 2: 1"
+    assert in_words_of_script(said, ["group_size"], ["group_size"]) == said
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([], "train_dataset has no rows"),
+        (None, "train_dataset has no rows"),
+        ("gone.parquet", r"train_dataset is a text \('gone.parquet'\), not rows"),
+        ("http://127.0.0.1:9999", "fit with a server's address"),
+    ],
+)
+def test_rows_that_are_none_are_refused_before_the_run(rows: Any, said: str) -> None:
+    import agentlightning as agl
+
+    with pytest.raises(ConfigError, match=said):
+        Trainer(algorithm=agl.VERL({})).fit(object(), train_dataset=rows)
+
+
+def test_values_that_become_text_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"x": 1}, {"x": Path("a")}, {"x": {"y": Path("b")}}]
+    tasks = ScriptTasks(rows, None).load("train")
+    assert [task.row for task in tasks] == [{"x": 1}, {"x": "a"}, {"x": {"y": "b"}}]
+    (said,) = caplog.records
+    assert said.message == f"rows of train hold values of these types as text: {type(Path()).__name__}"
 
 
 @pytest.mark.slow

@@ -14,6 +14,16 @@ import click
 from agentrig.cli.groups import Group
 
 
+class Printable(logging.Formatter):
+    """Formats a line of the log for a terminal: what an agent or a task wrote must not control it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        from agentrig.text import message_lines
+
+        return message_lines(super().format(record))
+
+
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="agentrig", prog_name="agentrig")
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
@@ -32,9 +42,9 @@ def main(verbose: bool) -> None:
     atexit.register(gc.freeze)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a model's output can be printed in any terminal encoding
         sys.stdout.reconfigure(errors="backslashreplace")
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(Printable("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.WARNING, handlers=[handler])
     logging.getLogger("agentrig").setLevel(logging.DEBUG if verbose else logging.INFO)
     for noisy in ("httpx", "httpcore", "matplotlib", "asyncio", "openai", "PIL"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

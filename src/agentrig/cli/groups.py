@@ -138,9 +138,9 @@ class Group(NearestGroup):
             _leave_the_late(0, before)
             return result
         except AgentrigError as error:
-            from agentrig.text import storable
+            from agentrig.text import message_lines
 
-            _tell(f"agentrig: {storable(str(error))}")
+            _tell(f"agentrig: {message_lines(str(error))}")
             if "ulimit -v" not in str(error) and (memory := little_memory()):
                 _tell(f"  {memory}")
             if error.abandoned:

@@ -62,11 +62,12 @@ class Gateway:
             ]
             await reply(send, 200, {"object": "list", "data": listed})
         else:
+            known = route in DIALECTS or route == "models"
             raise Refused(
                 f"the gateway has no {scope['method']} /v1/{route}; it has POST /v1/"
                 f"{', POST /v1/'.join(DIALECTS)} and GET /v1/models",
-                status=404,
-                code="not_found",
+                status=405 if known else 404,
+                code="method_not_allowed" if known else "not_found",
             )
 
     def admit(self, scope: Scope) -> bool:

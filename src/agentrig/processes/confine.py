@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from multiprocessing import forkserver
+from typing import Any
 
 BASE = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "PWD", "LANG", "LANGUAGE", "LC_*", "TZ",
@@ -67,6 +68,34 @@ def hint(text: str) -> str:
         f" (the run has {named[0]}, but a runner gets only the variables that its agent declares: name it in "
         "AgentSpec.environment, or in runners.environment of the run)"
     )
+
+
+class ConfinedName(str):
+    """The name of a process to start, which calls `confine` when it arrives there.
+
+    The name is the first thing that a process gets. So the script that started the run, and the plugins of what the
+    process runs, are imported with the variables that they get.
+
+    Args:
+        given: The arguments of `confine`.
+    """
+
+    def __new__(cls, *given: Any) -> ConfinedName:
+        """Return the name `runner`."""
+        name = super().__new__(cls, "runner")
+        name.given = given
+        return name
+
+    given: tuple[Any, ...]
+
+    def __reduce__(self) -> Any:
+        """Return what makes it in the other process, where it is a plain text."""
+        return _arrived, self.given
+
+
+def _arrived(*given: Any) -> str:
+    confine(*given)
+    return "runner"
 
 
 def start_forkserver() -> None:

@@ -28,7 +28,9 @@ NO_MAIN_GUARD = 87
 _lock = threading.Lock()
 
 
-def start_process(context: Any, target: Callable[..., None], *arguments: Any) -> tuple[Connection, Any]:
+def start_process(
+    context: Any, target: Callable[..., None], *arguments: Any, name: str | None = None
+) -> tuple[Connection, Any]:
     """Fork a daemon process that runs `target(pipe, *arguments)`; return this end of its pipe, and the process.
 
     Raises:
@@ -37,7 +39,7 @@ def start_process(context: Any, target: Callable[..., None], *arguments: Any) ->
     reason = ""
     for _ in range(TRIES):
         ours, theirs = context.Pipe()
-        started = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+        started = context.Process(target=target, args=(theirs, *arguments), name=name, daemon=True)
         try:
             start_server()
             started.start()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrig.errors import AgentrigError, ConfigError, PluginError, nearest, place_of
 from agentrig.tasks import Task, Tasks, overlap, repeated
-from agentrig.text import DEEP_WORDS, LARGE_WORDS, TOO_LARGE, words_of
+from agentrig.text import DEEP_WORDS, LARGE_WORDS, TOO_LARGE, cut, words_of
 
 if TYPE_CHECKING:
     from agentrig.plan import Plan, RunSettings
@@ -188,9 +188,8 @@ def split_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], tasks: Any)
 
 def _shared(shared: Sequence[tuple[Task, Task]], rows: Sequence[Task], role: str, other: str) -> str:
     first = shared[0][1]
-    return (
-        f"{len(shared)} of {len(rows)} {role} tasks are in the {other} split too; the first: {first.place or first.id}"
-    )
+    where = first.place or cut(repr(first.id)[1:-1], 100)
+    return f"{len(shared)} of {len(rows)} {role} tasks are in the {other} split too; the first: {where}"
 
 
 def _check_rows(rows: Any, where: str) -> None:

@@ -128,6 +128,20 @@ def demonstrator(plan: Plan, *, gold: str = "") -> tuple[Demonstrate, str]:
     return gold_reply(), "the tasks' gold"
 
 
+def check_context(plan: Plan, context: int) -> None:
+    """Stop before the demonstrations are made when a run could not use a model of this context; 0 is left out.
+
+    Raises:
+        ConfigError: The run's `max_length` is more.
+    """
+    wanted = getattr(plan.configs["algorithm"], "max_length", 0)
+    if context and context < wanted:
+        raise ConfigError(
+            f"--context {context} is less than [algorithm] max_length = {wanted}, so no run could use "
+            f"the model: give --context {wanted}, or algorithm.max_length=0 here and in the run"
+        )
+
+
 def demonstrate(
     plan: Plan, labels: Sequence[Task], *, repeats: int = 1, gold: str = "", seed: int = 0
 ) -> Demonstrations:

@@ -25,6 +25,8 @@ SPAWN_LIMIT = 3
 READY_S = 300.0
 """Seconds that a runner may take to start and to build its agent."""
 
+SLOW_S = 15.0
+"""Seconds after which it is said that the agent is still being built."""
 
 FILES = 256
 """Files that a process of a run must be allowed to open; the run of recipe `mini` needs between 128 and 200."""
@@ -92,6 +94,7 @@ class BasePool(abc.ABC, Generic[W]):
         self._died_early = 0
         self.replaced = 0
         self.built = threading.Event()
+        self._slow = False
 
     @abc.abstractmethod
     def wake(self) -> None:
@@ -128,7 +131,8 @@ class BasePool(abc.ABC, Generic[W]):
             self._workers.append(self._spawn())
         end = time.monotonic() + timeout_s
         while not any(w.ready for w in self._workers) and (left := end - time.monotonic()) > 0:
-            self._listen(left)
+            self._listen(min(left, SLOW_S))
+            self._tell_slow(time.monotonic())
             if not self._workers:  # it died, but may work the next time
                 self._workers.append(self._spawn())
         return any(w.ready for w in self._workers)
@@ -240,8 +244,18 @@ class BasePool(abc.ABC, Generic[W]):
 
     def _check_built(self, now: float) -> None:
         """Raise `AgentrigError` if a runner takes too long to build its agent."""
+        self._tell_slow(now)
         if any(not w.ready and now - w.created > READY_S for w in self._workers):
             raise AgentrigError(self._not_built())
+
+    def _tell_slow(self, now: float) -> None:
+        """Say once what is waited for if no runner has built the agent for a while."""
+        if not (self._slow or self.built.is_set()) and any(now - w.created > SLOW_S for w in self._workers):
+            self._slow = True
+            logging.getLogger(type(self).__module__).warning(
+                "the agent %s is still being built after %g s: waiting for its imports and its `build`, at most %g s",
+                *(self._plan.name, SLOW_S, READY_S),
+            )
 
     def _enforce_deadlines(self) -> list[Result]:
         failed = []

@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 from urllib.parse import quote, unquote
@@ -27,7 +28,7 @@ import psutil
 
 from agentrig.errors import AgentrigError, exhausted
 from agentrig.pools import RESULT_BYTES, AgentSource, Job, Result
-from agentrig.processes.confine import BASE, confine, declared, withheld
+from agentrig.processes.confine import BASE, ConfinedName, declared, withheld
 from agentrig.processes.ends import SIGNALS, ending
 from agentrig.processes.families import MARK, end_families, guard
 from agentrig.processes.forks import NO_MAIN_GUARD, SAFE_PATH_KEPT, start_process, start_server
@@ -57,14 +58,11 @@ END_S = 10.0
 """How long the guards of runners may take to end them and what their agents started, seconds."""
 
 
-def worker_main(
-    pipe: Connection, plan: AgentSource, threads: int, environment: Mapping[str, str], absent: Sequence[str]
-) -> None:
+def worker_main(pipe: Connection, plan: AgentSource, threads: int) -> None:
     """Run in a runner process: build the agent, then run the jobs from the pipe until it closes."""
     guard(remove_left)
     ignore_signals()
     faulthandler.enable(all_threads=False)  # the file and line at which an agent crashes this process
-    confine(plan.environment, environment, absent)
     lock, connection = threading.Lock(), os.fstat(pipe.fileno())
 
     def send(*words: bytes) -> None:
@@ -161,8 +159,15 @@ class Pool(BasePool[_Worker]):
             **(environment or {}),
         }
         self._absent = withheld(plan.environment)
+        modules = [*preload]
+        for module in modules:
+            top = module.partition(".")[0]
+            if top not in sys.modules and find_spec(top) is None:
+                log.warning(
+                    "the agent %s has the module %s in its `preload`, and it is not installed", plan.name, module
+                )
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([*PRELOAD, *preload])
+        self._context.set_forkserver_preload([*PRELOAD, *modules])
         if n:
             with suppress(OSError):  # a failure is left to `start_process`, which tries again
                 start_server()
@@ -187,8 +192,8 @@ class Pool(BasePool[_Worker]):
 
     def _spawn(self) -> _Worker:
         mark = uuid.uuid4().hex
-        environment = {**self._environment, MARK: mark}
-        ours, process = start_process(self._context, worker_main, self._plan, self._threads, environment, self._absent)
+        name = ConfinedName(self._plan.environment, {**self._environment, MARK: mark}, self._absent)
+        ours, process = start_process(self._context, worker_main, self._plan, self._threads, name=name)
         return _Worker(process, ours, mark, title=f"runner {process.pid}")
 
     def _kill(self, worker: _Worker) -> None:

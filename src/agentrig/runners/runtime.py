@@ -94,6 +94,9 @@ class Runtime:
                     with suppress(queue.Empty):
                         self._over.get(timeout=WAKE_S)
                         break
+        except KeyboardInterrupt as error:
+            self._say_unbuilt(error)
+            raise
         finally:
             self._running, self._stopping = False, True
             if runners.is_alive():
@@ -101,6 +104,8 @@ class Runtime:
                 runners.join(STOP_S)
             self.pool.close()
         if self._aborted is not None:
+            if isinstance(self._aborted, KeyboardInterrupt):
+                self._say_unbuilt(self._aborted)
             if algorithm.is_alive():
                 algorithm.join(AT_ONCE_S if getattr(self._aborted, "at_once", False) else UNWIND_S)
             self._aborted.abandoned = algorithm.is_alive()
@@ -111,6 +116,11 @@ class Runtime:
             raise raised[0]
         if self.broken is not None:
             raise self.broken
+
+    def _say_unbuilt(self, error: KeyboardInterrupt) -> None:
+        """Add to the message of a signal that the agent was being built, if it was."""
+        if self.pool.n and not self.pool.built.is_set():
+            error.args = (f"{error}, which waited for the agent to be built",)
 
     def abort(self, error: AgentrigError | Interrupted) -> None:
         """Make `run` end immediately and raise that error. Safe in a signal handler and in any thread."""

@@ -6,19 +6,21 @@ import ctypes
 import inspect
 import json
 import logging
+import mmap
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 
 from agentrig.agents import Agent, Outcome
 from agentrig.correctness import Correctness
 from agentrig.endpoints import Endpoint
-from agentrig.errors import AgentrigError, place_of
+from agentrig.errors import AgentrigError, place_of, short_path
 from agentrig.pools import Job
 from agentrig.processes.held import Watch
 from agentrig.rewards import Reward, Score
@@ -71,7 +73,7 @@ class RewardWorker:
         """Judge one outcome; return the score's fields as JSON."""
         many = getattr(self._reward, "score_many", None)
         if many is not None:
-            (score,) = _closed(many([job.input], self._budget_s))
+            (score,) = _called(many, [job.input], self._budget_s)
         else:
             score = score_one(self._reward, job.input, self._budget_s)
         fields = attrs.asdict(score, recurse=False)
@@ -309,7 +311,7 @@ class Scorer:
         def work() -> None:
             try:
                 assert self._many is not None
-                scores = list(_closed(self._many([_copied(item) for item in items], self._budget_s)))
+                scores = list(_called(self._many, [_copied(item) for item in items], self._budget_s))
                 if len(scores) != len(items) or not all(isinstance(s, Score) for s in scores):
                     raise TypeError(f"score_many gave {len(scores)} results for {len(items)} items, or no Scores")
                 scores = [_sound(score) for score in scores]
@@ -339,7 +341,7 @@ def score_one(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
     """Judge one outcome; whatever the reward raises or returns is a score."""
     try:
         task, outcome, *trace = _copied(item)
-        score = _closed(reward(task, outcome, budget_s, *trace))
+        score = _called(reward, task, outcome, budget_s, *trace)
         if isinstance(score, Score):
             return _sound(score)
     except BaseException as error:
@@ -348,11 +350,48 @@ def score_one(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
     return Score.invalid(f"the reward returned {type(score).__name__}; it must return an agentrig.Score, {cure}")
 
 
-def _closed(made: Any) -> Any:
-    """Return what a reward returned; a coroutine, which nobody awaits, is closed: Python would warn of it."""
+def _called(reward: Callable[..., Any], *given: Any) -> Any:
+    """Return what a reward returns. A coroutine, which nobody awaits, is closed: Python would warn of it.
+
+    A process that the reward forks and that comes back from it ends here: it would go on as this one.
+    """
+    own = os.getpid()
+    try:
+        made = reward(*given)
+    finally:
+        if os.getpid() != own:
+            _end_fork()
     if inspect.iscoroutine(made):
         made.close()
     return made
+
+
+_told = mmap.mmap(-1, 1)
+"""Whether a fork has been told of; this process shares it with what is forked from it."""
+
+_forked_at = ""
+"""FILE:LINE in FUNCTION of what has called `os.fork`, in the process that it has made."""
+
+
+def _note_fork() -> None:
+    global _forked_at
+    frame = sys._getframe(1)
+    _forked_at = f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def _end_fork() -> NoReturn:
+    """End a process that a reward has forked, and say so once: each of its scores may have forked."""
+    if not _told[0]:
+        _told[0] = 1
+        os.write(
+            2,
+            f"agentrig: the reward forked ({_forked_at}), and the child came back from the reward: it is ended. End a "
+            "child by os._exit, or start a program by subprocess\n".encode(),
+        )
+    os._exit(1)
 
 
 def _of_calls(score: Score, trace: Trace | None = None) -> Score:

@@ -211,7 +211,7 @@ def targets(word: str | None, files: Sequence[str] = ()) -> list[Target]:
     path, colon, name = word.rpartition(":")
     file = path if colon and path.endswith(".py") else word if word.endswith(".py") else ""
     wanted = name if file == path and colon else ""
-    found = _components(file)
+    found = _components(file, word)
     if file:
         own = [t for t in found if t[0] == "file" and wanted in ("", t[3])]
     else:
@@ -229,10 +229,10 @@ def targets(word: str | None, files: Sequence[str] = ()) -> list[Target]:
     return hits
 
 
-def _components(file: str) -> list[tuple[str, str, str, str]]:
+def _components(file: str, name: str = "") -> list[tuple[str, str, str, str]]:
     """Return what `_listed` does, of a file or, for '', of what is installed."""
     try:
-        return elsewhere(_listed, str(Path(file).resolve()) if file else "", deadline_s=LOADS_S)
+        return elsewhere(_listed, str(Path(file).resolve()) if file else "", name, deadline_s=LOADS_S)
     except EndedElsewhere as error:
         raise LookupFailed(f"{file or 'an installed plugin'} cannot be loaded: {error}") from error
 
@@ -262,12 +262,18 @@ def _of_run_file(file: str) -> str:
     )
 
 
-def _listed(file: str) -> list[tuple[str, str, str, str]]:
-    """Return distribution, plugin, kind and name of every component, in the other process."""
+def _listed(file: str, name: str) -> list[tuple[str, str, str, str]]:
+    """Return distribution, plugin, kind and name of every component, in the other process.
+
+    Raises:
+        LookupFailed: The file, or the distribution or plugin of that name, cannot be loaded.
+    """
     registry = load(files=[file] if file else [])
-    broken = [p for p in registry.plugins if p.status == "failed" and p.origin == file]
+    broken = [
+        p for p in registry.plugins if p.status == "failed" and (file or name) in (p.origin, p.distribution, p.name)
+    ]
     if broken:
-        raise LookupFailed(f"{file}: {broken[0].error}")
+        raise LookupFailed(f"{file or name}: {broken[0].error}")
     return [(c.distribution, c.plugin, c.kind, c.spec.name) for p in registry.plugins for c in p.components]
 
 

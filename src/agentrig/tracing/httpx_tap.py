@@ -25,6 +25,12 @@ from agentrig.tracing.recorder import Recorder, active, server_of
 from agentrig.tracing.streams import Streamed, joined, tee
 from agentrig.tracing.tokens import sampled_calls, token_attributes
 
+CLOSED_EARLY = "the agent closed the stream before its end, and before its token ids: read it to the end"
+"""The error of such a call, if the run needs the ids."""
+
+ENDED = "the rollout has ended: a thread that makes calls must end before its rollout does"
+"""What is answered to a call that comes later; the gateway refuses it too."""
+
 
 def install() -> None:
     """Patch each installed library of the httpx family."""
@@ -41,6 +47,15 @@ def _tap(library: Any, *, is_async: bool) -> None:
     client = library.AsyncClient if is_async else library.Client
     copied = tee(library.AsyncByteStream if is_async else library.SyncByteStream)
     send: Any = marked(client.send) if is_async else client.send
+
+    def late(request: Any) -> Any:
+        """Return the refusal of a call to the run's server by what goes on after its rollout, or None."""
+        recorder = active.get()
+        if recorder is None or not recorder.ended or server_of(request.url) != recorder.server:
+            return None
+        recorder.refuse()
+        error = {"message": ENDED, "type": "invalid_request_error", "param": None, "code": "rollout_ended"}
+        return library.Response(410, json={"error": error}, request=request)
 
     def prepare(request: Any) -> tuple[_Call, Any] | None:
         recorder = active.get()
@@ -85,12 +100,16 @@ def _tap(library: Any, *, is_async: bool) -> None:
                 extensions=request.extensions,
             )
             request.read()
-        return _Call(recorder, time.time(), body, own, foreign, recorder.parent(), asked), request
+        call = _Call(recorder, time.time(), body, own, foreign, recorder.parent(), asked)
+        recorder.under_way.add(id(call))
+        return call, request
 
     if is_async:
 
         async def asend(self: Any, request: Any, **options: Any) -> Any:
             content = getattr(request, "_content", b"")
+            if (refused := late(request)) is not None:
+                return refused
             prepared = prepare(request)
             if prepared is None:
                 return await send(self, request, **options)
@@ -113,6 +132,8 @@ def _tap(library: Any, *, is_async: bool) -> None:
 
     def ssend(self: Any, request: Any, **options: Any) -> Any:
         content = getattr(request, "_content", b"")
+        if (refused := late(request)) is not None:
+            return refused
         prepared = prepare(request)
         if prepared is None:
             return send(self, request, **options)
@@ -181,6 +202,7 @@ class _Call:
         """Record the span of the call; if another tracer does, only what it does not see."""
         more = {**({SERVER: self.foreign} if self.foreign else {}), **({ASKED: self.asked} if self.asked else {})}
         found = {"request": self.request, **more, **self.digests, **attributes}
+        self.recorder.under_way.discard(id(self))
         if error is None:
             self.recorded.append(found)
         if self.recorder.muted:
@@ -232,6 +254,9 @@ class _Call:
             calls = [(self.request, response, {})]
             wrong = wrong or f"the stream's tokens cannot be read: {type(broken).__name__}: {broken}"
         for request, response, tokens in calls:
+            early = not passed.whole and not tokens.keys() & {"response_token_ids", "finish_reason"}
+            if early and self.recorder.token_ids and self.foreign is None:
+                wrong = wrong or CLOSED_EARLY
             self.record({"request": request, "response": response, **self._trainable(tokens)}, error=error or wrong)
 
     def _calls(self, completion: dict[str, Any]) -> list[tuple[Mapping[str, Any], dict[str, Any], dict[str, Any]]]:

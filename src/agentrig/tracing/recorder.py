@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 import uuid
 from collections import Counter
@@ -16,6 +17,8 @@ import attrs
 
 from agentrig.text import cut, json_text, words_of
 from agentrig.traces import CUT, LLM_CALL, MISSED, SERVER, Span, Trace, mapping
+
+log = logging.getLogger(__name__)
 
 active: ContextVar[Recorder | None] = ContextVar("agentrig_recorder", default=None)
 parent_span: ContextVar[str | None] = ContextVar("agentrig_parent_span", default=None)
@@ -41,6 +44,8 @@ class Recorder:
 
     Attributes:
         root: The id of the root span.
+        ended: Whether the rollout has ended; calls to the endpoint are refused then.
+        under_way: What identifies the calls that have not ended.
         outside_in: The id of the span to which calls from outside of this process belong: the program's, or the root.
     """
 
@@ -74,6 +79,10 @@ class Recorder:
         self._missed: Counter[str] = Counter()
         self._heard: dict[str, dict[str, Any]] = {}
         self._cut = 0
+        self.ended = False
+        self.under_way: set[int] = set()
+
+    told = False
 
     @staticmethod
     def outside() -> str | None:
@@ -233,6 +242,16 @@ class Recorder:
         if not self.muted and not self.gateway:
             self._missed[way] += 1
 
+    def refuse(self) -> None:
+        """Say once in a process that a call came after the end of its rollout."""
+        if not self.told:
+            Recorder.told = True
+            log.warning(
+                "a thread of the agent called the model after its rollout %s had ended: such calls are refused, and "
+                "those under way at the end are not recorded (agentrig.cut of the trace counts them)",
+                self.rollout_id,
+            )
+
     def fail(self, error: str) -> None:
         """Store the error that ended the rollout."""
         self._error = error
@@ -251,6 +270,7 @@ class Recorder:
             stream.close()
         for span_id in list(self._open):
             self.close(span_id, error="never ended")
+        cut = self._cut + (len(self.under_way) if self.ended else 0)
         root = Span(
             id=self.root,
             parent=None,
@@ -260,7 +280,7 @@ class Recorder:
             error=self._error,
             attributes={
                 **({MISSED: dict(self._missed)} if self._missed else {}),
-                **({CUT: self._cut} if self._cut else {}),
+                **({CUT: cut} if cut else {}),
             },
         )
         return Trace(rollout_id=self.rollout_id, spans=(root, *self.finished()))

@@ -48,6 +48,7 @@ def recording(rollout_id: str, *, token_ids: bool, muted: bool = False, **option
         with nullcontext() if muted else langchain_tap.attached(recorder):
             yield recorder
     finally:
+        recorder.ended = True
         parent_span.reset(parent)
         active.reset(now)
 

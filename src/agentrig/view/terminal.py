@@ -17,7 +17,7 @@ from rich.tree import Tree
 from agentrig.figures import NOTHING, amount, counted, duration, percent, plain
 from agentrig.plan import script_of
 from agentrig.rollouts import Rollout
-from agentrig.text import cut, storable
+from agentrig.text import cut, printable
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.outcome import changes
@@ -26,6 +26,9 @@ from agentrig.view.reading import Seen, dig, mapping, read_run
 from agentrig.view.rollout import Call, Node, Readable, readable_rollout, text_of
 from agentrig.view.samples import before_after
 from agentrig.view.table import failures, interval
+
+LONGEST_ID = 100
+"""Characters of a task's id that are shown."""
 
 LONGEST_ANSWER = 400
 """Characters of an answer, or of a reward's reasons, that the end of a run shows."""
@@ -44,7 +47,7 @@ def span_tree(rollout: Rollout, *, gold: bool = False) -> Tree:
     shown = readable_rollout(rollout)
     row = shown.row
     head = Text(f"rollout {row['id']}", style="bold")
-    head.append(f"  task {row['task_id']}", style="not bold")
+    head.append(f"  task {printable(cut(row['task_id'], LONGEST_ID))}", style="not bold")
     counted_calls = f"{amount(row['calls'], 'call')}, {row['triplets']} for training"
     head.append(f"  {row['duration_s']:.2f} s, {counted_calls}", style="not bold dim")
     tree = Tree(head, guide_style="dim")
@@ -65,7 +68,7 @@ def span_tree(rollout: Rollout, *, gold: bool = False) -> Tree:
         else:
             _fields(branch, [*(field for field in node.texts if not _is_said(field[1], said)), *node.facts])
         if node.error:
-            branch.add(Text(node.error, style="red"))
+            branch.add(Text(printable(node.error), style="red"))
     return tree
 
 
@@ -88,7 +91,7 @@ def _is_said(text: str, said: Collection[str]) -> bool:
 
 
 def _heading(node: Node) -> Text:
-    text = Text(node.name, style="bold magenta" if node.kind == "call" else "bold cyan")
+    text = Text(printable(node.name), style="bold magenta" if node.kind == "call" else "bold cyan")
     text.append(f"  {node.seconds:.3f} s at {node.at:+.3f}", style="not bold dim")
     if node.call:
         text.append(f"  {node.call.length}", style="not bold dim")
@@ -98,7 +101,7 @@ def _heading(node: Node) -> Text:
 
 def _call(branch: Tree, call: Call, facts: Iterable[tuple[str, str]]) -> None:
     if facts:
-        branch.add(Text(storable(", ".join(f"{key} {text}" for key, text in facts)), style="dim"))
+        branch.add(Text(printable(", ".join(f"{key} {text}" for key, text in facts)), style="dim"))
     if call.repeated:
         branch.add(Text(f"messages as in the call before: {call.repeated}", style="dim"))
     for message in call.messages:
@@ -110,9 +113,9 @@ def _call(branch: Tree, call: Call, facts: Iterable[tuple[str, str]]) -> None:
 
 def _fields(branch: Tree, fields: Iterable[tuple[str, str]], *, style: str = "") -> None:
     for key, value in fields:
-        text = Text(f"{key}: ", style="dim")
+        text = Text(printable(f"{key}: "), style="dim")
         text.append("\n" if "\n" in value else "")
-        text.append(storable(value), style=f"not dim {style}".strip())
+        text.append(printable(value), style=f"not dim {style}".strip())
         branch.add(text)
 
 
@@ -120,10 +123,10 @@ def _verdict(shown: Readable) -> Text:
     reasons = "; ".join(f"{key}: {text}" for key, text in shown.reasons)
     if shown.verdict == "failed":
         said = next((text for _, text in shown.reasons), "")
-        return Text(storable(f"failed: {shown.score}  {said}".rstrip()), style="bold red")
+        return Text(printable(f"failed: {shown.score}  {said}".rstrip()), style="bold red")
     text = Text(f"score {shown.score}", style="bold yellow" if shown.verdict == "wrong" else "bold green")
     text.append(f"  judged in {1000 * shown.row['reward_s']:.1f} ms", style="not bold dim")
-    text.append(f"  {storable(reasons)}" if reasons else "", style="not bold")
+    text.append(f"  {printable(reasons)}" if reasons else "", style="not bold")
     return text
 
 
@@ -156,10 +159,10 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
     pairs = before_after(evidence, [])
     for pair in pairs["shown"][:1] if pairs else ():
         yield ""
-        yield f"{pair['outcome']}: {pair['title']}"
+        yield printable(f"{pair['outcome']}: {cut(pair['title'], LONGEST_ANSWER)}")
         table = _ends("")
         for name, cells in _side_by_side(pair["sides"]):
-            table.add_row(Text(name, style="dim"), *(Text(storable(cell)) for cell in cells))
+            table.add_row(Text(name, style="dim"), *(Text(printable(cell)) for cell in cells))
         yield table
         yield "agentrig watch shows the right answer too"
     yield ""

@@ -68,11 +68,6 @@ def make_start(
     tokens = sum(len(e.prompt_ids) + len(e.response_ids) for e in examples)
     if plan.model == "new":
         context = plan.context or max(512, 2 * longest, longest + config.max_tokens, config.max_length)
-        if context < config.max_length:
-            raise ConfigError(
-                f"--context {context} is less than [algorithm] max_length = {config.max_length}, so no run could use "
-                f"the model: give --context {config.max_length}, or algorithm.max_length=0 here and in the run"
-            )
         _set_context(plan.directory, context)
         tokenizer = checkpoint.load_tokenizer(plan.directory)
         if plan.parameters:

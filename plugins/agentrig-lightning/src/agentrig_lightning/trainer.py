@@ -164,13 +164,18 @@ class Trainer(LightningTrainer):
             ConfigError: There is no algorithm, or the agent can't be sent to a runner process.
             AgentrigError: The run could not start, or was stopped; the message says why.
         """
-        if isinstance(train_dataset, str):
+        if isinstance(train_dataset, str) and train_dataset.startswith(("http://", "https://")):
             raise ConfigError(f"fit with a server's address ({train_dataset}) is not available here: {SERVE}")
+        for name, rows in (("train_dataset", train_dataset), ("val_dataset", val_dataset)):
+            if isinstance(rows, str):
+                raise ConfigError(f"{name} is a text ({rows!r:.100}), not rows: read the file, and give fit its rows")
         if self.algorithm is None:
             raise ConfigError(
                 "Trainer has no algorithm: give it one (algorithm=...), or call dev. For an algorithm in another "
                 f"process: {SERVE}"
             )
+        if is_verl(self.algorithm) and (train_dataset is None or not len(train_dataset)):
+            raise ConfigError("train_dataset has no rows: give fit the rows to train on")
         self._run(agent, self.algorithm, train_dataset, val_dataset)
 
     def dev(self, agent: Any, train_dataset: Any = None, *, val_dataset: Any = None, dev_dataset: Any = None) -> None:
@@ -243,18 +248,18 @@ class Trainer(LightningTrainer):
         run_file = {**used, "reward": {"use": "own"}, "runners": {"n": self.n_runners, "threads": 1}}
         resumed, Trainer.resumed = Trainer.resumed, None
         with temporary_files(), script_plugin(agent, arguments, others) as file:
-            if resumed is None:
-                recipe = file.parent / f"{name}.toml"
-                recipe.write_text(to_toml(run_file))
-                plan = resolve(str(recipe), overrides=[*self.more, *self.settings], files=[str(file)])
-            else:
-                plan = resume_plan(resumed, overrides=[f"run.plugins={json.dumps([str(file)])}", *self.more])
-            again = self.resumes or f"agentrig run --resume {{run}} {shlex.quote(sys.argv[0])}"
-            plan = attrs.evolve(plan, resumes=again)
-            plan.registry.add_observer(_Directory(self), "directory")
-            if display is not None or self.shows:
-                plan.registry.add_observer(display or LiveDisplay(), "display")
             try:
+                if resumed is None:
+                    recipe = file.parent / f"{name}.toml"
+                    recipe.write_text(to_toml(run_file))
+                    plan = resolve(str(recipe), overrides=[*self.more, *self.settings], files=[str(file)])
+                else:
+                    plan = resume_plan(resumed, overrides=[f"run.plugins={json.dumps([str(file)])}", *self.more])
+                again = self.resumes or f"agentrig run --resume {{run}} {shlex.quote(sys.argv[0])}"
+                plan = attrs.evolve(plan, resumes=again)
+                plan.registry.add_observer(_Directory(self), "directory")
+                if display is not None or self.shows:
+                    plan.registry.add_observer(display or LiveDisplay(), "display")
                 run(plan, resume=resumed)
             except ConfigError as error:
                 raise ConfigError(self._in_own_words(str(error), used["algorithm"])) from error
@@ -308,12 +313,20 @@ class ScriptTasks:
         self._rows = {"train": train, "validation": validation}
 
     def load(self, split: str) -> Sequence[Task]:
-        """Return a split's rows; what JSON can't hold becomes text."""
+        """Return a split's rows; what JSON can't hold becomes text, with a warning."""
         rows, tasks = self._rows[split], []
+        types: set[str] = set()
+
+        def text(value: Any) -> str:
+            types.add(type(value).__name__)
+            return str(value)
+
         for i in range(len(rows) if rows is not None else 0):
-            plain = json.loads(json.dumps(rows[i], default=str))
+            plain = json.loads(json.dumps(rows[i], default=text))
             fields = plain if isinstance(plain, dict) else {"input": plain}
             tasks.append(Task(id=f"{split}-{i}", input=fields, row=plain))
+        if types:
+            log.warning("rows of %s hold values of these types as text: %s", split, ", ".join(sorted(types)))
         return tasks
 
 

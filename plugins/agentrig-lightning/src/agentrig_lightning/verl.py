@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -155,7 +156,7 @@ def in_words_of_script(message: str, keys: Collection[str], chosen: Collection[s
     own = {name: key for key, name in KEYS.items()}
     own["max_length"] = "data.max_prompt_length + data.max_response_length"
     for name in set(keys) & own.keys() - set(chosen):
-        message = message.replace(f"[algorithm] {name} ", f"{own[name]} ")
+        message = re.sub(rf"\[algorithm\] (?:.*: '{name}'|{name}) ", f"{own[name]} ", message)
     return message
 
 

@@ -42,7 +42,7 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
     from agentrig.run.past import losses
     from agentrig.run.resume import recorded_plan
     from agentrig.run.setup import Setup
-    from agentrig.text import storable
+    from agentrig.text import printable
 
     found = []
     try:
@@ -64,9 +64,9 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
                         click.echo(f"step {one}: {len(found[-1].looked)} of {len(LINKS)} parts compared")
                         for verdict in found[-1].verdicts:
                             causes = f"\n{'':30}likely causes: {verdict.causes}" if verdict.causes else ""
-                            click.echo(f"  {verdict.link:<13} {verdict.result:<14} {storable(verdict.detail)}{causes}")
+                            click.echo(f"  {verdict.link:<13} {verdict.result:<14} {printable(verdict.detail)}{causes}")
     except AgentrigError as error:
-        click.echo(f"agentrig: {storable(str(error))}", err=True)
+        click.echo(f"agentrig: {printable(str(error))}", err=True)
         context.exit(CANNOT)
     if as_json:
         click.echo(json.dumps([attrs.asdict(each) for each in found], indent=2))

@@ -52,6 +52,7 @@ def dev(
     from agentrig.run.guards import unseen_calls, untrained_calls, with_token_ids
     from agentrig.run.rows import row_of
     from agentrig.run.splits import split_of, task_set
+    from agentrig.text import message_lines
 
     plan = make_plan(words, options)
     server = measured_server(endpoint, model, checkpoint)
@@ -90,6 +91,6 @@ def dev(
         why, _ = untrained_calls(trained, adapter=plan.components["adapter"].spec.name)
         warning = f"no call of this agent would be trained on.\n  {why}" if why else ""
     if warning:
-        click.echo(f"agentrig: warning: {warning}", err=True)
+        click.echo(f"agentrig: warning: {message_lines(warning)}", err=True)
     if any(rollout.failure for rollout in found.rollouts):
         raise SystemExit(1)

@@ -206,6 +206,7 @@ def _make(
         with progress(len(tasks)) as shown:
             return run.measure(plan, tasks, model, shown)
 
+    run.check_context(plan, wanted.context)
     labels = run.choose_labels(plan, n, seed=wanted.seed)
     click.echo(f"labels: {len(labels.tasks)} tasks of the split {labels.split}")
     done: dict[str, Any] = {"labels": [t.id for t in labels.tasks], "split": labels.split, "ready": True}

@@ -31,7 +31,7 @@ def why(context: click.Context, run: Path | None, as_json: bool) -> None:
     agentrig why runs/mini-20260101-120000 --json
     """
     from agentrig.errors import AgentrigError
-    from agentrig.text import storable
+    from agentrig.text import printable
     from agentrig.view.diagnosis import diagnose, words
 
     def _newest() -> Path:
@@ -43,7 +43,7 @@ def why(context: click.Context, run: Path | None, as_json: bool) -> None:
     try:
         found = diagnose(run or _newest())
     except AgentrigError as error:
-        click.echo(f"agentrig: {storable(str(error))}", err=True)
+        click.echo(f"agentrig: {printable(str(error))}", err=True)
         context.exit(CANNOT)
-    click.echo(json.dumps(attrs.asdict(found), indent=2) if as_json else storable(words(found)))
+    click.echo(json.dumps(attrs.asdict(found), indent=2) if as_json else printable(words(found)))
     context.exit(PROBLEMS if found.problems else 0)

@@ -47,7 +47,8 @@ REASONS: Mapping[str, tuple[str, str, tuple[str, ...], str]] = {
         "call-errors",
         "calls failed, or their streams broke off",
         ("server.use", "runners.threads"),
-        "Look at server.log; fewer rollouts at once ask less of the server.",
+        "Look at the errors of the calls (agentrig watch) and at server.log; fewer rollouts at once ask less of the "
+        "server.",
     ),
 }
 """Reason of the ledger to the cause, its words, settings and advice."""
