@@ -26,12 +26,12 @@ def test_it_says_what_would_be_chosen() -> None:
     assert found.evidence.startswith("about: memory: 79.2 GiB of cuda: server ")
     assert "pass of 49,152 tokens, no layer computed twice" in found.evidence
     (found,) = findings("hardware.memory_gib=24", memory=79.2)
-    assert "23.5 GiB of cuda of memory_gib = 24: server" in found.evidence
+    assert "23.2 GiB of cuda of memory_gib = 24: server" in found.evidence
 
 
 def test_a_device_that_is_not_here_is_computed_for_a_limit() -> None:
     (found,) = findings("hardware.memory_gib=24")
-    assert (found.result, "23.5 GiB of cuda of memory_gib = 24" in found.evidence) == ("ok", True)
+    assert (found.result, "23.2 GiB of cuda of memory_gib = 24" in found.evidence) == ("ok", True)
     (found,) = findings()
     assert (found.result, "hardware.memory_gib=24 computes" in found.evidence) == ("skipped", True)
 

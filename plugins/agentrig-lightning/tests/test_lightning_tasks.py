@@ -186,7 +186,7 @@ def test_cells_of_a_csv_keep_their_kind(tmp_path: Path) -> None:
         {"n": None, "x": -2000.0, "ok": False, "note": "", "code": "7", "day": ""},
         {"n": 3, "x": None, "ok": True, "note": "x and y", "code": "12", "day": "2026-11-25"},
     ]
-    with pytest.raises(AgentrigError, match=r"column code: '007' is no number, .*\n.* text=\[\"code\"\]"):
+    with pytest.raises(AgentrigError, match=r"column code: '007' is no number, .*\n.* tasks\.text=\[\"code\"\]"):
         load(tmp_path / "t.csv", text=["note"], gold=[])
     with pytest.raises(AgentrigError, match=r"there is no column cod.* Did you mean \"code\""):
         load(tmp_path / "t.csv", text=["cod"], gold=[])

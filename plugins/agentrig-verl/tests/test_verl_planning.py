@@ -178,7 +178,7 @@ def test_an_update_is_near_what_was_measured() -> None:
 
 
 def test_shared_tokens_leave_room_for_larger_passes() -> None:
-    assert [attrs.evolve(plan(total), forest=True).choose().tokens for total in (39.4, 79.2)] == [49152, 49152]
+    assert [attrs.evolve(plan(total), forest=True).choose().tokens for total in (39.4, 79.2)] == [32768, 49152]
 
 
 def test_a_limit_above_the_card_is_refused() -> None:
@@ -222,7 +222,7 @@ def test_a_device_that_does_not_say_its_memory_is_planned_for_40_gib(caplog: pyt
     ("overrides", "memory", "result", "words"),
     [
         ((), 79.2, "ok", "ppo_max_token_len_per_gpu = 24576"),
-        (("hardware.memory_gib=40",), 0, "ok", "39.5 GiB of cuda of memory_gib = 40: update 37.2"),
+        (("hardware.memory_gib=40",), 0, "ok", "39.2 GiB of cuda of memory_gib = 40: update 38.1"),
         (("hardware.memory_gib=24",), 79.2, "problem", "memory_gib = 24"),
         ((), 0, "skipped", "hardware.memory_gib=24 computes"),
     ],

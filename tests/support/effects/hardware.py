@@ -64,10 +64,10 @@ TABLES = {
         "attention": Flip(
             a="sdpa", b="eager", look=attention, shows=lambda a, b: (a, b) == (("sdpa", NAME), ("eager", "eager"))
         ),
-        "memory_gib": Flip(a=0, b=24, look=lambda s: budget("cuda", s), shows=lambda a, b: (a, b) == (80.0, 23.5)),
+        "memory_gib": Flip(a=0, b=24, look=lambda s: budget("cuda", s), shows=lambda a, b: (a, b) == (80.0, 23.25)),
     },
     "hardware.ascend": {
-        "memory_gib": Flip(a=0, b=24, look=lambda s: budget("ascend", s), shows=lambda a, b: (a, b) == (80.0, 23.5)),
+        "memory_gib": Flip(a=0, b=24, look=lambda s: budget("ascend", s), shows=lambda a, b: (a, b) == (80.0, 23.25)),
         "socket_ports": Flip(
             a="60000-60050",
             b="61000-61050",
