@@ -119,7 +119,7 @@ LlamaDecoder.load = lambda self, state: None
 from agentrig_grpo.server import transfer
 import torch
 real = transfer.Sender.pack
-transfer.Sender.pack = lambda self, found: real(self, {n: t.to(torch.bfloat16).float() for n, t in found.items()})
+transfer.Sender.pack = lambda self, found: real(self, [(n, t.to(torch.bfloat16).float()) for n, t in found])
 """,
         names=r"\d+ of \d+ tensors differ",
     ),
