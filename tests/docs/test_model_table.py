@@ -18,7 +18,7 @@ def test_the_table_is_up_to_date() -> None:
 def test_seconds_of_a_step_are_in_the_record(case: tuple[str, int, str, str], seconds: str) -> None:
     number = seconds.removesuffix(" s")
     assert f"**{number}**" in RECORD or f"**{seconds}**" in RECORD
-    assert model_table.cell(*case) == f"yes **{seconds}**"
+    assert model_table.cell(*case).endswith(f" **{seconds}**")
 
 
 def test_a_larger_card_never_fits_less() -> None:
