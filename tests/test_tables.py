@@ -122,7 +122,7 @@ def test_latin_1_bytes_are_named(rows: Path) -> None:
         ("t.jsonl", b"[1, 2]", "t.jsonl, line 1: it is a list; write an object"),
         ("t.json", b'["text"]', "t.json, row 0 (the first is 0): it is text; write an object"),
         ("t.csv", "question,answer\né,1\n".encode("utf-16"), "is UTF-16 text; save it as UTF-8: iconv -f utf-16"),
-        ("t.csv", gzip.compress(b"question\n1\n"), "t.csv is compressed (gzip); unpack it: gunzip <"),
+        ("t.csv", gzip.compress(b"question\n1\n", mtime=0), "t.csv is compressed (gzip); unpack it: gunzip <"),
         ("t.csv", b'question,answer\na,1\n"b\n""",2\n"c,3\nd,4\n', "a quote that is opened in line 5 is never closed"),
         ("t.csv", b'question,answer\na,1\n"b"c,2\n', "line 3: ',' expected after '\"'; a quote in a cell with quotes"),
         ("t.jsonl", b'{"question": 1, "answer": NaN}', "line 1, column answer is empty (NaN), and the reward needs it"),
