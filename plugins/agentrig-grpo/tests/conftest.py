@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
+from fixtures import small_disk  # noqa: F401
 
 from agentrig.testing.tiny_model import make_model, make_tokenizer
 
