@@ -1,6 +1,6 @@
 """How long a step of `grpo` takes on one GPU, with each server: verl_step.py's model, prompts, lengths and n.
 
-    python tests/benchmarks/one_gpu.py [--server vllm|embedded] [--shape 18m|135m|0.5b|1.5b] [--rows 32x4x816+128]
+    python tests/benchmarks/one_gpu.py [--server vllm|embedded] [--shape 18m|135m|0.5b|1.5b|3b|7b] [--rows 32x4x816+128]
         [--steps 8] [--without-checkpoints] [KEY=VALUE …]
 
 The run has the default settings, its checkpoints among them (`algorithm.save_every = "auto"`). Compare the mean step

@@ -37,6 +37,8 @@ SHAPES = {
              "intermediate_size": 4864, "vocab_size": 151936, "tie_word_embeddings": True},
     "1.5b": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
              "intermediate_size": 8960, "vocab_size": 151936, "tie_word_embeddings": True},
+    "3b": {"hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 2,
+           "intermediate_size": 11008, "vocab_size": 151936, "tie_word_embeddings": True},
     "7b": {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
            "intermediate_size": 18944, "vocab_size": 152064, "tie_word_embeddings": False},
 }  # fmt: skip
@@ -45,6 +47,7 @@ ROWS = {
     "135m": "32x4x256+64",
     "0.5b": "32x4x816+128",
     "1.5b": "32x4x816+128",
+    "3b": "32x4x816+128",
     "7b": "32x4x816+128",
 }
 TASKS = 64
