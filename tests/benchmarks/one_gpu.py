@@ -119,6 +119,8 @@ def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
         "of_that_the_step": lines[0]["step_s"],
         "seconds_after_the_command": {name: round(at, 1) for name, at in marks.items()},
         "start_of_the_server": match[1] if (match := STARTED.search(served)) else None,
+        "failures": summary["failures"],
+        "warnings": [line["text"] for line in lines_of(folder / "run", "log.jsonl")],
         "prompt_tokens": lines[-1]["prompt_tokens"],
         "response_tokens": lines[-1]["response_tokens"],
         "peak_gib": max(peak) / 1024 if peak else None,
@@ -132,6 +134,8 @@ def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
     limit = next((float(key.split("=")[1]) for key in keys if key.startswith("hardware.memory_gib=")), 0.0)
     if limit and peak and max(peak) > limit * 1024:
         raise SystemExit(f"the run used {max(peak) / 1024:.2f} GiB of the card, more than its limit of {limit:g}")
+    if summary["failures"]:
+        raise SystemExit(f"rollouts failed, so the run did less than its peers: {summary['failures']}")
 
 
 @contextmanager
@@ -201,9 +205,9 @@ def read(file: Path) -> str:
     return file.read_text("utf-8", errors="replace")
 
 
-def lines_of(run: Path) -> list[dict[str, Any]]:
-    """Return the lines of `metrics.jsonl`."""
-    file = run / "metrics.jsonl"
+def lines_of(run: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    """Return the lines of a file of a run."""
+    file = run / name
     text = file.read_text("utf-8") if file.is_file() else ""
     return [json.loads(line) for line in text.split("\n") if line.endswith("}")]
 

@@ -225,7 +225,13 @@ class Fitting:
 
     def first(self) -> Choice | None:
         """Return the cheapest choice that fits, or None."""
-        return next(filter(self.fits, self.choices()), None)
+        choices = list(self.choices())
+        if self.fits(choices[0]):
+            return choices[0]
+        least, most = min(choice.tokens for choice in choices), max(choice.recomputed for choice in choices)
+        tightest = [choice for choice in choices if (choice.tokens, choice.recomputed) == (least, most)]
+        # One small estimate says whether anything fits; larger ones take longer.
+        return next(filter(self.fits, choices), None) if any(map(self.fits, tightest)) else None
 
     def choices(self) -> Iterator[Choice]:
         """Yield what may be chosen, the cheapest first."""
