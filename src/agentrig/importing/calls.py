@@ -25,6 +25,21 @@ Found = tuple[str, "dict[str, Any] | Unfit"]
 """Where a call was found, and its line, or why it is none."""
 
 
+def rollout_fault(*, mode: Any, failure: str | None, incorrect: bool) -> Unfit | None:
+    """Return why no call of a rollout may be learned, or None.
+
+    Args:
+        mode: Of a rollout of agentrig; None for any other.
+        failure: How it failed, or None.
+        incorrect: Whether it was judged so, and no least reward is asked for.
+    """
+    if mode in ("validation", "report"):
+        return Unfit("its rollout measures on held-out tasks")
+    if failure is not None:
+        return Unfit("its rollout failed", failure)
+    return Unfit("its rollout was judged incorrect") if incorrect else None
+
+
 def line_of(
     *, messages: Any, reply: Any, finish: Any, tools: Any = None, error: str | None = None, streamed: bool = False,
     **more: Any,

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrig.demonstrations import TOKENS, Unfit
 from agentrig.errors import AgentrigError
-from agentrig.importing.calls import Found, line_of
+from agentrig.importing.calls import Found, line_of, rollout_fault
 from agentrig.ledger import DUPLICATE, LEFT_OUT_BY_ADAPTER, OTHER_SERVER, REASONS, UNMATCHED_MODEL, UNMATCHED_NODE
 from agentrig.rollouts import Rollout
 from agentrig.run.rows import stored_rollouts
@@ -21,7 +21,7 @@ NOT_TRAINED = (OTHER_SERVER, UNMATCHED_NODE, UNMATCHED_MODEL, DUPLICATE, LEFT_OU
 
 
 def run_calls(directory: Path, min_reward: float | None) -> Iterator[Found]:
-    """Yield the calls of a run's training rollouts.
+    """Yield the calls of a run.
 
     Args:
         directory: The run directory.
@@ -35,12 +35,10 @@ def run_calls(directory: Path, min_reward: float | None) -> Iterator[Found]:
         raise AgentrigError("\n  ".join([f"{directory} has no rollouts of training", *run.unread]))
     model = str(dig(run.config, "algorithm", "model") or "")
     for rollouts in stored_rollouts(directory / "rollouts", size=64):
-        trained = [rollout for rollout in rollouts if rollout.mode == "train"]
-        rows = [{"id": r.id, "mode": r.mode, "step": r.step} for r in trained]
-        entries, damage = calls_of(directory, rows)
+        entries, damage = calls_of(directory, [{"id": r.id, "mode": r.mode, "step": r.step} for r in rollouts])
         if damage:
             raise AgentrigError(f"{directory}: {damage[0]}")
-        for rollout in trained:
+        for rollout in rollouts:
             ledger = entries.get(rollout.id, {})
             reasons = {span: call.get("reason") for span, found in ledger.items() for call in found}
             yield from _calls(rollout, reasons, min_reward, f"{directory}, rollout {rollout.id}", model)
@@ -49,14 +47,14 @@ def run_calls(directory: Path, min_reward: float | None) -> Iterator[Found]:
 def _calls(
     rollout: Rollout, reasons: dict[str, Any], min_reward: float | None, place: str, model: str
 ) -> Iterator[Found]:
+    wrong = min_reward is None and not rollout.correct
     for call in (span for span in rollout.trace.spans if span.name == LLM_CALL):
         attributes = call.attributes
         request, where = mapping(attributes.get("request")), f"{place}, span {call.id}"
         prompt, sampled = (attributes.get(key) for key in TOKENS)
-        if rollout.failure:
-            found: Any = Unfit("its rollout failed", rollout.failure)
-        elif min_reward is None and not rollout.correct:
-            found = Unfit("its rollout was judged incorrect")
+        found: Any
+        if fault := rollout_fault(mode=rollout.mode, failure=rollout.failure, incorrect=wrong):
+            found = fault
         elif reasons.get(call.id) in NOT_TRAINED:
             found = Unfit(f"the run does not train it: {REASONS[reasons[call.id]]}")
         elif request.get("continue_final_message"):

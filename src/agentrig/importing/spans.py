@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from agentrig.demonstrations import TOKENS, Unfit
-from agentrig.importing.calls import EMBEDDING, FURTHER_CHOICE, Found, line_of, number_of
+from agentrig.importing.calls import EMBEDDING, FURTHER_CHOICE, Found, line_of, number_of, rollout_fault
 from agentrig.otlp.spans import PROMPT_IDS, RESPONSE_IDS
 from agentrig.traces import items, mapping
 from agentrig.tracing.gen_ai import request_of, response_of
@@ -31,9 +31,6 @@ MESSAGES = {f"gen_ai.{role}.message": role for role in ("system", "user", "assis
 
 WRONG = ("incorrect", "fail")
 """Labels of an evaluation that keep a call out."""
-
-HELD_OUT = ("validation", "report")
-"""Modes of a rollout of agentrig that are not for training."""
 
 
 @attrs.define
@@ -139,10 +136,7 @@ class Spans:
                 yield span.place, Unfit("it is a completion of a text, not a chat")
             elif operation in CHAT:
                 told = [event for event in span.events if event.name == EVALUATION] or scores[span.trace]
-                if judged and any(event.values.get("gen_ai.evaluation.score.label") in WRONG for event in told):
-                    yield span.place, Unfit("its rollout was judged incorrect")
-                else:
-                    yield from _call(span, roots.get(span.trace), told)
+                yield from _call(span, roots.get(span.trace), told, judged)
 
 
 def _operation(span: Recorded) -> Any:
@@ -157,16 +151,15 @@ def _operation(span: Recorded) -> Any:
     return stated
 
 
-def _call(span: Recorded, root: Recorded | None, scores: Sequence[Event]) -> Iterator[Found]:
+def _call(span: Recorded, root: Recorded | None, scores: Sequence[Event], judged: bool) -> Iterator[Found]:
     """Yield a call; its other choices are left out."""
     values = span.values
     rollout = root.values if root else {}
     rewards = [r for e in scores if (r := number_of(e.values.get("gen_ai.evaluation.score.value"))) is not None]
-    if rollout.get("agentrig.mode") in HELD_OUT:
-        yield span.place, Unfit("its rollout measures on held-out tasks")
-        return
-    if root is not None and root is not span and root.error is not None:
-        yield span.place, Unfit("its rollout failed", root.error)
+    failure = root.error if root is not None and root is not span else None
+    wrong = judged and any(event.values.get("gen_ai.evaluation.score.label") in WRONG for event in scores)
+    if fault := rollout_fault(mode=rollout.get("agentrig.mode"), failure=failure, incorrect=wrong):
+        yield span.place, fault
         return
     try:
         messages, replies, tools = _content(span)
