@@ -58,7 +58,7 @@ def line_of(
     said = mapping(reply)
     if error is not None:
         return Unfit(CUT_SHORT if said.get("content") or said.get("tool_calls") else FAILED, error)
-    if not messages or not said:
+    if messages is None or not said:
         return Unfit(NOT_RECORDED)
     if finish in ENDS:
         return Unfit(ENDS[finish])

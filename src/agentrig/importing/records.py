@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrig.demonstrations import TOKENS, Unfit
-from agentrig.importing.calls import NOT_RECORDED, Found, line_of, number_of, own_keys
+from agentrig.importing.calls import Found, line_of, number_of, own_keys
 from agentrig.traces import items, mapping
 
 
@@ -24,7 +24,7 @@ def chat_calls(record: Mapping[str, Any], place: str) -> Iterator[Found]:
         more = own_keys(record)
         if i == len(messages) - 1:
             more |= {key: record[key] for key in TOKENS if record.get(key) is not None}
-        yield f"{place}, messages[{i}]", line_of(messages=messages[:i] or [], reply=messages[i], finish=None, **more)
+        yield f"{place}, messages[{i}]", line_of(messages=messages[:i], reply=messages[i], finish=None, **more)
 
 
 SOURCES = {"system": "system", "user": "user", "agent": "assistant"}
@@ -66,8 +66,6 @@ def _call(
         return Unfit("the step is copied from an earlier trajectory")
     if step.get("llm_call_count") not in (None, 1):
         return Unfit("the step is not one call of a model", f"llm_call_count is {step['llm_call_count']}")
-    if not messages:
-        return Unfit(NOT_RECORDED, "no step comes before it")
     metrics = mapping(step.get("metrics"))
     prompt, sampled = metrics.get("prompt_token_ids"), metrics.get("completion_token_ids")
     if prompt and sampled:

@@ -190,8 +190,8 @@ def _call(span: Recorded, root: Recorded | None, scores: Sequence[Event], judged
         yield span.place, Unfit(FURTHER_CHOICE)
 
 
-def _content(span: Recorded) -> tuple[list[Any], list[dict[str, Any]], Any]:
-    """Return the messages of the prompt, the replies, and the tools, as far as they are recorded.
+def _content(span: Recorded) -> tuple[list[Any] | None, list[dict[str, Any]], Any]:
+    """Return the messages of the prompt (None if there are none), the replies, and the tools.
 
     Raises:
         ValueError: An attribute is no JSON.
@@ -201,7 +201,7 @@ def _content(span: Recorded) -> tuple[list[Any], list[dict[str, Any]], Any]:
         request, response = request_of(values), response_of(values)
         choices = map(mapping, items(response.get("choices")))
         replies = [{**mapping(c.get("message")), "finish_reason": c.get("finish_reason")} for c in choices]
-        return request["messages"], replies, request.get("tools")
+        return [{"content": None, **message} for message in request["messages"]], replies, request.get("tools")
     tools = _json(values.get("gen_ai.tool.definitions"))
     if "gen_ai.input.messages" in values or "gen_ai.output.messages" in values:
         first = _openai({"role": "system", "parts": _json(values.get("gen_ai.system_instructions"))})
@@ -209,7 +209,7 @@ def _content(span: Recorded) -> tuple[list[Any], list[dict[str, Any]], Any]:
         replies = []
         for given in map(mapping, items(_json(values.get("gen_ai.output.messages")))):
             replies += [{**m, "finish_reason": given.get("finish_reason")} for m in _openai(given, "assistant")[:1]]
-        return [*(m for m in first if m.get("content")), *said], replies, tools
+        return [*(m for m in first if m.get("content")), *said] or None, replies, tools
     prompt, replies = [], []
     for event in span.events:
         body = event.body
@@ -224,7 +224,7 @@ def _content(span: Recorded) -> tuple[list[Any], list[dict[str, Any]], Any]:
             if told["role"] == "tool":
                 told["tool_call_id"] = body.get("id")
             prompt.append(told)
-    return prompt, replies, tools
+    return prompt or None, replies, tools
 
 
 def _openai(given: Any, role: str = "user") -> list[dict[str, Any]]:
