@@ -280,7 +280,7 @@ def demonstration_of(row: Any) -> Turn:
     if len(messages) == 1:
         raise Unfit("no message comes before the reply")
     tools = row.get("tools") or ()
-    for tool in tools if isinstance(tools, list | tuple) else [tools]:
+    for tool in tools if isinstance(tools, list | tuple) else ["no list"]:
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise Unfit('a tool is not of the form {"type": "function", "function": {"name": …}}', f"{tool!r:.80}")
@@ -316,7 +316,7 @@ def _check_message(message: Any, place: str) -> None:
             kind = part.get("type") if isinstance(part, Mapping) else part
             raise Unfit("a part of a message is no text", f"{place}.content has {kind!r:.80}")
     calls = message.get("tool_calls") or []
-    for call in calls if isinstance(calls, list) else [calls]:
+    for call in calls if isinstance(calls, list) else ["no list"]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise Unfit('a tool call is not of the form {"function": {"name": …, "arguments": …}}', f"{call!r:.80}")

@@ -22,7 +22,7 @@ from agentrig.rollouts import Rollout
 from agentrig.run.rows import stored_rollouts
 from agentrig.tasks import Task
 from agentrig.testing.recorded import recorded_traces
-from agentrig.traces import SERVER, Span
+from agentrig.traces import LLM_CALL, SERVER, Span, Trace
 
 
 def ran(*words: Any) -> Result:
@@ -65,8 +65,6 @@ def plain(turn: Turn) -> list[dict[str, Any]]:
 
 
 def rollout_of(name: str, spans: Sequence[Span]) -> Rollout:
-    from agentrig.traces import Trace
-
     return Rollout(
         id=name,
         task=Task(id=f"task-{name}", input={"question": "How many?"}),
@@ -106,6 +104,20 @@ def test_recorded_traces_come_back_token_for_token(tmp_path: Path) -> None:
     assert len(found) > 8
     assert counts["left_out"] == {"the call failed": 1, "its stream was cut short": 1}
     assert {turn.reward for turn in turns} == {1.0}
+
+
+def test_a_file_has_long_texts_whole(tmp_path: Path) -> None:
+    request = {"messages": [{"role": "user", "content": "long " * 10_000}], "model": "m"}
+    response = {"choices": [{"message": ANSWER, "finish_reason": "stop"}]}
+    root = Span(id="a" * 16, parent=None, name="rollout", start=1.0, end=2.0)
+    attributes = {"request": request, "response": response}
+    call = Span(id="b" * 16, parent=root.id, name=LLM_CALL, start=1.0, end=2.0, attributes=attributes)
+    for whole, said in ((True, "1 calls -> 1 demonstrations"), (False, "1 its content is no JSON: a limit of")):
+        origin = Origin(run="r", agent="a", reward="exact", version="1", whole=whole)
+        file = saved(tmp_path, json_line(spans_of(rollout_of("long", [root, call]), origin)))
+        assert said in ran(file, "--out", tmp_path / f"{whole}.jsonl").output
+    (turn,) = read_demonstrations(tmp_path / "True.jsonl")
+    assert (turn.messages, turn.reply.content) == (request["messages"], ANSWER["content"])
 
 
 def test_a_run_and_its_export_give_the_same_exact_demonstrations(
@@ -416,6 +428,14 @@ def test_each_form_of_spans_is_read(form: str, whole: bool, tmp_path: Path) -> N
     assert counts["left_out"] == {}
 
 
+def test_spans_and_log_records_without_ids_are_calls_of_their_own(tmp_path: Path) -> None:
+    others = [{**CONTENT, "gen_ai.output.messages": [{"parts": [{"type": "text", "content": c}]}]} for c in "abcd"]
+    bare = [{"name": "chat", "attributes": attributes(values)} for values in others[:2]]
+    details = [{"eventName": DETAILS["name"], "attributes": attributes(values)} for values in others[2:]]
+    turns, counts = imported(tmp_path, saved(tmp_path, spans(*bare), logs(*details)))
+    assert ([turn.reply.content for turn in turns], counts["left_out"]) == (["a", "b", "c", "d"], {})
+
+
 def test_an_evaluation_anywhere_in_a_trace_is_the_reward(tmp_path: Path) -> None:
     scored = {"name": "gen_ai.evaluation.result", "attributes": attributes({"gen_ai.evaluation.score.value": 0.25})}
     other = attributes({"gen_ai.evaluation.score.value": 1, "gen_ai.evaluation.score.label": "fail"})
@@ -555,8 +575,7 @@ def test_ids_of_tool_calls_do_not_make_a_conversation_another(tmp_path: Path) ->
             ["--min-reward", "1"],
             "1 no reward is recorded",
         ),
-        ("{}", ["--min-reward", "nan"], "--min-reward nan is no finite number"),
-        ("{}", ["--out", "demonstrations.json"], "name it demonstrations.json.jsonl"),
+        ("{}", ["--out", "demonstrations.json"], "name it demonstrations.jsonl"),
         ("{}", ["--out", "{here}/traces.jsonl"], "traces.jsonl exists already: name another file"),
     ],
 )

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from agentrig.demonstrations import Unfit
 from agentrig.traces import mapping
 
-FAILED = "the call failed"
 CUT_SHORT = "its stream was cut short"
-EMBEDDING = "it is an embedding, not a chat"
-NOT_RECORDED = "its messages are not recorded"
-FURTHER_CHOICE = "it is a further choice of one call"
 ENDS = {
     "length": "the reply was cut at its token limit",
     "max_tokens": "the reply was cut at its token limit",
@@ -57,9 +52,9 @@ def line_of(
     """
     said = mapping(reply)
     if error is not None:
-        return Unfit(CUT_SHORT if said.get("content") or said.get("tool_calls") else FAILED, error)
+        return Unfit(CUT_SHORT if said.get("content") or said.get("tool_calls") else "the call failed", error)
     if messages is None or not said:
-        return Unfit(NOT_RECORDED)
+        return Unfit("its messages are not recorded")
     if finish in ENDS:
         return Unfit(ENDS[finish])
     if streamed and not finish:
@@ -86,8 +81,3 @@ def tools_of(tools: Any) -> Any:
 def number_of(value: Any) -> float | None:
     """Return a value if it is a number."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def own_keys(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the optional keys of a line of a file of demonstrations that hold for a whole conversation."""
-    return {key: row[key] for key in ("tools", "task", "reward", "tokenizer", "source") if row.get(key) is not None}

@@ -32,7 +32,7 @@ class Imported:
     """What files of traces hold.
 
     Attributes:
-        turns: The distinct demonstrations, in the order of the files.
+        turns: The distinct demonstrations, in the order of the files; those of spans last.
         calls: How many calls of a model were found, and records that are none.
         duplicates: How many of them are there once more.
         left_out: How many can't be learned, by reason.

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentrig.demonstrations import TOKENS, Unfit
-from agentrig.importing.calls import Found, line_of, number_of, own_keys
+from agentrig.demonstrations import TEXTS, TOKENS, Unfit
+from agentrig.importing.calls import Found, line_of, number_of
 from agentrig.traces import items, mapping
 
 
@@ -21,9 +21,8 @@ def chat_calls(record: Mapping[str, Any], place: str) -> Iterator[Found]:
     if not said:
         yield place, Unfit("no message is the assistant's")
     for i in said:
-        more = own_keys(record)
-        if i == len(messages) - 1:
-            more |= {key: record[key] for key in TOKENS if record.get(key) is not None}
+        keys = ("tools", *TEXTS, "reward", *(TOKENS if i == len(messages) - 1 else ()))
+        more = {key: record[key] for key in keys if key in record}
         yield f"{place}, messages[{i}]", line_of(messages=messages[:i], reply=messages[i], finish=None, **more)
 
 

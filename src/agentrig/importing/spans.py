@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from agentrig.demonstrations import TOKENS, Unfit
-from agentrig.importing.calls import EMBEDDING, FURTHER_CHOICE, Found, line_of, number_of, rollout_fault
+from agentrig.importing.calls import Found, line_of, number_of, rollout_fault
 from agentrig.otlp.spans import PROMPT_IDS, RESPONSE_IDS
 from agentrig.traces import items, mapping
 from agentrig.tracing.gen_ai import request_of, response_of
@@ -92,7 +92,7 @@ class Spans:
             self._span(value, place)
 
     def _span(self, span: Mapping[str, Any], place: str) -> None:
-        key = str(span.get("traceId")), str(span.get("spanId"))
+        key = self._key(span)
         status, values = mapping(span.get("status")), _values(span.get("attributes"))
         failed = status.get("code") in (2, "STATUS_CODE_ERROR") or "error.type" in values
         self._spans[key] = Recorded(
@@ -105,10 +105,14 @@ class Spans:
         )
 
     def _log(self, record: Mapping[str, Any], place: str) -> None:
-        key = str(record.get("traceId")), str(record.get("spanId"))
-        event = _event(record)
+        key = self._key(record)
         found = self._logs.setdefault(key, Recorded(f"{place}, log records of span {key[1]}", key[0]))
-        found.events.append(event)
+        found.events.append(_event(record))
+
+    def _key(self, record: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the ids of the trace and of the span; new ones for what has none."""
+        new = f"#{len(self._spans) + len(self._logs)}"
+        return str(record.get("traceId") or new), str(record.get("spanId") or new)
 
     def calls(self, *, judged: bool) -> Iterator[Found]:
         """Yield the calls of models among all that was added, in its order; to be called once.
@@ -131,7 +135,7 @@ class Spans:
                     span.values = {**event.values, **span.values}
             operation = _operation(span)
             if operation in EMBEDDINGS:
-                yield span.place, Unfit(EMBEDDING)
+                yield span.place, Unfit("it is an embedding, not a chat")
             elif operation in COMPLETIONS:
                 yield span.place, Unfit("it is a completion of a text, not a chat")
             elif operation in CHAT:
@@ -164,7 +168,7 @@ def _call(span: Recorded, root: Recorded | None, scores: Sequence[Event], judged
     try:
         messages, replies, tools = _content(span)
         ids = [_json(values[key]) for key in (PROMPT_IDS, RESPONSE_IDS) if key in values]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         yield span.place, Unfit("its content is no JSON: a limit of attributes has cut it", str(error))
         return
     ends = items(values.get("gen_ai.response.finish_reasons"))
@@ -187,7 +191,7 @@ def _call(span: Recorded, root: Recorded | None, scores: Sequence[Event], judged
         ),
     )
     for _ in replies[1:]:
-        yield span.place, Unfit(FURTHER_CHOICE)
+        yield span.place, Unfit("it is a further choice of one call")
 
 
 def _content(span: Recorded) -> tuple[list[Any] | None, list[dict[str, Any]], Any]:

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import click
 
+from agentrig.cli.options import Number
+
 
 @click.command("import-traces")
 @click.argument("files", nargs=-1, required=True, metavar="FILE …", type=click.Path(path_type=Path, exists=True))
 @click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="A new file: NAME.jsonl.")
 @click.option("--format", "form", type=click.Choice(["otlp", "atif", "chat"]), help="Of the files; else recognised.")
-@click.option("--min-reward", type=float, metavar="X", help="Only calls whose rollout has a reward of X or more.")
+@click.option("--min-reward", type=Number(), metavar="X", help="Only calls whose rollout has a reward of X or more.")
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 def import_traces(
     files: tuple[Path, ...], out: Path, form: str | None, min_reward: float | None, as_json: bool
@@ -32,17 +34,14 @@ def import_traces(
     agentrig import-traces runs/mini-20260101-120000 --min-reward 1 --out demonstrations.jsonl
     """
     import json
-    import math
 
     from agentrig.demonstrations import write_demonstrations
     from agentrig.errors import ConfigError
     from agentrig.importing.collecting import import_traces as collect
     from agentrig.importing.collecting import lines
 
-    if min_reward is not None and not math.isfinite(min_reward):
-        raise ConfigError(f"--min-reward {min_reward:g} is no finite number")
     if out.suffix != ".jsonl":
-        raise ConfigError(f"{out}: a file of demonstrations is JSON Lines; name it {out.name}.jsonl")
+        raise ConfigError(f"{out}: a file of demonstrations is JSON Lines; name it {out.with_suffix('.jsonl')}")
     if out.exists():
         raise ConfigError(f"{out} exists already: name another file, or delete it")
     found = collect(files, form=form, min_reward=min_reward)
