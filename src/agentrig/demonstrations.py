@@ -335,7 +335,9 @@ def _reply(message: Mapping[str, Any]) -> Reply:
             given = None
         if not isinstance(given, Mapping):
             raise Unfit("the arguments of the reply's tool call are no JSON object", f"{name}({arguments!r:.80})")
-        calls.append({"name": name, "arguments": given, **({"id": call["id"]} if call.get("id") else {})})
+        calls.append({"name": name, "arguments": given})
+        if isinstance(call.get("id"), str):
+            calls[-1]["id"] = call["id"]
     if not text.strip() and not calls:
         raise Unfit("the reply is empty")
     if message.get("weight") == 0:

@@ -26,7 +26,9 @@ from agentrig.traces import LLM_CALL, SERVER, Span, Trace
 
 
 def ran(*words: Any) -> Result:
-    return CliRunner().invoke(main, ["import-traces", *map(str, words)])
+    done = CliRunner().invoke(main, ["import-traces", *map(str, words)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    return done
 
 
 def imported(tmp_path: Path, *words: Any) -> tuple[list[Turn], dict[str, Any]]:
@@ -550,6 +552,27 @@ def test_what_can_not_be_learned_is_counted_by_reason(tmp_path: Path) -> None:
     place = f"{file}, line 1, span "
     assert any(f"2 the call failed ({place}" in line and "timeout" in line for line in lines)
     assert any(f"1 it is no JSON ({file}, line 9: " in line for line in lines)
+
+
+def damaged(value: Any, rng: random.Random, share: float) -> Any:
+    """Return plain data in which some parts are of another type."""
+    if rng.random() < share:
+        return rng.choice([None, True, -1, 0.5, "", "text", "{", [], [[]], [None], {}, {"a": {}}, [7, "x"]])
+    if isinstance(value, dict):
+        return {key: damaged(inner, rng, share) for key, inner in value.items()}
+    return [damaged(inner, rng, share) for inner in value] if isinstance(value, list) else value
+
+
+def test_no_record_is_too_odd_to_be_counted(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    forms = [*(value for values in FORMS.values() for value in values), {"messages": [*CONVERSATION, ANSWER]}]
+    forms.append(atif_of([*CONVERSATION, ANSWER], [TOOL], 1))
+    forms.append(spans(*(s for group in LEFT_OUT.values() for s in group)))
+    records = [damaged(rng.choice(forms), rng, rng.choice([0.01, 0.03, 0.1])) for _ in range(1500)]
+    text = [json.dumps(r).replace("b" * 16, f"{i:016x}").replace("a" * 32, f"{i:032x}") for i, r in enumerate(records)]
+    turns, counts = imported(tmp_path, saved(tmp_path, *text))
+    assert len(turns) > 50
+    assert len(counts["left_out"]) > 12
 
 
 def test_ids_of_tool_calls_do_not_make_a_conversation_another(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def line_of(
     """Return a call as a line of a file of demonstrations.
 
     Args:
-        messages: OpenAI's messages before the reply; None if they were not recorded.
+        messages: OpenAI's messages before the reply; anything but a list if they were not recorded.
         reply: OpenAI's message of the assistant; None if it was not recorded.
         finish: Why the reply ended; None if that was not recorded.
         tools: In the form of any provider.
@@ -53,9 +53,9 @@ def line_of(
     said = mapping(reply)
     if error is not None:
         return Unfit(CUT_SHORT if said.get("content") or said.get("tool_calls") else "the call failed", error)
-    if messages is None or not said:
+    if not isinstance(messages, list) or not said:
         return Unfit("its messages are not recorded")
-    if finish in ENDS:
+    if isinstance(finish, str) and finish in ENDS:
         return Unfit(ENDS[finish])
     if streamed and not finish:
         return Unfit(CUT_SHORT, "it has no finish reason")

@@ -125,7 +125,7 @@ def _key(turn: Turn) -> str:
     """Return what two demonstrations that teach the same have in common: all but ids of tool calls, and the source."""
     messages: list[Any] = [*turn.messages, turn.reply.message()]
     text = json.dumps([messages, list(turn.tools)], sort_keys=True)
-    ids = dict.fromkeys(call.get("id") for m in messages for call in items(m.get("tool_calls")))
-    for number, name in enumerate(name for name in ids if isinstance(name, str)):
+    given = (call.get("id") for message in messages for call in items(message.get("tool_calls")))
+    for number, name in enumerate(dict.fromkeys(name for name in given if isinstance(name, str))):
         text = text.replace(json.dumps(name), f'"#{number}"')
     return text

@@ -16,7 +16,7 @@ def chat_calls(record: Mapping[str, Any], place: str) -> Iterator[Found]:
 
     Token ids of the record are those of its last message.
     """
-    messages = items(record.get("messages"))
+    messages = list(items(record.get("messages")))
     said = [i for i, message in enumerate(messages) if mapping(message).get("role") == "assistant"]
     if not said:
         yield place, Unfit("no message is the assistant's")
