@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,39 @@ def read_rows(source: Any, *, text: Sequence[str] = ()) -> Rows:
     if isinstance(source, Iterable) and not isinstance(source, Mapping):
         return [_plain(row) for row in source], _numbered()
     raise AgentrigError(f"rows are a list, a data frame, or a path to {KINDS}; this is {source!r:.100}")
+
+
+def read_json(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield what a file of JSON holds, whatever its ending: a value a line, the items of a list, or one value.
+
+    Yields:
+        The place, for messages, and the value. A line that is no JSON is the error that says so: the last one of a
+        file may be cut.
+
+    Raises:
+        AgentrigError: The file can't be read, is empty, or is no JSON from its first line on.
+    """
+    try:
+        text = _utf8(path)
+    except OSError as error:
+        raise AgentrigError(f"{path} can't be read: {error.strerror}") from error
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise AgentrigError(f"{path} is empty")
+    values: list[Any] = []
+    for number, line in lines:
+        try:
+            values.append(_parsed(line, path, number))
+        except AgentrigError as error:
+            if not values:
+                break
+            values.append(error)
+    if len(values) > 1:
+        yield from ((f"{path}, line {number}", value) for (number, _), value in zip(lines, values, strict=True))
+        return
+    value = values[0] if values else _parsed(text, path)
+    place = _numbered(path)
+    yield from ((place(i), item) for i, item in enumerate(value)) if isinstance(value, list) else ((str(path), value),)
 
 
 def _numbered(path: Path | None = None) -> Callable[[int], str]:

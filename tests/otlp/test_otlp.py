@@ -26,7 +26,7 @@ from agentrig.cli.entry import main
 from agentrig.observers import RunEnd, RunStart
 from agentrig.otlp import exporting
 from agentrig.otlp.exporting import Otlp, OtlpConfig
-from agentrig.otlp.spans import REQUEST, SCHEMA, Origin, span_id, spans_of, trace_id
+from agentrig.otlp.spans import PROMPT_IDS, REQUEST, RESPONSE_IDS, SCHEMA, Origin, span_id, spans_of, trace_id
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
 from agentrig.run.rows import stored_rollouts
@@ -43,7 +43,7 @@ def invoke(*words: str) -> str:
 
 
 def test_a_collector_gets_the_spans_of_the_run(model: ModelServer, tmp_path: Path, toy_file: str) -> None:
-    """Parents, times, errors and scores; `export-traces` sends the same again, and writes the same lines."""
+    """Parents, times, errors and scores; `export-traces` sends the same again; a file has the token ids too."""
     settings = [f"algorithm.endpoint={model.url}", f"run.directory={tmp_path}/runs", "run.name=toy"]
     settings += ['run.block=["report"]', 'tasks.do=["raise", "", ""]', "run.failure_limit=1", "algorithm.steps=2"]
     with receiving() as live:
@@ -85,7 +85,14 @@ def test_a_collector_gets_the_spans_of_the_run(model: ModelServer, tmp_path: Pat
     for line in (tmp_path / "traces.jsonl").read_text().splitlines():
         request = ParseDict(base64_ids(json.loads(line)), ExportTraceServiceRequest())
         read |= {f"{span['trace']}/{span['id']}": span for span in spans_in(request)}
+    ids = {
+        key: [span["attributes"].pop(name, None) for name in (PROMPT_IDS, RESPONSE_IDS)] for key, span in read.items()
+    }
     assert read == live.spans
+    for key, (_, span) in wanted.items():
+        recorded = [span.attributes.get(f"{part}_token_ids") for part in ("prompt", "response")]
+        assert [found and json.loads(found) for found in ids[key]] == recorded
+    assert any(all(found) for found in ids.values())
 
 
 def base64_ids(value: Any) -> Any:

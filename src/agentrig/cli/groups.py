@@ -52,6 +52,7 @@ class Group(NearestGroup):
             "audit": ("audit:audit", "Check a recorded step with code that shares nothing with the trainer."),
             "export": ("export:export", "Copy a run's latest checkpoint as a Hugging Face directory."),
             "export-traces": ("export_traces:export_traces", "Send a run's traces to OpenTelemetry, or into a file."),
+            "import-traces": ("import_traces:import_traces", "Make demonstrations from traces of production or a run."),
         },
         "Extend": {
             "new": ("new:new", "Start an agent, tasks, a reward … of your own, from a template."),

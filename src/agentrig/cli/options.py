@@ -31,6 +31,10 @@ class Number(click.FloatRange):
             self.fail(f"{number} is not a finite number.", param, ctx)
         return number
 
+    def _describe_range(self) -> str:
+        """Return nothing for a number without bounds; click would say `x<=None`."""
+        return "" if self.min is None and self.max is None else super()._describe_range()
+
 
 def configured(command: F) -> F:
     """Add the arguments that select and change a configuration."""

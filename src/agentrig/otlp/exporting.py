@@ -118,14 +118,21 @@ class Otlp:
             self._work.put(lambda: self._exporter.send([span for r in rollouts for span in spans_of(r, origin)]))
 
 
-def origin_of(config: Mapping[str, Any], run: str, *, content: bool) -> Origin:
+def origin_of(config: Mapping[str, Any], run: str, *, content: bool, whole: bool = False) -> Origin:
     """Return the origin of a run's rollouts, from its resolved configuration."""
 
     def used(kind: str) -> str:
         section = config.get(kind)
         return str(section.get("use", kind) if isinstance(section, Mapping) else kind).rpartition(":")[2]
 
-    return Origin(run=run, agent=used("agent"), reward=used("reward"), version=version("agentrig"), content=content)
+    return Origin(
+        run=run,
+        agent=used("agent"),
+        reward=used("reward"),
+        version=version("agentrig"),
+        content=content,
+        whole=whole,
+    )
 
 
 IDS = ("traceId", "spanId", "parentSpanId")

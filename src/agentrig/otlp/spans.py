@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
 LIMIT = 20_000
-"""Longest attribute, in characters."""
+"""Longest attribute that a collector gets, in characters."""
+
+PROMPT_IDS, RESPONSE_IDS = "agentrig.prompt_token_ids", "agentrig.response_token_ids"
+"""Attributes of a call in a file: its exact token ids, as JSON."""
 
 SCHEMA = "https://opentelemetry.io/schemas/1.43.0"
 """The version of the semantic conventions: every `gen_ai.*` name here is part of it."""
@@ -56,6 +59,7 @@ class Origin:
         reward: The reward's name.
         version: agentrig's version.
         content: Whether messages, arguments and results are part of the spans.
+        whole: Whether texts are whole and calls have their token ids, as in a file; a collector gets neither.
     """
 
     run: str
@@ -63,6 +67,7 @@ class Origin:
     reward: str
     version: str
     content: bool = True
+    whole: bool = False
 
 
 def trace_id(rollout_id: str) -> int:
@@ -113,7 +118,7 @@ def spans_of(rollout: Rollout, origin: Origin) -> list[ReadableSpan]:
                 context=context(span.id),
                 parent=context(span.parent) if span.parent is not None else None,
                 resource=resource,
-                attributes=_plain(attributes),
+                attributes=_plain(attributes, origin.whole),
                 events=events,
                 kind=SpanKind.CLIENT if span.name == LLM_CALL else SpanKind.INTERNAL,
                 status=status,
@@ -208,6 +213,8 @@ def _chat(span: Span, origin: Origin) -> tuple[str, dict[str, Any]]:
             [{**mapping(c.get("message")), "finish": c.get("finish_reason")} for c in choices]
         )
         found["gen_ai.tool.definitions"] = json_text(request["tools"]) if request.get("tools") else None
+        if origin.whole and prompt and sampled:
+            found |= {PROMPT_IDS: json_text(prompt), RESPONSE_IDS: json_text(sampled)}
     model = request.get("model")
     return f"chat {cut(storable(str(model)), 200)}" if model else "chat", found
 
@@ -219,6 +226,8 @@ def _messages(messages: Any) -> str | None:
         message = given if isinstance(given, Mapping) else {"content": json_text(given)}
         content: Any = message.get("content")
         parts: list[dict[str, Any]] = []
+        if isinstance(thought := message.get("reasoning_content") or message.get("reasoning"), str):
+            parts.append({"type": "reasoning", "content": thought})
         answers = message.get("tool_call_id")
         if content is not None and answers is not None:
             parts.append({"type": "tool_call_response", "id": answers, "response": content})
@@ -235,24 +244,30 @@ def _messages(messages: Any) -> str | None:
                  "arguments": function.get("arguments")}
             )  # fmt: skip
         one = {"role": message.get("role") or "assistant", "parts": parts}
+        if isinstance(message.get("name"), str):
+            one["name"] = message["name"]
         if message.get("finish"):
             one["finish_reason"] = message["finish"]
         found.append(one)
     return json_text(found) if found else None
 
 
-def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(attributes: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     """Return attributes with values that OpenTelemetry has; others become JSON, and None is left out."""
     found: dict[str, Any] = {}
+
+    def text(value: str) -> str:
+        return value if whole else cut(value, LIMIT)
+
     for key, value in attributes.items():
         if isinstance(value, str):
-            found[key] = cut(storable(value), LIMIT)
+            found[key] = text(storable(value))
         elif isinstance(value, bool | float) or (isinstance(value, int) and -(1 << 63) <= value < 1 << 63):
             found[key] = value
         elif key == "gen_ai.response.finish_reasons" and value:
             found[key] = tuple(map(storable, value))
         elif value is not None:
-            found[key] = cut(json_text(value), LIMIT)
+            found[key] = text(json_text(value))
     return found
 
 

@@ -149,7 +149,7 @@ async def _answer(
     said = await asyncio.to_thread(conversation.answer, *asked)  # a demonstrator may take its time
     if said is None:
         raise Refused(conversation.problem)
-    message = message_of(said, f"call-{len(conversation.turns)}")
+    message = said.message(f"call-{len(conversation.turns)}")
     end = "tool_calls" if said.tool_calls else "stop"
     if body.get("stream"):
         await reply(send, 200, _events(message, end), {"content-type": "text/event-stream"})
@@ -176,18 +176,3 @@ def _events(message: Mapping[str, Any], end: str) -> bytes:
 
 def _head(kind: str) -> dict[str, Any]:
     return {"id": "demonstration", "object": kind, "created": 0, "model": MODEL}
-
-
-def message_of(reply: Reply, prefix: str) -> dict[str, Any]:
-    """Return a reply as OpenAI's assistant message; the ids of its tool calls begin with `prefix`."""
-    message: dict[str, Any] = {"role": "assistant", "content": reply.content or (None if reply.tool_calls else "")}
-    if reply.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": f"{prefix}-{i}",
-                "type": "function",
-                "function": {"name": call["name"], "arguments": json.dumps(call.get("arguments", {}))},
-            }
-            for i, call in enumerate(reply.tool_calls)
-        ]
-    return message

@@ -15,7 +15,7 @@ import click
 def export_traces(run: Path, url: str | None, file: Path | None, content: bool) -> None:
     """Send a run's traces to OpenTelemetry, as `agentrig train --otlp URL` does while it runs, or write them to a file.
 
-    Trace and span ids are the same in every export.
+    Trace and span ids are the same in every export. A file has whole texts, and the exact token ids of calls.
 
     \b
     agentrig export-traces runs/mini-20260101-120000 --otlp http://localhost:4318
@@ -42,7 +42,7 @@ def export_traces(run: Path, url: str | None, file: Path | None, content: bool) 
         config = data.config or mapping(data.manifest.get("config"))
         if not config:
             click.echo(f"agentrig: warning: {'; '.join(data.unread)}: the traces do not name the run's agent", err=True)
-        origin = origin_of(config, run.resolve().name, content=content)
+        origin = origin_of(config, run.resolve().name, content=content, whole=file is not None)
         rollouts = spans = 0
         if file is not None:
             if file.exists():

@@ -1,0 +1,1 @@
+"""Traces of production as demonstrations: `agentrig import-traces`."""
