@@ -18,6 +18,9 @@ import attrs
 from agentrig.errors import ConfigError
 from agentrig.tasks import Task
 
+LEARN = "learn"
+"""Field of a demonstration server's answer: false for a reply that is not to be learned (`Reply.learn`)."""
+
 GOLD_KEYS = ("gold", "answer", "solution", "target", "label")
 """Keys of `Task.private` that hold a task's gold, in the order in which they are looked for."""
 
@@ -65,6 +68,9 @@ class Reply:
     learn: bool = True
 
 
+Encode = Callable[[Any], tuple[Sequence[int], Sequence[int]]]
+"""What `agentrig.learners.Imitating.encode` is: the token ids of a `Turn`'s prompt and reply. It raises ValueError."""
+
 Demonstrate = Callable[[Task, Call], Reply | str | None]
 """A demonstrator: called in the main process as `demonstrate(task, call)`, one call of a rollout after the other.
 
@@ -79,12 +85,35 @@ class Turn:
     Attributes:
         messages: OpenAI's messages.
         tools: The request's `tools`.
+        options: The request's `chat_template_kwargs`.
         reply: The reply.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
+    options: Mapping[str, Any] = attrs.field(factory=dict)
     reply: Reply
+
+    @classmethod
+    def of(cls, request: Mapping[str, Any], message: Mapping[str, Any]) -> Turn:
+        """Return the turn of a chat completion's request, and the message that was replied.
+
+        Raises:
+            ValueError: They have not OpenAI's form.
+        """
+        try:
+            called = [call["function"] for call in message.get("tool_calls") or ()]
+            calls = [{"name": c["name"], "arguments": json.loads(c.get("arguments") or "{}")} for c in called]
+            content = message.get("content") or ""
+            if isinstance(content, list):
+                content = "".join(part["text"] for part in content)
+            messages, tools = list(request["messages"]), list(request.get("tools") or ())
+            options = dict(request.get("chat_template_kwargs") or {})
+        except (TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise ValueError(f"this is no chat in OpenAI's form: {type(error).__name__}: {error}") from error
+        if not isinstance(content, str):
+            raise ValueError(f"the content of the reply is {content!r:.80}, not a text")
+        return cls(messages=messages, tools=tools, options=options, reply=Reply(content=content, tool_calls=calls))
 
 
 @attrs.frozen(kw_only=True)
