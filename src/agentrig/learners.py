@@ -118,15 +118,10 @@ class Learner(delivery.Learner, Protocol):
 class Imitating(Protocol):
     """A learner with this method too can learn from demonstrations, where `[algorithm]` has a key `demonstrations`."""
 
-    def encode(
-        self, turn: Turn, recorded: tuple[Sequence[int], Sequence[int]] | None = None
-    ) -> tuple[Sequence[int], Sequence[int]]:
+    def encode(self, turn: Turn) -> tuple[Sequence[int], Sequence[int]]:
         """Return the token ids of a demonstrated call: of its prompt, as the server would prompt the model, and reply.
 
-        Args:
-            turn: The call.
-            recorded: Ids of prompt and reply that were recorded with it. They are returned if they say the same with
-                this model's tokenizer and chat template.
+        Ids that the turn has are returned if they say the same with this model's tokenizer and chat template.
 
         Raises:
             ValueError: It can't be learned: the template refuses it, it is empty, or it is longer than the context.

@@ -178,7 +178,7 @@ async def _answer(
     if said is None:
         raise Refused(conversation.problem)
     answer, ids = said
-    message = message_of(answer, f"call-{len(conversation.turns)}")
+    message = answer.message(f"call-{len(conversation.turns)}")
     end = "tool_calls" if answer.tool_calls else "stop"
     marks = {} if answer.learn else {LEARN: False}
     kind = "chat.completion.chunk" if body.get("stream") else "chat.completion"
@@ -204,18 +204,3 @@ def _events(head: Mapping[str, Any], message: Mapping[str, Any], end: str, ids: 
         for choice in ({"delta": delta, "finish_reason": None, **ids}, {"delta": {}, "finish_reason": end})
     ]
     return b"".join(b"data: %b\n\n" % text.encode() for text in (*map(json.dumps, chunks), "[DONE]"))
-
-
-def message_of(reply: Reply, prefix: str) -> dict[str, Any]:
-    """Return a reply as OpenAI's assistant message; the ids of its tool calls begin with `prefix`."""
-    message: dict[str, Any] = {"role": "assistant", "content": reply.content or (None if reply.tool_calls else "")}
-    if reply.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": f"{prefix}-{i}",
-                "type": "function",
-                "function": {"name": call["name"], "arguments": json.dumps(call.get("arguments", {}))},
-            }
-            for i, call in enumerate(reply.tool_calls)
-        ]
-    return message

@@ -11,26 +11,23 @@ from agentrig.demonstrations import Reply, Turn
 from agentrig_grpo.server.chat import Chat
 
 
-def encode(
-    turn: Turn, chat: Chat, context: int, recorded: tuple[Sequence[int], Sequence[int]] | None = None
-) -> tuple[Sequence[int], Sequence[int]]:
+def encode(turn: Turn, chat: Chat, context: int) -> tuple[Sequence[int], Sequence[int]]:
     """Return the token ids of a turn's prompt and reply; see `agentrig.learners.Imitating.encode`.
 
     Args:
         turn: The call.
         chat: The model's tokenizer and template.
         context: Most tokens of both.
-        recorded: Ids that were recorded with it.
 
     Raises:
         ValueError: The template refuses the messages or the reply, the reply is empty, or both are too long.
     """
+    if turn.reply.reasoning:
+        raise ValueError("the reply has reasoning, which is not learned")
     if not (turn.reply.content.strip() or turn.reply.tool_calls):
         raise ValueError("the reply is empty")
-    prompt: Sequence[int] = prompt_ids(turn, chat)
-    if recorded is not None and tuple(recorded[0]) == tuple(prompt) and _says(turn, recorded[1], chat):
-        reply = recorded[1]
-    else:
+    prompt, reply = prompt_ids(turn, chat), turn.response_token_ids
+    if not reply or tuple(turn.prompt_token_ids) != prompt or not _says(turn, reply, chat):
         reply = reply_ids(turn, chat)
         if not _says(turn, reply, chat):
             raise ValueError(f"the model's tokenizer can't write the reply {turn.reply.content!r:.80}")
