@@ -57,7 +57,7 @@ class Conversation:
     lock: threading.Lock = attrs.field(factory=threading.Lock, repr=False)
 
     def answer(
-        self, demonstrate: Demonstrate, encode: Encode | None, body: Mapping[str, Any]
+        self, demonstrate: Demonstrate, body: Mapping[str, Any], encode: Encode | None = None
     ) -> tuple[Reply, dict[str, Any]] | None:
         """Ask the demonstrator, and record the turn; None if it can't say.
 
@@ -174,7 +174,7 @@ async def _answer(
         raise Refused(conversation.problem, status=404)
     if not isinstance(body, dict):
         raise Refused("the body must be a JSON object")
-    said = await asyncio.to_thread(conversation.answer, demonstrate, encode, body)  # a demonstrator may take its time
+    said = await asyncio.to_thread(conversation.answer, demonstrate, body, encode)  # a demonstrator may take its time
     if said is None:
         raise Refused(conversation.problem)
     answer, ids = said

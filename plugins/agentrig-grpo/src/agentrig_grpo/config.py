@@ -132,9 +132,9 @@ class SftConfig(TrainingConfig):
     top_p: ClassVar[float] = 1.0
     max_staleness: ClassVar[int] = 0
     loss: ClassVar[str] = "cross-entropy"
-    clip_low: ClassVar[float] = 1.0
-    clip_high: ClassVar[float] = math.inf
-    rollout_is_threshold: ClassVar[float] = math.inf
+    clip_low: ClassVar[float] = 0.2  # these three have no effect: there is no ratio
+    clip_high: ClassVar[float] = 0.28
+    rollout_is_threshold: ClassVar[float] = 2.0
 
 
 @attrs.frozen(kw_only=True)

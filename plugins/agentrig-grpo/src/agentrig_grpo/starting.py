@@ -158,14 +158,17 @@ def encode(turn: Turn, chat: Chat) -> warmup.Example:
     Raises:
         ConfigError: The model can't read the prompt, or can't say the reply.
     """
+    prompt: Any
+    reply: Any
     try:
         prompt = encoding.prompt_ids(turn, chat)
     except ValueError as error:
         raise ConfigError(f"the model can't read what the agent sends: {error}") from error
     try:
-        return warmup.Example(prompt, encoding.reply_ids(turn, chat))
+        reply = encoding.reply_ids(turn, chat)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    return warmup.Example(prompt, reply)
 
 
 def _texts(turns: Sequence[Turn]) -> Iterator[str]:
