@@ -252,9 +252,7 @@ def _of_file(path: Path, session: RunSession) -> list[Rollout]:
         AgentrigError: See `agentrig.demonstrations.read_demonstrations`.
     """
     if not path.is_file():
-        raise ConfigError(
-            f"algorithm.demonstrations = {path}: it is neither `{TASKS}`, nor a run directory, nor a file"
-        )
+        raise ConfigError(f"algorithm.demonstrations = {path}: there is no such file or run directory")
     turns, found = read_demonstrations(path), list[Rollout]()
     for number, turn in enumerate(turns, 1):
         value = 1.0 if turn.reward is None else float(turn.reward)
