@@ -87,8 +87,7 @@ def test_the_tasks_demonstrations_are_learned_and_the_mistakes_in_them_are_not(w
 
 def test_the_auditor_looks_at_each_link_but_the_sampling(whole: Path) -> None:
     found = verdicts(whole / "four")
-    assert list(found) == [1, 2]
-    for step in found.values():
+    for step in (found[1], found[2]):
         unseen = {link: verdict["detail"] for link, verdict in step.items() if verdict["result"] != "ok"}
         assert unseen == {"distribution": "demonstrations: nothing was sampled"}
         assert "by demonstrations" in step["advantages"]["detail"]
