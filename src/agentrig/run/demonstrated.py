@@ -97,6 +97,11 @@ class Demonstrated:
         self._rejected, self._seen = _judged_before(session)
         self._named = set[str]()
         self._kept: list[Rollout] = []
+        if source == TASKS and not session.plan.runners.n:
+            raise ConfigError(
+                "algorithm.demonstrations = tasks: demonstrations are served on this machine only; give it runners, for "
+                "example runners.n=2"
+            )
         if source == TASKS:
             self._says, self._who = demonstrator(session.plan)
             if self._who.startswith("the tasks'"):
