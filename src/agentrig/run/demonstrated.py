@@ -99,8 +99,8 @@ class Demonstrated:
         self._kept: list[Rollout] = []
         if source == TASKS and not session.plan.runners.n:
             raise ConfigError(
-                "algorithm.demonstrations = tasks: demonstrations are served on this machine only; give it runners, for "
-                "example runners.n=2"
+                "algorithm.demonstrations = tasks: demonstrations are served on this machine only: give it runners, "
+                "for example runners.n=2"
             )
         if source == TASKS:
             self._says, self._who = demonstrator(session.plan)
