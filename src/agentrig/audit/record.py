@@ -147,7 +147,6 @@ class Record:
     Attributes:
         lines: Its lines of metrics by step; one that a crash has cut short is left out.
         settings: Section `[algorithm]`.
-        demonstrations: Where it learns demonstrations from; '' if it samples its rollouts.
 
     Raises:
         ConfigError: It has no `config.toml`.
@@ -160,7 +159,6 @@ class Record:
         except FileNotFoundError:
             raise ConfigError(f"{path} is not a run directory: it has no config.toml") from None
         self.settings: Mapping[str, Any] = self.config["algorithm"]
-        self.demonstrations = str(self.settings.get("demonstrations", ""))
         if self.demonstrations:
             self.settings = {**IMITATED, **self.settings}
         self.lines: dict[int, Mapping[str, Any]] = {}
@@ -175,6 +173,11 @@ class Record:
     def _manifest(self) -> Mapping[str, Any]:
         file = self.path / "manifest.json"
         return mapping(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
+
+    @property
+    def demonstrations(self) -> str:
+        """Where it learns demonstrations from; '' if it samples its rollouts."""
+        return str(mapping(self.config.get("algorithm")).get("demonstrations", ""))
 
     @property
     def knows_update(self) -> bool:
