@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import attrs
+import httpx
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -19,15 +20,19 @@ from click.testing import CliRunner
 from agentrig import Outcome, Score, Task
 from agentrig.cli.entry import main
 from agentrig.correctness import Correctness
+from agentrig.demonstrations import Reply, Turn
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
 from agentrig.plan import resolve
 from agentrig.rollouts import Rollout
 from agentrig.run import demonstrated
 from agentrig.run.demonstrated import Demonstrated
+from agentrig.run.demonstration_server import demonstrating
 from agentrig.run.directory import descent_of
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.traces import Trace
+from agentrig.tracing.streams import joined
+from agentrig.tracing.tokens import token_attributes
 
 FILE = str(Path(__file__).resolve().parents[1] / "support" / "warmup_plugin.py")
 SETTINGS = (
@@ -170,7 +175,42 @@ def test_a_file_of_chats_is_learned_with_its_ids_where_they_are_this_models(
     notes = json.loads((run / "summary.json").read_text())["notes"]
     assert f"1 of 6 demonstrations of {own} have a reward that does not count as correct" in notes
     assert f"1 of 5 demonstrations of {own} are left out" in notes
+    assert any(note.startswith(f"1 of 5 demonstrations of {own} have token ids of another tokenizer") for note in notes)
     assert "1 x prompt and reply have 9" in caplog.text
+    assert json.loads((run / "manifest.json").read_text())["demonstrations"]["n"] == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_has_the_ids_of_its_call_streamed_or_not(stream: bool) -> None:
+    asked = list[Turn]()
+
+    def encode(turn: Turn) -> tuple[Sequence[int], Sequence[int]]:
+        asked.append(turn)
+        return (5, 6), (7, 8, 1)
+
+    def says(task: Task, call: Any) -> Reply:
+        return Reply(content="stop here", learn=False) if call.turn == 0 else Reply(tool_calls=[{"name": "add"}])
+
+    with demonstrating([Task(id="a", input={})], says, seed="0 1", encode=encode) as ((endpoint,), (conversation,)):
+
+        def post(**more: Any) -> httpx.Response:
+            body = {"messages": [{"role": "user", "content": "?"}], "stream": stream, **more}
+            headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+            return httpx.post(f"{endpoint.base_url}/chat/completions", json=body, headers=headers)
+
+        assert endpoint.token_ids
+        refused = post(stop=["here"])
+        assert refused.status_code == 400
+        assert "the agent's stop sequence 'here' is in it" in refused.text
+        assert not conversation.turns
+        said = [post(chat_template_kwargs={"enable_thinking": False}) for _ in range(2)]
+    bodies = [joined(each.text)[0] if stream else each.json() for each in said]
+    assert [body.get("learn") for body in bodies] == [False, None]
+    assert bodies[0]["id"] != bodies[1]["id"]
+    assert asked[0].options == {"enable_thinking": False}
+    for body in bodies:
+        found = token_attributes(body)
+        assert (found["prompt_token_ids"], found["response_token_ids"]) == ([5, 6], [7, 8, 1])
 
 
 # --- bad input ---
@@ -181,6 +221,8 @@ def session(*ids: str, notes: list[str] | None = None) -> Any:
     scorer = SimpleNamespace(correctness=Correctness())
     reward = SimpleNamespace(spec=SimpleNamespace(name="exact"))
     return SimpleNamespace(
+        directory=Path("/nowhere"),
+        record=lambda name, value: None,
         train_tasks=[Task(id=name, input={"n": name}, private={"gold": "4"}) for name in ids],
         lines=[],
         engine=SimpleNamespace(scorer=scorer),
@@ -234,7 +276,7 @@ def test_chats_that_no_model_can_learn_are_named(tmp_path: Path) -> None:
     own, notes = chats(tmp_path / "chats.jsonl", chat("a", "b"), chat("a", "c")), list[str]()
 
     class Refuses:
-        def encode(self, turn: Any) -> tuple[Sequence[int], Sequence[int]]:
+        def encode(self, turn: Turn) -> tuple[Sequence[int], Sequence[int]]:
             if turn.reply.content == "b" or refused:
                 raise ValueError("the chat template refuses these messages: no system message")
             return [1], [2, 3]

@@ -11,6 +11,8 @@ What the reward does not accept is not learned: it is counted, and named once.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import time
 from collections import Counter
@@ -37,6 +39,7 @@ from agentrig.plan import Plan
 from agentrig.pools import Result
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
+from agentrig.run.damage import read_object
 from agentrig.run.demonstration_server import demonstrating
 from agentrig.run.metrics import reason_of
 from agentrig.run.rows import stored_rollouts
@@ -127,22 +130,39 @@ class Demonstrated:
         self._learner = learner
         if self._source == TASKS:
             return
-        faults, kept = Counter[str](), list[Rollout]()
+        faults, kept, rewritten = Counter[str](), list[Rollout](), 0
         for rollout in self._kept:
             try:
-                kept.append(_encoded(rollout, learner))
+                encoded = _encoded(rollout, learner)
             except ValueError as error:
                 faults[str(error)] += 1
+                continue
+            kept.append(encoded)
+            before, now = (
+                [call.attributes.get("response_token_ids") for call in each.trace.llm_calls()]
+                for each in (rollout, encoded)
+            )
+            rewritten += any(ids and ids != written for ids, written in zip(before, now, strict=True))
+        session, source, n = self._session, self._source, len(self._kept)
         if not kept:
             raise ConfigError(
-                f"algorithm.demonstrations = {self._source}: none of its {len(self._kept)} demonstrations can be "
-                f"learned:\n{_lines(faults)}"
+                f"algorithm.demonstrations = {source}: none of its {n} demonstrations can be learned:\n{_lines(faults)}"
             )
         if faults:
-            lost = len(self._kept) - len(kept)
-            self._session.note(f"{lost} of {len(self._kept)} demonstrations of {self._source} are left out")
-            log.warning("%d of %d demonstrations can't be learned:\n%s", lost, len(self._kept), _lines(faults))
+            session.note(f"{n - len(kept)} of {n} demonstrations of {source} are left out")
+            log.warning("%d of %d demonstrations can't be learned:\n%s", n - len(kept), n, _lines(faults))
+        if rewritten:
+            session.note(
+                f"{rewritten} of {n} demonstrations of {source} have token ids of another tokenizer or template: they "
+                "are tokenized again"
+            )
         self._kept = kept
+        ids = [[(t.prompt_ids, t.response_ids) for t in rollout.triplets] for rollout in kept]
+        found = {"source": source, "n": len(kept), "fingerprint": hashlib.sha256(json.dumps(ids).encode()).hexdigest()}
+        earlier = mapping(read_object(session.directory / "manifest.json").get("demonstrations"))
+        if earlier.get("fingerprint", found["fingerprint"]) != found["fingerprint"]:
+            log.warning("the demonstrations of %s have changed since this run started", source)
+        session.record("demonstrations", found)
 
     def rollouts(self, step: int, n: int) -> list[Rollout]:
         """Return a step's demonstrations, scored and stored.

@@ -83,7 +83,11 @@ class Conversation:
             options = mapping(body.get("chat_template_kwargs"))
             turn, ids = Turn(messages=messages, tools=tools, options=options, reply=reply), {}
             if encode is not None:
+                stops = body.get("stop") or []
                 try:
+                    for stop in [stops] if isinstance(stops, str) else stops:
+                        if stop in reply.content:
+                            raise ValueError(f"the agent's stop sequence {stop!r} is in it, where a model would end")
                     prompt, tokens = encode(turn)
                 except ValueError as error:
                     self.problem = f"the demonstrated call {len(replies) + 1} can't be learned: {error}"
