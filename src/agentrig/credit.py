@@ -14,10 +14,13 @@ from typing import Any
 
 import attrs
 
+from agentrig.adapters import Triplet
+from agentrig.demonstrations import LEARN
 from agentrig.errors import AgentrigError, place_of
 from agentrig.rollouts import Rollout
 from agentrig.settings import setting
 from agentrig.text import words_of
+from agentrig.traces import mapping
 
 EPSILON = 1e-6
 """Added to a standard deviation, as verl does."""
@@ -162,6 +165,21 @@ def rft(groups: Sequence[Sequence[Rollout]], config: ImitationConfig) -> Iterato
             worths.append(1.0 if accepted else None)
             seen |= {answer} if accepted else set()
         yield worths
+
+
+def imitate(groups: Sequence[Sequence[Rollout]]) -> Iterator[list[Worth]]:
+    """Yield 1 for each call of a demonstration that the reward accepts, and None for all others, which are left out.
+
+    So is a call whose reply is not to be learned (`agentrig.demonstrations.Reply.learn`). It is the credit of a run
+    that learns from demonstrations: no setting selects it.
+    """
+    for group in groups:
+        yield [[1.0 if r.correct and _learned(r, t) else None for t in r.triplets] for r in group]
+
+
+def _learned(rollout: Rollout, triplet: Triplet) -> bool:
+    call = next(call for call in rollout.trace.llm_calls() if call.id == triplet.span_id)
+    return mapping(call.attributes.get("response")).get(LEARN) is not False
 
 
 def turn(groups: Sequence[Sequence[Rollout]], config: TurnConfig) -> Iterator[list[Worth]]:

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrig.audit.record import Row
+from agentrig.audit.record import TASKS, Row
 from agentrig.audit.step import Step
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
 from agentrig.traces import LLM_CALL, mapping
@@ -240,7 +240,7 @@ FORMULAS: Mapping[str, Callable[[Sequence[float], Sequence[int]], Sequence[float
 }
 """What a group's rewards are worth, by the credit's name. Each is written from its paper."""
 
-COLUMNS = {"turn": ("call_values",), "rft": ("answer", "correct")}
+COLUMNS = {"turn": ("call_values",), "rft": ("answer", "correct"), "demonstrations": ("correct",)}
 """What credits that look at more than rewards need of a rollout."""
 
 
@@ -263,6 +263,10 @@ def expected(step: Step) -> dict[Key, float | None]:
     if name == "turn":
         for rows in groups.values():
             found |= _by_turn(step, rows, calls, float(keys["discount"]))
+    elif name == "demonstrations":  # each one that the reward accepts; not a reply that it marks as a mistake
+        accepted = {row["id"] for rows in groups.values() for row in rows if row["correct"]}
+        mistakes = {key for key, call in step.calls.items() if call.response.get("learn") is False}
+        found = {key: 1.0 if key[0] in accepted and key not in mistakes else None for key in calls}
     elif name == "rft":  # the first of each accepted answer: arXiv:2308.01825
         firsts = {
             (*group, row["answer"]): row["id"] for group, rows in groups.items() for row in rows[::-1] if row["correct"]
@@ -357,7 +361,8 @@ def _said(worth: float | None) -> str:
 def _nodes(step: Step) -> Iterator[Verdict]:
     """Check which calls `agent-match` handed over: those with its pattern in the name of a node around them."""
     adapter = step.record.config["adapter"]
-    if adapter["use"] != "agent-match" or not adapter.get("match"):
+    given = step.record.demonstrations not in ("", TASKS)  # a file's calls have no nodes
+    if adapter["use"] != "agent-match" or not adapter.get("match") or given:
         return
     wrong = []
     for row in step.record.table("calls", "train", step.number, "rollout", "span", "node", "place", "reason"):

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from agentrig.audit.distribution import compared
-from agentrig.audit.record import Call, Row, Sources, readable, told
+from agentrig.audit.record import TASKS, Call, Row, Sources, readable, told
 from agentrig.audit.scores import CAUSES as SCORE_CAUSES
 from agentrig.audit.scores import moved, scored_again
 from agentrig.audit.step import Step
@@ -38,6 +38,8 @@ def tasks(step: Step) -> Iterator[Verdict]:
       have the same input than not, the tasks are one task.
     """
     split, rows = step.sources.splits["train"], step.rows
+    if step.record.demonstrations not in ("", TASKS):
+        raise CannotLook(f"the demonstrations are those of {step.record.demonstrations}")
     if not rows:
         raise CannotLook(f"the rollouts of step {step.number} are not in {step.record.path}/rollouts")
     known = {task.id: _text(task.input) for task in split}

@@ -11,7 +11,7 @@ learner's loss corrects for that:
 A checkpoint is copied at the end of its step, and written while the next one runs (`agentrig.run.saving`).
 
 The run's credit says what each call of a step is worth. The algorithm says how the model is served, and brings the
-learner.
+learner. With `algorithm.demonstrations`, a step's rollouts are demonstrations (`agentrig.run.demonstrated`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import attrs
 
 from agentrig.algorithms import Algorithm, LoopAlgorithm
 from agentrig.background import in_background
-from agentrig.credit import worths_of_calls
+from agentrig.credit import imitate, worths_of_calls
 from agentrig.endpoints import Endpoint
 from agentrig.errors import CheckpointDamaged, ConfigError, RunStopped, memory_named
 from agentrig.hardware import Hardware
@@ -36,6 +36,7 @@ from agentrig.ledger import LEFT_OUT_BY_CREDIT, Call, Entry
 from agentrig.rollouts import Rollout
 from agentrig.run.ahead import END_S, RolloutsAhead
 from agentrig.run.checkpoints import Best, loading, read_state, write_state
+from agentrig.run.demonstrated import Demonstrated
 from agentrig.run.guards import dead_server_first
 from agentrig.run.saving import Saving, check_room
 from agentrig.servers import MakeServer, Server
@@ -78,6 +79,7 @@ class Loop:
     def __init__(self, algorithm: LoopAlgorithm) -> None:
         self.algorithm, self.settings, self.best = algorithm, algorithm.config, Best()
         self.saving = Saving(self.settings.save_every)
+        self._shown = str(getattr(self.settings, "demonstrations", ""))
         self._start_weights = ""  # their digest, if they were validated in this launch
 
     def run(self, session: RunSession) -> None:
@@ -91,6 +93,7 @@ class Loop:
         if fit := getattr(self.algorithm, "fit", None):
             plan = fit(plan, session)
         self.sleeps = plan.sleeps
+        shown = Demonstrated(session, self._shown) if self._shown else None
         with self.saving, session.server(plan) as self.server, dead_server_first(self.server, session):
             if session.resumed:
                 self.learner = learner = self._load()  # a server may start meanwhile
@@ -105,6 +108,8 @@ class Loop:
                 session.delivery.prepare(self._sampling())
             self._deliver(session.first_step - 1)
             learner.ready()
+            if shown is not None:
+                shown.begin(learner, session.plan.components["algorithm"].spec.name)
             self._plan_saving()
             if session.resumed:
                 session.plan_steps(settings.steps)  # it rewrites its directory from here on
@@ -120,6 +125,8 @@ class Loop:
                 fresh = ahead is None
                 if ahead is not None:
                     rollouts = ahead.rollouts()
+                elif shown is not None:
+                    rollouts = shown.rollouts(step, settings.tasks_per_step)
                 else:
                     each, now = settings.group_size, self._sampling()
                     rollouts = session.rollouts(self._tasks(step), n=each, endpoint=now, step=step, version=step - 1)
@@ -242,7 +249,8 @@ class Loop:
             AgentrigError: See `agentrig.credit.worths_of_calls`.
         """
         samples, left_out = [], []
-        worths = worths_of_calls(self.session.credit, rollouts)
+        credit = imitate if self._shown else self.session.credit
+        worths = worths_of_calls(credit, rollouts)
         for place, (rollout, calls) in enumerate(zip(rollouts, worths, strict=True)):
             for triplet, advantage in zip(rollout.triplets, calls, strict=True):
                 call = Call(rollout.id, triplet.span_id)

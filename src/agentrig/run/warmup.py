@@ -14,15 +14,16 @@ from typing import Any
 
 import attrs
 
-from agentrig.demonstrations import Demonstrate, StartingModel, StartPlan, Turn, gold_of, gold_reply
+from agentrig.demonstrations import StartingModel, StartPlan, Turn, gold_of
 from agentrig.errors import ConfigError, PluginError
 from agentrig.plan import Plan
 from agentrig.rollouts import Rollout
+from agentrig.run.demonstrated import demonstrator, line_of
 from agentrig.run.demonstration_server import Conversation, demonstrating
 from agentrig.run.evaluate import Evaluation, evaluate
 from agentrig.run.metrics import failure_lines, reason_of
 from agentrig.run.setup import Setup
-from agentrig.run.splits import load_splits, task_set
+from agentrig.run.splits import load_splits
 from agentrig.tasks import Task, overlap
 
 PAGE = "docs/how-to/laptop.md"
@@ -109,25 +110,6 @@ def choose_labels(plan: Plan, n: int, *, seed: int) -> Labels:
     return Labels(tasks=labels, measured=others or labels[:MEASURED], split=split, fresh=bool(others))
 
 
-def demonstrator(plan: Plan, *, gold: str = "") -> tuple[Demonstrate, str]:
-    """Return who says what a right reply is, and its name.
-
-    Args:
-        plan: Its agent, or else its task set, may say it.
-        gold: The key of `Task.private` to answer every call with, whatever these say.
-    """
-    spec: Any = plan.components["agent"].spec
-    if gold:
-        return gold_reply(gold), f"the tasks' {gold}"
-    if spec.demonstrate is not None:
-        found: Demonstrate = spec.demonstrate(plan.configs["agent"])
-        return found, f"agent {spec.name}"
-    own = getattr(task_set(plan), "demonstrate", None)
-    if own is not None:
-        return own, f"task set {plan.components['tasks'].spec.name}"
-    return gold_reply(), "the tasks' gold"
-
-
 def check_context(plan: Plan, context: int) -> None:
     """Stop before the demonstrations are made when a run could not use a model of this context; 0 is left out.
 
@@ -171,11 +153,11 @@ def demonstrate(
     if not any(conversation.turns for _, conversation in pairs):
         raise ConfigError(
             f"agent {plan.components['agent'].spec.name} ended {len(pairs)} rollouts without a call to its endpoint: "
-            f"there is nothing to demonstrate. The first one: {_line(pairs[0][0])}\n"
+            f"there is nothing to demonstrate. The first one: {line_of(pairs[0][0])}\n"
             "  Does it find its files? A runner has only the variables that the agent or runners.environment names "
             "(docs/secrets.md). Does it ask endpoint.base_url? (docs/agents.md)"
         )
-    wrong = [_line(rollout) for rollout, _ in pairs if not rollout.correct]
+    wrong = [line_of(rollout) for rollout, _ in pairs if not rollout.correct]
     if len(wrong) > REJECTED * len(pairs):
         reward = plan.components["reward"].spec.name
         examples = "\n".join(f"  {line}" for line in wrong[:3])
@@ -202,13 +184,6 @@ def _check_failures(plan: Plan, pairs: Sequence[tuple[Rollout, Conversation]], w
     raise PluginError(
         f"{len(failed)} of {len(pairs)} demonstrations failed; {fault} on task {rollout.task.id}: {message}"
     )
-
-
-def _line(rollout: Rollout) -> str:
-    if rollout.failure:
-        return f"{rollout.task.id}: failed: {rollout.failure}: {reason_of(rollout)[:200]}"
-    details = str(dict(rollout.score.details)) if rollout.score and rollout.score.details else ""
-    return f"{rollout.task.id}: {str(rollout.outcome.answer)[:120]!r} -> {rollout.value:g} {details[:200]}".rstrip()
 
 
 def make_start(

@@ -267,9 +267,10 @@ def _demonstrated(task: Task, says: Demonstrate) -> Script:
     conversation = Conversation(task, random.Random(task.id))
 
     def script(body: Mapping[str, Any]) -> Reply:
-        said = conversation.answer(says, body.get("messages") or [], body.get("tools") or [])
-        if said is None:
+        answered = conversation.answer(says, body)
+        if answered is None:
             return Reply(status=400, text=conversation.problem)
+        said, _ = answered
         return Reply(text=said.content, tool_calls=[(c["name"], c.get("arguments", {})) for c in said.tool_calls])
 
     return script

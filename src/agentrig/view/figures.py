@@ -198,6 +198,16 @@ def model_name(run: RunData) -> str | None:
     return str(stated).rstrip("/").rsplit("/", 1)[-1] if stated else None
 
 
+def descent(run: RunData) -> str:
+    """Return the runs that the starting model comes from, the nearest first; '' if it is no run's."""
+    parts = []
+    for each in items(run.manifest.get("descent")):
+        digest = str(mapping(each).get("weights") or "")[:12]
+        step = f"{mapping(each).get('run')}, step {mapping(each).get('step')}"
+        parts.append(f"{step} (weights {digest})" if digest else step)
+    return ", from ".join(parts)
+
+
 def context_length(run: RunData) -> int | None:
     """Return the context length in tokens from the run's settings, else from its latest checkpoint's model."""
     keys = ("max_length",), ("verl", "data", "max_prompt_length")

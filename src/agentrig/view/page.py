@@ -189,6 +189,7 @@ def _about(run: RunData) -> list[tuple[str, str]]:
     about = {
         "components": ", ".join(f"{kind} {mapping(found).get('name')}" for kind, found in components.items()),
         "model": str(manifest.get("model") or ""),
+        "starts from": figures.descent(run),
         "server": f"{server.get('name')}, chosen by auto: {chosen}" if chosen else "",
         "hardware": ": ".join(filter(None, [str(hardware.get("name") or ""), ", ".join(devices)])),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),

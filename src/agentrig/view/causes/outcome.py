@@ -50,6 +50,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "tasks-too-easy": ("tasks.use",),
     "tasks-too-hard": ("tasks.use", "algorithm.model"),
     "constant-reward": ("reward.use",),
+    "demonstrations-rejected": ("reward.use", "agent.use", "algorithm.demonstrations"),
     "zero-variance-groups": ("algorithm.group_size", "tasks.use"),
     "weights-unchanged": ("algorithm.lr",),
     "diverged": ("algorithm.lr", "algorithm.max_grad_norm"),
