@@ -272,7 +272,7 @@ def test_a_task_without_gold_is_refused_before_anything_runs(tmp_path: Path) -> 
     assert not (tmp_path / "gold").exists()
 
 
-def test_chats_that_no_model_can_learn_are_named(tmp_path: Path) -> None:
+def test_chats_that_no_model_can_learn_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     own, notes = chats(tmp_path / "chats.jsonl", chat("a", "b"), chat("a", "c")), list[str]()
 
     class Refuses:
@@ -284,6 +284,12 @@ def test_chats_that_no_model_can_learn_are_named(tmp_path: Path) -> None:
     found, refused = Demonstrated(session(notes=notes), str(own)), False
     found.begin(Refuses(), "sft")
     assert notes == [f"1 of 2 demonstrations of {own} are left out"]
+    assert "have changed since" not in caplog.text
+    (tmp_path / "manifest.json").write_text('{"demonstrations": {"fingerprint": "another"}}')
+    resumed = session()
+    resumed.directory = tmp_path
+    Demonstrated(resumed, str(own)).begin(Refuses(), "sft")
+    assert f"the demonstrations of {own} have changed since this run started" in caplog.text
     refused = True
     with pytest.raises(ConfigError, match=r"none of its 2 demonstrations can be learned:\n  2 x the chat template ref"):
         Demonstrated(session(), str(own)).begin(Refuses(), "sft")
