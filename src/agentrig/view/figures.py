@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -216,6 +217,13 @@ def devices(run: RunData) -> list[str]:
     """Return the names of the devices that the run had."""
     found = items(mapping(run.manifest.get("hardware")).get("devices"))
     return [str(mapping(device).get("name", "?")) for device in found]
+
+
+def machine(run: RunData) -> str:
+    """Return the machine that the run had: the kind of hardware, and the names of its devices."""
+    hardware = mapping(run.manifest.get("hardware"))
+    named = [f"{n} × {name}" if n > 1 else name for name, n in Counter(devices(run)).items()]
+    return ": ".join(filter(None, [str(hardware.get("name") or ""), ", ".join(named)]))
 
 
 def accelerators(run: RunData) -> int | None:

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentrig.errors import AgentrigError
 from agentrig.view import table
 from agentrig.view.calls import calls_of
+from agentrig.view.comparison import compared
 from agentrig.view.gold import gold_of
 from agentrig.view.html import Links, templates
 from agentrig.view.page import before_and_after, differing_settings, of_diagnosis, view
@@ -217,8 +218,11 @@ class Pages:
         runs = self._several(request)
         if not runs:
             return RedirectResponse(f"{request.scope['root_path']}/")
-        data = list(runs.values())
+        data, each = list(runs.values()), "each" in request.query_params
         chosen, drawn = views.curves(request, runs)
+        comparison = compared(data, each=each, seen=[self._runs.get(key).seen for key in runs])
+        toggle = urlencode([*(("run", key) for key in runs), *([] if each else [("each", 1)])])
+        toggle = toggle if each or len(comparison.lines) < len(data) else ""
         return self._page(
             request,
             "compare",
@@ -227,7 +231,10 @@ class Pages:
             curves=drawn,
             chosen=chosen,
             settings=differing_settings(data),
-            results=table.comparison([table.row_of(each) for each in data]),
+            comparison=comparison.table(),
+            each=each,
+            toggle=toggle,
+            results=table.results([table.row_of(each) for each in data]),
         )
 
     def csv(self, request: Request) -> Response:
