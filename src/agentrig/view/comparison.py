@@ -269,6 +269,7 @@ def _usage(run: RunData, seen: Seen, missing: list[str]) -> dict[str, Any]:
     for file in run.files:
         found.update(seen.of(file, usage_of, told))
     missing += told
+    lost = bool(told) or found[OWN, "rollouts"] < (table.rollout_counts(run)["rollouts"] or 0)
     own = figures.model_name(run) or "policy"
     own = f"{own}, the run's own" if any(model == own for model, _ in found) else own
     usage = {
@@ -277,18 +278,17 @@ def _usage(run: RunData, seen: Seen, missing: list[str]) -> dict[str, Any]:
             "prompt_tokens": found[model, "prompt"],
             "response_tokens": found[model, "response"],
             "uncounted": found[model, "uncounted"],
+            "at_least": lost or found[model, "uncounted"] > 0,
             "own": model == OWN,
         }
         for model in sorted({model for model, _ in found})
     }
     total = {key: sum(of[key] for of in usage.values()) for key in ("calls", "prompt_tokens", "response_tokens")}
-    rollouts = table.rollout_counts(run)["rollouts"] or 0
-    lost = bool(told) or found[OWN, "rollouts"] < rollouts
     wall = figures.hours(run)
     return {
         "llm_calls": total["calls"] if run.files else None,
         "tokens": {part: total[f"{part}_tokens"] if run.files else None for part in ("prompt", "response")},
-        "at_least": lost or any(of["uncounted"] for of in usage.values()),
+        "at_least": any(of["at_least"] for of in usage.values()),
         "usage": usage,
         "wall_s": None if wall is None else 3600 * wall,
     }
@@ -392,7 +392,7 @@ def _priced(row: Mapping[str, Any], prices: Prices) -> dict[str, Any]:
     for model, of in row["usage"].items():
         price = prices.models.get(model)
         spent = None if price is None else of["prompt_tokens"] * price.prompt + of["response_tokens"] * price.response
-        tokens[model] = None if spent is None or row["at_least"] else spent / MILLION
+        tokens[model] = None if spent is None or of["at_least"] else spent / MILLION
     hour, wall = prices.machines.get(row["machine"]), row["wall_s"]
     machine = None if hour is None or wall is None else hour.hour * wall / 3600
     elsewhere = [cost for model, cost in tokens.items() if not row["usage"][model]["own"] or model in prices.models]
