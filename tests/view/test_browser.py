@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import write_run
 from agentrig.view import figures
 from agentrig.view.reading import read_run, rollout_rows
@@ -396,6 +397,44 @@ def test_a_run_gets_tags_and_a_note_and_is_found_by_them(page: Any, tmp_path: Pa
         playwright.expect(page.locator("table.runs tbody th > a")).to_have_text(["one", "two"])
         page.get_by_role("link", name="Run", exact=True).click()
         playwright.expect(page.locator("table.runs tbody th > a")).to_have_text(["two", "one"])
+
+
+def test_the_list_has_new_tags_at_once_and_keeps_what_was_chosen(page: Any, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_run(tmp_path / name, steps=2)
+    with serving(tmp_path) as link:
+        page.goto(link)
+        page.get_by_role("checkbox", name="compare two").check()
+        page.wait_for_selector(".live:not(.off)")
+        other = page.context.new_page()
+        other.goto(f"{link}run/one")
+        other.get_by_text("tags and note", exact=True).click()
+        other.get_by_label("tags, with commas between them").fill("kept")
+        other.get_by_role("button", name="save").click()
+        playwright.expect(page.locator("table.runs .tags li")).to_have_text(["kept"])
+        playwright.expect(page.locator("select[name=tag] option")).to_have_text(["any", "kept"])
+        assert page.get_by_role("checkbox", name="compare two").is_checked()
+        other.get_by_label("tags, with commas between them").fill("")
+        other.get_by_role("button", name="save").click()
+        playwright.expect(page.locator("table.runs .tags li")).to_have_count(0)
+        playwright.expect(page.locator("select[name=tag] option")).to_have_text(["any"])
+
+
+def test_the_page_says_without_a_reload_that_the_run_has_ended(page: Any, tmp_path: Path) -> None:
+    write_run(tmp_path / "one", steps=2, ended=False)
+    run = RunDirectory(tmp_path / "one")
+    run.lock()
+    with serving(tmp_path) as link:
+        page.goto(f"{link}run/one")
+        playwright.expect(page.locator(".live")).to_have_text("live")
+        run.write_json("error.json", {"error": "RunStopped", "message": "step 3: no triplets"})
+        run.release()
+        playwright.expect(page.locator(".live")).to_have_text("the run has ended")
+        playwright.expect(page.locator(".pill")).to_have_text("stopped by an error")
+        (tmp_path / "one" / "error.json").unlink()
+        run.lock()  # it is resumed
+        playwright.expect(page.locator(".live")).to_have_text("live")
+        run.release()
 
 
 def test_a_trace_is_a_waterfall_with_totals_that_folds(page: Any, long_run: Path) -> None:

@@ -13,7 +13,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -58,6 +58,9 @@ HEADERS = {
     "cache-control": "no-store",
 }
 """Headers of every answer."""
+
+LIVE, ENDED = "live", "the run has ended"
+"""What the top of a page says while it follows a run, and when there is nothing more to follow."""
 
 NOTES = re.compile(r"/[^/]+/run/[^/]+/notes")
 """The only address that is written to."""
@@ -343,7 +346,7 @@ class Pages:
         )
 
     async def events(self, request: Request) -> Response:
-        """Say when a run, or any run of the folder, has changed: server-sent events."""
+        """Say when a run, or any run of the folder, has changed, and whether it goes on: server-sent events."""
         key = request.query_params.get("run", "")
         if key:
             self._runs.get(key)
@@ -352,6 +355,11 @@ class Pages:
             runs = self._runs.all()
             chosen = [runs[key]] if key in runs else [] if key else list(runs.values())
             return " ".join(run.stamp() for run in chosen)
+
+        def label() -> str:
+            with suppress(AgentrigError, KeyError):  # it is gone
+                return self._label(key)
+            return LIVE
 
         async def stream() -> AsyncIterator[str]:
             last, quiet = await run_in_threadpool(stamp), 0.0
@@ -362,12 +370,16 @@ class Pages:
                 quiet += LOOK_S
                 if now != last:
                     last, quiet = now, 0.0
-                    yield "event: changed\ndata: 1\n\n"
+                    yield f"event: changed\ndata: {await run_in_threadpool(label)}\n\n"
                 elif quiet >= STILL_S:
                     quiet = 0.0
                     yield ": still there\n\n"
 
         return StreamingResponse(stream(), media_type="text/event-stream")
+
+    def _label(self, key: str) -> str:
+        """Return what the top of a page says of its run; of pages of several runs, that they are live."""
+        return ENDED if key and not self._runs.get(key).data().running else LIVE
 
     def _several(self, request: Request) -> dict[str, RunData]:
         return {key: self._runs.get(key).data() for key in request.query_params.getlist("run")}
@@ -380,8 +392,7 @@ class Pages:
         base = request.scope["root_path"]
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         to = Links(f"{base}/run/{quote(str(values['key']), safe='')}" if "key" in values else "")
-        run = self._runs.get(str(values["key"])).data() if "key" in values else None
-        values |= {"ended": run is not None and not run.running}
+        values |= {"label": self._label(str(values.get("key", ""))), "live": LIVE}
         values |= {"base": base, "here": here, "events": events, "single": self._runs.single, "to": to}
         template = self._templates.get_template(f"{name}.html.j2")
         if request.headers.get("agentrig-part") is not None:
