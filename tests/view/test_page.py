@@ -315,7 +315,7 @@ def test_several_runs_share_a_page_beside_the_first_of_them(tmp_path: Path):
     assert heads[heads.index("By half") :][:3] == ["By half", "  first", "  second"]
     assert heads[heads.index("By turn") :][:2] == ["By turn", "  right at turn 1"]
     assert (tmp_path / "comparison" / "plots" / "time.png").exists()
-    assert re.search(r'<span class="swatch series-2"></span>_other\$run\$</li>', path.read_text())
+    assert re.search(r'</svg><b class="series-2">2</b> _other\$run\$</li>', path.read_text())
 
 
 def test_the_results_are_plain_json_and_a_table_that_fits(tmp_path: Path, finished: Path):
