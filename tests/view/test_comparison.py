@@ -211,6 +211,7 @@ def test_a_run_that_came_from_another_is_compared_with_the_start_of_that_one(tmp
         assert lines["grpo-0"]["starts"] == ["run sft-0, step 2", "run sft-1, step 2"]
         begun, ended = answers(first[0], 0), answers(second[1], -1)
         row = next(row for row in found.rows if row["run"] == "grpo-1")
+        assert list(row["usage"]) == ["qwen2-mini"], "by this name it has a price"
         assert row["against_start"]["better"] == sum(ended[task] and not begun[task] for task in begun)
         assert "grpo → grpo" in found.text()
     # alone, they began with two runs: the first one's start is no start of the other
@@ -221,6 +222,18 @@ def test_a_run_that_came_from_another_is_compared_with_the_start_of_that_one(tmp
     found = compare([write_run(tmp_path / "new", steps=2), second[0]])
     assert found.rows[1]["start"] == "run sft-0, step 2"
     assert found.rows[1]["against_start"]["reason"] == "other-start"
+
+
+def test_demonstrations_are_no_calls_of_the_model(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "shown", steps=2)
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(config.replace("[algorithm]", '[algorithm]\ndemonstrations = "tasks"'))
+    found = compare([run])
+    row, measured = found.rows[0], rows_of(run, "[rv]*.parquet", "calls")
+    assert (row["rollouts"], row["demonstrations"]) == (len(measured), len(rows_of(run, "train*.parquet", "id")))
+    assert row["llm_calls"] == sum(each["calls"] for each in measured)
+    assert not row["at_least"]
+    assert found.table().rows[0][3].startswith("32 demonstrations\n")
 
 
 PRICES = """
@@ -372,12 +385,16 @@ def test_a_report_is_of_one_run_and_names_the_command_for_several(seeds: list[Pa
     assert f"agentrig compare {seeds[0]}" in done.output
 
 
-def test_the_page_and_the_live_page_have_the_same_lines(seeds: list[Path]) -> None:
+def test_the_page_and_the_live_page_have_the_same_lines(seeds: list[Path], tmp_path: Path) -> None:
     rows = compare(seeds).table().rows
     text = html.unescape(render([read_run(run) for run in seeds]))
     for cell in (cell for row in rows for cell in row):
         assert f">{cell}</t" in text
-    with serving(seeds[0].parent) as link:
+    file = tmp_path / "prices.toml"
+    file.write_text(PRICES)
+    prices = read_prices(file)
+    rows = compare(seeds, prices=prices).table().rows
+    with serving(seeds[0].parent, prices=prices) as link:
         query = "&".join(f"run={run.name}" for run in seeds)
         pooled = httpx.get(f"{link}compare?{query}", timeout=60).text
         each = httpx.get(f"{link}compare?{query}&each=1", timeout=60).text
@@ -385,7 +402,7 @@ def test_the_page_and_the_live_page_have_the_same_lines(seeds: list[Path]) -> No
     for cell in (cell for row in rows for cell in row):
         assert f">{cell}</t" in pooled
     assert f"compare?{query}&each=1" in pooled
-    for cell in (cell for row in compare(seeds, each=True).table().rows for cell in row):
+    for cell in (cell for row in compare(seeds, each=True, prices=prices).table().rows for cell in row):
         assert f">{cell}</t" in each
 
 

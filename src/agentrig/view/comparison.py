@@ -233,7 +233,7 @@ def compared(
     rows = []
     for run, each_seen in zip(runs, kept, strict=True):
         missing: list[str] = []
-        row = table.row_of(run) | _about(run, known) | _usage(run, each_seen, missing)
+        row = table.row_of(run) | _about(run, known) | _usage(run, known, each_seen, missing)
         row["against_start"] = _judged(run, reference, known, each_seen, kept[runs.index(reference)], missing)
         row |= {"cost": _priced(row, prices)} if prices is not None else {}
         rows.append(row | {"missing": list(dict.fromkeys([*row["missing"], *missing]))})
@@ -262,15 +262,25 @@ def _algorithm(run: RunData) -> str:
     return str(dig(run.manifest, "components", "algorithm", "name") or run.setting("algorithm", "use") or "?")
 
 
-def _usage(run: RunData, seen: Seen, missing: list[str]) -> dict[str, Any]:
-    """Return a run's calls and tokens; `at_least` where some calls were not counted."""
+def _usage(run: RunData, known: dict[Path, RunData], seen: Seen, missing: list[str]) -> dict[str, Any]:
+    """Return a run's rollouts, calls and tokens; `at_least` where some calls were not counted.
+
+    Demonstrations that were learned are stored as training rollouts; they are counted apart, for no model answered.
+    """
     told: list[str] = []
     found: Counter[tuple[str, str]] = Counter()
+    demonstrations = 0
     for file in run.files:
-        found.update(seen.of(file, usage_of, told))
+        counted = seen.of(file, usage_of, told)
+        if file.mode == "train" and run.setting("algorithm", "demonstrations"):
+            demonstrations += counted[OWN, "rollouts"]
+        else:
+            found.update(counted)
     missing += told
-    lost = bool(told) or found[OWN, "rollouts"] < (table.rollout_counts(run)["rollouts"] or 0)
-    own = figures.model_name(run) or "policy"
+    stated = table.rollout_counts(run)["rollouts"]
+    rollouts = None if stated is None else stated - demonstrations
+    lost = bool(told) or found[OWN, "rollouts"] < (rollouts or 0)
+    own = start_of(_ancestors(run, known)[-1]).name
     own = f"{own}, the run's own" if any(model == own for model, _ in found) else own
     usage = {
         model or own: {
@@ -286,6 +296,8 @@ def _usage(run: RunData, seen: Seen, missing: list[str]) -> dict[str, Any]:
     total = {key: sum(of[key] for of in usage.values()) for key in ("calls", "prompt_tokens", "response_tokens")}
     wall = figures.hours(run)
     return {
+        "rollouts": rollouts,
+        "demonstrations": demonstrations,
         "llm_calls": total["calls"] if run.files else None,
         "tokens": {part: total[f"{part}_tokens"] if run.files else None for part in ("prompt", "response")},
         "at_least": any(of["at_least"] for of in usage.values()),
@@ -449,8 +461,8 @@ def _line(pool: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         found[key] = _of(row["against_start"][key] for row in pool)
     found["p"] = [row["against_start"]["p"] for row in pool]
     found["reasons"] = [row["against_start"]["reason"] for row in pool]
-    found["rollouts"] = _of(row["rollouts"] for row in pool)
-    found["llm_calls"] = _of(row["llm_calls"] for row in pool)
+    for key in ("rollouts", "demonstrations", "llm_calls"):
+        found[key] = _of(row[key] for row in pool)
     for part in ("prompt", "response"):
         found[f"{part}_tokens"] = _of(row["tokens"][part] for row in pool)
     found["at_least"] = any(row["at_least"] for row in pool)
@@ -468,7 +480,8 @@ def _spread(of: Mapping[str, Any] | None, text: Callable[[float], str]) -> str:
     if of is None:
         return NOTHING
     least, greatest = text(of["least"]), text(of["greatest"])
-    spread = f" ({least}–{greatest})" if of["least"] != of["greatest"] else ""
+    between = " to " if least.startswith(("+", "-")) else "–"
+    spread = f" ({least}{between}{greatest})" if of["least"] != of["greatest"] else ""
     unknown = f", {of['unknown']} unknown" if of["unknown"] else ""
     return f"{text(of['mean'])}{spread}{unknown}"
 
@@ -515,8 +528,10 @@ def _against(line: Mapping[str, Any]) -> str:
 
 
 def _spent(line: Mapping[str, Any]) -> str:
+    learned = line["demonstrations"]
     return "\n".join(
         [
+            *([f"{_spread(learned, lambda n: count(round(n)))} demonstrations"] if learned and learned["mean"] else []),
             f"{_spread(line['rollouts'], lambda n: count(round(n)))} rollouts",
             f"{_least(line, 'llm_calls')} LLM calls",
             *(f"{_least(line, f'{part}_tokens')} {part} tokens" for part in ("prompt", "response")),

@@ -33,6 +33,7 @@ from agentrig.view.comparison import compared
 from agentrig.view.gold import gold_of
 from agentrig.view.html import Links, templates
 from agentrig.view.page import before_and_after, differing_settings, of_diagnosis, view
+from agentrig.view.prices import Prices
 from agentrig.view.reading import RunData
 from agentrig.view.rollout import differences, readable, text_of
 from agentrig.view.tokens import tokenizer_of
@@ -70,12 +71,13 @@ MOST_WRITTEN = 1 << 20
 
 
 @contextmanager
-def serving(place: Path, port: int = 0) -> Iterator[str]:
+def serving(place: Path, port: int = 0, *, prices: Prices | None = None) -> Iterator[str]:
     """Serve the page of a run directory, or of a folder of them, in a thread; yields the link.
 
     Args:
         place: The directory.
         port: On 127.0.0.1; 0 for any free one.
+        prices: For comparisons: what tokens and machines cost.
 
     Raises:
         AgentrigError: There is no such folder, or the port is taken.
@@ -83,7 +85,7 @@ def serving(place: Path, port: int = 0) -> Iterator[str]:
     from agentrig.http_server import ServerThread, listen
 
     token = secrets.token_urlsafe(24)
-    pages = Pages(Runs(place))
+    pages = Pages(Runs(place), prices)
     routes = [
         Route("/", pages.front),
         Route("/compare", pages.compare),
@@ -156,8 +158,8 @@ def door(app: ASGIApp, token: str, port: int) -> ASGIApp:
 class Pages:
     """Renders the pages of some runs; Starlette calls these functions in threads."""
 
-    def __init__(self, runs: Runs) -> None:
-        self._runs = runs
+    def __init__(self, runs: Runs, prices: Prices | None = None) -> None:
+        self._runs, self._prices = runs, prices
         self._templates = templates("agentrig.view.watch")
 
     def front(self, request: Request) -> Response:
@@ -223,7 +225,7 @@ class Pages:
             return RedirectResponse(f"{request.scope['root_path']}/")
         data, each = list(runs.values()), "each" in request.query_params
         chosen, drawn = views.curves(request, runs)
-        comparison = compared(data, each=each, seen=[self._runs.get(key).seen for key in runs])
+        comparison = compared(data, prices=self._prices, each=each, seen=[self._runs.get(key).seen for key in runs])
         toggle = urlencode([*(("run", key) for key in runs), *([] if each else [("each", 1)])])
         toggle = toggle if each or len(comparison.lines) < len(data) else ""
         return self._page(
