@@ -224,6 +224,18 @@ def test_a_run_that_came_from_another_is_compared_with_the_start_of_that_one(tmp
     assert found.rows[1]["against_start"]["reason"] == "other-start"
 
 
+def test_runs_that_a_server_answers_for_begin_with_its_model(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"run-{seed}", steps=2, seed=seed) for seed in (0, 1)]
+    for run in runs:
+        changed(run, model="")
+        config = (run / "config.toml").read_text()
+        (run / "config.toml").write_text(f'{config}\n[server]\nuse = "endpoint"\nmodel = "org/large-1"\n')
+    found = compare(runs)
+    assert [row["against_start"]["reason"] for row in found.rows] == [None, None]
+    assert found.lines[0]["starts"] == ["large-1"]
+    assert list(found.rows[0]["usage"]) == ["large-1"]
+
+
 def test_demonstrations_are_no_calls_of_the_model(tmp_path: Path) -> None:
     run = write_run(tmp_path / "shown", steps=2)
     config = (run / "config.toml").read_text()

@@ -44,8 +44,8 @@ NOT_COMPARED: Mapping[str, str] = {
 """Why a run is not compared with the common start, by reason."""
 
 NOTE = (
-    "Accuracy is on held-out tasks, with 95% intervals. Calls and tokens are those of all rollouts, measurements too; "
-    "a judge's are not recorded."
+    "Accuracy is on held-out tasks, with 95% intervals. Calls and tokens are those of all rollouts, measurements too, "
+    "and not those of a judge or of a reflecting model."
 )
 POOLED = (
     "A line of several runs, which differ only in their seed, has means, and the least and the greatest. Its interval "
@@ -79,7 +79,7 @@ def start_of(run: RunData) -> Start:
 
     That run is where the path says, or beside this one.
     """
-    model = str(run.manifest.get("model") or run.setting("algorithm", "model") or "")
+    model = figures.starting_model(run)
     path = Path(model)
     if path.parent.name != "checkpoints":
         return Start(name=figures.model_name(run) or NOTHING, id=str(path) if model else f"{run.directory}: unknown")

@@ -193,10 +193,15 @@ def totals(run: RunData, *path: str) -> dict[str, int]:
     return found
 
 
+def starting_model(run: RunData) -> str:
+    """Return the path or the name of the model that a run began with, or that its server answers for; '' if unknown."""
+    return str(run.manifest.get("model") or run.setting("algorithm", "model") or run.setting("server", "model") or "")
+
+
 def model_name(run: RunData) -> str | None:
     """Return the model's short name: the last part of its path or repository."""
-    stated = run.manifest.get("model") or run.setting("algorithm", "model")
-    return str(stated).rstrip("/").rsplit("/", 1)[-1] if stated else None
+    stated = starting_model(run)
+    return stated.rstrip("/").rsplit("/", 1)[-1] or None
 
 
 def context_length(run: RunData) -> int | None:
