@@ -308,7 +308,8 @@ def test_a_price_table_gives_costs_and_what_it_lacks_is_left_empty(seeds: list[P
     calls = sum(each["calls"] for each in every)
     tokens = calls * (60 * 2 + 20 * 8) / 1e6
     machine = 0.5 * json.loads((seeds[0] / "summary.json").read_text())["wall_s"] / 3600
-    assert row["cost"]["tokens"] == {"qwen2-mini": pytest.approx(tokens)}
+    assert row["cost"]["models"] == {"qwen2-mini": pytest.approx(tokens)}
+    assert row["cost"]["tokens"] == pytest.approx(tokens)
     assert row["cost"]["machine"] == pytest.approx(machine)
     assert row["cost"]["total"] == pytest.approx(tokens + machine)
     assert line["cost"]["total"]["mean"] == row["cost"]["total"]
@@ -318,7 +319,8 @@ def test_a_price_table_gives_costs_and_what_it_lacks_is_left_empty(seeds: list[P
     file.write_text(PRICES.replace("qwen2-mini", "other").replace("AVX2", "AVX512"))
     found = compare(seeds[:1], prices=read_prices(file))
     cost = found.rows[0]["cost"]
-    assert (cost["tokens"], cost["machine"], cost["total"]) == ({"qwen2-mini": None}, None, None)
+    assert cost["models"] == {"qwen2-mini": None}
+    assert (cost["tokens"], cost["machine"], cost["total"]) == (None, None, None)
     assert found.table().rows[0][-1] == ""
     assert "No price for: machine cpu: 2 x86-64 cores, AVX2; model qwen2-mini." in found.table().note
     assert "Cost" not in compare(seeds).text()
@@ -328,10 +330,19 @@ def test_tokens_that_nobody_counted_have_no_cost(planned: Path, tmp_path: Path) 
     file = tmp_path / "prices.toml"
     file.write_text(PRICES)
     cost = compare([planned], prices=read_prices(file)).rows[0]["cost"]
-    assert cost["tokens"] == {"large-1": None, "qwen2-mini": pytest.approx(cost["tokens"]["qwen2-mini"])}
-    assert number(cost["tokens"]["qwen2-mini"]) is not None
-    assert cost["total"] is None
+    assert cost["models"]["large-1"] is None
+    assert number(cost["models"]["qwen2-mini"]) is not None
+    assert (cost["tokens"], cost["total"]) == (None, None)
     assert number(cost["machine"]) is not None
+
+
+def test_the_model_of_the_run_itself_may_cost_no_more_than_its_machine(seeds: list[Path], tmp_path: Path) -> None:
+    file = tmp_path / "prices.toml"
+    file.write_text('[machines."cpu: 2 x86-64 cores, AVX2"]\nhour = 0.5')
+    found = compare(seeds, prices=read_prices(file))
+    for row in found.rows:
+        assert row["cost"]["total"] == row["cost"]["machine"] == pytest.approx(0.5 * row["wall_s"] / 3600)
+    assert "tokens" not in found.table().rows[0][-1]
 
 
 @pytest.mark.parametrize(

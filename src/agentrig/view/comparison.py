@@ -109,7 +109,7 @@ def usage_of(file: RolloutFile, missing: list[str]) -> Counter[tuple[str, str]]:
             more.append(row["id"])
     for row in rollout_rows([file], (*COUNTS, "spans"), ids=more, missing=missing, decode=False) if more else ():
         calls = list(_calls(row["spans"]))
-        if len(calls) < row["calls"]:  # damaged, or removed
+        if len(calls) < (row["calls"] or 0):  # damaged, or removed
             found.update(_kept(row))
             continue
         for call in calls:
@@ -128,9 +128,10 @@ def usage_of(file: RolloutFile, missing: list[str]) -> Counter[tuple[str, str]]:
 
 def _kept(row: Mapping[str, Any]) -> dict[tuple[str, str], int]:
     """Return a rollout's calls, and the tokens of those that the adapter keeps."""
-    uncounted = max(0, row["calls"] - row["triplets"])
-    tokens = {(OWN, part): row[f"{part}_tokens"] for part in ("prompt", "response")}
-    return {(OWN, "calls"): row["calls"], (OWN, "uncounted"): uncounted, **tokens}
+    calls = row["calls"] or 0
+    uncounted = max(0, calls - (row["triplets"] or 0))
+    tokens = {(OWN, part): row[f"{part}_tokens"] or 0 for part in ("prompt", "response")}
+    return {(OWN, "calls"): calls, (OWN, "uncounted"): uncounted, **tokens}
 
 
 def _calls(text: str) -> Iterator[Mapping[str, Any]]:
@@ -395,24 +396,29 @@ def _judged(
 
 
 def _priced(row: Mapping[str, Any], prices: Prices) -> dict[str, Any]:
-    """Return what a run cost: its `tokens` by model, its `machine`, and the `total`; None for what has no price.
+    """Return what a run cost: `models`, the tokens of each, `tokens`, all of them, `machine`, and the `total`.
 
-    The total needs a price of the machine and of each model that another server answered for: the run's own model may
-    cost no more than its machine.
+    What has no price is None. The tokens need a price of each model that another server answered for: the run's own
+    model may cost no more than its machine. The total needs the price of the machine, too.
     """
-    tokens: dict[str, float | None] = {}
+    models: dict[str, float | None] = {}
     for model, of in row["usage"].items():
         price = prices.models.get(model)
         spent = None if price is None else of["prompt_tokens"] * price.prompt + of["response_tokens"] * price.response
-        tokens[model] = None if spent is None or of["at_least"] else spent / MILLION
+        models[model] = None if spent is None or of["at_least"] else spent / MILLION
+    needed = [cost for model, cost in models.items() if not row["usage"][model]["own"] or model in prices.models]
+    known = [cost for cost in needed if cost is not None]
     hour, wall = prices.machines.get(row["machine"]), row["wall_s"]
     machine = None if hour is None or wall is None else hour.hour * wall / 3600
-    elsewhere = [cost for model, cost in tokens.items() if not row["usage"][model]["own"] or model in prices.models]
-    parts = [machine, *elsewhere]
-    total = None if None in parts else sum(part for part in parts if part is not None)
-    lacking = [f"model {model}" for model in tokens if model not in prices.models]
-    lacking += [f"machine {row['machine']}"] if hour is None else []
-    return {"tokens": tokens, "machine": machine, "total": total, "no_price": lacking}
+    whole = len(known) == len(needed)
+    lacking = [f"model {model}" for model in models if model not in prices.models]
+    return {
+        "models": models,
+        "tokens": sum(known) if needed and whole else None,
+        "machine": machine,
+        "total": machine + sum(known) if machine is not None and whole else None,
+        "no_price": [*lacking, *([f"machine {row['machine']}"] if hour is None else [])],
+    }
 
 
 def _alike(run: RunData, known: dict[Path, RunData]) -> str:
@@ -449,7 +455,7 @@ def _line(pool: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "credit": pool[0]["credit"],
         "starts": list(dict.fromkeys(row["start"] for row in pool)),
         "machines": list(dict.fromkeys(row["machine"] for row in pool)),
-        "n": pool[0]["accuracy"]["n"],
+        "n": max(row["accuracy"]["n"] for row in pool),
     }
     for end in ENDS:
         found[end] = _of(row["accuracy"][end] for row in pool)
@@ -468,10 +474,7 @@ def _line(pool: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found["at_least"] = any(row["at_least"] for row in pool)
     found["wall_s"] = _of(row["wall_s"] for row in pool)
     if "cost" in pool[0]:
-        totals = [[cost for cost in row["cost"]["tokens"].values() if cost is not None] for row in pool]
-        tokens = _of(sum(costs) if costs else None for costs in totals)
-        machine, total = (_of(row["cost"][key] for row in pool) for key in ("machine", "total"))
-        found["cost"] = {"tokens": tokens, "machine": machine, "total": total}
+        found["cost"] = {key: _of(row["cost"][key] for row in pool) for key in ("tokens", "machine", "total")}
     return found
 
 
