@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import orjson
@@ -125,6 +125,16 @@ def reply_of(attributes: Mapping[str, Any]) -> str:
     content = message.get("content")
     text = content if isinstance(content, str) else "" if content is None else json_text(content)
     return "\n".join(filter(None, [text, *tool_calls_of(message)]))
+
+
+def token_count(attributes: Mapping[str, Any], part: Literal["prompt", "response"]) -> int | None:
+    """Return how many tokens a call's prompt or response has: its ids, or what the server counted; or None."""
+    ids = attributes.get(f"{part}_token_ids")
+    usage = mapping(mapping(attributes.get("response")).get("usage"))
+    stated = usage.get("prompt_tokens" if part == "prompt" else "completion_tokens")
+    if ids or not isinstance(stated, int):
+        return len(ids) if isinstance(ids, list | tuple) else None
+    return stated
 
 
 def weights_version(body: Mapping[str, Any]) -> int | None:

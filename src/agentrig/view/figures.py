@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -192,10 +193,15 @@ def totals(run: RunData, *path: str) -> dict[str, int]:
     return found
 
 
+def starting_model(run: RunData) -> str:
+    """Return the path or the name of the model that a run began with, or that its server answers for; '' if unknown."""
+    return str(run.manifest.get("model") or run.setting("algorithm", "model") or run.setting("server", "model") or "")
+
+
 def model_name(run: RunData) -> str | None:
     """Return the model's short name: the last part of its path or repository."""
-    stated = run.manifest.get("model") or run.setting("algorithm", "model")
-    return str(stated).rstrip("/").rsplit("/", 1)[-1] if stated else None
+    stated = starting_model(run)
+    return stated.rstrip("/").rsplit("/", 1)[-1] or None
 
 
 def descent(run: RunData) -> str:
@@ -226,6 +232,13 @@ def devices(run: RunData) -> list[str]:
     """Return the names of the devices that the run had."""
     found = items(mapping(run.manifest.get("hardware")).get("devices"))
     return [str(mapping(device).get("name", "?")) for device in found]
+
+
+def machine(run: RunData) -> str:
+    """Return the machine that the run had: the kind of hardware, and the names of its devices."""
+    hardware = mapping(run.manifest.get("hardware"))
+    named = [f"{n} × {name}" if n > 1 else name for name, n in Counter(devices(run)).items()]
+    return ": ".join(filter(None, [str(hardware.get("name") or ""), ", ".join(named)]))
 
 
 def accelerators(run: RunData) -> int | None:
