@@ -218,6 +218,7 @@ HEALTHY = {
         "algorithm.clip_low=3e-4", "algorithm.clip_high=4e-4", "algorithm.ppo_epochs=2", "algorithm.mini_batches=2",
     ),
     "turn, by call": ("credit.use=turn",),
+    "tasks by difficulty": ("algorithm.task_sampling=by-difficulty",),
     "dr-grpo, by call": ("credit.use=dr-grpo", "credit.weighting=call"),
     "stale": ("algorithm.max_staleness=1", "algorithm.steps=4"),
     "bfloat16": ("algorithm.dtype=bfloat16",),
