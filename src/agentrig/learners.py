@@ -180,6 +180,15 @@ class StepSettings:
 class LoopSettings(StepSettings):
     """The keys of a loop that samples: `[algorithm]` of each algorithm that is a credit and a learner has them."""
 
+    task_sampling: str = setting(
+        "uniform",
+        help="which tasks a step draws: uniform, each once before any comes twice; by-difficulty, more often those "
+        "whose groups differed lately; skip-solved, without those whose last group was all correct",
+        choices=("uniform", "by-difficulty", "skip-solved"),
+    )
+    recheck_every: int = setting(
+        4, help="skip-solved draws a solved task every so many times that its turn comes, to check it again", ge=2
+    )
     group_size: int = setting(8, help="rollouts of each task", ge=2, le=1024)
     temperature: float = setting(1.0, help="temperature of training rollouts, and of the ratio", gt=0, le=2)
     top_p: float = setting(1.0, help="nucleus sampling in training; below 1 the ratio is not exact", gt=0, le=1)

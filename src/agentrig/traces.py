@@ -39,6 +39,12 @@ SENT = "agentrig.sent"
 HANDED = "agentrig.handed"
 """Attribute of a call that is no stream: `message_digest` of the message that the agent's client got back."""
 
+REWARD = "agentrig.reward"
+"""Attribute of a span: the reward that the agent itself gave at its start; read it with `agentrig.rewards.given`."""
+
+FEEDBACK = "agentrig.feedback"
+"""Attribute beside `REWARD`: what the agent said about it."""
+
 PARENT = "agentrig-parent"
 """Header of a call to the gateway: the id of the span in which the call is made."""
 
@@ -66,6 +72,8 @@ ATTRIBUTES: Mapping[str, str] = {
     MODEL: "LangChain's model, around its call: the name of its class",
     "agent.name": "agent: the name that `agentrig.span` gave",
     "tool.name": "tool: its name",
+    REWARD: "reward: what `agentrig.reward` gave, or Agent Lightning's `emit_reward`",
+    FEEDBACK: "reward: what the agent said about it, cut at 20,000 characters",
     "command": "program: its command line",
     "exit_code": "program: its exit code; negative for the signal that ended it",
     "stderr": "program: what it wrote to stderr; the middle of a long text is missing",

@@ -11,7 +11,7 @@ import attrs
 import pytest
 from rollouts import rollout, trace_of
 
-from agentrig import Outcome, Score, Triplet
+from agentrig import Outcome, Score, Span, Trace, Triplet
 from agentrig.audit import scores
 from agentrig.audit.record import COLUMNS, Record, _row
 from agentrig.audit.verdicts import CannotLook
@@ -20,6 +20,7 @@ from agentrig.plugins.loading import load
 from agentrig.rollouts import Rollout
 from agentrig.run.rows import row_of
 from agentrig.settings import structure
+from agentrig.traces import REWARD
 
 CREDITS: list[tuple[str, dict[str, Any]]] = [
     ("dr-grpo", {}),
@@ -36,6 +37,17 @@ CREDITS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+def with_rewards(trace: Trace, rng: random.Random) -> Trace:
+    """Return the trace with rewards that its agent gave: in a node, after it, before any call, and such as are none."""
+    spans = list(trace.spans)
+    for i in range(rng.randint(0, 5)):
+        at = rng.choice([0.0, 0.5, 1.0, 1.5, 2.0, 3.5, 5.0])
+        value: Any = rng.choice([0.0, 0.25, 1.0, -2.5, float("nan"), 1e10, "1", None])
+        parent = rng.choice([span.id for span in trace.spans])
+        spans.append(Span(id=f"w{i}", parent=parent, name="reward", start=at, end=at, attributes={REWARD: value}))
+    return attrs.evolve(trace, spans=tuple(sorted(spans, key=lambda s: s.start)))
+
+
 def step_of(seed: int) -> list[Rollout]:
     """Return rollouts of four groups: failures, other nodes, calls without a reward, equal rewards."""
     rng, found = random.Random(seed), []
@@ -48,9 +60,9 @@ def step_of(seed: int) -> list[Rollout]:
             kept = [n for n, node in enumerate(nodes) if node != "check"]
             calls = [rng.choice([None, 0.0, 0.5, 1.0]) for _ in nodes]
             value, right = 0.5 if g == 3 else rng.choice([0.0, 0.25, 1.0]), rng.random() < 0.7
-            score = Score(status="ok", value=value, correct=right, calls=calls)
+            score = Score(status="ok", value=value, correct=right, calls=calls if rng.random() < 0.6 else ())
             triplets = [Triplet(prompt_ids=[1, 2], response_ids=[3], span_id=f"c{n}", node=nodes[n]) for n in kept]
-            made = rollout(score=score, trace=trace_of(*nodes), triplets=triplets, group=f"g{g}")
+            made = rollout(score=score, trace=with_rewards(trace_of(*nodes), rng), triplets=triplets, group=f"g{g}")
             answer = rng.choice(["one", {"a": 1, "b": 2}])
             made = attrs.evolve(made, outcome=Outcome(answer=answer))
             found.append(attrs.evolve(made, id=f"r{g}{i}"))

@@ -14,7 +14,7 @@ from typing import Any
 from agentrig.audit.record import TASKS, Row
 from agentrig.audit.step import Step
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
-from agentrig.traces import LLM_CALL, mapping
+from agentrig.traces import LLM_CALL, REWARD, SERVER, mapping
 
 SCORED_N = 16
 """So many answers of a step are scored again, however long it takes."""
@@ -34,6 +34,9 @@ CAUSES = "rewards that went to other rollouts, a reward that depends on more tha
 
 EPSILON = 1e-6
 """What the credits add to a deviation, as the docstring of `agentrig.credit.advantages` says."""
+
+LARGEST = 1e9
+"""The largest reward that an agent may give, without its sign, as the docstring of `agentrig.reward` says."""
 
 Key = tuple[str, str]
 """A call: its rollout and its span."""
@@ -297,7 +300,10 @@ def _by_turn(step: Step, rows: Sequence[Any], calls: Calls, discount: float) -> 
     for row in rows:
         rollout, seen = row["id"], Counter[str]()
         answered = [span["id"] for span in spans[rollout] if span["name"] == LLM_CALL and span["error"] is None]
-        values = json.loads(row["call_values"]) or [None] * len(answered)
+        values = json.loads(row["call_values"])
+        if not values:  # the run's reward scores no calls
+            by_agent = _given(spans[rollout])
+            values = [by_agent.get(span) for span in answered]
         for i, span in enumerate(answered):
             if (rollout, span) not in calls:
                 continue
@@ -314,6 +320,35 @@ def _by_turn(step: Step, rows: Sequence[Any], calls: Calls, discount: float) -> 
         for key in keys:
             value = returns[key]
             found[key] = None if value is None else value - mean if len(set(heard_of)) > 1 else 0.0
+    return found
+
+
+def _given(spans: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return, by call, the reward that the agent gave it last: a reward is of the last call that ended before it.
+
+    Of several calls, one in a span closer around the reward comes first. Calls to other servers have none.
+    """
+    above = {span["id"]: span["parent"] for span in spans}
+
+    def around(span: str) -> list[str]:
+        outer, at = list[str](), above.get(span)
+        while at and at not in outer:
+            outer.append(at)
+            at = above.get(at)
+        return outer
+
+    calls = [s for s in spans if s["name"] == LLM_CALL and s["error"] is None and SERVER not in s["attributes"]]
+    found: dict[str, float] = {}
+    for span in spans:
+        value, outer = span["attributes"].get(REWARD), around(span["id"])
+        if isinstance(value, int | float) and -LARGEST <= value <= LARGEST:
+            near = {
+                -min(map(outer.index, shared)): call["id"]  # of equally close ones, the last stays
+                for call in calls
+                if call["end"] <= span["start"] and (shared := set(outer) & set(around(call["id"])))
+            }
+            if near:
+                found[near[max(near)]] = float(value)
     return found
 
 

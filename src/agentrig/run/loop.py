@@ -37,10 +37,10 @@ from agentrig.rollouts import Rollout
 from agentrig.run.ahead import END_S, RolloutsAhead
 from agentrig.run.checkpoints import Best, loading, read_state, write_state
 from agentrig.run.demonstrated import Demonstrated
+from agentrig.run.drawing import RULES, groups_of
 from agentrig.run.guards import dead_server_first
 from agentrig.run.saving import Saving, check_room
 from agentrig.servers import MakeServer, Server
-from agentrig.tasks import Task, tasks_of_step
 
 if TYPE_CHECKING:
     from agentrig.run.session import RunSession
@@ -85,6 +85,8 @@ class Loop:
     def run(self, session: RunSession) -> None:
         """Train until `steps` are done, the tasks are solved or the user asked to end."""
         settings, self.session = self.settings, session
+        self.drawing = RULES[settings.task_sampling](session.train_tasks, settings, session.seed)
+        self.drawing.resume(session.directory, session.first_step)
         if settings.final == "best" and not settings.validate_every:
             raise ConfigError('[algorithm] final = "best" needs validation, and validate_every = 0 turns it off')
         plan = self.algorithm.serving(session.hardware, session.checkpoint)
@@ -129,7 +131,10 @@ class Loop:
                     rollouts = shown.rollouts(step, settings.tasks_per_step)
                 else:
                     each, now = settings.group_size, self._sampling()
-                    rollouts = session.rollouts(self._tasks(step), n=each, endpoint=now, step=step, version=step - 1)
+                    rollouts = session.rollouts(
+                        self.drawing.draw(step), n=each, endpoint=now, step=step, version=step - 1
+                    )
+                self.drawing.see(groups_of(rollouts))
                 ahead = self._begin_rollouts(step + 1)
                 session.delivery.settle()
                 if self.sleeps:
@@ -165,7 +170,7 @@ class Loop:
                     self.saving.settle()  # the auditor reads the checkpoint of the step before
                 session.end_step(
                     step,
-                    metrics=metrics,
+                    metrics={**metrics, **self.drawing.figures(step)},
                     time_s={
                         **self.saving.waited(),
                         "update": update_s,
@@ -230,17 +235,13 @@ class Loop:
         if not settings.max_staleness or step > settings.steps or session.stopping or session.solved:
             return None
         return session.begin_rollouts(
-            self._tasks(step),
+            self.drawing.draw(step),
             n=settings.group_size,
             endpoint=self._sampling(),
             step=step,
             version=step - 2,
             max_staleness=settings.max_staleness,
         )
-
-    def _tasks(self, step: int) -> Sequence[Task]:
-        session = self.session
-        return tasks_of_step(session.train_tasks, n=self.settings.tasks_per_step, step=step, seed=session.seed)
 
     def _samples(self, rollouts: Sequence[Rollout]) -> tuple[list[TrainSample], list[Entry]]:
         """Return a sample for each call that the credit gives a worth, and the ledger's entries of the others.

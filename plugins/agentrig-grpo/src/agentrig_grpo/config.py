@@ -127,6 +127,7 @@ class SftConfig(TrainingConfig):
         help="what is learned: `tasks`, the training tasks as the agent, the task set or the gold demonstrates them; a "
         "run directory, the rollouts that its reward accepted; or a JSONL file of chats, each chat's last reply",
     )
+    task_sampling: ClassVar[str] = "uniform"
     group_size: ClassVar[int] = 1
     temperature: ClassVar[float] = 1.0
     top_p: ClassVar[float] = 1.0
