@@ -71,7 +71,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     sampled = f"temperature {found['sampling']['temperature']:g}"
     so_far = "" if found["complete"] else "so far: "
     yield f"{so_far}{amount(found['tasks'], 'task')} of split {found['split']}, {amount(n, 'rollout')} each, {sampled}"
-    shown = [k for k in range(1, n + 1) if n <= 8 or k == n or k & (k - 1) == 0]
+    shown = [k for k in range(1, n + 1) if k == n or k & (k - 1) == 0]  # the powers of 2
     yield "  ".join(f"pass@{k} {percent(found['pass_at_k'][str(k)])}%" for k in shown)
     low, high = groups["ci95"]
     differ = f"groups that differ: {groups['differ']} of {groups['n']}"
@@ -102,24 +102,30 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
 
 def _gain(found: dict[str, Any], gain: dict[str, Any]) -> Iterator[str]:
     """Yield what a gain takes to be significant."""
-    from agentrig.figures import duration
+    from agentrig.figures import duration, percent
 
-    n, least, more = gain["held_out"], gain["least_tasks"], gain["least_tasks_with_worse"]
-    if n < least:
-        yield f"no gain can be significant on {n} held-out tasks (exact sign test, p < 0.05): use at least {least}"
-        return
-    worse = ""
-    if gain["worse"]:
-        worse = f" if none becomes worse, {more / n:.1%} if {gain['worse']} do"
-    yield (
-        f"a gain is significant from {least / n:.1%} of the {n} held-out tasks on{worse} (exact sign test, p < 0.05)"
+    n, least, more, once = (
+        gain["held_out"],
+        gain["least_tasks"],
+        gain["least_tasks_with_worse"],
+        found["pass_at_k"]["1"],
     )
+    test = "(exact sign test, p < 0.05)"
+    if n < least:
+        yield f"no gain can be significant on {n} held-out tasks {test}: use at least {least}"
+        return
+    worse = f" if none becomes worse, or {percent(more / n)} if {gain['worse']} do" if gain["worse"] else ""
+    yield f"a gain is significant from {percent(least / n)} points on the {n} held-out tasks on{worse} {test}"
+    if once is not None and 1 - once < least / n:
+        yield f"  the model can gain {percent(1 - once)} points at most: use harder tasks, or more held-out ones"
     if found["verdict"]["kind"] != "good" or gain["steps"] is None:
         return
-    when = f"after about {gain['steps']} steps, {duration(gain['seconds'])}"
+    when = f"after about {gain['steps']} steps"
+    if gain["seconds"] is not None:
+        when += f", {duration(gain['seconds'])}"
     if gain["steps"] > found["run"]["steps"]:
         when = f"not within {found['run']['steps']} steps"
     yield (
-        f"  {when}: that assumes that the run moves pass@1 to pass@{found['rollouts_per_task']}, in even steps. How "
+        f"  {when}: this assumes that the run moves pass@1 to pass@{found['rollouts_per_task']}, in even steps. How "
         "fast a model really learns can't be known before"
     )
