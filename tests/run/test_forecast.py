@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 from rollouts import rollout
 
+from agentrig import Triplet
 from agentrig.cli.entry import main
 from agentrig.errors import RunStopped
 from agentrig.plan import Plan, resolve
@@ -120,6 +121,41 @@ def test_which_recipes_can_learn(name: str, tmp_path: Path, monkeypatch: pytest.
     assert run["seconds"] > step["seconds"] >= step["rollout_s"] > 0
     assert found["gain"]["least_tasks"] == 6
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_long_update_is_measured_on_one_group_with_the_memory_plan_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device: `fit` plans its memory before the learner is made."""
+    plan, done = plan_of(["letters"]), []
+
+    class Algorithm:
+        def serving(self, hardware: Any, checkpoint: Any) -> str:
+            return f"plan for {hardware.name}"
+
+        def fit(self, serving: str, session: Any) -> None:
+            done.append((serving, session.calls, session.server_memory.sequences))
+            session.record("memory", {"line": "memory: all of it"})
+
+        def learner(self, session: Any) -> Any:
+            done.append((len(session.train_tasks), session.seed))
+            return self
+
+        def update(self, samples: Sequence[Any], *, step: int) -> None:
+            done.append([sample.group for sample in samples])
+            time.sleep(0.05)
+
+    monkeypatch.setattr("agentrig.run.forecast.UPDATE_S", 0.15)
+    monkeypatch.setattr(
+        Plan, "build", lambda self, kind, real=Plan.build: Algorithm() if kind == "algorithm" else real(self, kind)
+    )
+    trial = Trial.of(plan, tasks=6, rollouts=2)
+    triplets = [Triplet(prompt_ids=(1,), response_ids=(2,), node="pull", span_id="c0")]
+    trial.groups = [[rollout(v, triplets=triplets, group=f"{i}") for v in (0, i % 2)] for i in range(12)]
+    trial.rollouts_s = 1.0
+    trial.update()
+    found = trial.forecast()["step"]
+    assert done == [("plan for cpu", 8, 64), (6, 0), ["1", "1"]]
+    assert (found["memory"], found["updated"]) == ("memory: all of it", "estimated from the update of one group")
+    assert found["update_s"] == pytest.approx(6 * 0.05, rel=0.9), "six of twelve groups differ, and a step has twelve"
 
 
 @pytest.mark.slow

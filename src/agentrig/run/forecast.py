@@ -20,7 +20,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import ConfigError, RunStopped
 from agentrig.figures import amount, least_gain, mean, wilson
 from agentrig.hardware import Hardware
-from agentrig.learners import TrainSample
+from agentrig.learners import LoopSettings, TrainSample
 from agentrig.plan import Plan
 from agentrig.processes.scratch import temporary_files
 from agentrig.rollouts import Rollout
@@ -250,19 +250,21 @@ class Trial:
         """
         settings, n = self.plan.configs["algorithm"], self.held_out
         a_rollout = self.rollouts_s / len(self.rollouts)
-        steps, tasks = getattr(settings, "steps", None), getattr(settings, "tasks_per_step", None)
+        loop = settings if isinstance(settings, LoopSettings) else None
+        steps = loop.steps if loop is not None else None
         step: dict[str, Any] = {"rollout_s": None, "update_s": None, "memory": self.memory or None}
         step_s = None
-        if tasks is not None:
-            step["rollout_s"] = a_rollout * tasks * settings.group_size
-            step["update_s"] = None if self.update_s is None else self.update_s * tasks / len(self.groups)
+        if loop is not None:
+            step["rollout_s"] = a_rollout * loop.tasks_per_step * loop.group_size
+            scaled = loop.tasks_per_step / len(self.groups)
+            step["update_s"] = None if self.update_s is None else self.update_s * scaled
             parts = step["rollout_s"], step["update_s"] or 0.0
-            step_s = max(parts) if settings.max_staleness else sum(parts)
+            step_s = max(parts) if loop.max_staleness else sum(parts)
 
         def wall(steps: int) -> float | None:
-            if step_s is None:
+            if step_s is None or loop is None:
                 return None
-            every = settings.validate_every
+            every = loop.validate_every
             validated = self.validated * (1 + steps // every) if every else 0
             return self.start_s + steps * step_s + a_rollout * (2 * n + validated)
 
