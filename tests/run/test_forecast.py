@@ -116,6 +116,7 @@ def test_which_recipes_can_learn(name: str, tmp_path: Path, monkeypatch: pytest.
     each, step, run = found["per_rollout"], found["step"], found["run"]
     assert 1 <= each["trained_calls"] <= each["calls"]
     assert 0 < each["trained_response_tokens"] <= each["response_tokens"]
+    assert found["groups"]["taught"] == found["groups"]["differ"]
     assert step["memory"].startswith("memory: ")
     assert (step["update_s"] is not None) == (found["groups"]["differ"] > 0), "an update that learns nothing is none"
     assert run["seconds"] > step["seconds"] >= step["rollout_s"] > 0

@@ -26,7 +26,7 @@ from agentrig.hardware import Cpu, CpuConfig
 from agentrig.plan import resolve
 from agentrig.pools import Job, Result
 from agentrig.run.directory import RunDirectory
-from agentrig.run.loop import Loop, samples_of
+from agentrig.run.loop import Loop
 from agentrig.run.session import RunSession
 from agentrig.runners.engine import RolloutEngine
 from agentrig.runners.scorer import Scorer
@@ -132,7 +132,7 @@ def run_steps(session: RunSession, *, steps: int = 2, credit: Any = None, **sett
     loop.learner = learner = Learner(copy.deepcopy(mini()), config, dtype="float32", seed=0)
     for step in range(1, steps + 1):
         rollouts = session.rollouts(TASKS, n=4, endpoint=ENDPOINT, step=step)
-        samples, left_out = samples_of(session.credit, rollouts)
+        samples, left_out = loop._samples(rollouts)
         metrics = learner.update(samples, step=step)
         session.end_step(step, metrics=metrics, time_s={}, calls=[*loop._entries(samples), *left_out])
     return session.lines

@@ -77,6 +77,7 @@ class Trial:
         rollouts_s: Seconds from there to the latest complete group.
         update_s: Seconds of the update of a step with as many tasks as there are groups; None if it is not known.
         updated: How it was measured, or why it was not.
+        taught: Number of groups that the run's credit gives a gradient; None if it is not known.
         memory: The memory plan of a run; '' if the algorithm has none.
     """
 
@@ -92,6 +93,7 @@ class Trial:
     rollouts_s: float = 0.0
     update_s: float | None = None
     updated: str = "not measured"
+    taught: int | None = None
     memory: str = ""
 
     @classmethod
@@ -187,6 +189,7 @@ class Trial:
             return
         samples, _ = samples_of(self.plan.build("credit"), self.rollouts)
         taught = list(dict.fromkeys(sample.group for sample in samples if sample.advantage))
+        self.taught = len(taught)
         hardware = Setup(self.plan).hardware()
         with temporary_files() as folder, tempfile.TemporaryDirectory(dir=folder) as directory:
             session = _LearnerSession(self.plan, hardware, self.tasks, Path(directory))
@@ -230,6 +233,7 @@ class Trial:
             "groups": {
                 "n": judged,
                 "differ": differ,
+                "taught": self.taught,
                 "ci95": list(wilson(differ, judged)),
                 "size": size,
                 "share": differing(rewards, size) if judged else None,

@@ -129,7 +129,7 @@ class Loop:
                     session.delivery.prepare(self._sampling())
 
                 start = time.perf_counter()
-                samples, left_out = samples_of(session.credit, rollouts)
+                samples, left_out = self._samples(rollouts)
                 if self.sleeps:
                     self.server.sleep()
                 metrics = learner.update(samples, step=step, sketch=session.sketch(step))
@@ -234,6 +234,9 @@ class Loop:
     def _tasks(self, step: int) -> Sequence[Task]:
         session = self.session
         return tasks_of_step(session.train_tasks, n=self.settings.tasks_per_step, step=step, seed=session.seed)
+
+    def _samples(self, rollouts: Sequence[Rollout]) -> tuple[list[TrainSample], list[Entry]]:
+        return samples_of(self.session.credit, rollouts)
 
     def _entries(self, samples: Sequence[TrainSample]) -> Iterator[Entry]:
         """Yield the ledger's entries: what the learner says that it did with the samples."""

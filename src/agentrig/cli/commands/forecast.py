@@ -80,6 +80,8 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         if n != groups["size"] > 1 < n:
             word = "at least " if n < groups["size"] else ""
             differ += f"; {word}about {groups['share']:.0%} with {groups['size']} rollouts a task, as in the run"
+    if groups["taught"] not in (None, groups["differ"]):
+        differ += f"; the run's credit learns from {groups['taught']}"
     yield differ
     yield f"failures: {counted(found['failures']) if found['failures'] else 'none'}"
     yield from (f"  {line}" for line in failure_lines(found["failures"], found["reasons"]))
