@@ -7,6 +7,8 @@ tasks of the first step → rollouts as in training → pass@k, groups that diff
 from __future__ import annotations
 
 import math
+import resource
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -79,6 +81,8 @@ class Trial:
         updated: How it was measured, or why it was not.
         taught: Number of groups that the run's credit gives a gradient; None if it is not known.
         memory: The memory plan of a run; '' if the algorithm has none.
+        peak: Most bytes that this process had in the update, with all that it has imported; None if the learner is on a
+            device, or nothing was updated.
     """
 
     plan: Plan
@@ -95,6 +99,7 @@ class Trial:
     updated: str = "not measured"
     taught: int | None = None
     memory: str = ""
+    peak: int | None = None
 
     @classmethod
     def of(cls, plan: Plan, *, tasks: int = 0, rollouts: int = 0) -> Trial:
@@ -212,6 +217,9 @@ class Trial:
             if self.update_s <= UPDATE_S:
                 self.update_s = seconds(samples)
                 self.updated = f"measured on {amount(len(self.groups), 'group')}"
+            if hardware.torch_device == "cpu":
+                unit = 1 if sys.platform == "darwin" else 1 << 10
+                self.peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
     def forecast(self) -> dict[str, Any]:
         """Return what is known, as `agentrig forecast --json` prints it; call it when a group is complete."""
@@ -256,7 +264,12 @@ class Trial:
         a_rollout = self.rollouts_s / len(self.rollouts)
         loop = settings if isinstance(settings, LoopSettings) else None
         steps = loop.steps if loop is not None else None
-        step: dict[str, Any] = {"rollout_s": None, "update_s": None, "memory": self.memory or None}
+        step: dict[str, Any] = {
+            "rollout_s": None,
+            "update_s": None,
+            "memory": self.memory or None,
+            "peak_bytes": self.peak,
+        }
         step_s = None
         if loop is not None:
             step["rollout_s"] = a_rollout * loop.tasks_per_step * loop.group_size

@@ -64,6 +64,7 @@ def forecast(words: Sequence[str], limit: int | None, rollouts: int | None, as_j
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of a forecast."""
+    from agentrig.device_memory import in_gib
     from agentrig.figures import amount, counted, duration, percent
     from agentrig.run.metrics import failure_lines
 
@@ -94,7 +95,8 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         update = "not known" if step["update_s"] is None else f"about {duration(step['update_s'])}"
         yield f"a step: rollouts about {duration(step['rollout_s'])}, update {update} ({step['updated']})"
     if step["memory"]:
-        yield step["memory"]
+        peak = f"; this process had {in_gib(step['peak_bytes'])} at most" if step["peak_bytes"] else ""
+        yield f"{step['memory']}{peak}"
     if found["run"]["seconds"] is not None:
         without = "" if step["update_s"] is not None else ", without updates"
         yield f"a run: {found['run']['steps']} steps, about {duration(found['run']['seconds'])}{without}"
