@@ -27,7 +27,7 @@ import attrs
 
 from agentrig.algorithms import Algorithm, LoopAlgorithm
 from agentrig.background import in_background
-from agentrig.credit import imitate, worths_of_calls
+from agentrig.credit import Credit, imitate, worths_of_calls
 from agentrig.endpoints import Endpoint
 from agentrig.errors import CheckpointDamaged, ConfigError, RunStopped, memory_named
 from agentrig.hardware import Hardware
@@ -198,7 +198,7 @@ class Loop:
         self, *, hardware: Hardware, checkpoint: Path | None, server: MakeServer
     ) -> Iterator[Endpoint | Sequence[Endpoint]]:
         """Serve a checkpoint, or the starting model, at the validation temperature."""
-        with server(self.algorithm.serving(hardware, checkpoint)) as self.server:
+        with server(self.algorithm.serving(hardware, checkpoint)) as self.server, dead_server_first(self.server):
             measured = self._greedy()
             yield measured if len(measured) > 1 else measured[0]
 
@@ -244,31 +244,7 @@ class Loop:
         )
 
     def _samples(self, rollouts: Sequence[Rollout]) -> tuple[list[TrainSample], list[Entry]]:
-        """Return a sample for each call that the credit gives a worth, and the ledger's entries of the others.
-
-        Raises:
-            AgentrigError: See `agentrig.credit.worths_of_calls`.
-        """
-        samples, left_out = [], []
-        credit = imitate if self._shown else self.session.credit
-        worths = worths_of_calls(credit, rollouts)
-        for place, (rollout, calls) in enumerate(zip(rollouts, worths, strict=True)):
-            for triplet, advantage in zip(rollout.triplets, calls, strict=True):
-                call = Call(rollout.id, triplet.span_id)
-                if advantage is None:
-                    left_out.append(Entry(call, "dropped", len(triplet.response_ids), LEFT_OUT_BY_CREDIT))
-                    continue
-                sample = TrainSample(
-                    prompt_ids=triplet.prompt_ids,
-                    response_ids=triplet.response_ids,
-                    logprobs=triplet.logprobs,
-                    advantage=advantage,
-                    rollout=place,
-                    group=rollout.group,
-                    call=call,
-                )
-                samples.append(sample)
-        return samples, left_out
+        return samples_of(imitate if self._shown else self.session.credit, rollouts)
 
     def _entries(self, samples: Sequence[TrainSample]) -> Iterator[Entry]:
         """Yield the ledger's entries: what the learner says that it did with the samples."""
@@ -415,6 +391,33 @@ class Loop:
         """Return the digest of the weights after a step; '' if none was recorded."""
         line = next((line for line in self.session.lines if line["step"] == step), {})
         return str(line.get("digests", {}).get("weights", ""))
+
+
+def samples_of(credit: Credit, rollouts: Sequence[Rollout]) -> tuple[list[TrainSample], list[Entry]]:
+    """Return a sample for each call that a credit gives a worth, and the ledger's entries of the others.
+
+    Raises:
+        AgentrigError: See `agentrig.credit.worths_of_calls`.
+    """
+    samples, left_out = [], []
+    worths = worths_of_calls(credit, rollouts)
+    for place, (rollout, calls) in enumerate(zip(rollouts, worths, strict=True)):
+        for triplet, advantage in zip(rollout.triplets, calls, strict=True):
+            call = Call(rollout.id, triplet.span_id)
+            if advantage is None:
+                left_out.append(Entry(call, "dropped", len(triplet.response_ids), LEFT_OUT_BY_CREDIT))
+                continue
+            sample = TrainSample(
+                prompt_ids=triplet.prompt_ids,
+                response_ids=triplet.response_ids,
+                logprobs=triplet.logprobs,
+                advantage=advantage,
+                rollout=place,
+                group=rollout.group,
+                call=call,
+            )
+            samples.append(sample)
+    return samples, left_out
 
 
 def runnable(built: Algorithm | LoopAlgorithm) -> Algorithm:

@@ -571,9 +571,7 @@ class RunSession:
     @property
     def server_memory(self) -> ServerMemory | None:
         """Implement `Session.server_memory`."""
-        say = getattr(self.plan.components["server"].spec, "memory", None)
-        found: ServerMemory | None = say(self.plan.configs["server"]) if say else None
-        return found
+        return Setup(self.plan).server_memory()
 
     def record(self, name: str, value: Mapping[str, Any]) -> None:
         """Implement `Session.record`; a resumed run writes its manifest when it begins."""

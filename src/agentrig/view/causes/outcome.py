@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from agentrig.figures import amount, count, number, percent
+from agentrig.figures import SIGNIFICANT, amount, count, number, percent, sign_test
 from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import STOPPED, Finding, problem
@@ -162,11 +162,7 @@ def memorised(evidence: Evidence) -> Iterator[Finding]:
     late = evidence.steps[-quarter(evidence.steps) :]
     right, scored = (sum(getattr(facts, key) for facts in late) for key in ("right", "scored"))
     better, worse, _, _ = evidence.changed
-    if (
-        evidence.ends is None
-        or not scored
-        or (better > worse and figures.sign_test(better, worse) <= figures.SIGNIFICANT)
-    ):
+    if evidence.ends is None or not scored or (better > worse and sign_test(better, worse) <= SIGNIFICANT):
         return
     n, known = len(evidence.ends[1]), sum(correct for _, correct, _ in evidence.ends[1].values())
     surely_less = at_most(known, n) < at_least(right, scored)
@@ -206,7 +202,7 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
         f"of {tasks}, {count(better)} went from wrong to right and {count(worse)} "
         f"from right to wrong ({figures.chance(better, worse)})"
     )
-    if figures.sign_test(better, worse) > figures.SIGNIFICANT:
+    if sign_test(better, worse) > SIGNIFICANT:
         yield Finding(doubt, f"{text}{few}")
     else:
         yield Finding("ok" if better > worse else "warn", text)

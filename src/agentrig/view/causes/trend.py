@@ -6,9 +6,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from agentrig.figures import wilson
+from agentrig.figures import SIGNIFICANT, sign_test, wilson
 from agentrig.view.causes.evidence import Evidence, StepFacts
-from agentrig.view.figures import SIGNIFICANT, sign_test
 
 SURE = 3.0
 """Standard errors between two means that count as a certain difference."""
