@@ -86,6 +86,7 @@ def register_agents() -> Iterable[AgentSpec]:
         build=imported("agentrig.external.command:CommandAgent"),
         environment=ENVIRONMENT,
         calls="gateway",
+        prompts=None,
     )
     yield AgentSpec(
         name="http",
@@ -93,6 +94,7 @@ def register_agents() -> Iterable[AgentSpec]:
         config=HttpConfig,
         build=imported("agentrig.external.http:HttpAgent"),
         calls="gateway",
+        prompts=None,
         checks=[check_service],
     )
 
