@@ -623,6 +623,7 @@ class RunSession:
             "reward": {"before": before.get("reward"), "after": after.get("reward")},
             "steps": lines[-1]["step"] if lines else 0,  # a line may have been lost
             "solved": self.solved,
+            **({} if self._learns else {"trains": "prompts"}),
             "wall_s": wall_s,
             "rollouts": sum(line["rollouts"] for line in lines) + self._measured,
             "train_rollouts": sum(line["rollouts"] for line in lines),

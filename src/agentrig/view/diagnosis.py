@@ -11,6 +11,7 @@ from pathlib import Path
 
 import attrs
 
+from agentrig.audit.verdicts import NO_WEIGHTS
 from agentrig.figures import amount
 from agentrig.view import figures
 from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollouts, weights
@@ -140,7 +141,9 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
         checks=[f for f in found if f.level in ("ok", "fact")],
         missing=list(dict.fromkeys([*data.missing, *evidence.missing])),
         audited=weights.links_audited(data),
-        unseen=list(mapping(dig(data.summary, "audited", "not_looked_at"))),
+        unseen=[
+            link for link, why in mapping(dig(data.summary, "audited", "not_looked_at")).items() if why != NO_WEIGHTS
+        ],
     )
 
 

@@ -1,9 +1,9 @@
 """GEPA: prompts evolve by reflection on rollouts, along the Pareto front of validation tasks (arXiv 2507.19457).
 
-    seed on validation → [a candidate of the front → minibatch → reflection → its child on the same minibatch
-                          → if better: on validation] → … → the best of validation, measured once on held-out tasks
+    the agent's prompts on validation → [a candidate of the front → minibatch → reflection → its child on that minibatch
+    → if it is better: on validation] … → the best on validation, measured once on held-out tasks
 
-The search is that of the package `gepa`. Rollouts, budget and record are the run's. An iteration is a step of the run.
+The search is that of the package `gepa`; rollouts, budget and record are the run's. An iteration is a step of the run.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import json
 import logging
 import math
 import statistics
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import gepa
 
 from agentrig import Endpoint
 from agentrig.algorithms import Session
@@ -25,12 +26,14 @@ from agentrig.errors import ConfigError, RunStopped
 from agentrig.hardware import Hardware
 from agentrig.prompting import PROMPTS_FILE
 from agentrig.servers import MakeServer, ServerPlan
+from agentrig_prompts.asking import Asking, Example, Stopping
 from agentrig_prompts.config import GepaConfig
 from agentrig_prompts.record import Record
-from agentrig_prompts.reflection import TRIES, Reflection
-from agentrig_prompts.rollouts import EXCLUDED, Example, Rollouts, Stopping
 
 log = logging.getLogger(__name__)
+
+EXCLUDED = float("-inf")
+"""The score, inside gepa, of a task that is left out; what compares candidates skips it."""
 
 
 class Gepa:
@@ -47,23 +50,20 @@ class Gepa:
         """Improve the prompts until the budget is used, nothing is left to improve, or the user asked to end.
 
         Raises:
-            ConfigError: The agent has no prompts, or the budget is too small to find anything.
+            ConfigError: The agent has no prompts, or the budget can find nothing.
+            RunStopped: A model can't be reached, or too many rollouts failed.
         """
-        validation = [("validation", task) for task in session.validation_tasks]
-        train: list[Example] = [("train", task) for task in session.train_tasks]
-        self._check(session, len(train), len(validation or train))
-        plan = self._plan(session.hardware, log_file=session.directory / "server.log", seed=session.seed)
+        search = Search(session, self.config)
+        plan = self._plan(session.hardware, seed=session.seed, log=session.directory / "server.log")
         with session.server(plan) as server:
             endpoints = self._sampled(server.endpoints)
-            seed = dict(session.prompts)
+            start = dict(session.prompts)
             session.report(endpoints, when="before", step=0)
-            search = Search(session, endpoints, self.config, train, validation or train)
-            best = search.run(seed)
+            best = search.run(start, endpoints)
             server.check()
-            if session.stopping:
-                return
             session.prompts = best
-            session.report(endpoints, when="after", step=search.ended)
+            if not session.stopping:
+                session.report(endpoints, when="after", step=search.ended)
 
     @contextmanager
     def serve(
@@ -75,19 +75,13 @@ class Gepa:
             ConfigError: A checkpoint is named: it has prompts, and no model.
         """
         if checkpoint is not None:
-            raise ConfigError(f"{checkpoint} is of a run that found prompts, and no model: give the run with --prompts")
+            raise ConfigError(f"{checkpoint} has prompts, and no model: give the run with --prompts")
         with server(self._plan(hardware)) as started:
             yield self._sampled(started.endpoints)
 
-    def _plan(self, hardware: Hardware, *, log_file: Path | None = None, seed: int = 0) -> ServerPlan:
-        return ServerPlan(
-            model=Path(self.config.model or "."),
-            name="policy",
-            hardware=hardware,
-            dtype=self.config.dtype,
-            seed=seed,
-            log=log_file,
-        )
+    def _plan(self, hardware: Hardware, **more: Any) -> ServerPlan:
+        model = Path(self.config.model)
+        return ServerPlan(model=model, name="policy", hardware=hardware, dtype=self.config.dtype, **more)
 
     def _sampled(self, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
         for endpoint in endpoints:
@@ -95,67 +89,57 @@ class Gepa:
         fields = {"temperature": self.config.temperature, "max_tokens": self.config.reply_tokens}
         return [endpoint.with_sampling(**fields) for endpoint in endpoints]
 
-    def _check(self, session: Session, train: int, validation: int) -> None:
-        if not session.prompts:
-            raise ConfigError(
-                "[algorithm] gepa improves the prompts of an agent, and this agent declares none: "
-                'AgentSpec(prompts={"system": "…"}), or [prompts] for a program or a service (docs/algorithms.md)'
-            )
-        if self.config.minibatch > train:
-            raise ConfigError(f"[algorithm] minibatch = {self.config.minibatch}, and there are {train} training tasks")
-        least = validation + 3 * (self.config.minibatch + validation)
-        if self.config.max_calls < least:
-            raise ConfigError(
-                f"[algorithm] max_calls = {self.config.max_calls} can find nothing: three candidates on {validation} "
-                f"validation tasks need at least {least}. Raise it, or measure on fewer tasks (run.validation_tasks)"
-            )
-
 
 class Search:
-    """One search of gepa, as its adapter, its stopper and its criterion of acceptance; and the run's steps.
+    """One search: what gepa calls as its adapter, stopper, criterion of acceptance and logger.
 
     Args:
         session: The run's.
-        endpoints: The model's server.
         config: The settings.
-        train: The tasks of minibatches.
-        validation: The tasks that candidates are compared on.
 
     Attributes:
         ended: The last step that has ended.
+
+    Raises:
+        ConfigError: The agent has no prompts, or the budget can find nothing.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        endpoints: Sequence[Endpoint],
-        config: GepaConfig,
-        train: Sequence[Example],
-        validation: Sequence[Example],
-    ) -> None:
-        self._session, self._config, self._train, self._validation = session, config, train, validation
-        self._record = Record(session.directory)
-        self._rollouts = Rollouts(session, endpoints, config, self._record)
-        self._reflection = Reflection(session, endpoints[0], config, self._record)
-        self._iteration = len(validation) + 2 * config.minibatch + TRIES  # the most calls of one
-        self._rollouts.spare = config.max_calls - len(validation) - self._iteration
+    def __init__(self, session: Session, config: GepaConfig) -> None:
+        self._session, self._config, self._record = session, config, Record(session.directory)
+        self._train: list[Example] = [("train", task) for task in session.train_tasks]
+        self._validation = [("validation", task) for task in session.validation_tasks] or self._train
+        validation, each = len(self._validation), config.minibatch
+        self._iteration = validation + 2 * each + 1  # the most calls of one
+        self._least = validation + 3 * (each + validation)
         self._best: tuple[Mapping[str, str], float] = ({}, 0.0)
-        self._reflection_s, self._calls_before, self._idle, self.ended = 0.0, 0, 0, 0
+        self._paid, self._idle, self.ended = 0, 0, 0
+        if not session.prompts:
+            raise ConfigError(
+                "[algorithm] gepa improves an agent's prompts, and this agent declares none: "
+                'AgentSpec(prompts={"system": "…"}), or [prompts] for a program or a service (docs/algorithms.md)'
+            )
+        if each > len(self._train):
+            raise ConfigError(f"[algorithm] minibatch = {each}: there are {len(self._train)} training tasks")
+        if config.max_calls < self._least:
+            raise ConfigError(
+                f"[algorithm] max_calls = {config.max_calls} can find nothing: three candidates on {validation} "
+                f"validation tasks need at least {self._least}. Raise it, or measure fewer tasks (run.validation_tasks)"
+            )
 
-    def run(self, seed: Mapping[str, str]) -> dict[str, str]:
+    def run(self, start: Mapping[str, str], endpoints: Sequence[Endpoint]) -> dict[str, str]:
         """Return the best prompts.
 
         Raises:
-            RunStopped: A model can't be reached, too many rollouts failed, or `max_tokens` is too small.
+            RunStopped: A model can't be reached, too many rollouts failed, or `max_tokens` can find nothing.
         """
-        import gepa
-
-        self._best = (seed, 0.0)
+        self._best = (start, 0.0)
+        self._asking = Asking(self._session, endpoints, self._config, self._record)
+        self._asking.spare = self._config.max_calls - len(self._validation) - self._iteration
         try:
             gepa.optimize(
-                seed_candidate=dict(seed),
-                trainset=list(self._train),
-                valset=list(self._validation),
+                seed_candidate=dict(start),
+                trainset=self._train,
+                valset=self._validation,
                 adapter=self,
                 reflection_minibatch_size=self._config.minibatch,
                 perfect_score=self._config.perfect,
@@ -170,34 +154,23 @@ class Search:
                 raise stopping.__cause__ from None
         return dict(self._best[0])
 
-    # --- what gepa calls --------------------------------------------------------------------------
-
     def log(self, message: str) -> None:
         """Implement gepa's logger."""
         log.debug("%s", message)
 
     def evaluate(self, batch: list[Example], candidate: dict[str, str], capture_traces: bool = False) -> Any:
         """Implement `GEPAAdapter.evaluate`."""
-        from gepa import EvaluationBatch
-
-        lines = self._rollouts.settled(batch, candidate)
+        lines = self._asking.rollouts(batch, candidate)
         scores = [EXCLUDED if line["value"] is None else float(line["value"]) for line in lines]
-        return EvaluationBatch(outputs=[line.get("answer") for line in lines], scores=scores, trajectories=lines)
+        return gepa.EvaluationBatch(outputs=lines, scores=scores, trajectories=lines)
 
     def make_reflective_dataset(
         self, candidate: dict[str, str], eval_batch: Any, components_to_update: list[str]
     ) -> dict[str, list[dict[str, Any]]]:
-        """Implement `GEPAAdapter.make_reflective_dataset`: inputs, answers and feedback, without failures."""
-        examples = [
-            {
-                "Inputs": line["inputs"],
-                "Generated Outputs": {"answer": line["answer"], "replies": "\n---\n".join(line["replies"])},
-                "Feedback": f"{line['feedback']}\nreward {line['value']:g}".strip(),
-            }
-            for line in eval_batch.trajectories
-            if line["value"] is not None
-        ]
-        return {name: examples for name in components_to_update} if examples else {}
+        """Implement `GEPAAdapter.make_reflective_dataset`: inputs, outputs and feedback of what has not failed."""
+        shown = ("Inputs", "Generated Outputs", "Feedback")
+        examples = [{key: line[key] for key in shown} for line in eval_batch.outputs if line["value"] is not None]
+        return {name: examples for name in components_to_update if examples}
 
     def propose_new_texts(
         self,
@@ -205,15 +178,11 @@ class Search:
         reflective_dataset: Mapping[str, Sequence[Mapping[str, Any]]],
         components_to_update: list[str],
     ) -> dict[str, str]:
-        """Implement `GEPAAdapter.propose_new_texts`: without a usable text there is no new candidate."""
-        start = time.perf_counter()
-        found = {
-            name: self._reflection.better(candidate[name], name, reflective_dataset[name])
-            for name in components_to_update
-            if name in reflective_dataset
+        """Implement `GEPAAdapter.propose_new_texts`; without a usable text there is no new candidate."""
+        texts = {
+            name: self._asking.better(candidate[name], name, examples) for name, examples in reflective_dataset.items()
         }
-        self._reflection_s += time.perf_counter() - start
-        return {name: text for name, text in found.items() if text is not None}
+        return {name: text for name, text in texts.items() if text is not None}
 
     def should_accept(self, proposal: Any, state: Any) -> bool:
         """Implement gepa's criterion: a higher sum over the tasks that neither candidate has left out."""
@@ -224,64 +193,56 @@ class Search:
     def stop(self, state: Any) -> bool:
         """Implement gepa's stopper, called before each iteration: end the step before, and say whether to end."""
         session, config, record = self._session, self._config, self._record
-        self._best = _best(state)
-        self.ended = state.i + 1
-        if self.ended:
-            self._idle = 0 if record.calls > self._calls_before else self._idle + 1
-            self._calls_before = record.calls
-            if self.ended >= session.first_step:
-                self._end_step(state)
-        elif config.max_tokens and config.max_tokens < (least := self._least_tokens()):
-            raise RunStopped(
-                f"[algorithm] max_tokens = {config.max_tokens} can find nothing: by the tokens of the first validation, "
-                f"three candidates need at least {least}",
-                cause="budget",
-            )
-        self._rollouts.step = self.ended + 1
-        self._rollouts.spare = config.max_calls - record.calls - self._iteration
-        replayed = self.ended >= session.first_step - 1
+        self._best, self.ended = _best(state), state.i + 1
+        self._idle, self._paid = 0 if record.calls > self._paid else self._idle + 1, record.calls
+        if not self.ended and config.max_tokens < (least := math.ceil(record.tokens / record.calls * self._least)):
+            if config.max_tokens:
+                raise RunStopped(
+                    f"[algorithm] max_tokens = {config.max_tokens} can find nothing: by the first {record.calls} "
+                    f"rollouts, three candidates need at least {least}",
+                    cause="budget",
+                )
+        elif self.ended >= session.first_step:
+            self._end_step(len(state.program_candidates))
+        self._asking.step = self.ended + 1
+        self._asking.spare = config.max_calls - record.calls - self._iteration
         return (
             session.stopping
-            or (session.solved and replayed)
-            or self._idle > len(self._train) // config.minibatch  # a whole epoch without anything new
-            or self._rollouts.spare < 0
-            or bool(config.max_tokens and record.tokens + self._iteration * record.largest > config.max_tokens)
+            or (session.solved and self.ended >= session.first_step - 1)
+            or self._idle > len(self._train) // config.minibatch  # all training tasks again, and nothing new
+            or self._asking.spare < 0
+            or (config.max_tokens > 0 and record.tokens + self._iteration * record.largest > config.max_tokens)
         )
 
-    # ----------------------------------------------------------------------------------------------
-
-    def _least_tokens(self) -> int:
-        each = self._record.tokens / max(1, self._record.calls)
-        return math.ceil(each * (len(self._validation) + 3 * (self._config.minibatch + len(self._validation))))
-
-    def _end_step(self, state: Any) -> None:
-        prompts, score = self._best
-        found = {"prompts": dict(prompts), "validation_reward": score}
+    def _end_step(self, candidates: int) -> None:
+        """Close the step, and save the best prompts so far."""
+        session, record, (prompts, reward) = self._session, self._record, self._best
         metrics = {
-            "validation_reward_best": score,
-            "candidates": len(state.program_candidates),
-            "calls_used": self._record.calls,
-            "tokens_used": self._record.tokens,
-            "refused_prompts": self._reflection.refused,
-            "excluded_rollouts": self._record.excluded,
+            "candidates": candidates,
+            "best_validation_reward": reward,
+            "calls_used": record.calls,
+            "tokens_used": record.tokens,
+            "excluded_rollouts": record.excluded,
+            "refused_prompts": self._asking.refused,
         }
-        seconds, self._reflection_s = self._reflection_s, 0.0
-        self._session.end_step(self.ended, metrics=metrics, time_s={"update": seconds})
+        session.end_step(self.ended, metrics=metrics, time_s={"update": self._asking.reflection_s})
+        self._asking.reflection_s = 0.0
+        text = json.dumps({"prompts": dict(prompts), "validation_reward": reward}, indent=1, ensure_ascii=False)
+        session.save_checkpoint(self.ended, lambda folder: _write(folder, text))
+        _write(session.directory, text)
 
-        def write(directory: Path) -> None:
-            (directory / PROMPTS_FILE).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
-        self._session.save_checkpoint(self.ended, write)
-        write(self._session.directory)
+def _write(folder: Path, text: str) -> None:
+    (folder / PROMPTS_FILE).write_text(f"{text}\n", "utf-8")
 
 
 def _best(state: Any) -> tuple[Mapping[str, str], float]:
-    """Return the candidate with the best mean over validation tasks, compared where neither has left any out."""
-    scores = state.prog_candidate_val_subscores
+    """Return the candidate with the highest reward on validation, compared on tasks that neither has left out."""
+    scores: Sequence[Mapping[int, float]] = state.prog_candidate_val_subscores
     best = 0
     for i in range(1, len(scores)):
-        both = [id for id, value in scores[i].items() if EXCLUDED not in (value, scores[best].get(id, EXCLUDED))]
-        if math.fsum(scores[i][id] for id in both) > math.fsum(scores[best][id] for id in both):
+        both = [task for task in scores[i] if EXCLUDED not in (scores[i][task], scores[best][task])]
+        if math.fsum(scores[i][task] for task in both) > math.fsum(scores[best][task] for task in both):
             best = i
     kept = [value for value in scores[best].values() if value != EXCLUDED]
     return state.program_candidates[best], statistics.fmean(kept) if kept else 0.0

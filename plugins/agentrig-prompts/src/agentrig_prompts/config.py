@@ -1,4 +1,4 @@
-"""The keys of `gepa` and of the server `endpoint`; every command imports this."""
+"""The keys of `gepa`; every command imports this."""
 
 from __future__ import annotations
 
@@ -16,22 +16,10 @@ def _address(config: Any, field: Any, value: str) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class EndpointConfig:
-    """Keys of `endpoint`."""
-
-    base_url: str = setting(help="its address, up to and including /v1", validator=http_address)
-    model: str = setting(help="the model's name there")
-    api_key: Secret | None = setting(None, secret=True, help="its key")
-    token_ids: bool = setting(False, help="it takes `return_token_ids`, as vLLM does: calls are recorded with them")
-
-
-@attrs.frozen(kw_only=True)
 class GepaConfig:
     """Keys of `gepa`."""
 
-    model: str = setting(
-        "", help="the Hugging Face directory that the run's server serves; the server endpoint has one"
-    )
+    model: str = setting("", help="the Hugging Face directory that the run's server serves; server endpoint needs none")
     dtype: str = setting("float32", choices=("float32", "bfloat16"), help="what that server computes in")
     temperature: float = setting(0.0, help="sampling temperature of the agent's calls", ge=0)
     reply_tokens: int = setting(1024, help="longest reply of the model to the agent, in tokens", ge=1)
@@ -42,14 +30,12 @@ class GepaConfig:
     reflection_api_key: Secret | None = setting(None, secret=True, help="its key")
     reflection_temperature: float = setting(1.0, help="sampling temperature of reflections", ge=0)
     max_calls: int = setting(
-        500, help="most rollouts that the model answered and reflections together, before the winner is measured", ge=1
+        500, help="most rollouts that the model answered and reflections, until the winner is measured", ge=1
     )
     max_tokens: int = setting(0, help="most tokens of all of them; 0 for no limit", ge=0)
     minibatch: int = setting(3, help="training tasks on which a new prompt must beat the one that it came from", ge=1)
-    perfect: float = setting(1.0, help="the reward from which a rollout has nothing to improve")
-    retries: int = setting(
-        2, help="how often a rollout that failed is sampled again, before its task is left out", ge=0
-    )
+    perfect: float = setting(1.0, help="the reward from which on an answer has nothing to improve")
+    retries: int = setting(2, help="how often a failed rollout is sampled again, until its task is left out", ge=0)
     patience_s: float = setting(
         300.0, help="how long to wait for a model that can't be reached, in seconds; then the run stops", ge=0
     )

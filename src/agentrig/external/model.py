@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
-from agentrig import Endpoint
-from agentrig.servers import ServerError, ServerPlan
-from agentrig_prompts.config import EndpointConfig
+from agentrig.endpoints import Endpoint
+from agentrig.external.config import EndpointConfig
+from agentrig.servers import MakeServer, ServerError, ServerPlan
 
 
 class EndpointServer:
@@ -15,7 +16,7 @@ class EndpointServer:
 
     Args:
         config: Its keys.
-        plan: What the algorithm would have served; not used.
+        plan: What the algorithm would have served; it is not used.
     """
 
     dtype, context = "", 0
@@ -34,10 +35,9 @@ class EndpointServer:
         return None
 
     def take(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Refuse: its weights are not ours."""
+        """Refuse: the weights are not ours."""
         raise ServerError(
-            'the server "endpoint" can\'t take new weights: leave [server] out to train them, or train prompts '
-            "(algorithm gepa)"
+            'the server "endpoint" can\'t take new weights: leave [server] out to train weights, or train prompts'
         )
 
     def held(self) -> Sequence[Mapping[str, str]] | None:
@@ -51,4 +51,9 @@ class EndpointServer:
         """Do nothing."""
 
     def check(self) -> None:
-        """Do nothing: whether it answers is seen by the rollouts."""
+        """Do nothing: the rollouts show whether it answers."""
+
+
+def make(config: EndpointConfig) -> MakeServer:
+    """Return what makes the server of a plan."""
+    return partial(EndpointServer, config)
