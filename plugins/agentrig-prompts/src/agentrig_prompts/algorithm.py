@@ -195,15 +195,16 @@ class Search:
         session, config, record = self._session, self._config, self._record
         self._best, self.ended = _best(state), state.i + 1
         self._idle, self._paid = 0 if record.calls > self._paid else self._idle + 1, record.calls
-        if not self.ended and config.max_tokens < (least := math.ceil(record.tokens / record.calls * self._least)):
-            if config.max_tokens:
+        if self.ended >= session.first_step:
+            self._end_step(len(state.program_candidates))
+        elif not self.ended:
+            least = math.ceil(record.tokens / max(1, record.calls) * self._least)
+            if 0 < config.max_tokens < least:
                 raise RunStopped(
                     f"[algorithm] max_tokens = {config.max_tokens} can find nothing: by the first {record.calls} "
                     f"rollouts, three candidates need at least {least}",
                     cause="budget",
                 )
-        elif self.ended >= session.first_step:
-            self._end_step(len(state.program_candidates))
         self._asking.step = self.ended + 1
         self._asking.spare = config.max_calls - record.calls - self._iteration
         return (
@@ -211,7 +212,7 @@ class Search:
             or (session.solved and self.ended >= session.first_step - 1)
             or self._idle > len(self._train) // config.minibatch  # all training tasks again, and nothing new
             or self._asking.spare < 0
-            or (config.max_tokens > 0 and record.tokens + self._iteration * record.largest > config.max_tokens)
+            or 0 < config.max_tokens < record.tokens + self._iteration * record.largest
         )
 
     def _end_step(self, candidates: int) -> None:

@@ -91,13 +91,14 @@ class Asking:
             away = len(failed) == len(left) and not any(rollout.trace.llm_calls() for rollout in now.values())
             if away and self._waits(self._endpoints[0], lambda c, e: c.get(f"{e.base_url}/models"))[1]:
                 continue  # the model was away: that was no attempt
-            tries += 1
-            if tries > self._config.retries or len(failed) > self.spare:
+            tries, paid = tries + 1, sum(bool(now[key].trace.llm_calls()) for key in failed)
+            if tries > self._config.retries or paid > self.spare:
                 self._session.check_failures(list(last.values()), step=self.step)
                 for key in failed:
                     self._record.add(key, calls=0, tokens=0, settled=True, value=None)
-            self.spare -= len(failed)
-        return [self._record.settled(digest_of(prompts, role, task.id)) or {} for role, task in batch]
+            self.spare -= paid
+        lines = [self._record.settled(digest_of(prompts, role, task.id)) for role, task in batch]
+        return [line for line in lines if line is not None]
 
     def _attempts(self, tasks: Mapping[str, Task], prompts: Mapping[str, str]) -> dict[str, Rollout]:
         """Run each task once, and record each rollout as soon as it has ended: a killed run does not pay it again."""
