@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from agentrig import AlgorithmSpec, hookimpl
-from agentrig.algorithms import Algorithm
 from agentrig_prompts.config import GepaConfig
 
 
-def build(config: GepaConfig) -> Algorithm:
+def build(config: GepaConfig) -> Any:
     """Return the algorithm."""
     from agentrig_prompts.algorithm import Gepa
 

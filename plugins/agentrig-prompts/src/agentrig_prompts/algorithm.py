@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import gepa
+from gepa.api import optimize
+from gepa.core.adapter import EvaluationBatch
 
 from agentrig import Endpoint
 from agentrig.algorithms import Session
@@ -135,17 +136,18 @@ class Search:
         self._best = (start, 0.0)
         self._asking = Asking(self._session, endpoints, self._config, self._record)
         self._asking.spare = self._config.max_calls - len(self._validation) - self._iteration
+        adapter: Any = self
         try:
-            gepa.optimize(
+            optimize(
                 seed_candidate=dict(start),
                 trainset=self._train,
                 valset=self._validation,
-                adapter=self,
+                adapter=adapter,
                 reflection_minibatch_size=self._config.minibatch,
                 perfect_score=self._config.perfect,
-                acceptance_criterion=self,
-                stop_callbacks=self.stop,
-                logger=self,
+                acceptance_criterion=adapter,
+                stop_callbacks=adapter.stop,
+                logger=adapter,
                 seed=self._session.seed,
                 track_best_outputs=False,
             )
@@ -162,7 +164,7 @@ class Search:
         """Implement `GEPAAdapter.evaluate`."""
         lines = self._asking.rollouts(batch, candidate)
         scores = [EXCLUDED if line["value"] is None else float(line["value"]) for line in lines]
-        return gepa.EvaluationBatch(outputs=lines, scores=scores, trajectories=lines)
+        return EvaluationBatch(outputs=lines, scores=scores, trajectories=lines)
 
     def make_reflective_dataset(
         self, candidate: dict[str, str], eval_batch: Any, components_to_update: list[str]

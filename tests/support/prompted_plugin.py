@@ -16,11 +16,16 @@ PROMPTS = {"system": "Answer {question} with a number."}
 SIZES = {"train": 24, "validation": 12, "test": 40}
 
 
+def right(kind: str, a: int, b: int) -> str:
+    """Return the answer."""
+    return str({"sum": a + b, "product": a * b, "difference": a - b, "largest": max(a, b)}[kind])
+
+
 def task(split: str, number: int) -> Task:
     kind = list(RULES)[number % len(RULES)]
     a, b = 20 + 3 * number % 17, 1 + 5 * number % 13
-    right = {"sum": a + b, "product": a * b, "difference": a - b, "largest": max(a, b)}[kind]
-    return Task(id=f"{split}-{number}", input={"question": f"{kind} of {a} and {b}"}, private={"right": right})
+    given = {"question": f"{kind} of {a} and {b}"}
+    return Task(id=f"{split}-{number}", input=given, private={"right": right(kind, a, b)})
 
 
 class Sums:
@@ -47,9 +52,9 @@ def agent(task_input, endpoint):
 
 def reward(task, outcome, budget_s):
     """Compare with the right number; the feedback names the rule that the answer needed."""
-    right = outcome.answer == str(task.private["right"])
+    good = outcome.answer == task.private["right"]
     kind = task.input["question"].split()[0]
-    return Score.ok(float(right), feedback="right" if right else f"wrong: the rule for {kind} is {RULES[kind]}")
+    return Score.ok(float(good), feedback="right" if good else f"wrong: the rule for {kind} is {RULES[kind]}")
 
 
 @hookimpl
