@@ -32,7 +32,7 @@ class Model(LocalServer):
     Attributes:
         paid: What each answered request said, in order.
         keys: The keys that requests came with.
-        sampling: Temperature and limit of each request of the agent.
+        temperatures: Those of reflections.
         reflects: What it answers to a request for a better prompt.
         failing: Called with each request before it is paid: True for an answer of status 500, or a number of seconds
             for which the server is away from now on.
@@ -42,7 +42,7 @@ class Model(LocalServer):
         super().__init__(_Handler)
         self.paid: list[str] = []
         self.keys: set[str] = set()
-        self.sampling: set[tuple[Any, Any]] = set()
+        self.temperatures: list[Any] = []
         self.reflects: Callable[[str], Any] = reflect
         self.failing: Callable[[str], bool | float] = lambda said: False
         self.back = 0.0
@@ -74,9 +74,9 @@ class _Handler(QuietHandler):
             return
         self.server.keys.add(self.headers["authorization"])
         if "Write a better prompt" in said:
+            self.server.temperatures.append(body.get("temperature"))
             text = self.server.reflects(said)
         else:
-            self.server.sampling.add((body.get("temperature"), body.get("max_tokens")))
             text = answer(said)
         message = {"role": "assistant", "content": text}
         usage = {"prompt_tokens": len(said) // 4, "completion_tokens": len(str(text)) // 4 + 1}

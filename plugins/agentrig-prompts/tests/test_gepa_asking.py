@@ -15,7 +15,7 @@ from agentrig_prompts.config import GepaConfig
 from agentrig_prompts.record import FILE, Record, digest_of
 from prompted_model import Model
 
-from agentrig import Endpoint, Outcome, Score, Span, Task, Trace
+from agentrig import Endpoint, Outcome, Score, Secret, Span, Task, Trace
 from agentrig.errors import ConfigError, RunFileError, RunStopped
 from agentrig.rollouts import Rollout
 from agentrig.testing.scripted import serving
@@ -67,6 +67,10 @@ class Session:
 def model() -> Iterator[Model]:
     with serving(Model()) as server:
         yield server
+
+
+def endpoint_of(model: Model) -> Endpoint:
+    return Endpoint(base_url=model.url, model="m")
 
 
 def asking(session: Any, url: str = "http://127.0.0.1:9/v1", **keys: Any) -> tuple[Asking, Record]:
@@ -166,9 +170,29 @@ def test_a_reflection_sees_inputs_outputs_and_feedback_and_is_paid_once(tmp_path
     }
     for part in (PROMPT, "fields and add none: {question}", "sum of 3 and 1", "too small", "reward 1"):
         assert part in model.paid[0]
+    assert model.temperatures == [0.3]
     again, _ = asking(Session(tmp_path), **keys)
     assert again.better(PROMPT, "system", dataset["system"]) == "Answer {question} with one number."
     assert len(model.paid) == 1
+
+
+def test_the_reflecting_model_gets_its_own_key(tmp_path: Path, model: Model) -> None:
+    own = GepaConfig(
+        reflection_base_url=model.url, reflection_model="big", reflection_api_key=Secret("of-the-reflecting-model")
+    )
+    server = Endpoint(base_url=model.url, model="m", api_key="of-the-server")
+    for config, key in ((own, "of-the-reflecting-model"), (GepaConfig(), "of-the-server")):
+        model.keys.clear()
+        Asking(Session(tmp_path), [server], config, Record(tmp_path)).better(PROMPT, key, [{"Feedback": key}])
+        assert model.keys == {f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("perfect", [1.0, 2.0])
+def test_an_answer_with_the_perfect_reward_is_not_reflected_on(tmp_path: Path, model: Model, perfect: float) -> None:
+    session: Any = Session(tmp_path)
+    session.first_step, session.solved, session.seed = 99, False, 0
+    Search(session, GepaConfig(max_calls=60, perfect=perfect)).run({"system": PROMPT}, [endpoint_of(model)])
+    assert bool(model.paid) == (perfect > 1.0)
 
 
 def test_a_key_that_is_refused_stops_the_run_at_once(tmp_path: Path, model: Model) -> None:

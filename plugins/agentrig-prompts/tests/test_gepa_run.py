@@ -94,19 +94,22 @@ def killer(model: Model, at: int, process: list[subprocess.Popen[bytes]]) -> Non
     model.failing = failing
 
 
+SMALL = ["algorithm.max_calls=80", "runners.threads=1", "run.report_tasks=4", "run.validation_tasks=4"]
+
+
 def test_a_killed_run_goes_on_and_pays_no_call_twice(model: Model, tmp_path: Path) -> None:
     (tmp_path / "killed.toml").write_text("")
-    words = [*settings(model.url, tmp_path), "algorithm.max_calls=150", "runners.threads=1", "run.report_tasks=4"]
+    words = [*settings(model.url, tmp_path), *SMALL]
     command = [sys.executable, "-m", "agentrig", "train"]
     process: list[subprocess.Popen[bytes]] = []
-    killer(model, 45, process)  # in the second step: after 4 held-out tasks, 12 on validation and a step of 19
+    killer(model, 25, process)  # in the second step: after 4 held-out tasks, 4 on validation, and a step of up to 11
     with (tmp_path / "log").open("wb") as log:
         first = subprocess.Popen(
             [*command, str(tmp_path / "killed.toml"), *words], stdout=log, stderr=log, start_new_session=True
         )
         process.append(first)
         assert first.wait(timeout=240) == -signal.SIGKILL, (tmp_path / "log").read_text()
-        assert len(model.paid) == 45
+        assert len(model.paid) == 25
         assert (
             subprocess.run(
                 [*command, "--resume", str(tmp_path / "run")], stdout=log, stderr=log, timeout=240, check=False
@@ -122,7 +125,7 @@ def test_a_killed_run_goes_on_and_pays_no_call_twice(model: Model, tmp_path: Pat
     whole = tmp_path / "whole"
     whole.mkdir()
     paid, model.paid, model.failing = model.paid, [], lambda said: False
-    train(plan_of(model, whole, "algorithm.max_calls=150", "runners.threads=1", "run.report_tasks=4"))
+    train(plan_of(model, whole, *SMALL))
     assert (whole / "run" / "prompts.json").read_text() == interrupted
     assert sorted(model.paid) == sorted(paid)
 
