@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from prompted_model import Model
 
 from agentrig import Endpoint, Outcome, Score, Secret, Span, Task, Trace
 from agentrig.errors import ConfigError, RunFileError, RunStopped
+from agentrig.prompting import prompted
 from agentrig.rollouts import Rollout
 from agentrig.testing.scripted import serving
 from agentrig.traces import LLM_CALL
@@ -280,11 +282,21 @@ def test_sampling_and_model_are_those_of_the_settings(tmp_path: Path) -> None:
 
 
 def test_the_readme_names_every_setting_with_its_default() -> None:
-    import re
-
     text = (Path(__file__).parents[1] / "README.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", text, re.M))
     for field in attrs.fields(GepaConfig):
         default = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
         assert rows.pop(field.name).strip('"') == default, field.name
     assert not rows
+
+
+def test_the_agent_of_the_docs_uses_the_prompts_in_force() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text()
+    (block,) = [b for b in re.findall(r"^```python\n(.*?)^```", page, re.S | re.M) if "prompts(PROMPTS)" in b]
+    space: dict[str, Any] = {}
+    exec(block, space)
+    (spec,) = space["register_agents"]()
+    answer = spec.build(None)
+    assert answer({"question": "why"}, None) == "Answer why with one word."
+    with prompted({"system": "Briefly: {question}"}):
+        assert answer({"question": "why"}, None) == "Briefly: why"
