@@ -193,7 +193,7 @@ def test_the_reflecting_model_gets_its_own_key(tmp_path: Path, model: Model) -> 
 def test_an_answer_with_the_perfect_reward_is_not_reflected_on(tmp_path: Path, model: Model, perfect: float) -> None:
     session: Any = Session(tmp_path)
     session.first_step, session.solved, session.seed = 99, False, 0
-    Search(session, GepaConfig(max_calls=60, perfect=perfect)).run({"system": PROMPT}, [endpoint_of(model)])
+    Search(session, GepaConfig(max_calls=60, perfect=perfect)).run([endpoint_of(model)])
     assert bool(model.paid) == (perfect > 1.0)
 
 

@@ -58,9 +58,8 @@ class Gepa:
         plan = self._plan(session.hardware, seed=session.seed, log=session.directory / "server.log")
         with session.server(plan) as server:
             endpoints = self._sampled(server.endpoints)
-            start = dict(session.prompts)
             session.report(endpoints, when="before", step=0)
-            best = search.run(start, endpoints)
+            best = search.run(endpoints)
             server.check()
             session.prompts = best
             if not session.stopping:
@@ -112,34 +111,31 @@ class Search:
         validation, each = len(self._validation), config.minibatch
         self._iteration = validation + 2 * each + 1  # the most calls of one
         self._least = validation + 3 * (each + validation)
-        self._best: tuple[Mapping[str, str], float] = ({}, 0.0)
+        self._best: tuple[Mapping[str, str], float] = (dict(session.prompts), 0.0)
         self._paid, self._idle, self.ended = 0, 0, 0
         if not session.prompts:
-            raise ConfigError(
-                "[algorithm] gepa improves an agent's prompts, and this agent declares none: "
-                'AgentSpec(prompts={"system": "…"}), or [prompts] for a program or a service (docs/algorithms.md)'
-            )
+            how = 'AgentSpec(prompts={"system": "…"}), or [prompts] for a program or a service (docs/algorithms.md)'
+            raise ConfigError(f"[algorithm] gepa improves an agent's prompts, and this agent declares none: {how}")
         if each > len(self._train):
             raise ConfigError(f"[algorithm] minibatch = {each}: there are {len(self._train)} training tasks")
         if config.max_calls < self._least:
-            raise ConfigError(
-                f"[algorithm] max_calls = {config.max_calls} can find nothing: three candidates on {validation} "
-                f"validation tasks need at least {self._least}. Raise it, or measure fewer tasks (run.validation_tasks)"
+            need = (
+                f"three candidates on {validation} validation tasks (run.validation_tasks) need at least {self._least}"
             )
+            raise ConfigError(f"[algorithm] max_calls = {config.max_calls} can find nothing: {need}")
 
-    def run(self, start: Mapping[str, str], endpoints: Sequence[Endpoint]) -> dict[str, str]:
+    def run(self, endpoints: Sequence[Endpoint]) -> dict[str, str]:
         """Return the best prompts.
 
         Raises:
             RunStopped: A model can't be reached, too many rollouts failed, or `max_tokens` can find nothing.
         """
-        self._best = (start, 0.0)
         self._asking = Asking(self._session, endpoints, self._config, self._record)
         self._asking.spare = self._config.max_calls - len(self._validation) - self._iteration
         adapter: Any = self
         try:
             optimize(
-                seed_candidate=dict(start),
+                seed_candidate=dict(self._best[0]),
                 trainset=self._train,
                 valset=self._validation,
                 adapter=adapter,
@@ -166,24 +162,15 @@ class Search:
         scores = [EXCLUDED if line["value"] is None else float(line["value"]) for line in lines]
         return EvaluationBatch(outputs=lines, scores=scores, trajectories=lines)
 
-    def make_reflective_dataset(
-        self, candidate: dict[str, str], eval_batch: Any, components_to_update: list[str]
-    ) -> dict[str, list[dict[str, Any]]]:
+    def make_reflective_dataset(self, candidate: Any, eval_batch: Any, components_to_update: Any) -> dict[str, Any]:
         """Implement `GEPAAdapter.make_reflective_dataset`: inputs, outputs and feedback of what has not failed."""
         shown = ("Inputs", "Generated Outputs", "Feedback")
         examples = [{key: line[key] for key in shown} for line in eval_batch.outputs if line["value"] is not None]
         return {name: examples for name in components_to_update if examples}
 
-    def propose_new_texts(
-        self,
-        candidate: dict[str, str],
-        reflective_dataset: Mapping[str, Sequence[Mapping[str, Any]]],
-        components_to_update: list[str],
-    ) -> dict[str, str]:
+    def propose_new_texts(self, candidate: Any, reflective_dataset: Any, components_to_update: Any) -> dict[str, str]:
         """Implement `GEPAAdapter.propose_new_texts`; without a usable text there is no new candidate."""
-        texts = {
-            name: self._asking.better(candidate[name], name, examples) for name, examples in reflective_dataset.items()
-        }
+        texts = {name: self._asking.better(candidate[name], name, seen) for name, seen in reflective_dataset.items()}
         return {name: text for name, text in texts.items() if text is not None}
 
     def should_accept(self, proposal: Any, state: Any) -> bool:
@@ -202,11 +189,8 @@ class Search:
         elif not self.ended:
             least = math.ceil(record.tokens / max(1, record.calls) * self._least)
             if 0 < config.max_tokens < least:
-                raise RunStopped(
-                    f"[algorithm] max_tokens = {config.max_tokens} can find nothing: by the first {record.calls} "
-                    f"rollouts, three candidates need at least {least}",
-                    cause="budget",
-                )
+                need = f"by the first {record.calls} rollouts, three candidates need at least {least}"
+                raise RunStopped(f"[algorithm] max_tokens = {config.max_tokens} can find nothing: {need}")
         self._asking.step = self.ended + 1
         self._asking.spare = config.max_calls - record.calls - self._iteration
         return (

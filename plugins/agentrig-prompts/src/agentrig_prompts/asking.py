@@ -22,6 +22,7 @@ from agentrig_prompts.record import Record, digest_of
 
 log = logging.getLogger(__name__)
 
+Ask = Callable[[httpx.Client], httpx.Response]
 Example = tuple[str, Task]
 """A task, with its role: ids are unique within a split only."""
 
@@ -89,7 +90,7 @@ class Asking:
             last |= now
             failed = [key for key in left if now[key].failure is not None]
             away = len(failed) == len(left) and not any(rollout.trace.llm_calls() for rollout in now.values())
-            if away and self._waits(self._endpoints[0], lambda c, e: c.get(f"{e.base_url}/models"))[1]:
+            if away and self._waits(self._endpoints[0], lambda client: client.get("/models"))[1]:
                 continue  # the model was away: that was no attempt
             tries, paid = tries + 1, sum(bool(now[key].trace.llm_calls()) for key in failed)
             if tries > self._config.retries or paid > self.spare:
@@ -112,9 +113,8 @@ class Asking:
         if self._session.stopping:
             raise Stopping
         self._session.prompts = prompts
-        self._session.rollouts(
-            list(tasks.values()), n=1, endpoint=self._endpoints, step=self.step, mode="train", on_groups=record
-        )
+        each = list(tasks.values())
+        self._session.rollouts(each, n=1, endpoint=self._endpoints, step=self.step, on_groups=record)
         return ended
 
     def better(self, prompt: str, name: str, examples: Sequence[Mapping[str, Any]]) -> str | None:
@@ -125,13 +125,8 @@ class Asking:
         """
         start = time.perf_counter()
         named = ", ".join(f"{{{field}}}" for field in sorted(fields(prompt))) or "there are none"
-        asked = Signature.prompt_renderer(
-            {
-                "current_instruction_doc": prompt,
-                "dataset_with_feedback": examples,
-                "prompt_template": ASKED.replace("{fields}", named),
-            }
-        )
+        given = {"current_instruction_doc": prompt, "dataset_with_feedback": examples}
+        asked = Signature.prompt_renderer({**given, "prompt_template": ASKED.replace("{fields}", named)})
         reply = self._reply(str(asked))
         self.reflection_s += time.perf_counter() - start
         found = Signature.output_extractor(reply)["new_instruction"] if "```" in reply else ""
@@ -147,21 +142,15 @@ class Asking:
         key = digest_of("reflection", asked, self._asked[asked])
         if (known := self._record.settled(key)) is not None:
             return str(known["reply"])
-        body = {
-            "model": self._reflecting.model,
-            "messages": [{"role": "user", "content": asked}],
-            "temperature": self._config.reflection_temperature,
-        }
+        model, messages = self._reflecting, [{"role": "user", "content": asked}]
+        body = {"model": model.model, "messages": messages, "temperature": self._config.reflection_temperature}
         try:
-            response, _ = self._waits(
-                self._reflecting, lambda c, e: c.post(f"{e.base_url}/chat/completions", json=body)
-            )
+            response, _ = self._waits(model, lambda client: client.post("/chat/completions", json=body))
             if response.status_code >= 400:
+                said = f"{response.status_code} {response.text[:200]}"
                 raise RunStopped(
-                    f"the reflecting model at {self._reflecting.base_url} refuses the request: {response.status_code} "
-                    f"{response.text[:200]}. Set algorithm.reflection_base_url, reflection_model and "
-                    f"reflection_api_key in config.toml, then {self._session.resumes}",
-                    cause="model-down",
+                    f"the reflecting model at {model.base_url} refuses the request: {said}. Set reflection_base_url, "
+                    f"reflection_model and reflection_api_key in config.toml, then {self._session.resumes}"
                 )
         except RunStopped as stopped:
             raise Stopping from stopped
@@ -173,9 +162,7 @@ class Asking:
         self._record.add(key, calls=1, tokens=tokens, settled=True, reply=text)
         return text
 
-    def _waits(
-        self, endpoint: Endpoint, ask: Callable[[httpx.Client, Endpoint], httpx.Response]
-    ) -> tuple[httpx.Response, bool]:
+    def _waits(self, endpoint: Endpoint, ask: Ask) -> tuple[httpx.Response, bool]:
         """Ask until a server answers; return the answer, and whether it was away at first.
 
         Raises:
@@ -183,10 +170,11 @@ class Asking:
             Stopping: The user asked to end.
         """
         end, pause, away = time.monotonic() + self._config.patience_s, 0.5, False
-        with httpx.Client(headers={"Authorization": f"Bearer {endpoint.api_key}"}, timeout=600) as client:
+        key = {"Authorization": f"Bearer {endpoint.api_key}"}
+        with httpx.Client(base_url=endpoint.base_url, headers=key, timeout=600) as client:
             while True:
                 try:
-                    response = ask(client, endpoint)
+                    response = ask(client)
                     if response.status_code < 500 and response.status_code != 429:
                         return response, away
                     why = f"{response.status_code} {response.text[:200]}"
@@ -197,10 +185,8 @@ class Asking:
                     raise Stopping
                 if time.monotonic() + pause > end:
                     raise RunStopped(
-                        f"the model at {endpoint.base_url} does not answer: {why}. The run waited "
-                        f"{self._config.patience_s:g} s (algorithm.patience_s). What was paid is kept; once the model "
-                        f"answers: {self._session.resumes}",
-                        cause="model-down",
+                        f"the model at {endpoint.base_url} does not answer: {why}. The run waited for it "
+                        f"(algorithm.patience_s). What was paid is kept; when it answers: {self._session.resumes}"
                     )
                 time.sleep(pause)
                 pause = min(2 * pause, 30.0)
@@ -214,15 +200,12 @@ def _line(rollout: Rollout) -> dict[str, Any]:
     if rollout.value is None or score is None:
         return {**line, "failure": rollout.failure}
     said = score.feedback or score.details.get("reason") or score.details.get("wrong") or ""
+    replies = [_short(reply_of(call.attributes)) for call in calls]
     return {
         **line,
-        "settled": True,
-        "value": rollout.value,
+        **{"settled": True, "value": rollout.value},
         "Inputs": {key: _short(value) for key, value in rollout.task.input.items()},
-        "Generated Outputs": {
-            "answer": _short(rollout.outcome.answer),
-            "replies": [_short(reply_of(call.attributes)) for call in calls],
-        },
+        "Generated Outputs": {"answer": _short(rollout.outcome.answer), "replies": replies},
         "Feedback": f"{_short(said)}\nreward {rollout.value:g}".strip(),
     }
 
