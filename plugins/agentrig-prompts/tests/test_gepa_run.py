@@ -16,6 +16,7 @@ import pytest
 from prompted_model import Model, settings
 from prompted_plugin import RULES
 
+from agentrig.cli.options import find_checkpoint
 from agentrig.errors import ConfigError
 from agentrig.plan import Plan, resolve
 from agentrig.prompting import read_prompts
@@ -76,7 +77,9 @@ def test_the_best_prompt_is_found_within_the_budget_in_spite_of_failures(model: 
     assert "the run trained prompts, no weights: nothing had to arrive at the model's server" in said
     assert any(text.endswith("prompts, no weights") for text in said)
     assert seen.unseen == []
-    assert not any("nothing shows" in text for text in said)
+    assert not any("nothing" in text and "no weights" not in text for text in said), said
+    with pytest.raises(ConfigError, match="found prompts, and no model"):
+        find_checkpoint(run)
     assert summary["audited"]["faults"] == []
     assert "For sum: ADD" in resolve(str(run / "config.toml"), prompts=read_prompts(run)).prompts["system"]
 

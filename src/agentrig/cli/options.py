@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 import click
 
 from agentrig.plugins.specs import PURPOSES, RUN_KINDS
-from agentrig.prompting import read_prompts
+from agentrig.prompting import PROMPTS_FILE, read_prompts
 
 if TYPE_CHECKING:
     from agentrig.plan import Plan
@@ -179,6 +179,8 @@ def find_checkpoint(path: Path | None) -> Path | None:
         raise ConfigError(
             f"{path} is neither a Hugging Face directory (config.json) nor a run directory with a checkpoint"
         )
+    if (found / PROMPTS_FILE).is_file():
+        raise ConfigError(f"{path} is of a run that found prompts, and no model: use them with --prompts {path}")
     run = found.absolute().parents[1]
     ours = (run / "config.toml").is_file()
     if ours:
