@@ -84,7 +84,7 @@ def asked(words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
         "observers": options.pop("observers", ()),
         "trackers": options.pop("trackers", ()),
         "files": options.pop("files"),
-        "prompts": read_prompts(found) if (found := options.pop("prompts")) else None,
+        "prompts": read_prompts(found) if (found := options.pop("prompts", None)) else None,
         "strict_plugins": options.pop("strict_plugins"),
     }
 
