@@ -37,6 +37,16 @@ def test_the_three_kinds_of_score() -> None:
     assert (invalid.status, invalid.value, invalid.details) == ("invalid", None, {"reason": "no database", "path": "x"})
 
 
+def test_feedback_is_kept_with_the_details_of_a_score() -> None:
+    score = Score.ok(0.3, feedback="the query has no such column", exact=0.0)
+    assert (score.feedback, score.components) == ("the query has no such column", {"exact": 0.0})
+    assert Score.ok(1, correct=0.5, feedback="half").feedback == "half"
+    assert Score.timeout("too slow", feedback="it scans a table").feedback == "it scans a table"
+    assert (Score.ok(1).feedback, Score.ok(1).details, Score.invalid("no database").feedback) == ("", {}, "")
+    with pytest.raises(TypeError, match="feedback is 3 \\(int\\); give a text"):
+        Score.ok(1, feedback=3)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

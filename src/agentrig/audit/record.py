@@ -112,6 +112,7 @@ class Sources:
             if they are not known.
         again: Loads the tasks of all roles once more.
         digest: Returns the digest of named tensors that metrics.jsonl has of each step's weights.
+        weights: Whether the run trains weights.
     """
 
     splits: Mapping[str, Sequence[Any]]
@@ -120,6 +121,7 @@ class Sources:
     used: Mapping[str, Mapping[str, str]] = {}
     again: Callable[[], Mapping[str, Sequence[Any]]] | None = None
     digest: Callable[[Mapping[str, Any]], str] | None = None
+    weights: bool = True
 
 
 def told(private: Any) -> str:

@@ -17,7 +17,7 @@ import attrs
 from agentrig.agents import Outcome
 from agentrig.audit.record import Row, Sources, told
 from agentrig.audit.sketch import FILE, Sketch
-from agentrig.audit.verdicts import LINKS, UNSEEN
+from agentrig.audit.verdicts import LINKS, NO_WEIGHTS, UNSEEN
 from agentrig.delivery.digests import fingerprint
 from agentrig.errors import AgentrigError, PluginError, RunFileError, RunStopped, place_of
 from agentrig.figures import number
@@ -130,7 +130,8 @@ class Auditing:
         if not found.faults:  # else it is written below
             self._write(found)
         self._owed = None if "gradient" in found.looked else self._owed or sketch
-        unseen = ", ".join(f"{v.link} ({v.detail})" for v in found.verdicts if v.link not in found.looked)
+        left = {v.link: v.detail for v in found.verdicts if v.link not in found.looked}
+        unseen = ", ".join(f"{link} ({why})" for link, why in left.items() if why != NO_WEIGHTS)
         agree = len(found.looked - {fault.link for fault in found.faults})
         parts = f" ({', '.join(LINKS)})" if step == self._sure - FIRST else ""
         shares = [(v.link, *v.read) for v in found.verdicts if v.read is not None]
@@ -138,7 +139,8 @@ class Auditing:
             "checked step %d in %.1f s: computed again from its records, %d of %d parts agree%s%s%s",
             *(step, found.seconds, agree, len(LINKS), parts),
             "".join(f"; {link}: {read} of {of} calls" for link, read, of in shares if read < of),
-            f"; not looked at: {unseen}" if unseen else "",
+            (f"; {NO_WEIGHTS}" if NO_WEIGHTS in left.values() else "")
+            + (f"; not looked at: {unseen}" if unseen else ""),
         )
         self._stop_at_fault(found)
 
@@ -286,6 +288,7 @@ def sources_of(
         used=used or {},
         again=lambda: _load(plan),
         digest=fingerprint,
+        weights=getattr(plan.components["algorithm"].spec, "trains", "weights") == "weights",
     )
 
 

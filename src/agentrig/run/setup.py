@@ -152,6 +152,7 @@ class Setup:
             adapter=adapter,
             on_rollout=lambda rollout: self.plan.registry.notify("on_rollout_end", rollout=rollout),
             whole_rows=self.plan.sees_gold,
+            prompts=self.plan.prompts,
         )
         return engine, runtime
 

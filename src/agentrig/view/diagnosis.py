@@ -11,6 +11,7 @@ from pathlib import Path
 
 import attrs
 
+from agentrig.audit.verdicts import NO_WEIGHTS
 from agentrig.figures import amount
 from agentrig.view import figures
 from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollouts, weights
@@ -147,7 +148,9 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
         missing=list(dict.fromkeys([*data.missing, *evidence.missing])),
         audited=weights.links_audited(data),
         descent=figures.descent(data),
-        unseen=list(mapping(dig(data.summary, "audited", "not_looked_at"))),
+        unseen=[
+            link for link, why in mapping(dig(data.summary, "audited", "not_looked_at")).items() if why != NO_WEIGHTS
+        ],
     )
 
 
