@@ -568,7 +568,25 @@ FAULTS = {
         "    first.update({} if first else {name: t.clone() for name, t in state['trained'].items()})\n"
         "    real(directory, {**state, 'trained': first})\n"
         "trainer_files.write = write",
-        names="learner.pt has other weights than step 2 made",
+        names="learner.pt has other weights than those that step 2 made",
+    ),
+    "the last weights are saved as those of the start, the best": Fault(
+        link="weights",
+        settings=(
+            "algorithm.lr=1e-8",
+            "algorithm.final=best",
+            "algorithm.validate_every=1",
+            "run.validation_tasks=6",
+        ),
+        code="from agentrig.run import loop\n"
+        "def take_best(self, step):\n"
+        "    assert self.best.step == 0\n"
+        "    self._save(step, weights_of=0)\n"
+        "    self.learner.restore()\n"
+        "    self._deliver(0)\n"
+        "    self.saving.settle()\n"
+        "loop.Loop._take_best = take_best",
+        names="the checkpoint of step 2 does not hold the weights of the start: learner.pt has other weights",
     ),
     "the worst weights are kept as the best": Fault(
         link="held-out",

@@ -22,6 +22,8 @@ from agentrig.audit.verdicts import UNSEEN, CannotLook, Verdict, fault, ok, some
 HELD_OUT = 16
 """Calls of a measurement whose texts, tokens and log-probabilities are looked at."""
 
+SCORED = "scored again"
+
 TEXT = 16
 """Characters of the shortest text that stands for a task."""
 
@@ -132,7 +134,7 @@ def held_out(step: Step) -> Iterator[Verdict]:
     accuracy is that of the rollouts of the file: `correct` over those without failure. At the end of a run the summary
     states the same.
     """
-    record, splits, looked, notes, worst = step.record, step.sources.splits, 0, [], 0.0
+    record, splits, looked, scored, notes, worst = step.record, step.sources.splits, 0, 0, [], 0.0
     file = record.path / "progress.json"
     with readable(file):
         progress = json.loads(file.read_text("utf-8")) if file.exists() else {}
@@ -180,6 +182,8 @@ def held_out(step: Step) -> Iterator[Verdict]:
                     worst = max(worst, verdict.ratio)
                     if verdict.result == "fault":
                         yield attrs.evolve(verdict, detail=f"{of}: {verdict.detail}")
+                    elif verdict.detail == SCORED and verdict.read is not None:
+                        scored += verdict.read[0]
                     elif verdict.result == UNSEEN:
                         notes.append(f"{of}: {verdict.detail}")
             when = "before" if at == 0 else "after"
@@ -191,7 +195,7 @@ def held_out(step: Step) -> Iterator[Verdict]:
                 yield from _accuracy(rows, (step.stated or {}).get(when), of)
     if not looked:
         raise CannotLook(f"nothing was measured at the start and at step {step.number}")
-    yield ok("; ".join([f"{looked} rollouts", *notes[:3]]), worst)
+    yield ok("; ".join([f"{looked} rollouts, {scored} of them {SCORED}", *notes[:3]]), worst)
 
 
 def _best(step: Step, progress: Mapping[str, Any]) -> int | None:
@@ -217,7 +221,7 @@ def _best(step: Step, progress: Mapping[str, Any]) -> int | None:
 
 
 def _weights_of(step: Step) -> int | None:
-    file = step.record.path / "checkpoints" / f"step-{step.number:05d}" / "trainer" / "state.json"
+    file = step.folder(step.number) / "trainer" / "state.json"
     if not file.is_file():
         return None
     with readable(file):
@@ -234,6 +238,7 @@ def _answers(step: Step, rows: Sequence[Row], calls: Sequence[Call], role: str) 
         looked, wrong = scored_again(step, rows, role)
         if wrong:
             yield fault(f"{len(wrong)} of {looked} scores are others: {some(wrong)}", SCORE_CAUSES)
+        yield ok(SCORED, read=(looked, len(rows)))
         _, wrong, _ = differences(step, some_calls)
         if wrong:
             yield fault(some(wrong), TEXT_CAUSES)

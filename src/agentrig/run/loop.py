@@ -78,7 +78,6 @@ class Loop:
     def __init__(self, algorithm: LoopAlgorithm) -> None:
         self.algorithm, self.settings, self.best = algorithm, algorithm.config, Best()
         self.saving = Saving(self.settings.save_every)
-        self._start_weights = ""  # their digest, if they were validated in this launch
 
     def run(self, session: RunSession) -> None:
         """Train until `steps` are done, the tasks are solved or the user asked to end."""
@@ -105,6 +104,8 @@ class Loop:
                 session.delivery.prepare(self._sampling())
             self._deliver(session.first_step - 1)
             learner.ready()
+            if session.checkpoint is None:
+                session.record_start(learner.fingerprint())
             self._plan_saving()
             if session.resumed:
                 session.plan_steps(settings.steps)  # it rewrites its directory from here on
@@ -324,8 +325,6 @@ class Loop:
             self.best = Best(step, accuracy, reward, kept=self.settings.final == "best")
             if self.best.kept:
                 self.learner.keep()
-                if not step:
-                    self._start_weights = self.learner.fingerprint()
 
     def _take_best(self, step: int) -> None:
         """End a run with the weights that did best in validation."""
@@ -337,7 +336,7 @@ class Loop:
             figures = best.accuracy, best.reward
             log.warning("ending with the weights of %s, validation accuracy %.3f, mean reward %.4g", kept, *figures)
             self.learner.restore()
-            recorded = self._recorded(best.step) if best.step else self._start_weights
+            recorded = self._recorded(best.step)
             if recorded and recorded != self.learner.fingerprint():
                 raise RunStopped(
                     f"the weights of {kept}, which did best, cannot be restored: what the learner set has another "
@@ -403,7 +402,9 @@ class Loop:
             self.best = Best()
 
     def _recorded(self, step: int) -> str:
-        """Return the digest of the weights after a step; '' if none was recorded."""
+        """Return the digest of the weights after a step, 0 for the start; '' if none was recorded."""
+        if not step:
+            return self.session.start_weights
         line = next((line for line in self.session.lines if line["step"] == step), {})
         return str(line.get("digests", {}).get("weights", ""))
 
