@@ -374,6 +374,22 @@ FAULTS = {
         ),
         names="its answer scores",
     ),
+    "held-out answers get the score that the reward kept of their task": Fault(
+        link="held-out",
+        settings=("run.report_tasks=6", "algorithm.val_temperature=1.0"),
+        code="from agentrig.run.setup import Setup\n"
+        "real = Setup.scorer\n"
+        "def scorer(self):\n"
+        "    made, kept = real(self), {}\n"
+        "    judge = made._reward\n"
+        "    def reward(task, outcome, *more):\n"
+        "        found = judge(task, outcome, *more)\n"
+        "        return kept.setdefault(task.id, found) if task.id.startswith('test') else found\n"
+        "    made._reward = reward\n"
+        "    return made\n"
+        "Setup.scorer = scorer",
+        names="the report of step 2: ",
+    ),
     "held-out answers are those to one task": Fault(
         link="held-out",
         code=MEASURED.format(

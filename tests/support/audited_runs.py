@@ -20,6 +20,7 @@ from audit_faults import Fault
 from agentrig import credit
 from agentrig.plan import resolve
 from agentrig.run import loop, session, splits
+from agentrig.run.setup import Setup
 from agentrig.run.training import train
 from agentrig.runners.engine import RolloutEngine
 from agentrig.testing.tiny_model import make_model, make_tokenizer
@@ -150,6 +151,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.nn.utils: ("clip_grad_norm_",),
         RolloutEngine: ("run",),
         splits: ("read_split",),
+        Setup: ("scorer",),
         session.RunSession: ("report", "summary", "_line"),
         AgentMatch: ("_node",),
     }.items():

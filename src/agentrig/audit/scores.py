@@ -74,7 +74,7 @@ def _exchanged(rows: Sequence[Row]) -> Iterator[Verdict]:
     An agent may change what the model says. Where most answers are in the replies of their rollouts as they are, some
     of a group that are only in each other's were exchanged: an agent that changes texts gives none of them to another.
     """
-    texts = {row.id: text for row in rows if len(text := _longest(row.answer)) >= ANSWER}
+    texts = {row.id: text for row in rows if len(text := longest(row.answer)) >= ANSWER}
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row.id in texts:
@@ -102,7 +102,7 @@ def moved(rows: Sequence[Row], before: Sequence[Row] = ()) -> Iterator[Verdict]:
     `MOVED` such texts, and as many as there are other answers that are in no reply of their rollout: those show how
     often the agent takes its answers from elsewhere.
     """
-    texts = {row.id: text for row in [*rows, *before] if len(text := _longest(row.answer)) >= ANSWER}
+    texts = {row.id: text for row in [*rows, *before] if len(text := longest(row.answer)) >= ANSWER}
     tasks: dict[str, list[Row]] = defaultdict(list)
     answered: dict[str, set[str]] = defaultdict(set)
     for row in (row for row in rows if row.id in texts and row.calls):
@@ -137,12 +137,12 @@ def _words(text: str) -> list[str]:
     return re.findall(r"\w+", re.sub(r'\\[nrtbf"/]', " ", text).lower())
 
 
-def _longest(answer: Any) -> str:
+def longest(answer: Any) -> str:
     """Return the longest text in an answer; '' without one."""
     if isinstance(answer, str):
         return answer.strip()
     inside = answer.values() if isinstance(answer, Mapping) else answer if isinstance(answer, list) else ()
-    return max(map(_longest, inside), key=len, default="")
+    return max(map(longest, inside), key=len, default="")
 
 
 def scored_again(step: Step, rows: Sequence[Row], role: str) -> tuple[int, list[str]]:
@@ -202,7 +202,7 @@ def _unheard(step: Step) -> str:
     """
     several, unheard = 0, list[str]()
     for row in step.rows:
-        text, calls = _longest(row.answer), [call for call in row.calls if (row.id, call.span) in step.trained]
+        text, calls = longest(row.answer), [call for call in row.calls if (row.id, call.span) in step.trained]
         if len(text) < ANSWER or len(calls) < 2:
             continue
         heard = [text in said or (len(said) >= ANSWER and said in text) for said in (c.answered.strip() for c in calls)]

@@ -235,7 +235,8 @@ class Auditing:
 def checkpoint_fault(checkpoint: Path) -> str:
     """Say that a checkpoint does not hold the weights that it states; '' if it does, or its run's record is gone."""
     run, step = checkpoint.absolute().parents[1], checkpoint.name.removeprefix("step-")
-    if not (run / "config.toml").is_file() or not step.isdecimal():
+    ours = (run / "config.toml").is_file() and (checkpoint / "trainer" / "learner.pt").is_file()
+    if not (ours and step.isdecimal()):
         return ""
     from agentrig.audit import auditor
 
