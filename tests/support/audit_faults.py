@@ -192,6 +192,13 @@ FAULTS = {
         code="from agentrig.run import loop\nreal = loop.tasks_of_step\n"
         "loop.tasks_of_step = lambda tasks, *, n, step, seed: real(tasks, n=n, step=1, seed=seed)",
     ),
+    "the same tasks from the third step on": Fault(
+        link="tasks",
+        settings=("algorithm.steps=4",),
+        code="from agentrig.run import loop\nreal = loop.tasks_of_step\n"
+        "loop.tasks_of_step = lambda tasks, *, n, step, seed: real(tasks, n=n, step=min(step, 2), seed=seed)",
+        names="its sampling should have drawn",
+    ),
     "one task only": Fault(
         link="tasks",
         code="from agentrig.run import loop\nloop.tasks_of_step = lambda tasks, *, n, **_: [tasks[0]] * n",

@@ -126,7 +126,7 @@ LOOKS: Mapping[str, Callable[[Step], Iterator[Verdict]]] = {
 }
 """All links."""
 
-QUICK = {"advantages": scores.advantages, "weights": update.weights}
+QUICK = {"tasks": tasks.order, "advantages": scores.advantages, "weights": update.weights}
 """What costs next to nothing, for steps that are not audited."""
 
 LAST = {"held-out": tasks.held_out, "weights": update.saved}

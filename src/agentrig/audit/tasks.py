@@ -37,7 +37,7 @@ CAUSES = "the algorithm's sampling of tasks, the task set's `load` (is its order
 def tasks(step: Step) -> Iterator[Verdict]:
     """Check which tasks a step trained on.
 
-    - `grpo` states its order (docs/learner.md); see `_drawn`. Other algorithms may draw as they like.
+    - `grpo` states its order (docs/learner.md); see `order`. Other algorithms may draw as they like.
     - The agent got the task's input as the task set, loaded again, has it; the run's tasks of all roles have the
       private part that the task set gives them; each group has `group_size` rollouts of one
       task; and inputs of different tasks differ: if two tasks out of the split, taken at random, are more likely to
@@ -64,7 +64,8 @@ def tasks(step: Step) -> Iterator[Verdict]:
         wrong = [f"group {name} has {len(ids)} rollouts" for name, ids in groups.items() if len(ids) != size]
         if wrong:
             yield fault(f"instead of {size}: {some(wrong)}", "the engine, or rollouts that got lost")
-        yield from _drawn(step, [members[0] for members in groups.values()])
+        yield from order(step)
+        yield from _once(step)
     kinds = Counter(known.values())
     if sum(n * (n - 1) for n in kinds.values()) > 0.5 * len(known) * (len(known) - 1):
         most = kinds.most_common(1)[0][0]
@@ -98,30 +99,40 @@ def _private(sources: Sources) -> Iterator[Verdict]:
         yield fault(detail, "what changes tasks after `load`, or their order; a task that changed since")
 
 
-def _drawn(step: Step, drawn: list[str]) -> Iterator[Verdict]:
+def _drawn(step: Step, at: int) -> list[str]:
+    rows = step.record.table("rollouts", "train", at, "group", "task_id")
+    return [*{row["group"]: row["task_id"] for row in reversed(rows)}.values()]
+
+
+def order(step: Step) -> Iterator[Verdict]:
     """Compare the tasks of a step's groups with those that grpo's sampling draws.
 
-    Each epoch shuffles the split with `random.Random(f"tasks {seed} {epoch}")`, and steps take consecutive slices. So
-    each task comes once before any comes twice: in all groups up to this step no two tasks' counts differ by more than
-    one.
+    Each epoch shuffles the split with `random.Random(f"tasks {seed} {epoch}")`, and steps take consecutive slices.
     """
+    drawn = _drawn(step, step.number)
+    if not drawn or not step.record.knows_update:
+        return
     ids = [task.id for task in step.sources.splits["train"]]
     n, seed = step.settings["tasks_per_step"], step.record.config["run"]["seed"]
     before, stream = (step.number - 1) * n, list[str]()
     for epoch in range(before // len(ids), (before + n) // len(ids) + 1):
-        order = list(range(len(ids)))
-        random.Random(f"tasks {seed} {epoch}").shuffle(order)
-        stream += [ids[i] for i in order]
+        places = list(range(len(ids)))
+        random.Random(f"tasks {seed} {epoch}").shuffle(places)
+        stream += [ids[i] for i in places]
     wanted = stream[before % len(ids) :][:n]
     off = (Counter(wanted) - Counter(drawn)) + (Counter(drawn) - Counter(wanted))
     if off:
         detail = f"step {step.number} trained on {some(drawn)}; its sampling should have drawn {some(wanted)}: "
         yield fault(f"{detail}{off.total()} differ", CAUSES)
+
+
+def _once(step: Step) -> Iterator[Verdict]:
+    """Check that each task came once before any came twice: up to this step, counts differ by at most one."""
+    ids = [task.id for task in step.sources.splits["train"]]
     recorded = [one for one in step.record.steps("train") if one <= step.number]
     times = dict.fromkeys(ids, 0)
     for one in recorded:
-        rows = step.record.table("rollouts", "train", one, "group", "task_id")
-        for task in {row["group"]: row["task_id"] for row in rows}.values():
+        for task in _drawn(step, one):
             if task in times:
                 times[task] += 1
     most, least = max(times, key=lambda task: times[task]), min(times, key=lambda task: times[task])

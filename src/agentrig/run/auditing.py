@@ -238,10 +238,10 @@ def checkpoint_fault(checkpoint: Path) -> str:
     ours = (run / "config.toml").is_file() and (checkpoint / "trainer" / "learner.pt").is_file()
     if not (ours and step.isdecimal()):
         return ""
-    from agentrig.audit import auditor
+    from agentrig.audit import auditor, update
 
     looking = auditor.Auditor(run, Sources(splits={}, score=None, digest=fingerprint))
-    found = looking.audit(int(step), links={"weights": auditor.update.saved})
+    found = looking.audit(int(step), links={"weights": update.saved})
     return found.words(f"agentrig audit {run} --step {step}") if found.faults else ""
 
 
