@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrig.audit import scores, tasks, update
+from agentrig.audit import draws, scores, tasks, update
 from agentrig.audit.distribution import distribution
 from agentrig.audit.record import Record, Sources
 from agentrig.audit.sketch import Sketch
@@ -133,7 +133,7 @@ LOOKS: Mapping[str, Callable[[Step], Iterator[Verdict]]] = {
 }
 """All links."""
 
-QUICK = {"advantages": scores.advantages, "weights": update.weights}
+QUICK = {"tasks": draws.order, "advantages": scores.advantages, "weights": update.weights}
 """What costs next to nothing, for steps that are not audited."""
 
 LAST = {"held-out": tasks.held_out, "weights": update.saved}

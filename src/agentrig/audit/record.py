@@ -218,6 +218,16 @@ class Record:
                 return folder
         raise CannotLook(f"the starting model {name!r} is not on this machine")
 
+    @cached_property
+    def _start(self) -> str:
+        file = self.path / "progress.json"
+        with readable(file):
+            return str(json.loads(file.read_text("utf-8")).get("start_weights", "")) if file.is_file() else ""
+
+    def digests(self, version: int) -> Mapping[str, Any]:
+        """Return what the run recorded of a version's weights: `weights`, their digest, and the `dtype` of its step."""
+        return mapping(self.lines.get(version, {}).get("digests")) if version else {"weights": self._start}
+
     def steps(self, mode: str) -> list[int]:
         """Return the steps that have a file of rollouts of a mode."""
         return sorted(int(f.stem.rpartition("-")[2]) for f in (self.path / "rollouts").glob(f"{mode}-*.parquet"))

@@ -80,7 +80,6 @@ class Loop:
         self.algorithm, self.settings, self.best = algorithm, algorithm.config, Best()
         self.saving = Saving(self.settings.save_every)
         self._shown = str(getattr(self.settings, "demonstrations", ""))
-        self._start_weights = ""  # their digest, if they were validated in this launch
 
     def run(self, session: RunSession) -> None:
         """Train until `steps` are done, the tasks are solved or the user asked to end."""
@@ -112,6 +111,8 @@ class Loop:
             learner.ready()
             if shown is not None:
                 shown.begin(learner, session.plan.components["algorithm"].spec.name)
+            if session.checkpoint is None:
+                session.record_start(learner.fingerprint())
             self._plan_saving()
             if session.resumed:
                 session.plan_steps(settings.steps)  # it rewrites its directory from here on
@@ -309,8 +310,6 @@ class Loop:
             self.best = Best(step, accuracy, reward, kept=self.settings.final == "best")
             if self.best.kept:
                 self.learner.keep()
-                if not step:
-                    self._start_weights = self.learner.fingerprint()
 
     def _take_best(self, step: int) -> None:
         """End a run with the weights that did best in validation."""
@@ -322,7 +321,7 @@ class Loop:
             figures = best.accuracy, best.reward
             log.warning("ending with the weights of %s, validation accuracy %.3f, mean reward %.4g", kept, *figures)
             self.learner.restore()
-            recorded = self._recorded(best.step) if best.step else self._start_weights
+            recorded = self._recorded(best.step)
             if recorded and recorded != self.learner.fingerprint():
                 raise RunStopped(
                     f"the weights of {kept}, which did best, cannot be restored: what the learner set has another "
@@ -388,7 +387,9 @@ class Loop:
             self.best = Best()
 
     def _recorded(self, step: int) -> str:
-        """Return the digest of the weights after a step; '' if none was recorded."""
+        """Return the digest of the weights after a step, 0 for the start; '' if none was recorded."""
+        if not step:
+            return self.session.start_weights
         line = next((line for line in self.session.lines if line["step"] == step), {})
         return str(line.get("digests", {}).get("weights", ""))
 

@@ -472,6 +472,17 @@ class RunSession:
         self._start_clock()
         return found.accuracy
 
+    @property
+    def start_weights(self) -> str:
+        """The digest of the weights before the first step; '' if none was recorded."""
+        return str(self._progress.get("start_weights", ""))
+
+    def record_start(self, digest: str) -> None:
+        """Record the digest of the weights before the first step."""
+        with self._progressing:
+            self._progress["start_weights"] = digest
+            self._run.write_json("progress.json", self._progress)
+
     def sketch(self, step: int) -> Sketch:
         """Return what the learner fills, whether the step is audited or not."""
         return self.auditing.sketch(step)

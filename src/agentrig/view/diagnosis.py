@@ -17,7 +17,7 @@ from agentrig.view import figures
 from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollouts, weights
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding
-from agentrig.view.causes.trend import gained, reward_rise
+from agentrig.view.causes.trend import fewer_right, gained, reward_rise
 from agentrig.view.reading import RunData, Seen, dig, mapping, read_run
 
 Rule = Callable[[Evidence], Iterable[Finding]]
@@ -39,6 +39,7 @@ RULES: Sequence[Rule] = (
     policy.unexploring,
     groups.zero_variance,
     rewards.second_rewards,
+    rewards.one_reason,
     policy.clipped,
     policy.barely_moved,
     weights.tokens,
@@ -58,6 +59,15 @@ NOTHING_WRONG = "Nothing held learning back."
 
 NO_GAIN = "No fault was found, but there is no significant gain either: what the run gained may be chance."
 """What is said about another run without problems."""
+
+LOSS = (
+    "No fault was found, but accuracy fell significantly: of {} tasks measured at both ends, {} went from wrong to "
+    "right and {} from right to wrong. Lower the learning rate (algorithm.lr){}."
+)
+"""What is said about a run without problems that got worse for certain."""
+
+KEEP_BEST = ', and let the run end with its best weights (algorithm.final = "best")'
+"""What is added if it ended with its last weights."""
 
 MORE_STEPS = "Train for more steps"
 """What is then to be done, unless `outcome.more_tasks` knows better."""
@@ -84,6 +94,7 @@ class Diagnosis:
         steps: Steps that have ended.
         gained: Whether it got better for certain, or solved its tasks.
         measures_some: Whether `run.report_tasks` keeps some held-out tasks from being measured.
+        loss: What to say if the accuracy fell significantly; else empty.
         reward_rise: By how much the mean reward of training rose, if the accuracy did not rise significantly with it.
         problems: What held learning back, the first cause first; what follows from another cause comes after it.
         warnings: What to know before you trust the run.
@@ -100,6 +111,7 @@ class Diagnosis:
     steps: int
     gained: bool
     measures_some: bool = False
+    loss: str = ""
     reward_rise: float | None = None
     problems: Sequence[Finding]
     warnings: Sequence[Finding]
@@ -140,6 +152,7 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
         steps=len(data.steps),
         gained=better,
         measures_some=bool(evidence.value("run.report_tasks")),
+        loss=_loss(evidence) if fewer_right(evidence) and not solved else "",
         reward_rise=None if solved else reward_rise(evidence),
         problems=problems,
         next_step="" if problems or data.running else (outcome.next_step if better else outcome.more_tasks)(evidence),
@@ -152,6 +165,11 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
             link for link, why in mapping(dig(data.summary, "audited", "not_looked_at")).items() if why != NO_WEIGHTS
         ],
     )
+
+
+def _loss(evidence: Evidence) -> str:
+    better, worse, _, judged = evidence.changed
+    return LOSS.format(judged, better, worse, KEEP_BEST if evidence.value("algorithm.final") == "last" else "")
 
 
 def ranked(found: Sequence[Finding], ended: Sequence[Finding]) -> list[Finding]:
@@ -186,6 +204,8 @@ def verdict(diagnosis: Diagnosis) -> str:
     if not diagnosis.steps:
         return "Nothing is known: metrics.jsonl has no figures of a training step."
     unseen = UNSEEN.format(", ".join(diagnosis.unseen)) if diagnosis.unseen else ""
+    if diagnosis.loss and diagnosis.status != "running":
+        return diagnosis.loss + unseen
     if diagnosis.reward_rise is not None and diagnosis.status != "running":
         return REWARD_ONLY.format(diagnosis.reward_rise) + unseen
     if diagnosis.gained or diagnosis.status == "running":
