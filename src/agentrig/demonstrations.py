@@ -393,7 +393,8 @@ def write_demonstrations(path: Path, turns: Iterable[Turn]) -> None:
     part = path.with_name(f".{path.name}.part")
     try:
         try:
-            with part.open("w", encoding="utf-8") as file:
+            part.unlink(missing_ok=True)
+            with part.open("x", encoding="utf-8") as file:
                 for number, turn in enumerate(turns):
                     try:
                         file.write(json.dumps(row_of(turn), ensure_ascii=False, allow_nan=False) + "\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import AgentrigError, nearest
-from agentrig.text import DEEP_WORDS, LARGE_WORDS
+from agentrig.text import DEEP_WORDS, LARGE_WORDS, check_regular
 
 KINDS = "Parquet, JSON Lines, JSON, CSV or Arrow files, or a folder that Hugging Face datasets saved"
 NOT_UTF8 = "the byte {:#04x} is not UTF-8; {}"
@@ -80,6 +80,7 @@ def read_json(path: Path) -> Iterator[tuple[str, Any]]:
         AgentrigError: The file can't be read, is empty, or is no JSON from its first line on.
     """
     try:
+        check_regular(path)
         text = _utf8(path)
     except OSError as error:
         raise AgentrigError(f"{path} can't be read: {error.strerror}") from error
@@ -124,8 +125,13 @@ def _of_path(path: Path, text: Sequence[str]) -> Rows:
     read = _folder if path.is_dir() else READERS.get(path.suffix.lower())
     if read is None:
         raise AgentrigError(f"{path} has an unknown ending; rows are read from {KINDS}")
+    if not path.is_dir() and not path.is_file():
+        raise AgentrigError(f"{path} is no regular file; rows are read from {KINDS}")
     try:
-        return _csv(path, text) if read is _csv else read(path)
+        rows, place = _csv(path, text) if read is _csv else read(path)
+        if not rows:
+            raise AgentrigError(f"{path} has no rows{', only the names of its columns' if read is _csv else ''}")
+        return rows, place
     except AgentrigError:
         raise
     except (OSError, ValueError, KeyError) as error:  # pyarrow's own errors are of these kinds

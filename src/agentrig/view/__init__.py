@@ -14,6 +14,7 @@ from pathlib import Path
 import attrs
 
 from agentrig.run.damage import writing
+from agentrig.run.files import write_whole
 from agentrig.text import storable
 from agentrig.view.reading import read_run
 from agentrig.view.table import compare, compare_text
@@ -56,7 +57,5 @@ def build_report(
         with writing(plots, "") if in_the_way else nullcontext():
             draw_all(runs, plots)
         page = render(runs, gold=gold)
-        part = out.with_name(f".{out.name}.part")
-        part.write_text(storable(page), "utf-8")
-        os.replace(part, out)
+        write_whole(out, storable(page))
     return out
