@@ -213,3 +213,11 @@ def test_a_task_set_that_does_not_load_is_named(
     assert re.search(
         r"still loading the tasks of task set own, split train after 0\.05 s, now at .*my_tasks\.py:", caplog.text
     )
+
+
+def test_a_task_set_that_replaces_what_the_run_uses_is_named(own: Callable[..., Plan]) -> None:
+    before = json.dumps
+    said = r"`load` of task set own, split train, replaced json\.dumps, which this command needs itself"
+    with pytest.raises(PluginError, match=said):
+        load_splits(own("import json\njson.dumps = lambda value: ''\nreturn sound(split)"))
+    assert json.dumps is before

@@ -119,6 +119,11 @@ class Lock:
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
+def held_descriptors() -> dict[int, str]:
+    """Return the descriptors of the locks that this process holds, each with its file's path."""
+    return {lock._descriptor: str(lock.path) for lock in list(_held) if lock._descriptor is not None}
+
+
 def _forget_in_child() -> None:
     """Close the parent's locks in a forked child, which would otherwise hold them after the parent ends."""
     for lock in list(_held):

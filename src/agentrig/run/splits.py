@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrig.errors import AgentrigError, ConfigError, PluginError, nearest, place_of
 from agentrig.plugins.loading import told_if_slow
+from agentrig.processes.replaced import left_alone
 from agentrig.tasks import Task, Tasks, overlap, repeated
 from agentrig.text import DEEP_WORDS, LARGE_WORDS, TOO_LARGE, cut, words_of
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from agentrig.plan import Plan, RunSettings
 
 ROLES = ("train", "validation", "report")
+
+CURE = "Let it leave them alone, or do that in a process of its own (subprocess)"
+"""What to do about a task set that changes the process of the run."""
 
 SLOW_S = 15.0
 """After so many seconds a task set that is still being made or loaded is named."""
@@ -35,7 +39,7 @@ def task_set(plan: Plan) -> Tasks:
         ConfigError: Its rows may have gold columns, and the agent does not ask for whole rows.
     """
     who = plan.whose_tasks
-    with told_if_slow(f"making the {who}", after_s=SLOW_S):
+    with told_if_slow(f"making the {who}", after_s=SLOW_S), left_alone(f"the {who}", CURE):
         tasks: Tasks = plan.build("tasks")
     if getattr(tasks, "whole_rows", False) and not plan.sees_gold:
         raise ConfigError(
@@ -112,7 +116,7 @@ def read_split(tasks: Tasks, split: str, *, who: str, key: str = "") -> Sequence
         )
     where = f"{who}, split {split}"
     try:
-        with told_if_slow(f"loading the tasks of {where}", after_s=SLOW_S):
+        with told_if_slow(f"loading the tasks of {where}", after_s=SLOW_S), left_alone(f"`load` of {where},", CURE):
             rows = tasks.load(split)
         _check_rows(rows, where)
     except AgentrigError:
