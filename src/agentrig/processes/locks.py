@@ -121,7 +121,8 @@ _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 def held_descriptors() -> dict[int, str]:
     """Return the descriptors of the locks that this process holds, each with its file's path."""
-    return {lock._descriptor: str(lock.path) for lock in list(_held) if lock._descriptor is not None}
+    held = [lock for lock in list(_held) if lock._descriptor is not None and lock._close.alive]  # not in a forked child
+    return {lock._descriptor: str(lock.path) for lock in held if lock._descriptor is not None}
 
 
 def _forget_in_child() -> None:

@@ -76,10 +76,11 @@ class RewardWorker:
     def run_job(self, job: Job) -> str:
         """Judge one outcome; return the score's fields as JSON."""
         many = getattr(self._reward, "score_many", None)
-        if many is not None:
-            (score,) = _called(many, [job.input], self._budget_s)
-        else:
-            score = score_one(self._reward, job.input, self._budget_s)
+        with left_alone("the reward", REWARD_CURE, tell=log.debug):  # this process is its own: only the score matters
+            if many is not None:
+                (score,) = _called(many, [job.input], self._budget_s)
+            else:
+                score = score_one(self._reward, job.input, self._budget_s)
         fields = attrs.asdict(score, recurse=False)
         value = None if score.value is None else float(score.value)
         components = {name: float(part) for name, part in score.components.items()}

@@ -93,8 +93,8 @@ def ended(evidence: Evidence) -> Iterator[Finding]:
 def contradicted(evidence: Evidence) -> Iterator[Finding]:
     """A step's reward that is not its rollouts' mean, and measurements in which two files differ."""
     run = evidence.run
-    found = contradictions(run.directory, progress=run.progress, summary=run.summary, lines=run.steps)
-    yield from (Finding("warn", text) for _, text in found)
+    measured = contradictions(run.directory, progress=run.progress, summary=run.summary, lines=run.steps)
+    yield from (Finding("warn", text) for _, text in measured)
     lines = {line["step"]: line for line in evidence.run.steps}
     for facts in evidence.steps:
         line = lines.get(facts.step, {})
