@@ -117,7 +117,10 @@ def test_plugins_of_the_command_line_are_relative_to_where_it_was_given(
         ),
         ("algorithm.steps='7'", "Write algorithm.steps=7"),
         ("algorithm.steps=1e2", "Write algorithm.steps=100"),
-        ("run.block=core", "[run] block = 'core' must be a list of strings"),
+        (
+            "run.block=core",
+            "[run] block = 'core' must be a list of strings\n  Write block = [\"core\"]; on the command",
+        ),
     ],
 )
 def test_a_wrong_key_names_the_right_one(
