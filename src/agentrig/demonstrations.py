@@ -365,7 +365,7 @@ def read_demonstrations(path: Path) -> list[Turn]:
         AgentrigError: The file does not exist, or is not JSON; the message names the line.
         ConfigError: It holds no demonstration, or a line is none; the message names the first `FAULTS` lines.
     """
-    rows, place = read_rows(path)
+    rows, place = read_rows(path, least=0)
     turns, faults = [], []
     for number, row in enumerate(rows):
         try:

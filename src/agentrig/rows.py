@@ -49,18 +49,19 @@ Rows = tuple[list[Any], Callable[[int], str]]
 """Rows, and what gives the place of the row of a number, for messages."""
 
 
-def read_rows(source: Any, *, text: Sequence[str] = ()) -> Rows:
+def read_rows(source: Any, *, text: Sequence[str] = (), least: int = 1) -> Rows:
     """Return the rows of a source, and a function that gives the place of one of them.
 
     Args:
         source: A path, from the current folder; a list; a `datasets.Dataset`; a data frame; or any other iterable.
         text: The columns of a CSV file that hold text, whatever their cells look like.
+        least: A file with fewer rows is an error.
 
     Raises:
-        AgentrigError: The file does not exist, can't be read, or is of another kind; the message names the line.
+        AgentrigError: The file does not exist, has no rows, can't be read, or is of another kind; the message names the line.
     """
     if isinstance(source, str | Path):
-        return _of_path(Path(source).expanduser(), text)
+        return _of_path(Path(source).expanduser(), text, least)
     records = getattr(source, "to_dict", None)
     if records is not None and hasattr(source, "columns"):  # a data frame of pandas
         return [_plain(row) for row in records(orient="records")], _numbered()
@@ -119,7 +120,7 @@ def splits_of(source: Any) -> Sequence[str]:
     return tuple(json.loads(file.read_text())["splits"]) if file.is_file() else ()
 
 
-def _of_path(path: Path, text: Sequence[str]) -> Rows:
+def _of_path(path: Path, text: Sequence[str], least: int) -> Rows:
     if not path.exists():
         raise AgentrigError(f"there is no {path.absolute()}; a path of a table starts in the current folder")
     read = _folder if path.is_dir() else READERS.get(path.suffix.lower())
@@ -129,7 +130,7 @@ def _of_path(path: Path, text: Sequence[str]) -> Rows:
         raise AgentrigError(f"{path} is no regular file; rows are read from {KINDS}")
     try:
         rows, place = _csv(path, text) if read is _csv else read(path)
-        if not rows:
+        if len(rows) < least:
             raise AgentrigError(f"{path} has no rows{', only the names of its columns' if read is _csv else ''}")
         return rows, place
     except AgentrigError:
