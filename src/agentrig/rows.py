@@ -58,7 +58,8 @@ def read_rows(source: Any, *, text: Sequence[str] = (), least: int = 1) -> Rows:
         least: A file with fewer rows is an error.
 
     Raises:
-        AgentrigError: The file does not exist, has no rows, can't be read, or is of another kind; the message names the line.
+        AgentrigError: The file does not exist, has no rows, can't be read, or is of another kind; the message names the
+            line.
     """
     if isinstance(source, str | Path):
         return _of_path(Path(source).expanduser(), text, least)
