@@ -10,13 +10,14 @@ import attrs
 import pytest
 from rollouts import rollout, trace_of
 
-from agentrig import Score, Triplet
+from agentrig import Score, Span, Triplet
 from agentrig.credit import worths_of_calls
 from agentrig.errors import AgentrigError, ConfigError, LookupFailed
 from agentrig.plan import resolve
 from agentrig.plugins.loading import load
 from agentrig.rollouts import Rollout
 from agentrig.settings import structure
+from agentrig.traces import REWARD
 
 SIXTH = math.sqrt(2 / 15)
 """The standard deviation of 2/3, -1/3, -1/3, 0, 0, whose squares have the sum 2/3."""
@@ -180,6 +181,29 @@ def test_a_reward_that_scores_no_call_is_refused() -> None:
         list(credit_of("turn")([plain]))
     ((first, _),) = credit_of("turn")([[plain[0], talk(1.0)]])
     assert first == [None], "one rollout whose calls are not scored is left out"
+
+
+def gives(*calls: float | None, value: float = 0.0, scored: Sequence[float | None] = ()) -> Rollout:
+    """Return a rollout of one node whose agent gave these rewards to its calls, each right after its call."""
+    made = talk(*calls)
+    spans = [
+        Span(id=f"w{i}", parent="root", name="reward", start=i + 1, end=i + 1, attributes={REWARD: reward})
+        for i, reward in enumerate(calls)
+        if reward is not None
+    ]
+    trace = attrs.evolve(made.trace, spans=tuple(sorted([*made.trace.spans, *spans], key=lambda s: s.start)))
+    return attrs.evolve(made, trace=trace, score=Score(status="ok", value=value, calls=scored))
+
+
+def test_rewards_that_the_agent_gave_count_where_the_reward_scores_no_calls() -> None:
+    """The same three turns, in which only the second query is right: whatever the rollouts' own rewards are."""
+    groups = [[gives(0.0, 1.0, 0.0, value=0.5), gives(0.0, 0.0, 0.0), gives(0.0, 0.0, None, value=1.0)]]
+    ((mixed, *others),) = credit_of("turn")(groups)
+    assert mixed == pytest.approx([0.0, 2 / 3, 0.0])
+    assert others[0] == pytest.approx([0.0, -1 / 3, 0.0])
+    assert others[1] == [0.0, pytest.approx(-1 / 3), None], "a call without a reward is left out"
+    ((first, second),) = credit_of("turn")([[gives(0.0, scored=[1.0]), gives(5.0, scored=[0.0])]])
+    assert (first, second) == ([0.5], [-0.5]), "what the run's reward says of the calls counts first"
 
 
 # --- how a run chooses one ---

@@ -29,7 +29,7 @@ from agentrig.plugins import composing
 from agentrig.plugins.builtin import own
 from agentrig.run.setup import Setup
 from agentrig.runners.scorer import GRACE_S, Scorer
-from agentrig.traces import LLM_CALL, Span, Trace
+from agentrig.traces import LLM_CALL, REWARD, Span, Trace
 
 ITEMS = [(Task(id=str(i), input={}, private={"gold": i}), Outcome(answer=i)) for i in range(12)]
 
@@ -494,6 +494,23 @@ def test_the_reward_own_takes_the_agents_number(answer: Any, status: str) -> Non
     assert score.status == status
     if status == "invalid":
         assert "agent that returns a number" in score.details["reason"]
+
+
+def test_the_reward_own_takes_the_last_reward_that_was_given_if_no_number_is_returned() -> None:
+    spans = [
+        Span(id=str(i), parent=None, name="reward", start=i, end=i, attributes={REWARD: value})
+        for i, value in enumerate((1.0, 0.25, "nonsense"))
+    ]
+    trace = Trace(rollout_id="r", spans=spans)
+    for outcome, value in (
+        (Outcome(answer="SELECT 1"), 0.25),
+        (Outcome(answer=0.5), 0.5),
+        (Outcome(answer="SELECT 1", own_reward=0.75), 0.75),
+    ):
+        assert own(ITEMS[0][0], outcome, 1.0, trace) == Score.ok(value)
+    other = Scorer(lambda task, outcome, budget_s: Score.ok(0.0), budget_s=5)
+    (score,) = other([(ITEMS[0][0], Outcome(answer="SELECT 1"), trace)])
+    assert score.value == 0.0, "no other reward takes it"
 
 
 def test_the_reward_own_names_the_failed_call_that_an_agent_hid() -> None:

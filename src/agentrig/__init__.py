@@ -28,7 +28,7 @@ from agentrig.secrets import Secret
 from agentrig.settings import setting
 from agentrig.tasks import Task
 from agentrig.traces import Span, Trace
-from agentrig.tracing.recorder import span
+from agentrig.tracing.recorder import reward, span
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,6 +90,7 @@ __all__ = [
     "__version__",
     "hookimpl",
     "load_run",
+    "reward",
     "setting",
     "span",
 ]

@@ -219,6 +219,9 @@ class LoopAlgorithm(Protocol):
 
     It may also have a method `fit(plan, session) -> ServerPlan`, which plans the device's memory for server and learner
     together: called after `serving`, before the server starts, it returns the plan with `memory` and `sleeps`.
+
+    If its settings have a key `demonstrations` (see `sft`), training rollouts are demonstrations and nothing is
+    sampled: the credit is `agentrig.credit.imitate`, and the learner has the method of `agentrig.learners.Imitating`.
     """
 
     @property

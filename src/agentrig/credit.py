@@ -14,10 +14,14 @@ from typing import Any
 
 import attrs
 
+from agentrig.adapters import Triplet
+from agentrig.demonstrations import LEARN
 from agentrig.errors import AgentrigError, place_of
+from agentrig.rewards import given, given_to_calls
 from agentrig.rollouts import Rollout
 from agentrig.settings import setting
 from agentrig.text import words_of
+from agentrig.traces import mapping
 
 EPSILON = 1e-6
 """Added to a standard deviation, as verl does."""
@@ -164,8 +168,23 @@ def rft(groups: Sequence[Sequence[Rollout]], config: ImitationConfig) -> Iterato
         yield worths
 
 
+def imitate(groups: Sequence[Sequence[Rollout]]) -> Iterator[list[Worth]]:
+    """Yield 1 for each call of a demonstration that the reward accepts, and None for all others, which are left out.
+
+    So is a call whose reply is not to be learned (`agentrig.demonstrations.Reply.learn`). It is the credit of a run
+    that learns from demonstrations: no setting selects it.
+    """
+    for group in groups:
+        yield [[1.0 if r.correct and _learned(r, t) else None for t in r.triplets] for r in group]
+
+
+def _learned(rollout: Rollout, triplet: Triplet) -> bool:
+    call = next(call for call in rollout.trace.llm_calls() if call.id == triplet.span_id)
+    return mapping(call.attributes.get("response")).get(LEARN) is not False
+
+
 def turn(groups: Sequence[Sequence[Rollout]], config: TurnConfig) -> Iterator[list[Worth]]:
-    """Yield a worth for each call, from the rewards r of a rollout's calls (`Score.calls`):
+    """Yield a worth for each call, from the rewards r of a rollout's calls:
 
         G_t = r_t + discount G_(t+1)        A_t = G_t - mean of G_t in the group
 
@@ -173,14 +192,18 @@ def turn(groups: Sequence[Sequence[Rollout]], config: TurnConfig) -> Iterator[li
     rollouts of the group: a call is the t-th that its rollout trains in that node. A call alone in its turn has 0.
     Calls without a reward are skipped in the sum; without any reward from there on, a call is left out.
 
+    What the run's reward says of a rollout's calls (`Score.calls`) counts; where it says nothing, what the agent itself
+    gave them (`agentrig.reward`).
+
     Raises:
-        AgentrigError: The reward scores no call of the step.
+        AgentrigError: No call of the step has a reward.
     """  # noqa: D415
     rollouts = [rollout for group in groups for rollout in group if rollout.value is not None and rollout.triplets]
-    if rollouts and not any(rollout.score and rollout.score.calls for rollout in rollouts):
+    if rollouts and not any((r.score and r.score.calls) or given(r.trace) for r in rollouts):
         raise AgentrigError(
-            "the credit `turn` needs a reward that scores calls (`Score.calls`), and this one scores none: use a "
-            "reward such as `spider-exec`, or another credit, for example --credit dr-grpo"
+            "the credit `turn` needs a reward that scores calls (`Score.calls`), or an agent that gives them rewards "
+            "(`agentrig.reward`), and there is none: use a reward such as `spider-exec`, or another credit, for "
+            "example --credit dr-grpo"
         )
     for group in groups:
         returns = [_returns(rollout, config.discount) for rollout in group]
@@ -201,7 +224,7 @@ def turn(groups: Sequence[Sequence[Rollout]], config: TurnConfig) -> Iterator[li
 def _returns(rollout: Rollout, discount: float) -> list[tuple[tuple[str, int], float | None]]:
     """Return node, turn and return-to-go of each trained call of a rollout."""
     calls = rollout.trace.llm_calls()
-    rewards = rollout.score.calls if rollout.score is not None and rollout.score.calls else [None] * len(calls)
+    rewards = (rollout.score.calls if rollout.score is not None else ()) or given_to_calls(rollout.trace)
     later, found = None, dict[str, float | None]()
     for call, reward in zip(reversed(calls), reversed(rewards), strict=True):
         if reward is not None:

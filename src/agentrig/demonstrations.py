@@ -28,6 +28,9 @@ from agentrig.rows import read_rows
 from agentrig.tasks import Task
 from agentrig.text import LONE_SURROGATE
 
+LEARN = "learn"
+"""Field of a demonstration server's answer: false for a reply that is not to be learned (`Reply.learn`)."""
+
 GOLD_KEYS = ("gold", "answer", "solution", "target", "label")
 """Keys of `Task.private` that hold a task's gold, in the order in which they are looked for."""
 
@@ -102,6 +105,9 @@ class Reply:
         return message
 
 
+Encode = Callable[["Turn"], tuple[Sequence[int], Sequence[int]]]
+"""What `agentrig.learners.Imitating.encode` is: the token ids of a call's prompt and reply. It raises ValueError."""
+
 Demonstrate = Callable[[Task, Call], Reply | str | None]
 """A demonstrator: called in the main process as `demonstrate(task, call)`, one call of a rollout after the other.
 
@@ -116,6 +122,7 @@ class Turn:
     Attributes:
         messages: OpenAI's messages before the reply.
         tools: The request's `tools`.
+        options: The request's `chat_template_kwargs`.
         reply: The reply.
         task: The id of the task; '' if it is not known.
         reward: Of the rollout; None if it is not known.
@@ -127,6 +134,7 @@ class Turn:
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
+    options: Mapping[str, Any] = attrs.field(factory=dict)
     reply: Reply
     task: str = ""
     reward: float | None = None

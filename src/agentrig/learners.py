@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from agentrig.audit.sketch import Sketch
+    from agentrig.demonstrations import Turn
 
 MOST_ROLLOUTS = 1 << 17
 """Most rollouts of one step."""
@@ -114,6 +115,20 @@ class Learner(delivery.Learner, Protocol):
 
 
 @runtime_checkable
+class Imitating(Protocol):
+    """A learner with this method too can learn from demonstrations, where `[algorithm]` has a key `demonstrations`."""
+
+    def encode(self, turn: Turn) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the token ids of a demonstrated call: of its prompt, as the server would prompt the model, and reply.
+
+        Ids that the turn has are returned if they say the same with this model's tokenizer and chat template.
+
+        Raises:
+            ValueError: It can't be learned: the template refuses it, it is empty, or it is longer than the context.
+        """
+
+
+@runtime_checkable
 class Copying(Protocol):
     """A learner with these methods too is saved while it trains on; the run waits for `save` of any other."""
 
@@ -132,14 +147,11 @@ class Copying(Protocol):
 
 
 @attrs.frozen(kw_only=True)
-class LoopSettings:
-    """The keys of the loop: `[algorithm]` of each algorithm that is a credit and a learner has them."""
+class StepSettings:
+    """The keys of the loop, whatever its steps learn from."""
 
     steps: int = setting(60, help="training steps", ge=1)
     tasks_per_step: int = setting(32, help="tasks of one step", ge=1, le=16_384)
-    group_size: int = setting(8, help="rollouts of each task", ge=2, le=1024)
-    temperature: float = setting(1.0, help="temperature of training rollouts, and of the ratio", gt=0, le=2)
-    top_p: float = setting(1.0, help="nucleus sampling in training; below 1 the ratio is not exact", gt=0, le=1)
     max_tokens: int = setting(256, help="most tokens of one reply", ge=1, le=1 << 24)
     val_temperature: float = setting(0.0, help="temperature of validation and report rollouts", ge=0, le=2)
     validate_every: int = setting(10, help="validate after every so many steps; 0 for never", ge=0)
@@ -162,6 +174,24 @@ class LoopSettings:
         help="let the model's server give its device memory to the learner during each update; "
         '"auto" where both would not fit otherwise',
     )
+
+
+@attrs.frozen(kw_only=True)
+class LoopSettings(StepSettings):
+    """The keys of a loop that samples: `[algorithm]` of each algorithm that is a credit and a learner has them."""
+
+    task_sampling: str = setting(
+        "uniform",
+        help="which tasks a step draws: uniform, each once before any comes twice; by-difficulty, more often those "
+        "whose groups differed lately; skip-solved, without those whose last group was all correct",
+        choices=("uniform", "by-difficulty", "skip-solved"),
+    )
+    recheck_every: int = setting(
+        4, help="skip-solved draws a solved task every so many times that its turn comes, to check it again", ge=2
+    )
+    group_size: int = setting(8, help="rollouts of each task", ge=2, le=1024)
+    temperature: float = setting(1.0, help="temperature of training rollouts, and of the ratio", gt=0, le=2)
+    top_p: float = setting(1.0, help="nucleus sampling in training; below 1 the ratio is not exact", gt=0, le=1)
     max_staleness: int = setting(
         0,
         help="how many versions the weights that sample may be behind those that are trained; with 1 the next step's "

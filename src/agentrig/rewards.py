@@ -12,7 +12,7 @@ import attrs
 from agentrig.agents import Outcome
 from agentrig.correctness import Correctness
 from agentrig.tasks import Task
-from agentrig.traces import Trace
+from agentrig.traces import REWARD, SERVER, Span, Trace
 
 VALUE_LIMIT = 1e9
 """Largest absolute value of a score: its square, summed over a step, stays finite in 32-bit floats."""
@@ -109,6 +109,31 @@ def _number(what: str, value: Any) -> Any:
     if not hasattr(value, "__float__"):  # float() would read a text
         raise TypeError(f"a score's {what} is {value!r:.80} ({type(value).__name__}); give a number")
     return value
+
+
+def given(trace: Trace) -> list[tuple[Span, float]]:
+    """Return the rewards that the agent itself gave (`agentrig.reward`), each with its span, in order of start.
+
+    They come from the agent's process: what is no finite number of at most `VALUE_LIMIT` in size is left out.
+    """
+    found = ((span, span.attributes.get(REWARD)) for span in trace.spans)
+    return [(s, float(v)) for s, v in found if isinstance(v, int | float) and abs(v) <= VALUE_LIMIT]
+
+
+def given_to_calls(trace: Trace) -> list[float | None]:
+    """Return the reward that the agent gave to each of `trace.llm_calls()`; None for a call without one.
+
+    See `agentrig.reward` for the rule.
+    """
+    calls = [call for call in trace.llm_calls() if SERVER not in call.attributes]
+    around = {call.id: {span.id for span in trace.ancestors(call)} for call in calls}
+    found: dict[str, float] = {}
+    for span, value in given(trace):
+        before = [call for call in calls if call.end <= span.start]
+        inside = ([call for call in before if outer.id in around[call.id]] for outer in trace.ancestors(span))
+        if nearest := next(filter(None, inside), None):
+            found[nearest[-1].id] = value
+    return [found.get(call.id) for call in trace.llm_calls()]
 
 
 Reward = Callable[[Task, Outcome, float], Score] | Callable[[Task, Outcome, float, Trace], Score]

@@ -390,12 +390,18 @@ def tasks_of_step(tasks: Sequence[T], *, n: int, step: int, seed: int) -> list[T
     place = (step - 1) * n
     while len(chosen) < n:
         epoch, offset = divmod(place, len(tasks))
-        order = list(range(len(tasks)))
-        random.Random(f"tasks {seed} {epoch}").shuffle(order)
+        order = order_of_epoch(len(tasks), epoch=epoch, seed=seed)
         taken = order[offset : offset + n - len(chosen)]
         chosen += [tasks[i] for i in taken]
         place += len(taken)
     return chosen
+
+
+def order_of_epoch(n: int, *, epoch: int, seed: int) -> list[int]:
+    """Return the numbers below n in the order of an epoch, which counts from 0."""
+    order = list(range(n))
+    random.Random(f"tasks {seed} {epoch}").shuffle(order)
+    return order
 
 
 def table(config: TableConfig) -> Table:

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import orjson
@@ -39,6 +39,12 @@ SENT = "agentrig.sent"
 HANDED = "agentrig.handed"
 """Attribute of a call that is no stream: `message_digest` of the message that the agent's client got back."""
 
+REWARD = "agentrig.reward"
+"""Attribute of a span: the reward that the agent itself gave at its start; read it with `agentrig.rewards.given`."""
+
+FEEDBACK = "agentrig.feedback"
+"""Attribute beside `REWARD`: what the agent said about it."""
+
 PARENT = "agentrig-parent"
 """Header of a call to the gateway: the id of the span in which the call is made."""
 
@@ -66,6 +72,8 @@ ATTRIBUTES: Mapping[str, str] = {
     MODEL: "LangChain's model, around its call: the name of its class",
     "agent.name": "agent: the name that `agentrig.span` gave",
     "tool.name": "tool: its name",
+    REWARD: "reward: what `agentrig.reward` gave, or Agent Lightning's `emit_reward`",
+    FEEDBACK: "reward: what the agent said about it, cut at 20,000 characters",
     "command": "program: its command line",
     "exit_code": "program: its exit code; negative for the signal that ended it",
     "stderr": "program: what it wrote to stderr; the middle of a long text is missing",
@@ -125,6 +133,16 @@ def reply_of(attributes: Mapping[str, Any]) -> str:
     content = message.get("content")
     text = content if isinstance(content, str) else "" if content is None else json_text(content)
     return "\n".join(filter(None, [text, *tool_calls_of(message)]))
+
+
+def token_count(attributes: Mapping[str, Any], part: Literal["prompt", "response"]) -> int | None:
+    """Return how many tokens a call's prompt or response has: its ids, or what the server counted; or None."""
+    ids = attributes.get(f"{part}_token_ids")
+    usage = mapping(mapping(attributes.get("response")).get("usage"))
+    stated = usage.get("prompt_tokens" if part == "prompt" else "completion_tokens")
+    if ids or not isinstance(stated, int):
+        return len(ids) if isinstance(ids, list | tuple) else None
+    return stated
 
 
 def weights_version(body: Mapping[str, Any]) -> int | None:

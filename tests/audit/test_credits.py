@@ -11,15 +11,16 @@ import attrs
 import pytest
 from rollouts import rollout, trace_of
 
-from agentrig import Outcome, Score, Triplet
+from agentrig import Outcome, Score, Span, Trace, Triplet
 from agentrig.audit import scores
 from agentrig.audit.record import COLUMNS, Record, _row
 from agentrig.audit.verdicts import CannotLook
-from agentrig.credit import worths_of_calls
+from agentrig.credit import imitate, worths_of_calls
 from agentrig.plugins.loading import load
 from agentrig.rollouts import Rollout
 from agentrig.run.rows import row_of
 from agentrig.settings import structure
+from agentrig.traces import REWARD
 
 CREDITS: list[tuple[str, dict[str, Any]]] = [
     ("dr-grpo", {}),
@@ -36,6 +37,17 @@ CREDITS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+def with_rewards(trace: Trace, rng: random.Random) -> Trace:
+    """Return the trace with rewards that its agent gave: in a node, after it, before any call, and such as are none."""
+    spans = list(trace.spans)
+    for i in range(rng.randint(0, 5)):
+        at = rng.choice([0.0, 0.5, 1.0, 1.5, 2.0, 3.5, 5.0])
+        value: Any = rng.choice([0.0, 0.25, 1.0, -2.5, float("nan"), 1e10, "1", None])
+        parent = rng.choice([span.id for span in trace.spans])
+        spans.append(Span(id=f"w{i}", parent=parent, name="reward", start=at, end=at, attributes={REWARD: value}))
+    return attrs.evolve(trace, spans=tuple(sorted(spans, key=lambda s: s.start)))
+
+
 def step_of(seed: int) -> list[Rollout]:
     """Return rollouts of four groups: failures, other nodes, calls without a reward, equal rewards."""
     rng, found = random.Random(seed), []
@@ -48,9 +60,9 @@ def step_of(seed: int) -> list[Rollout]:
             kept = [n for n, node in enumerate(nodes) if node != "check"]
             calls = [rng.choice([None, 0.0, 0.5, 1.0]) for _ in nodes]
             value, right = 0.5 if g == 3 else rng.choice([0.0, 0.25, 1.0]), rng.random() < 0.7
-            score = Score(status="ok", value=value, correct=right, calls=calls)
+            score = Score(status="ok", value=value, correct=right, calls=calls if rng.random() < 0.6 else ())
             triplets = [Triplet(prompt_ids=[1, 2], response_ids=[3], span_id=f"c{n}", node=nodes[n]) for n in kept]
-            made = rollout(score=score, trace=trace_of(*nodes), triplets=triplets, group=f"g{g}")
+            made = rollout(score=score, trace=with_rewards(trace_of(*nodes), rng), triplets=triplets, group=f"g{g}")
             answer = rng.choice(["one", {"a": 1, "b": 2}])
             made = attrs.evolve(made, outcome=Outcome(answer=answer))
             found.append(attrs.evolve(made, id=f"r{g}{i}"))
@@ -79,7 +91,9 @@ def recorded(rollouts: list[Rollout], given: list[list[float | None]], credit: d
     record.table = lambda folder, mode, step, *names: [{n: row[n] for n in names} for row in tables[folder]]
     trained = {(c["rollout"], c["span"]): c["advantage"] for c in calls if c["advantage"] is not None}
     read = [_row({name: row[name] for name in COLUMNS}) for row in rows]
-    return SimpleNamespace(record=record, number=1, rows=read, trained=trained, settings=record.settings)
+    calls_of = {(call.rollout, call.span): call for row in read for call in row.calls}
+    settings = record.settings
+    return SimpleNamespace(record=record, number=1, rows=read, trained=trained, settings=settings, calls=calls_of)
 
 
 def credit_of(name: str, settings: dict[str, Any]) -> Any:
@@ -116,6 +130,29 @@ def test_healthy_steps_are_confirmed_and_faults_named(name: str, settings: dict[
                 (verdict,) = scores.advantages(recorded(rollouts, less, {"use": name, **keys}))
                 assert "none instead of" in verdict.detail, "a call that was left out is missed"
     assert faults > 10
+
+
+def test_a_demonstration_that_the_reward_rejects_or_that_is_a_mistake_must_not_be_learned() -> None:
+    def marked(made: Rollout) -> Rollout:
+        first = made.trace.llm_calls()[0].id  # a mistake that the second call repairs
+        said = {"response": {"learn": False}, "prompt_token_ids": [1, 2], "response_token_ids": [3]}
+        spans = [
+            attrs.evolve(s, attributes={**s.attributes, **(said if s.id == first else {})}) for s in made.trace.spans
+        ]
+        return attrs.evolve(made, trace=attrs.evolve(made.trace, spans=spans))
+
+    trace = trace_of("write", "write")
+    triplets = [Triplet(prompt_ids=[1, 2], response_ids=[3], span_id=call.id) for call in trace.llm_calls()]
+    rollouts = [
+        attrs.evolve(marked(rollout(score=Score.ok(value), trace=trace, triplets=triplets, group=name)), id=name)
+        for name, value in (("right", 1.0), ("wrong", 0.0))
+    ]
+    given = worths_of_calls(imitate, rollouts)
+    assert given == [[None, 1.0], [None, None]]
+    for other, right in ((given, True), ([[1.0, 1.0], [None, None]], False), ([[None, 1.0], [None, 1.0]], False)):
+        step = recorded(rollouts, other, {"use": "own"})
+        step.record.config["algorithm"] = {"use": "sft", "demonstrations": "tasks"}
+        assert [v.result for v in scores.advantages(step)] == ["ok" if right else "fault"]
 
 
 def test_a_credit_of_somebody_else_is_not_looked_at() -> None:

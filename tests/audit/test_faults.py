@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import audited_runs
+import pyarrow.parquet as pq
 import pytest
 import torch
 from audit_faults import FAULTS, SAMPLE, SCORES, Fault
@@ -155,6 +157,28 @@ def test_of_a_credit_of_ones_own_only_the_advantages_are_not_looked_at(model: Pa
 
 
 @pytest.mark.slow
+def test_rewards_that_the_agent_gives_reach_the_credit_turn_and_are_confirmed(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's reward scores no calls; that of a rollout stays what it says."""
+    said = 'return reply.json()["choices"][0]["message"]["content"]'
+    code = PLUGIN.replace(said, f"{said.replace('return', 'text =')}\n    agentrig.reward(len(text))\n    return text")
+    code = code.replace(", calls=[value])", ")")
+    assert code.count("agentrig.reward(") == 1
+    assert "calls=" not in code
+    monkeypatch.setattr(audited_runs, "PLUGIN", code)
+    run = trained(tmp_path, model, "credit.use=turn", "credit.negative_scale=1")
+    assert {each["result"] for links in verdicts(run).values() for each in links.values()} == {"ok"}
+    rows = pq.read_table(run / "rollouts" / "train-00001.parquet").to_pylist()
+    lengths = {row["id"]: len(json.loads(row["answer"])) for row in rows}
+    groups = {row["id"]: row["group"] for row in rows}
+    for call in pq.read_table(run / "calls" / "train-00001.parquet").to_pylist():
+        mates = [lengths[name] for name, group in groups.items() if group == groups[call["rollout"]]]
+        assert call["advantage"] == pytest.approx(lengths[call["rollout"]] - sum(mates) / len(mates))
+    assert max(row["value"] for row in rows) <= 1.0
+
+
+@pytest.mark.slow
 def test_a_fault_is_named_with_a_credit_of_ones_own_too(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +242,7 @@ HEALTHY = {
         "algorithm.clip_low=3e-4", "algorithm.clip_high=4e-4", "algorithm.ppo_epochs=2", "algorithm.mini_batches=2",
     ),
     "turn, by call": ("credit.use=turn",),
+    "tasks by difficulty": ("algorithm.task_sampling=by-difficulty",),
     "dr-grpo, by call": ("credit.use=dr-grpo", "credit.weighting=call"),
     "stale": ("algorithm.max_staleness=1", "algorithm.steps=4"),
     "bfloat16": ("algorithm.dtype=bfloat16",),

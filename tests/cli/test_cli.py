@@ -336,7 +336,7 @@ def test_train_prints_its_summary(here: Path, model: ModelServer, toy_file: str)
 
     report = invoke("report", "runs/one", "--json")
     assert report.exit_code == 0, report.output
-    assert len(json.loads(report.stdout)["runs"]) == 1
+    assert json.loads(report.stdout)["run"] == "one"
 
 
 def test_the_page_of_a_run_is_served_until_ctrl_c(here: Path, model: ModelServer, toy_file: str) -> None:

@@ -101,7 +101,7 @@ def test_every_key_of_a_step_is_explained_and_no_other(directory: Path):
 
 def test_the_report_reads_the_files_of_a_session(directory: Path):
     build_report([directory])
-    row = compare([directory])[0]
+    row = compare([directory]).rows[0]
     assert (row["status"], row["steps"], row["turns"], row["missing"]) == ("finished", 2, 2, [])
     assert row["accuracy"]["n"] == 4
     assert row["accuracy"]["best_validation"] == 0.5

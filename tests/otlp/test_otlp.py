@@ -31,7 +31,7 @@ from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
 from agentrig.run.rows import stored_rollouts
 from agentrig.tasks import Task
-from agentrig.traces import LLM_CALL, NODE, Span, Trace
+from agentrig.traces import FEEDBACK, LLM_CALL, NODE, REWARD, Span, Trace
 
 ORIGIN = Origin(run="r", agent="sql", reward="exact", version="1")
 
@@ -196,6 +196,17 @@ def test_spans_have_the_names_of_the_conventions() -> None:
     bare = repr([s.to_json() for s in spans_of(rollout(), Origin(**{**vars_of(ORIGIN), "content": False}))])
     assert "How many?" not in bare
     assert "SELECT 1" not in bare
+
+
+def test_a_reward_that_the_agent_gave_is_sent_and_its_text_only_with_content() -> None:
+    attributes = {REWARD: 0.5, FEEDBACK: "SELECT 1 was right"}
+    given = Span(id="f" * 16, parent="a" * 16, name="reward", start=103.0, end=103.0, attributes=attributes)
+    made = rollout()
+    made = attrs.evolve(made, trace=attrs.evolve(made.trace, spans=(*made.trace.spans, given)))
+    sent = spans_of(made, ORIGIN)[-1]
+    assert (sent.name, sent.attributes) == ("reward", attributes)
+    bare = spans_of(made, attrs.evolve(ORIGIN, content=False))[-1]
+    assert bare.attributes == {REWARD: 0.5}
 
 
 def vars_of(origin: Origin) -> dict[str, Any]:

@@ -319,7 +319,7 @@ def test_a_file_that_the_run_did_not_write_is_named(
     run = finished
     assert not [text for text in read_run(run).missing if "wrote" in text]
     change(run)
-    compared = compare([run])[0]["missing"]
+    compared = compare([run]).rows[0]["missing"]
     watched = view(Run(run, "toy").data(), whole=False)["missing"]
     shown = str(diagnose(run)), build_report([run]).read_text()
     resumed = read_past(RunDirectory(run)).warnings

@@ -189,12 +189,12 @@ STALE = ("algorithm.max_staleness=1", "algorithm.rollout_is_threshold=1.0")
 FAULTS = {
     "the same tasks in every step": Fault(
         link="tasks",
-        code="from agentrig.run import loop\nreal = loop.tasks_of_step\n"
-        "loop.tasks_of_step = lambda tasks, *, n, step, seed: real(tasks, n=n, step=1, seed=seed)",
+        code="from agentrig.run import drawing\nreal = drawing.tasks_of_step\n"
+        "drawing.tasks_of_step = lambda tasks, *, n, step, seed: real(tasks, n=n, step=1, seed=seed)",
     ),
     "one task only": Fault(
         link="tasks",
-        code="from agentrig.run import loop\nloop.tasks_of_step = lambda tasks, *, n, **_: [tasks[0]] * n",
+        code="from agentrig.run import drawing\ndrawing.tasks_of_step = lambda tasks, *, n, **_: [tasks[0]] * n",
     ),
     "all training inputs are equal": Fault(
         link="tasks", code="import os\nos.environ['AUDIT_EQUAL'] = '1'", names="different inputs"

@@ -19,7 +19,7 @@ from audit_faults import Fault
 
 from agentrig import credit
 from agentrig.plan import resolve
-from agentrig.run import loop, session, splits
+from agentrig.run import drawing, loop, session, splits
 from agentrig.run.training import train
 from agentrig.runners.engine import RolloutEngine
 from agentrig.testing.tiny_model import make_model, make_tokenizer
@@ -138,7 +138,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AUDIT_EQUAL", raising=False)
     for owner, names in {
         credit: ("grpo",),
-        loop: ("tasks_of_step",),
+        drawing: ("tasks_of_step",),
         loop.Loop: ("_validate",),
         checkpoint: ("save",),
         trainer_files: ("write",),

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import write_run
 from agentrig.view import figures
 from agentrig.view.reading import read_run, rollout_rows
@@ -71,6 +72,15 @@ def mini_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder, timeout=300,
     )  # fmt: skip
     return folder / "mini"
+
+
+@pytest.fixture(scope="module")
+def compared_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Eight runs, more than there are colours: seven that differ only in their seed, and one with a long name."""
+    folder = tmp_path_factory.mktemp("compared")
+    runs = [write_run(folder / f"seed-{seed}", steps=6 + seed % 2, seed=seed) for seed in range(7)]
+    long = folder / "mini-sql-rft-then-grpo-with-a-learning-rate-of-1e-3-seed-0"
+    return [*runs, write_run(long, steps=6, lr=1e-3, second_reward="spider-exec-strict")]
 
 
 @contextlib.contextmanager
@@ -195,6 +205,40 @@ def test_every_view_fits_and_can_be_read(browser: Any, mini_run: Path, width: in
                 wrong += [(address.removeprefix(link), found)] if found else []
         page.context.close()
     assert wrong == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_a_comparison_fits_and_each_curve_is_named(
+    browser: Any, compared_runs: list[Path], width: int, scheme: str
+) -> None:
+    with serving(compared_runs[0].parent) as link:
+        page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
+        page.goto(f"{link}compare?{'&'.join(f'run={run.name}' for run in compared_runs)}")
+        for what in (WIDE, SMALL):
+            assert not page.evaluate(what)
+        cells = page.locator("table.stacked").first
+        playwright.expect(cells.locator("tbody tr")).to_have_count(2)
+        assert "seeds 0, 1, 2, 3, 4, 5, 6" in cells.inner_text()
+        for figure in page.locator(".plots").first.locator("figure").all():
+            box = figure.locator("svg[role=img]").bounding_box()
+            assert figure.locator(".legend").bounding_box()["y"] < box["y"], "the legend is above the curves"
+            numbers = figure.locator("svg .tag")
+            named = figure.locator(".legend li:has(b)").all_inner_texts()
+            assert sorted(numbers.all_text_contents()) == sorted(text.split()[0] for text in named)
+            assert {text.split()[1] for text in named} == {run.name for run in compared_runs}
+            for number in numbers.all():  # `overflow: visible` would show it over what is beside the drawing
+                at = number.bounding_box()
+                assert at["x"] + at["width"] <= box["x"] + box["width"] + 1
+        # on a phone a value stands below or behind the name of its run, and is never cut off
+        hidden = "all => all.filter(e => e.scrollWidth > e.clientWidth + 1).length"
+        if width == 390:
+            assert page.locator(".scroll:has(.cards)").evaluate_all(hidden) == 0
+        page.get_by_role("link", name="a line for each run").click()
+        playwright.expect(page.locator("table.stacked").first.locator("tbody tr")).to_have_count(8)
+        page.get_by_label("x axis").select_option("time")
+        page.wait_for_url(re.compile("each=1.*x=time"))
+        page.context.close()
 
 
 def test_the_keys_are_shown_with_a_question_mark(browser: Any, mini_run: Path) -> None:
@@ -396,6 +440,44 @@ def test_a_run_gets_tags_and_a_note_and_is_found_by_them(page: Any, tmp_path: Pa
         playwright.expect(page.locator("table.runs tbody th > a")).to_have_text(["one", "two"])
         page.get_by_role("link", name="Run", exact=True).click()
         playwright.expect(page.locator("table.runs tbody th > a")).to_have_text(["two", "one"])
+
+
+def test_the_list_has_new_tags_at_once_and_keeps_what_was_chosen(page: Any, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_run(tmp_path / name, steps=2)
+    with serving(tmp_path) as link:
+        page.goto(link)
+        page.get_by_role("checkbox", name="compare two").check()
+        page.wait_for_selector(".live:not(.off)")
+        other = page.context.new_page()
+        other.goto(f"{link}run/one")
+        other.get_by_text("tags and note", exact=True).click()
+        other.get_by_label("tags, with commas between them").fill("kept")
+        other.get_by_role("button", name="save").click()
+        playwright.expect(page.locator("table.runs .tags li")).to_have_text(["kept"])
+        playwright.expect(page.locator("select[name=tag] option")).to_have_text(["any", "kept"])
+        assert page.get_by_role("checkbox", name="compare two").is_checked()
+        other.get_by_label("tags, with commas between them").fill("")
+        other.get_by_role("button", name="save").click()
+        playwright.expect(page.locator("table.runs .tags li")).to_have_count(0)
+        playwright.expect(page.locator("select[name=tag] option")).to_have_text(["any"])
+
+
+def test_the_page_says_without_a_reload_that_the_run_has_ended(page: Any, tmp_path: Path) -> None:
+    write_run(tmp_path / "one", steps=2, ended=False)
+    run = RunDirectory(tmp_path / "one")
+    run.lock()
+    with serving(tmp_path) as link:
+        page.goto(f"{link}run/one")
+        playwright.expect(page.locator(".live")).to_have_text("live")
+        run.write_json("error.json", {"error": "RunStopped", "message": "step 3: no triplets"})
+        run.release()
+        playwright.expect(page.locator(".live")).to_have_text("the run has ended")
+        playwright.expect(page.locator(".pill")).to_have_text("stopped by an error")
+        (tmp_path / "one" / "error.json").unlink()
+        run.lock()  # it is resumed
+        playwright.expect(page.locator(".live")).to_have_text("live")
+        run.release()
 
 
 def test_a_trace_is_a_waterfall_with_totals_that_folds(page: Any, long_run: Path) -> None:

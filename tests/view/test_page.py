@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,12 +15,12 @@ import pytest
 import agentrig.view
 from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, write_run
-from agentrig.view import build_report, compare, compare_text
+from agentrig.view import build_report, compare
 from agentrig.view.diagnosis import diagnose
 from agentrig.view.html import explained
 from agentrig.view.page import render
 from agentrig.view.reading import read_run, rollout_rows
-from agentrig.view.table import CELLS, row_of
+from agentrig.view.table import CELLS, results, row_of, text_of
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 LINKS = {"src", "href", "xlink:href", "srcset", "action", "data", "poster"}
@@ -100,7 +101,8 @@ def test_the_page_needs_no_other_file_and_no_script(finished: Path, page: Page):
 
 
 def test_every_link_leads_to_one_place_in_the_file(finished: Path, page: Page, tmp_path: Path):
-    two = Page(build_report([finished, finished], tmp_path / "two.html"))  # the same rollouts twice
+    same = shutil.copytree(finished, tmp_path / "same")
+    two = Page(build_report([finished, same], tmp_path / "two.html"))  # the same rollouts twice
     for each, rollouts in ((page, 14), (two, 28)):
         assert len(each.ids) == len(set(each.ids))
         assert {link.removeprefix("#") for link in each.links} <= set(each.ids)
@@ -211,7 +213,8 @@ def test_all_content_of_a_run_is_shown_as_text(tmp_path: Path):
     line = {**run.metrics()[-1], "step": 4, "nodes": {"seen": {HOSTILE: 1}, "trained": {HOSTILE: 1}}}
     line |= {"failures": {HOSTILE: 1}, "second_rewards": {HOSTILE: {"mean": 0.5}}, "algorithm": {HOSTILE: 1.0}}
     run.append_metrics(line)
-    for runs in ([directory], [directory, directory]):
+    other = shutil.copytree(directory, tmp_path / "other")
+    for runs in ([directory], [directory, other]):
         page = Page(build_report(runs, tmp_path / "page.html"))  # the elements nest, so nothing broke out
         assert "script" not in page.tags
         assert "img" not in page.tags
@@ -294,7 +297,8 @@ def test_odd_values_in_the_metrics_are_left_out(tmp_path: Path):
     directory = write_run(tmp_path / "run", steps=0, ended=False)
     (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in GARBAGE))
     Page(build_report([directory]))
-    Page(build_report([directory, directory], tmp_path / "two.html"))
+    other = shutil.copytree(directory, tmp_path / "other")
+    Page(build_report([directory, other], tmp_path / "two.html"))
 
 
 def test_several_runs_share_a_page_beside_the_first_of_them(tmp_path: Path):
@@ -304,25 +308,26 @@ def test_several_runs_share_a_page_beside_the_first_of_them(tmp_path: Path):
     assert not (tmp_path / "a" / "report.html").exists()
     page = Page(path)
     assert page.text.count("2 runs compared") == 1
-    assert page.rows[0] == ["", "a", "_other$run$"]
+    assert page.headings[:1] == ["Comparison"]
+    assert ["", "a", "_other$run$"] in page.rows
     assert ["algorithm.lr", "0.0003", "0.001"] in page.rows
     heads = [row[0] for row in page.rows if row]
     assert heads[heads.index("By half") :][:3] == ["By half", "  first", "  second"]
     assert heads[heads.index("By turn") :][:2] == ["By turn", "  right at turn 1"]
     assert (tmp_path / "comparison" / "plots" / "time.png").exists()
-    assert re.search(r'<span class="swatch series-2"></span>_other\$run\$</li>', path.read_text())
+    assert re.search(r'</svg><b class="series-2">2</b> _other\$run\$</li>', path.read_text())
 
 
-def test_compare_gives_plain_json_and_a_table_that_fits(tmp_path: Path, finished: Path):
+def test_the_results_are_plain_json_and_a_table_that_fits(tmp_path: Path, finished: Path):
     other = write_run(tmp_path / "other", steps=3, ended=False)
-    rows = json.loads(json.dumps(compare([finished, other])))
+    rows = json.loads(json.dumps(compare([finished, other]).as_dict()))["runs"]
     assert [r["status"] for r in rows] == ["finished", "crashed"]
     assert set(CELLS) <= set(rows[0])
     assert rows[0]["turns"] == 3
     assert rows[0]["accuracy"]["before_ci95"][0] < rows[0]["accuracy"]["before"] < rows[0]["accuracy"]["before_ci95"][1]
     assert rows[1]["accuracy"]["after"] is None
     assert rows[0]["failures"] == {"llm-error": 3}
-    text = compare_text([finished, other], width=80)
+    text = text_of(results(rows), width=80)
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 80
     assert re.search(r"^Response tokens +\d+\.\d → \d+\.\d", text, re.MULTILINE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,9 +12,10 @@ import pytest
 
 from agentrig.testing.run_directory import write_run
 from agentrig.view import figures
-from agentrig.view.plots import Line, Plot, plots_of
+from agentrig.view.plots import MEAN, Line, Plot, apart, plots_of
+from agentrig.view.png import draw
 from agentrig.view.reading import read_run
-from agentrig.view.svg import MOST_POINTS, svg
+from agentrig.view.svg import MOST_POINTS, TAG_HEIGHT, points_of, svg
 
 
 def parsed(plot: Plot) -> ElementTree.Element:
@@ -38,16 +41,70 @@ def test_held_out_accuracy_is_drawn_with_its_intervals(tmp_path: Path) -> None:
     height = max(grid) - min(grid)  # from 0% up
     top = 20 * (len(grid) - 1)
     assert (ends[0] - ends[1]) / height * top == pytest.approx(100 * (high - low), abs=0.5)
-    assert [label for _, label in drawn["accuracy"].legend][-1] == "held out, 95% interval"
+    assert [line.label for line in drawn["accuracy"].legend][-2:] == ["held out, 95% interval", "each step"]
+    assert drawn["accuracy"].legend[-1].color == drawn["accuracy"].legend[0].color, "of the training rollouts"
 
 
-def test_several_runs_have_a_colour_each(tmp_path: Path) -> None:
-    runs = [read_run(write_run(tmp_path / name, steps=3, second_reward="strict")) for name in ("one", "<two>")]
+def test_several_runs_have_a_number_each_at_their_curve_and_in_the_legend(tmp_path: Path) -> None:
+    """There are more runs than colours."""
+    names = ["one", "<two>", *(f"run-{i}" for i in range(3, 10))]
+    runs = [read_run(write_run(tmp_path / name, steps=3, seed=i, second_reward="strict" if i < 2 else ""))
+            for i, name in enumerate(names)]  # fmt: skip
     drawn = {plot.name: plot for plot in plots_of(runs)}
-    assert drawn["reward"].legend == drawn["time"].legend == [(1, "one"), (2, "<two>")]
-    assert any("dashed" in line.get("class", "") for line in parsed(drawn["reward"]).iter("polyline")), (
-        "the second reward"
-    )
+    for name, plot in drawn.items():
+        entries = plot.legend
+        assert [(line.tag, line.label) for line in entries[:9]] == [(str(i), of) for i, of in enumerate(names, 1)]
+        assert not any(line.dashed or line.mark for line in entries[:9])
+        tags = [text for text in parsed(plot).iter("text") if "tag" in text.get("class", "")]
+        assert sorted(text.text or "" for text in tags) == [str(i) for i in range(1, 10)], name
+        ys = sorted(float(text.get("y", "")) for text in tags)
+        assert min(b - a for a, b in itertools.pairwise(ys)) >= TAG_HEIGHT - 0.11, "none is written over another"
+        edge = max(float(line.get("x2", "")) for line in parsed(plot).iter("line"))
+        assert all(float(text.get("x", "")) > edge for text in tags), "they are not over the curves"
+    kinds = {name: [line.label for line in plot.legend[9:]] for name, plot in drawn.items()}
+    assert kinds["accuracy"] == ["training", "validation", "held out, 95% interval"]
+    assert kinds["reward"] == [f"training, {MEAN}", "second reward: strict", "each step"]
+    assert kinds["time"] == ["each step"]
+    looks = {line.label: (line.dashed, line.mark) for line in drawn["accuracy"].legend[9:]}
+    assert looks == {
+        "training": (True, ""), "validation": (False, "dot"), "held out, 95% interval": (False, "diamond")
+    }  # fmt: skip
+    said = {line["label"] for line in json.loads(points_of(drawn["accuracy"]))["lines"]}
+    assert {"one, training", "one, validation", "one, held out, 95% interval"} <= said
+
+
+def test_an_image_grows_with_its_legend(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / f"run-{i}", steps=2, seed=i)) for i in range(20)]
+    heights = []
+    for some in (runs[:1], runs):
+        image = draw(some, "accuracy")
+        assert image is not None
+        heights.append(int.from_bytes(image[20:24], "big"))
+    entries = len(plots_of(runs)[0].legend)
+    rows = entries // 3
+    assert heights[1] - heights[0] > 160 * 0.15 * (rows - 2)
+
+
+@pytest.mark.parametrize(
+    ("places", "found"),
+    [
+        ([50.0], [50.0]),
+        ([50.0, 50.0], [45.0, 55.0]),
+        ([10.0, 80.0], [10.0, 80.0]),
+        ([0.0, 0.0, 0.0], [0.0, 10.0, 20.0]),
+        ([100.0, 99.0, 20.0], [100.0, 90.0, 20.0]),
+        ([5.0] * 21, [5.0 * i for i in range(21)]),
+    ],
+)
+def test_numbers_are_moved_apart_within_the_drawing(places: list[float], found: list[float]) -> None:
+    moved = apart(places, 10.0, 0.0, 100.0)
+    assert all(0 <= place <= 100 for place in moved)
+    if len(places) < 4:
+        assert moved == pytest.approx(found, abs=4.0)
+    ordered = sorted(moved)
+    least = min((b - a for a, b in itertools.pairwise(ordered)), default=10.0)
+    assert least >= min(10.0, 100 / max(1, len(places) - 1)) - 1e-9
+    assert sorted(range(len(places)), key=lambda i: (places[i], i)) == sorted(range(len(moved)), key=moved.__getitem__)
 
 
 def test_long_runs_are_drawn_with_a_bounded_number_of_points(tmp_path: Path) -> None:

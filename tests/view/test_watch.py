@@ -457,7 +457,7 @@ def test_runs_are_sorted_and_filtered(tmp_path: Path) -> None:
 
 def test_a_page_says_that_its_run_has_ended_and_a_comparison_begins_with_what_differs(runs: Path) -> None:
     with serving(runs) as link:
-        assert 'data-live="the run has ended"' in page(link, "run/two")
+        assert 'data-label="the run has ended"' in page(link, "run/two")
         assert 'data-live="live"' in page(link)
         text = httpx.get(f"{link}compare?run=one&run=two", timeout=30).text
         assert text.index("<h2>Settings that differ") < text.index('class="plots"') < text.index("<h2>Results")

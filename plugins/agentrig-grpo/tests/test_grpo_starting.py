@@ -58,7 +58,7 @@ def test_a_new_model_learns_its_demonstrations_in_one_thread(tmp_path: Path) -> 
     model, tokenizer = checkpoint.load_model(tmp_path / "a"), checkpoint.load_tokenizer(tmp_path / "a")
     # The server reads the same prompt as the warm-up.
     prompt = Chat(tokenizer).prompt_ids([{"role": "user", "content": "sort 372"}])
-    assert prompt == encode(tokenizer, turn(7)).prompt_ids
+    assert prompt == encode(turn(7), Chat(tokenizer)).prompt_ids
     out = model.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False)
     assert tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True) == "sorted: 2 3 7"
 
@@ -122,7 +122,7 @@ def test_tokenizers_write_any_text_and_calls_of_tools(tmp_path: Path) -> None:
         assert len(tokenizer) <= 400
         text = "unseen: žluť 猫 \n\t{}"
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-        example = encode(tokenizer, Turn(messages=messages, tools=tools, reply=Reply(tool_calls=[call])))
+        example = encode(Turn(messages=messages, tools=tools, reply=Reply(tool_calls=[call])), Chat(tokenizer))
         reply = tokenizer.decode(example.response_ids)
         form = Chat(tokenizer).tool_form
         assert not isinstance(form, str)

@@ -8,25 +8,28 @@ from typing import Any
 import agentlightning as agl
 import agentrig_lightning as lightning
 import pytest
+from agentlightning.emitter import find_reward_spans, get_reward_value
 from agentlightning.tracer.base import clear_active_tracer, get_active_tracer
 from agentlightning.types import SpanCoreFields, TraceStatus
 from agentrig_lightning.calls import LitAgentCall
 from agentrig_lightning.recorder_tracer import SpanAdapter
 from agentrig_lightning.results import run_score, score_span
-from agentrig_lightning.spans import final_reward, to_lightning
+from agentrig_lightning.spans import final_reward, from_lightning, to_lightning
 from model_server import ModelServer
 from openai import OpenAI
 from opentelemetry import trace as otel
 from opentelemetry.sdk.trace import TracerProvider
 
-from agentrig import Score, Task
+import agentrig
+from agentrig import AgentFailure, Score, Task
 from agentrig.adapters import Triplet, triplet_of
 from agentrig.agents import Outcome
 from agentrig.endpoints import Endpoint
 from agentrig.pools import Result
+from agentrig.rewards import given_to_calls
 from agentrig.runners.engine import RolloutEngine
 from agentrig.runners.scorer import Scorer
-from agentrig.traces import LLM_CALL, Span, Trace
+from agentrig.traces import LLM_CALL, REWARD, Span, Trace
 from agentrig.tracing.recording import recording
 
 IMAGE = [{"type": "text", "text": "Is 1 odd?"}, {"type": "image_url", "image_url": {"url": "file:///a.png"}}]
@@ -88,6 +91,46 @@ def test_each_emitted_reward_stays_with_its_call(roll: Roll) -> None:
     ids = [c.attributes["gen_ai.response.id"] for c in trace.llm_calls()]
     assert [t.metadata["response_id"] for t in (first, second)] == ids
     assert (second.metadata["agent_name"], second.metadata["request"]["model"]) == ("n", "m")
+
+
+def test_rewards_of_calls_feed_the_credit_turn_and_reach_theirs_too(roll: Roll) -> None:
+    def body(ask: Callable[..., str]) -> None:
+        agl.emit_reward(9.0)
+        ask()
+        agl.emit_reward({"form": 0.25, "length": 7.0}, primary_key="form")
+        ask()
+        agentrig.reward(0.5, feedback="better")
+
+    answer, trace = roll(body)
+    assert given_to_calls(trace) == [0.25, 0.5]
+    assert answer == 0.5, "the last one is the rollout's, whoever gave it"
+    spans = to_lightning(trace, "r1", "a")
+    assert [get_reward_value(s) for s in find_reward_spans(spans)] == [9.0, 0.25, 0.5]
+    assert [t.reward for t in SpanAdapter(every_call).adapt(spans)] == [0.25, 0.5]
+    assert given_to_calls(from_lightning("r1", spans)) == [0.25, 0.5], "there and back"
+    assert not [key for span in spans for key in span.attributes if key == REWARD]
+
+
+def test_a_returned_number_is_the_last_calls_reward(roll: Roll) -> None:
+    def body(ask: Callable[..., str]) -> float:
+        ask()
+        agl.emit_reward(0.1)
+        ask()
+        return 0.5
+
+    _, trace = roll(body)
+    assert given_to_calls(trace) == [0.1, 0.5]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e10])
+def test_an_emitted_reward_that_is_none_is_refused_in_the_agent(roll: Roll, value: float) -> None:
+    def body(ask: Callable[..., str]) -> None:
+        ask()
+        agl.emit_reward(value)
+
+    with pytest.raises(AgentFailure, match="give a number between") as refused:
+        roll(body)
+    assert refused.value.kind == "bad-reward"
 
 
 @pytest.mark.parametrize(("value", "rewards"), [(0.9, [0.1, 0.9]), (1.0, [1.0, 1.0])])

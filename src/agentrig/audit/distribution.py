@@ -86,6 +86,8 @@ def distribution(step: Step) -> Iterator[Verdict]:
     independent errors add up to. Eight times the largest difference of two precisions, over some calls, is added, for a
     model that is more sensitive than a formula knows.
     """
+    if step.record.demonstrations:
+        raise CannotLook("demonstrations: nothing was sampled")
     version = step.number - 1 - int(step.line.get("max_staleness") or 0)
     weights = step.weights(version)
     groups = _groups(step, version)

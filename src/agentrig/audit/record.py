@@ -128,6 +128,16 @@ def told(private: Any) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
+TASKS = "tasks"
+"""`algorithm.demonstrations` of a run that learns its training tasks; any other is a run or a file."""
+
+IMITATED: Mapping[str, Any] = {
+    **{"group_size": 1, "temperature": 1.0, "top_p": 1.0, "max_staleness": 0, "loss": "cross-entropy"},
+    **{"clip_low": 0.2, "clip_high": 0.28, "rollout_is_threshold": 2.0},  # without effect: there is no ratio
+}
+"""What no setting says where demonstrations are learned: one rollout a task, and plain cross-entropy."""
+
+
 class Record:
     """A run directory.
 
@@ -136,6 +146,7 @@ class Record:
 
     Attributes:
         lines: Its lines of metrics by step; one that a crash has cut short is left out.
+        settings: Section `[algorithm]`.
 
     Raises:
         ConfigError: It has no `config.toml`.
@@ -148,6 +159,8 @@ class Record:
         except FileNotFoundError:
             raise ConfigError(f"{path} is not a run directory: it has no config.toml") from None
         self.settings: Mapping[str, Any] = self.config["algorithm"]
+        if self.demonstrations:
+            self.settings = {**IMITATED, **self.settings}
         self.lines: dict[int, Mapping[str, Any]] = {}
         file = path / "metrics.jsonl"
         for text in file.read_text("utf-8", "replace").splitlines() if file.is_file() else ():
@@ -160,6 +173,11 @@ class Record:
     def _manifest(self) -> Mapping[str, Any]:
         file = self.path / "manifest.json"
         return mapping(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
+
+    @property
+    def demonstrations(self) -> str:
+        """Where it learns demonstrations from; '' if it samples its rollouts."""
+        return str(mapping(self.config.get("algorithm")).get("demonstrations", ""))
 
     @property
     def knows_update(self) -> bool:
@@ -175,6 +193,8 @@ class Record:
     def credit(self) -> tuple[str, Mapping[str, Any]]:
         """The name of the credit and its settings; '' instead of the name if it is none of agentrig's own."""
         keys = self.config.get("credit")
+        if self.demonstrations:
+            return "demonstrations", {}
         if keys is None:  # of a run before there were credits
             mine = self.settings["use"] == "grpo" or "advantages" in (self._manifest.get("formulas") or ())
             return ("grpo" if self.settings.get("scale_rewards") else "dr-grpo") if mine else "", self.settings

@@ -11,10 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrig.audit.record import Row
+from agentrig.audit.record import TASKS, Row
 from agentrig.audit.step import Step
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
-from agentrig.traces import LLM_CALL, mapping
+from agentrig.traces import LLM_CALL, REWARD, SERVER, mapping
 
 SCORED_N = 16
 """So many answers of a step are scored again, however long it takes."""
@@ -34,6 +34,9 @@ CAUSES = "rewards that went to other rollouts, a reward that depends on more tha
 
 EPSILON = 1e-6
 """What the credits add to a deviation, as the docstring of `agentrig.credit.advantages` says."""
+
+LARGEST = 1e9
+"""The largest reward that an agent may give, without its sign, as the docstring of `agentrig.reward` says."""
 
 Key = tuple[str, str]
 """A call: its rollout and its span."""
@@ -240,7 +243,7 @@ FORMULAS: Mapping[str, Callable[[Sequence[float], Sequence[int]], Sequence[float
 }
 """What a group's rewards are worth, by the credit's name. Each is written from its paper."""
 
-COLUMNS = {"turn": ("call_values",), "rft": ("answer", "correct")}
+COLUMNS = {"turn": ("call_values",), "rft": ("answer", "correct"), "demonstrations": ("correct",)}
 """What credits that look at more than rewards need of a rollout."""
 
 
@@ -263,6 +266,10 @@ def expected(step: Step) -> dict[Key, float | None]:
     if name == "turn":
         for rows in groups.values():
             found |= _by_turn(step, rows, calls, float(keys["discount"]))
+    elif name == "demonstrations":  # each one that the reward accepts; not a reply that it marks as a mistake
+        accepted = {row["id"] for rows in groups.values() for row in rows if row["correct"]}
+        mistakes = {key for key, call in step.calls.items() if call.response.get("learn") is False}
+        found = {key: 1.0 if key[0] in accepted and key not in mistakes else None for key in calls}
     elif name == "rft":  # the first of each accepted answer: arXiv:2308.01825
         firsts = {
             (*group, row["answer"]): row["id"] for group, rows in groups.items() for row in rows[::-1] if row["correct"]
@@ -293,7 +300,10 @@ def _by_turn(step: Step, rows: Sequence[Any], calls: Calls, discount: float) -> 
     for row in rows:
         rollout, seen = row["id"], Counter[str]()
         answered = [span["id"] for span in spans[rollout] if span["name"] == LLM_CALL and span["error"] is None]
-        values = json.loads(row["call_values"]) or [None] * len(answered)
+        values = json.loads(row["call_values"])
+        if not values:  # the run's reward scores no calls
+            by_agent = _given(spans[rollout])
+            values = [by_agent.get(span) for span in answered]
         for i, span in enumerate(answered):
             if (rollout, span) not in calls:
                 continue
@@ -310,6 +320,35 @@ def _by_turn(step: Step, rows: Sequence[Any], calls: Calls, discount: float) -> 
         for key in keys:
             value = returns[key]
             found[key] = None if value is None else value - mean if len(set(heard_of)) > 1 else 0.0
+    return found
+
+
+def _given(spans: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return, by call, the reward that the agent gave it last: a reward is of the last call that ended before it.
+
+    Of several calls, one in a span closer around the reward comes first. Calls to other servers have none.
+    """
+    above = {span["id"]: span["parent"] for span in spans}
+
+    def around(span: str) -> list[str]:
+        outer, at = list[str](), above.get(span)
+        while at and at not in outer:
+            outer.append(at)
+            at = above.get(at)
+        return outer
+
+    calls = [s for s in spans if s["name"] == LLM_CALL and s["error"] is None and SERVER not in s["attributes"]]
+    found: dict[str, float] = {}
+    for span in spans:
+        value, outer = span["attributes"].get(REWARD), around(span["id"])
+        if isinstance(value, int | float) and -LARGEST <= value <= LARGEST:
+            near = {
+                -min(map(outer.index, shared)): call["id"]  # of equally close ones, the last stays
+                for call in calls
+                if call["end"] <= span["start"] and (shared := set(outer) & set(around(call["id"])))
+            }
+            if near:
+                found[near[max(near)]] = float(value)
     return found
 
 
@@ -357,7 +396,8 @@ def _said(worth: float | None) -> str:
 def _nodes(step: Step) -> Iterator[Verdict]:
     """Check which calls `agent-match` handed over: those with its pattern in the name of a node around them."""
     adapter = step.record.config["adapter"]
-    if adapter["use"] != "agent-match" or not adapter.get("match"):
+    given = step.record.demonstrations not in ("", TASKS)  # a file's calls have no nodes
+    if adapter["use"] != "agent-match" or not adapter.get("match") or given:
         return
     wrong = []
     for row in step.record.table("calls", "train", step.number, "rollout", "span", "node", "place", "reason"):

@@ -11,7 +11,8 @@ from typing import Any
 import attrs
 
 from agentrig.audit.distribution import compared
-from agentrig.audit.record import Call, Row, Sources, readable, told
+from agentrig.audit.draws import CAUSES, drawn
+from agentrig.audit.record import TASKS, Call, Row, Sources, readable, told
 from agentrig.audit.scores import CAUSES as SCORE_CAUSES
 from agentrig.audit.scores import moved, scored_again
 from agentrig.audit.step import Step
@@ -25,19 +26,19 @@ HELD_OUT = 16
 TEXT = 16
 """Characters of the shortest text that stands for a task."""
 
-CAUSES = "the algorithm's sampling of tasks, the task set's `load` (is its order stable?), a task that changed since"
-
 
 def tasks(step: Step) -> Iterator[Verdict]:
     """Check which tasks a step trained on.
 
-    - `grpo` states its order (docs/learner.md); see `_drawn`. Other algorithms may draw as they like.
+    - `grpo` states which it draws (docs/learner.md), see `agentrig.audit.draws`; others may draw as they like.
     - The agent got the task's input as the task set, loaded again, has it; the run's tasks of all roles have the
       private part that the task set gives them; each group has `group_size` rollouts of one
       task; and inputs of different tasks differ: if two tasks out of the split, taken at random, are more likely to
       have the same input than not, the tasks are one task.
     """
     split, rows = step.sources.splits["train"], step.rows
+    if step.record.demonstrations not in ("", TASKS):
+        raise CannotLook(f"the demonstrations are those of {step.record.demonstrations}")
     if not rows:
         raise CannotLook(f"the rollouts of step {step.number} are not in {step.record.path}/rollouts")
     known = {task.id: _text(task.input) for task in split}
@@ -58,7 +59,7 @@ def tasks(step: Step) -> Iterator[Verdict]:
         wrong = [f"group {name} has {len(ids)} rollouts" for name, ids in groups.items() if len(ids) != size]
         if wrong:
             yield fault(f"instead of {size}: {some(wrong)}", "the engine, or rollouts that got lost")
-        yield from _drawn(step, [members[0] for members in groups.values()])
+        yield from drawn(step, [members[0] for members in groups.values()])
     kinds = Counter(known.values())
     if sum(n * (n - 1) for n in kinds.values()) > 0.5 * len(known) * (len(known) - 1):
         most = kinds.most_common(1)[0][0]
@@ -90,38 +91,6 @@ def _private(sources: Sources) -> Iterator[Verdict]:
         names = [f"{role} task {name}" for role, name in sorted(wrong)]
         detail = f"{len(wrong)} tasks have another private part than the task set, loaded again, gives: {some(names)}"
         yield fault(detail, "what changes tasks after `load`, or their order; a task that changed since")
-
-
-def _drawn(step: Step, drawn: list[str]) -> Iterator[Verdict]:
-    """Compare the tasks of a step's groups with those that grpo's sampling draws.
-
-    Each epoch shuffles the split with `random.Random(f"tasks {seed} {epoch}")`, and steps take consecutive slices. So
-    each task comes once before any comes twice: in all groups up to this step no two tasks' counts differ by more than
-    one.
-    """
-    ids = [task.id for task in step.sources.splits["train"]]
-    n, seed = step.settings["tasks_per_step"], step.record.config["run"]["seed"]
-    before, stream = (step.number - 1) * n, list[str]()
-    for epoch in range(before // len(ids), (before + n) // len(ids) + 1):
-        order = list(range(len(ids)))
-        random.Random(f"tasks {seed} {epoch}").shuffle(order)
-        stream += [ids[i] for i in order]
-    wanted = stream[before % len(ids) :][:n]
-    off = (Counter(wanted) - Counter(drawn)) + (Counter(drawn) - Counter(wanted))
-    if off:
-        detail = f"step {step.number} trained on {some(drawn)}; its sampling should have drawn {some(wanted)}: "
-        yield fault(f"{detail}{off.total()} differ", CAUSES)
-    recorded = [one for one in step.record.steps("train") if one <= step.number]
-    times = dict.fromkeys(ids, 0)
-    for one in recorded:
-        rows = step.record.table("rollouts", "train", one, "group", "task_id")
-        for task in {row["group"]: row["task_id"] for row in rows}.values():
-            if task in times:
-                times[task] += 1
-    most, least = max(times, key=lambda task: times[task]), min(times, key=lambda task: times[task])
-    if len(recorded) == step.number and times[most] > times[least] + 1:
-        detail = f"up to step {step.number}, task {most} was drawn {times[most]} times and {least} {times[least]} times"
-        yield fault(f"{detail}; each should come once before any comes twice", CAUSES)
 
 
 def held_out(step: Step) -> Iterator[Verdict]:

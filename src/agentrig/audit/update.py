@@ -94,7 +94,8 @@ def surrogate(
 
     `clip` and `gspo` are PPO's clipped surrogate (arXiv:1707.06347, equation 7) with DAPO's upper bound
     (arXiv:2503.14476, equation 8), of a token's ratio or of a whole reply's (arXiv:2507.18071). `cispo` weighs the
-    log-probability with the bounded ratio (arXiv:2506.13585). `sapo` has a gate (arXiv:2511.20347).
+    log-probability with the bounded ratio (arXiv:2506.13585). `sapo` has a gate (arXiv:2511.20347). `cross-entropy` is
+    minus the log-probability of what was demonstrated, and has no ratio.
 
     Raises:
         CannotLook: The loss is another one.
@@ -109,6 +110,8 @@ def surrogate(
     if kind == "sapo":
         heat = torch.where(advantage > 0, 1.0, 1.05)
         return -(advantage * 4 / heat / (1 + torch.exp(-heat * (ratio - 1))))
+    if kind == "cross-entropy":
+        return -(advantage * now)
     raise CannotLook(f"the loss {kind} is not known here")
 
 

@@ -44,10 +44,12 @@ class Group(NearestGroup):
             "dev": ("dev:dev", "Run an agent on a few tasks and show every span; nothing is learned."),
             "eval": ("eval:eval_", "Measure a model through an agent."),
             "warmup": ("warmup:warmup", "Make a small starting model for your own tasks."),
+            "forecast": ("forecast:forecast", "Say whether a run would learn, and how long it would take."),
         },
         "Look": {
             "watch": ("watch:watch", "Show runs in a browser while they go on: curves, and every trace."),
-            "report": ("report:report", "Rebuild the report of a run, or compare several."),
+            "report": ("report:report", "Rebuild the report of a run."),
+            "compare": ("compare:compare", "Compare runs in one table: method, held-out accuracy, tokens, time, cost."),
             "why": ("why:why", "Say what held a run's learning back, and what to change."),
             "audit": ("audit:audit", "Check a recorded step with code that shares nothing with the trainer."),
             "export": ("export:export", "Copy a run's latest checkpoint as a Hugging Face directory."),

@@ -69,7 +69,7 @@ class Cpu(Hardware):
                 name="torch 2.13 on CPU",
                 proof="hardware-tested",
                 versions={"python": ">=3.11,<3.13", "torch": "==2.13.*", "transformers": ">=5.10,<6"},
-                algorithms=("grpo",),
+                algorithms=("grpo", "sft"),
                 source="the project's own tests",
             ),
         )

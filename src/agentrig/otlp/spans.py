@@ -16,7 +16,7 @@ import attrs
 from agentrig.errors import extra
 from agentrig.rollouts import Rollout
 from agentrig.text import cut, json_text, storable
-from agentrig.traces import LLM_CALL, SERVER, Span, items, mapping
+from agentrig.traces import FEEDBACK, LLM_CALL, SERVER, Span, items, mapping
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -186,7 +186,9 @@ def _named(span: Span, origin: Origin) -> tuple[str, dict[str, Any]]:
             }
         return f"execute_tool {tool}", found
     kept = {k: v for k, v in attributes.items() if not k.startswith("gen_ai.") and k not in ("input", "output")}
-    if origin.content:
+    if not origin.content:
+        kept.pop(FEEDBACK, None)
+    else:
         kept |= {f"agentrig.{k}": attributes[k] for k in ("input", "output") if k in attributes}
     return span.node or span.name, kept
 

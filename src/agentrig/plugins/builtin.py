@@ -27,6 +27,7 @@ from agentrig.external.checks import check_service
 from agentrig.external.config import ENVIRONMENT, CommandConfig, HttpConfig
 from agentrig.otlp.exporting import OtlpConfig
 from agentrig.plugins.auto import OWN, PROCESSES
+from agentrig.rewards import given
 from agentrig.traces import LLM_CALL, Trace
 from agentrig.trackers import config as trackers
 from agentrig.trackers.tracking import Tracking
@@ -98,10 +99,12 @@ def register_agents() -> Iterable[AgentSpec]:
 
 
 def own(task: Task, outcome: Outcome, budget_s: float, trace: Trace) -> Score:
-    """Use the number that the agent itself returned."""
+    """Use the number that the agent itself returned; without one, the last reward that it gave (`agentrig.reward`)."""
     answer = outcome.answer if outcome.own_reward is None else outcome.own_reward
     if isinstance(answer, int | float):
         return Score.ok(float(answer))
+    if rewards := given(trace):
+        return Score.ok(rewards[-1][1])
     failed = [span.error for span in trace.spans if span.name == LLM_CALL and span.error]  # an agent may hide these
     after = f", after a call to the model that failed: {failed[-1]:.300}" if failed else ""
     return Score.invalid(

@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from agentrig.demonstrations import Call, Demonstrate, Reply, Turn
+from agentrig.demonstrations import LEARN, Call, Demonstrate, Encode, Reply, Turn
 from agentrig.endpoints import Endpoint
 from agentrig.errors import place_of
 from agentrig.http_server import (
@@ -34,6 +34,7 @@ from agentrig.http_server import (
 )
 from agentrig.tasks import Task
 from agentrig.text import words_of
+from agentrig.traces import mapping
 
 MODEL = "demonstration"
 LIMIT = 8 << 20
@@ -55,8 +56,15 @@ class Conversation:
     problem: str = ""
     lock: threading.Lock = attrs.field(factory=threading.Lock, repr=False)
 
-    def answer(self, demonstrate: Demonstrate, messages: Sequence[Any], tools: Sequence[Any]) -> Reply | None:
-        """Ask the demonstrator, and record the turn; None if it can't say."""
+    def answer(
+        self, demonstrate: Demonstrate, body: Mapping[str, Any], encode: Encode | None = None
+    ) -> tuple[Reply, dict[str, Any]] | None:
+        """Ask the demonstrator, and record the turn; None if it can't say.
+
+        Returns:
+            The reply, and with `encode` its token ids: the fields of a choice of OpenAI's chat completion.
+        """
+        messages, tools = body.get("messages") or [], body.get("tools") or []
         with self.lock:
             replies = [turn.reply for turn in self.turns]
             call = Call(messages=messages, tools=tools, turn=len(replies), replies=replies, rng=self.rng)
@@ -72,13 +80,26 @@ class Conversation:
             if not isinstance(reply, Reply):
                 self.problem = f"the demonstrator returned {reply!r:.100}; return a Reply, a text or None"
                 return None
-            self.turns.append(Turn(messages=messages, tools=tools, reply=reply))
-            return reply
+            options = mapping(body.get("chat_template_kwargs"))
+            turn, ids = Turn(messages=messages, tools=tools, options=options, reply=reply), {}
+            if encode is not None:
+                stops = body.get("stop") or []
+                try:
+                    for stop in [stops] if isinstance(stops, str) else stops:
+                        if stop in reply.content:
+                            raise ValueError(f"the agent's stop sequence {stop!r} is in it, where a model would end")
+                    prompt, tokens = encode(turn)
+                except ValueError as error:
+                    self.problem = f"the demonstrated call {len(replies) + 1} can't be learned: {error}"
+                    return None
+                ids = {"prompt_token_ids": list(prompt), "token_ids": list(tokens)}
+            self.turns.append(turn)
+            return reply, ids
 
 
 @contextmanager
 def demonstrating(
-    tasks: Sequence[Task], demonstrate: Demonstrate, *, seed: int
+    tasks: Sequence[Task], demonstrate: Demonstrate, *, seed: int | str, encode: Encode | None = None
 ) -> Iterator[tuple[list[Endpoint], list[Conversation]]]:
     """Serve one endpoint a task on loopback; yields the endpoints and what is recorded of each.
 
@@ -86,6 +107,7 @@ def demonstrating(
         tasks: One for each rollout; a task may occur several times.
         demonstrate: Says what to answer.
         seed: Of the conversations' random numbers.
+        encode: Gives answers their token ids, so that they can be trained on; None for answers without.
     """
     seen: dict[str, int] = {}
     conversations = []
@@ -109,7 +131,7 @@ def demonstrating(
         conversation = of_key(bearer(scope))
         assert conversation is not None
         if scope["method"] == "POST":
-            await _answer(conversation, demonstrate, scope, receive, send)
+            await _answer(conversation, demonstrate, encode, scope, receive, send)
         elif (scope["method"], scope["path"]) == ("GET", "/v1/models"):
             await reply(send, 200, {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
         else:
@@ -123,7 +145,13 @@ def demonstrating(
     try:
         yield (
             [
-                Endpoint(base_url=url, model=MODEL, api_key=f"{secret}-{i}", sampling={"temperature": 0.0})
+                Endpoint(
+                    base_url=url,
+                    model=MODEL,
+                    api_key=f"{secret}-{i}",
+                    sampling={"temperature": 0.0},
+                    token_ids=encode is not None,
+                )
                 for i in range(len(tasks))
             ],
             conversations,
@@ -133,7 +161,12 @@ def demonstrating(
 
 
 async def _answer(
-    conversation: Conversation, demonstrate: Demonstrate, scope: Scope, receive: Receive, send: Send
+    conversation: Conversation,
+    demonstrate: Demonstrate,
+    encode: Encode | None,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
 ) -> None:
     """Answer one of OpenAI's chat completions, whole or streamed."""
     try:
@@ -145,34 +178,33 @@ async def _answer(
         raise Refused(conversation.problem, status=404)
     if not isinstance(body, dict):
         raise Refused("the body must be a JSON object")
-    asked = (demonstrate, body.get("messages") or [], body.get("tools") or [])
-    said = await asyncio.to_thread(conversation.answer, *asked)  # a demonstrator may take its time
+    said = await asyncio.to_thread(conversation.answer, demonstrate, body, encode)  # a demonstrator may take its time
     if said is None:
         raise Refused(conversation.problem)
-    message = said.message(f"call-{len(conversation.turns)}")
-    end = "tool_calls" if said.tool_calls else "stop"
+    answer, ids = said
+    message = answer.message(f"call-{len(conversation.turns)}")
+    end = "tool_calls" if answer.tool_calls else "stop"
+    marks = {} if answer.learn else {LEARN: False}
+    kind = "chat.completion.chunk" if body.get("stream") else "chat.completion"
+    head = {"id": f"demonstration-{secrets.token_hex(8)}", "object": kind, "created": 0, "model": MODEL}
     if body.get("stream"):
-        await reply(send, 200, _events(message, end), {"content-type": "text/event-stream"})
+        await reply(send, 200, _events({**head, **marks}, message, end, ids), {"content-type": "text/event-stream"})
         return
     n = body.get("n")
     choices = [
-        {"index": i, "message": message, "finish_reason": end, "logprobs": None}
+        {"index": i, "message": message, "finish_reason": end, "logprobs": None, **ids}
         for i in range(n if isinstance(n, int) and 0 < n <= 128 else 1)
     ]
     usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-    await reply(send, 200, {**_head("chat.completion"), "choices": choices, "usage": usage})
+    await reply(send, 200, {**head, **marks, "choices": choices, "usage": usage})
 
 
-def _events(message: Mapping[str, Any], end: str) -> bytes:
+def _events(head: Mapping[str, Any], message: Mapping[str, Any], end: str, ids: Mapping[str, Any]) -> bytes:
     """Return a message as the events of a stream."""
     calls = [{**call, "index": i} for i, call in enumerate(message.get("tool_calls", ()))]
     delta = {**message, "tool_calls": calls} if calls else message
     chunks = [
-        {**_head("chat.completion.chunk"), "choices": [{"index": 0, "delta": change, "finish_reason": reason}]}
-        for change, reason in ((delta, None), ({}, end))
+        {**head, "choices": [{"index": 0, **choice}]}
+        for choice in ({"delta": delta, "finish_reason": None, **ids}, {"delta": {}, "finish_reason": end})
     ]
     return b"".join(b"data: %b\n\n" % text.encode() for text in (*map(json.dumps, chunks), "[DONE]"))
-
-
-def _head(kind: str) -> dict[str, Any]:
-    return {"id": "demonstration", "object": kind, "created": 0, "model": MODEL}

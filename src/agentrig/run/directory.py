@@ -17,18 +17,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrig.errors import ConfigError, RunFileError, RunInUse
+from agentrig.errors import CheckpointDamaged, ConfigError, RunFileError, RunInUse
 from agentrig.figures import number
 from agentrig.plan import Plan, RunSettings, script_of, to_toml
 from agentrig.processes.locks import Lock
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
-from agentrig.run.checkpoints import Checkpoints
+from agentrig.run.checkpoints import Checkpoints, read_state
 from agentrig.run.damage import CURES, read_object, reading, writing
 from agentrig.run.files import append_line, replacing, sha256_of, write_whole
 from agentrig.run.manifest import FORMAT
 from agentrig.run.rows import call_schema, rollout_schema, row_of
 from agentrig.text import cut, storable, without_nan
+from agentrig.traces import mapping
 
 ROLLOUTS = re.compile(r"[a-z]+-\d+\.parquet")
 """Name of a rollout file: `MODE-STEP.parquet`; other files in that folder belong to the user."""
@@ -309,6 +310,31 @@ class RunDirectory:
 
 def _metrics_text(line: Mapping[str, Any]) -> str:
     return json.dumps(without_nan(line), allow_nan=False)
+
+
+def descent_of(model: object) -> list[dict[str, Any]]:
+    """Return the runs that a starting model comes from, the nearest first; none if it is no run's checkpoint.
+
+    Args:
+        model: The setting `algorithm.model`.
+
+    Returns:
+        Of each run its name and directory, when it was created, the step whose weights were taken, and their digest.
+
+    Raises:
+        RunFileError: The manifest of the nearest is damaged.
+    """
+    checkpoint = Path(str(model)).expanduser().absolute()
+    if checkpoint.parent.name != "checkpoints" or not (checkpoint.parents[1] / "config.toml").is_file():
+        return []
+    run = RunDirectory(checkpoint.parents[1])
+    facts, step = run.manifest(), int(checkpoint.name.rpartition("-")[2] or 0)
+    with contextlib.suppress(CheckpointDamaged):  # of another loop: its weights are those of its step
+        step = read_state(checkpoint)[0]
+    line = next((line for line in run.metrics() if line["step"] == step), {})
+    weights = mapping(line.get("digests")).get("weights")
+    nearest = {"run": run.path.name, "directory": str(run.path), "created": facts.get("created")}
+    return [{**nearest, "step": step, "weights": weights}, *facts.get("descent", [])]
 
 
 def check_format(run: Path, facts: Mapping[str, Any]) -> None:

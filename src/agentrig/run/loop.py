@@ -11,7 +11,7 @@ learner's loss corrects for that:
 A checkpoint is copied at the end of its step, and written while the next one runs (`agentrig.run.saving`).
 
 The run's credit says what each call of a step is worth. The algorithm says how the model is served, and brings the
-learner.
+learner. With `algorithm.demonstrations`, a step's rollouts are demonstrations (`agentrig.run.demonstrated`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import attrs
 
 from agentrig.algorithms import Algorithm, LoopAlgorithm
 from agentrig.background import in_background
-from agentrig.credit import worths_of_calls
+from agentrig.credit import Credit, imitate, worths_of_calls
 from agentrig.endpoints import Endpoint
 from agentrig.errors import CheckpointDamaged, ConfigError, RunStopped, memory_named
 from agentrig.hardware import Hardware
@@ -36,10 +36,11 @@ from agentrig.ledger import LEFT_OUT_BY_CREDIT, Call, Entry
 from agentrig.rollouts import Rollout
 from agentrig.run.ahead import END_S, RolloutsAhead
 from agentrig.run.checkpoints import Best, loading, read_state, write_state
+from agentrig.run.demonstrated import Demonstrated
+from agentrig.run.drawing import RULES, groups_of
 from agentrig.run.guards import dead_server_first
 from agentrig.run.saving import Saving, check_room
 from agentrig.servers import MakeServer, Server
-from agentrig.tasks import Task, tasks_of_step
 
 if TYPE_CHECKING:
     from agentrig.run.session import RunSession
@@ -78,11 +79,14 @@ class Loop:
     def __init__(self, algorithm: LoopAlgorithm) -> None:
         self.algorithm, self.settings, self.best = algorithm, algorithm.config, Best()
         self.saving = Saving(self.settings.save_every)
+        self._shown = str(getattr(self.settings, "demonstrations", ""))
         self._start_weights = ""  # their digest, if they were validated in this launch
 
     def run(self, session: RunSession) -> None:
         """Train until `steps` are done, the tasks are solved or the user asked to end."""
         settings, self.session = self.settings, session
+        self.drawing = RULES[settings.task_sampling](session.train_tasks, settings, session.seed)
+        self.drawing.resume(session.directory, session.first_step)
         if settings.final == "best" and not settings.validate_every:
             raise ConfigError('[algorithm] final = "best" needs validation, and validate_every = 0 turns it off')
         plan = self.algorithm.serving(session.hardware, session.checkpoint)
@@ -91,6 +95,7 @@ class Loop:
         if fit := getattr(self.algorithm, "fit", None):
             plan = fit(plan, session)
         self.sleeps = plan.sleeps
+        shown = Demonstrated(session, self._shown) if self._shown else None
         with self.saving, session.server(plan) as self.server, dead_server_first(self.server, session):
             if session.resumed:
                 self.learner = learner = self._load()  # a server may start meanwhile
@@ -105,6 +110,8 @@ class Loop:
                 session.delivery.prepare(self._sampling())
             self._deliver(session.first_step - 1)
             learner.ready()
+            if shown is not None:
+                shown.begin(learner, session.plan.components["algorithm"].spec.name)
             self._plan_saving()
             if session.resumed:
                 session.plan_steps(settings.steps)  # it rewrites its directory from here on
@@ -120,9 +127,14 @@ class Loop:
                 fresh = ahead is None
                 if ahead is not None:
                     rollouts = ahead.rollouts()
+                elif shown is not None:
+                    rollouts = shown.rollouts(step, settings.tasks_per_step)
                 else:
                     each, now = settings.group_size, self._sampling()
-                    rollouts = session.rollouts(self._tasks(step), n=each, endpoint=now, step=step, version=step - 1)
+                    rollouts = session.rollouts(
+                        self.drawing.draw(step), n=each, endpoint=now, step=step, version=step - 1
+                    )
+                self.drawing.see(groups_of(rollouts))
                 ahead = self._begin_rollouts(step + 1)
                 session.delivery.settle()
                 if self.sleeps:
@@ -158,7 +170,7 @@ class Loop:
                     self.saving.settle()  # the auditor reads the checkpoint of the step before
                 session.end_step(
                     step,
-                    metrics=metrics,
+                    metrics={**metrics, **self.drawing.figures(step)},
                     time_s={
                         **self.saving.waited(),
                         "update": update_s,
@@ -186,7 +198,7 @@ class Loop:
         self, *, hardware: Hardware, checkpoint: Path | None, server: MakeServer
     ) -> Iterator[Endpoint | Sequence[Endpoint]]:
         """Serve a checkpoint, or the starting model, at the validation temperature."""
-        with server(self.algorithm.serving(hardware, checkpoint)) as self.server:
+        with server(self.algorithm.serving(hardware, checkpoint)) as self.server, dead_server_first(self.server):
             measured = self._greedy()
             yield measured if len(measured) > 1 else measured[0]
 
@@ -223,7 +235,7 @@ class Loop:
         if not settings.max_staleness or step > settings.steps or session.stopping or session.solved:
             return None
         return session.begin_rollouts(
-            self._tasks(step),
+            self.drawing.draw(step),
             n=settings.group_size,
             endpoint=self._sampling(),
             step=step,
@@ -231,35 +243,8 @@ class Loop:
             max_staleness=settings.max_staleness,
         )
 
-    def _tasks(self, step: int) -> Sequence[Task]:
-        session = self.session
-        return tasks_of_step(session.train_tasks, n=self.settings.tasks_per_step, step=step, seed=session.seed)
-
     def _samples(self, rollouts: Sequence[Rollout]) -> tuple[list[TrainSample], list[Entry]]:
-        """Return a sample for each call that the credit gives a worth, and the ledger's entries of the others.
-
-        Raises:
-            AgentrigError: See `agentrig.credit.worths_of_calls`.
-        """
-        samples, left_out = [], []
-        worths = worths_of_calls(self.session.credit, rollouts)
-        for place, (rollout, calls) in enumerate(zip(rollouts, worths, strict=True)):
-            for triplet, advantage in zip(rollout.triplets, calls, strict=True):
-                call = Call(rollout.id, triplet.span_id)
-                if advantage is None:
-                    left_out.append(Entry(call, "dropped", len(triplet.response_ids), LEFT_OUT_BY_CREDIT))
-                    continue
-                sample = TrainSample(
-                    prompt_ids=triplet.prompt_ids,
-                    response_ids=triplet.response_ids,
-                    logprobs=triplet.logprobs,
-                    advantage=advantage,
-                    rollout=place,
-                    group=rollout.group,
-                    call=call,
-                )
-                samples.append(sample)
-        return samples, left_out
+        return samples_of(imitate if self._shown else self.session.credit, rollouts)
 
     def _entries(self, samples: Sequence[TrainSample]) -> Iterator[Entry]:
         """Yield the ledger's entries: what the learner says that it did with the samples."""
@@ -406,6 +391,33 @@ class Loop:
         """Return the digest of the weights after a step; '' if none was recorded."""
         line = next((line for line in self.session.lines if line["step"] == step), {})
         return str(line.get("digests", {}).get("weights", ""))
+
+
+def samples_of(credit: Credit, rollouts: Sequence[Rollout]) -> tuple[list[TrainSample], list[Entry]]:
+    """Return a sample for each call that a credit gives a worth, and the ledger's entries of the others.
+
+    Raises:
+        AgentrigError: See `agentrig.credit.worths_of_calls`.
+    """
+    samples, left_out = [], []
+    worths = worths_of_calls(credit, rollouts)
+    for place, (rollout, calls) in enumerate(zip(rollouts, worths, strict=True)):
+        for triplet, advantage in zip(rollout.triplets, calls, strict=True):
+            call = Call(rollout.id, triplet.span_id)
+            if advantage is None:
+                left_out.append(Entry(call, "dropped", len(triplet.response_ids), LEFT_OUT_BY_CREDIT))
+                continue
+            sample = TrainSample(
+                prompt_ids=triplet.prompt_ids,
+                response_ids=triplet.response_ids,
+                logprobs=triplet.logprobs,
+                advantage=advantage,
+                rollout=place,
+                group=rollout.group,
+                call=call,
+            )
+            samples.append(sample)
+    return samples, left_out
 
 
 def runnable(built: Algorithm | LoopAlgorithm) -> Algorithm:

@@ -124,15 +124,20 @@ def call_schema(pa: Any) -> Any:
     return pa.schema([*types.items(), ("advantage", pa.float64())])
 
 
-def stored_rollouts(folder: Path, *, size: int) -> Iterator[list[Rollout]]:
+def stored_rollouts(folder: Path, *, size: int, pattern: str = "[a-z]*-[0-9]*.parquet") -> Iterator[list[Rollout]]:
     """Yield the rollouts of all files of a run, without triplets and private parts, `size` at a time.
+
+    Args:
+        folder: The run's folder `rollouts`.
+        size: How many at most.
+        pattern: Of the files' names.
 
     Raises:
         agentrig.errors.RunFileError: A file is damaged; the message says which.
     """
     import pyarrow.parquet as pq
 
-    for file in (f for f in entries(folder) if fnmatch(f.name, "[a-z]*-[0-9]*.parquet")):
+    for file in (f for f in entries(folder) if fnmatch(f.name, pattern)):
         cure = "Restore it from a copy, or remove it: its rollouts are then left out"
         with reading(file, cure):
             batches = pq.ParquetFile(file).iter_batches(batch_size=size)

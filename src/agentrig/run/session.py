@@ -136,7 +136,8 @@ class RunSession:
             relative=bool(getattr(plan.components["credit"].spec, "relative", True)),
         )
         self.keeps_end = past.ended  # the directory has the summary of an earlier end
-        self._guards = Guards.after(past.lines, ended=past.ended)
+        self._demonstrated = bool(getattr(plan.configs["algorithm"], "demonstrations", ""))
+        self._guards = Guards.after(past.lines, ended=past.ended, demonstrated=self._demonstrated)
         self.solved = self._guards.solved
         self._failures: Counter[str] = Counter()
         for line in past.lines:
@@ -356,6 +357,7 @@ class RunSession:
         self._step_rollouts += rollouts
         if learns:
             check_triplets(rollouts, step=step, adapter=self.plan.components["adapter"].spec.name)
+        if learns and not self._demonstrated:
             check_sampling(rollouts, sampling, step=step)
         self._ledger.record(rollouts, step=step, expected=expected)
         self._constrained = self._constrained or warn_of_constraints(rollouts, step=step)
@@ -371,7 +373,7 @@ class RunSession:
         Raises:
             RunStopped: The message has examples.
         """
-        if self._judged and not self._guards.varied:
+        if self._judged and not (self._guards.varied or self._demonstrated):
             check_rewards(self._judged, step=self._judged[0].step, running=self._guards.silent)
 
     def _spend(self, rollouts: Sequence[Rollout], *, wall_s: float, waited_s: float) -> None:
@@ -569,9 +571,7 @@ class RunSession:
     @property
     def server_memory(self) -> ServerMemory | None:
         """Implement `Session.server_memory`."""
-        say = getattr(self.plan.components["server"].spec, "memory", None)
-        found: ServerMemory | None = say(self.plan.configs["server"]) if say else None
-        return found
+        return Setup(self.plan).server_memory()
 
     def record(self, name: str, value: Mapping[str, Any]) -> None:
         """Implement `Session.record`; a resumed run writes its manifest when it begins."""

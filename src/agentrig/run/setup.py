@@ -29,7 +29,7 @@ from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
 from agentrig.runners.runtime import Runtime
 from agentrig.runners.scorer import REWARD_CURE, RewardPlan, Scorer
-from agentrig.servers import MakeServer
+from agentrig.servers import MakeServer, ServerMemory
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +114,12 @@ class Setup:
         )
         made = built(found, found.spec.config())
         return made
+
+    def server_memory(self) -> ServerMemory | None:
+        """Return what the settings of the plan's server say of its memory; None if it does not say."""
+        say = getattr(self.plan.components["server"].spec, "memory", None)
+        found: ServerMemory | None = say(self.plan.configs["server"]) if say else None
+        return found
 
     def engine(
         self,

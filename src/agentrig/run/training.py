@@ -17,7 +17,7 @@ from agentrig.plugins.auto import OWN
 from agentrig.processes.ends import Interrupted, RunSignals, handling, interrupt
 from agentrig.processes.scratch import temporary_files
 from agentrig.run.damage import reading
-from agentrig.run.directory import RunDirectory, dev_command, run_name
+from agentrig.run.directory import RunDirectory, descent_of, dev_command, run_name
 from agentrig.run.log_file import warnings_kept
 from agentrig.run.loop import runnable
 from agentrig.run.manifest import manifest, manifest_changes
@@ -109,6 +109,7 @@ def _train(
 
     # The run directory: a new one, or that of the resumed run, which changes in `begin_run` only.
     facts = manifest(plan, hardware, splits)
+    facts["descent"] = descent_of(facts["model"])
     facts["warnings"] = [*gold_warnings(plan), *split_warnings(splits, tasks)]
     if run is not None:  # with what its directory knows of the run before
         before = run.manifest()
@@ -117,6 +118,7 @@ def _train(
             facts["warnings"] += [*manifest_changes(before, facts), *past.warnings, *facts["lost"]]
             facts["resumed"] = [*before.get("resumed", []), facts["created"]]
             facts["created"] = before.get("created", facts["created"])
+            facts["descent"] = before.get("descent", facts["descent"])
             if before.get("server", {}).get("name") == facts["server"]["name"]:
                 facts["server"] = before["server"]  # with the reason of `auto`: config.toml names the server
     for warning in facts["warnings"]:

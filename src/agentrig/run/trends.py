@@ -110,6 +110,7 @@ class Guards:
         all_correct: Steps in a row in which all rollouts are correct and got the same reward.
         unchanged: The steps in a row that had a signal and did not change the weights; others between them are skipped.
         not_finite: Steps in a row in which the loss or the gradient norm was NaN or infinite.
+        demonstrated: Whether rollouts are demonstrations: then rewards say nothing of what there is to learn.
     """
 
     varied: bool = False
@@ -120,19 +121,21 @@ class Guards:
     all_correct: int = 0
     unchanged: tuple[int, ...] = ()
     not_finite: int = 0
+    demonstrated: bool = False
 
     @classmethod
-    def after(cls, lines: Sequence[Mapping[str, Any]], *, ended: bool = False) -> Guards:
+    def after(cls, lines: Sequence[Mapping[str, Any]], *, ended: bool = False, demonstrated: bool = False) -> Guards:
         """Return the guards after the steps of these lines of `metrics.jsonl`.
 
         Args:
             lines: The lines.
             ended: The run had ended with them and is extended: what it counts in a row starts again.
+            demonstrated: See the attribute.
         """
-        guards = cls()
+        guards = cls(demonstrated=demonstrated)
         for line in lines:
             guards.add(line)
-        return cls(varied=guards.varied, recent=guards.recent) if ended else guards
+        return cls(varied=guards.varied, recent=guards.recent, demonstrated=demonstrated) if ended else guards
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Count a step that has ended; `line` is its line of `metrics.jsonl`."""
@@ -140,7 +143,7 @@ class Guards:
         self.all_correct = self.all_correct + 1 if signal.one_value and line.get("accuracy") == 1 else 0
         self.not_finite = self.not_finite + 1 if _not_finite(figures) else 0
         self._count(signal)
-        if not signal.none and figures.get("trained_tokens", 1):
+        if (self.demonstrated or not signal.none) and figures.get("trained_tokens", 1):
             self.unchanged = (*self.unchanged, line["step"]) if figures.get("weight_change", 1.0) == 0 else ()
 
     def _count(self, signal: Signal) -> None:
@@ -163,7 +166,7 @@ class Guards:
     @property
     def solved(self) -> bool:
         """Whether the tasks are solved: there was something to learn from them, and nothing is left."""
-        return self.varied and self.all_correct >= SOLVED
+        return self.varied and self.all_correct >= SOLVED and not self.demonstrated
 
     def check_signal(self, rollouts: Sequence[Rollout], *, step: int) -> bool:
         """Check the rewards of the current step, before they are trained on.
@@ -179,7 +182,7 @@ class Guards:
             RunStopped: There has been no signal for longer than chance explains, or nothing was right to begin with.
         """
         signal = Signal.of(reward_figures(rollouts))
-        if not signal.none:
+        if self.demonstrated or not signal.none:
             return False
         now = attrs.evolve(self)
         now._count(signal)
@@ -227,8 +230,9 @@ class Guards:
         if len(self.unchanged) >= UNCHANGED:
             steps = " and ".join(map(str, self.unchanged[-UNCHANGED:]))
             raise RunStopped(
-                f"steps {steps} changed no weight, although rewards differ within groups. Is the learning rate 0, or "
-                "is nothing trainable?",
+                f"steps {steps} changed no weight, although "
+                + ("demonstrations were learned" if self.demonstrated else "rewards differ within groups")
+                + ". Is the learning rate 0, or is nothing trainable?",
                 cause="weights-unchanged",
             )
 

@@ -26,6 +26,7 @@ from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
 from agentrig.testing.reward import RewardSubject
 from agentrig.testing.scripted import Reply, Script
 from agentrig.testing.subject import Subject
+from agentrig.traces import token_count
 
 FORMS = ("{}", "Answer: {}", "```\n{}\n```", "### ANSWER: {} ###", "### {} ###", "<answer>{}</answer>", "\\boxed{{{}}}")
 """How a model may write a right answer; the agent reads one of these."""
@@ -162,8 +163,8 @@ class PlaySubject(AgentSubject):
         triplets = [triplet for t in trials for triplet in t.triplets]
         costs = {
             "calls": len(calls),
-            "prompt_tokens": sum(_tokens(call, "prompt", "prompt") for call in calls),
-            "response_tokens": sum(_tokens(call, "response", "completion") for call in calls),
+            "prompt_tokens": sum(token_count(call, "prompt") or 0 for call in calls),
+            "response_tokens": sum(token_count(call, "response") or 0 for call in calls),
         }
         return {
             "agent": str(self),
@@ -267,9 +268,10 @@ def _demonstrated(task: Task, says: Demonstrate) -> Script:
     conversation = Conversation(task, random.Random(task.id))
 
     def script(body: Mapping[str, Any]) -> Reply:
-        said = conversation.answer(says, body.get("messages") or [], body.get("tools") or [])
-        if said is None:
+        answered = conversation.answer(says, body)
+        if answered is None:
             return Reply(status=400, text=conversation.problem)
+        said, _ = answered
         return Reply(text=said.content, tool_calls=[(c["name"], c.get("arguments", {})) for c in said.tool_calls])
 
     return script
@@ -293,13 +295,6 @@ def _returns_ids(endpoint: Endpoint) -> bool:
         return bool(reply.json()["choices"][0].get("token_ids"))
     except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):  # the rollouts show what is wrong
         return False
-
-
-def _tokens(call: Mapping[str, Any], ids: str, counted: str) -> int:
-    """Return how many tokens a call's prompt or response has: its ids, or else what the server counted."""
-    known = call.get(f"{ids}_token_ids")
-    usage = (call.get("response") or {}).get("usage") or {}
-    return len(known) if known else int(usage.get(f"{counted}_tokens") or 0)
 
 
 def _value(trial: Trial) -> float:

@@ -15,8 +15,10 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from agentrig.text import cut, json_text, words_of
-from agentrig.traces import CUT, LLM_CALL, MISSED, SERVER, Span, Trace, mapping
+from agentrig.errors import AgentFailure
+from agentrig.rewards import VALUE_LIMIT
+from agentrig.text import cut, json_text, storable, words_of
+from agentrig.traces import CUT, FEEDBACK, LLM_CALL, MISSED, REWARD, SERVER, Span, Trace, mapping
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +27,10 @@ parent_span: ContextVar[str | None] = ContextVar("agentrig_parent_span", default
 
 OUTPUT_LIMIT = 20_000
 """Longest node output that is kept, in characters of JSON."""
+
+
+BAD_REWARD = "bad-reward"
+"""The failure of a rollout whose agent gave something that is no reward, and did not handle the error."""
 
 
 class Recorder:
@@ -328,6 +334,56 @@ def span(name: str) -> Iterator[None]:
     """
     with opened("agent", {"agent.name": name}):
         yield
+
+
+def reward(value: float, *, feedback: str = "") -> None:
+    """Give a reward to a call to the model, in the middle of a rollout. Outside a rollout it is only checked.
+
+    It belongs to the last call to the run's model that has ended: the last in the innermost span around this line
+    (`agentrig.span`, a graph node, a tool, the rollout) that has one. Of several for one call the last counts. Given
+    before any call, it belongs to none.
+
+    The credit `turn` learns from it where the run's reward scores no calls itself (`Score.calls`). The rollout's own
+    reward is still what the run's reward says: only `own` takes the last one, of an agent that returns no number.
+
+    Args:
+        value: A finite number of at most 1e9 in size.
+        feedback: What was good or bad about the call; it is recorded beside the reward.
+
+    Raises:
+        AgentFailure: The value is no such number, or the feedback no text; the kind is `bad-reward`.
+
+    Example:
+        ```python
+        with agentrig.span("write_query"):
+            query = ask(client, question)
+            rows, error = run(query)
+            agentrig.reward(0.0 if error else 0.5, feedback=error or "")
+        ```
+    """
+    attributes: dict[str, Any] = {REWARD: reward_number(value)}
+    if not isinstance(feedback, str):
+        raise AgentFailure(f"a reward's feedback is {type(feedback).__name__}; give a text", kind=BAD_REWARD)
+    if feedback:
+        attributes[FEEDBACK] = cut(storable(feedback), OUTPUT_LIMIT)
+    if (recorder := active.get()) is not None:
+        recorder.add("reward", time.time(), attributes)
+
+
+def reward_number(value: Any) -> float:
+    """Return a reward that an agent gives as a plain number.
+
+    Raises:
+        AgentFailure: It is no finite number of at most `VALUE_LIMIT` in size; the kind is `bad-reward`.
+    """
+    said = f"agentrig.reward was given {value!r:.80} ({type(value).__name__}); give a number"
+    try:
+        number = float(value) if hasattr(value, "__float__") else None  # float() would read a text
+    except Exception as error:
+        raise AgentFailure(f"{said}: {words_of(error)}", kind=BAD_REWARD) from error
+    if number is None or not abs(number) <= VALUE_LIMIT:
+        raise AgentFailure(f"{said} between -{VALUE_LIMIT:g} and {VALUE_LIMIT:g}", kind=BAD_REWARD)
+    return number
 
 
 def server_of(url: Any) -> tuple[str, int]:

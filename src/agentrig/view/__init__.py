@@ -16,14 +16,21 @@ import attrs
 from agentrig.run.damage import writing
 from agentrig.run.files import write_whole
 from agentrig.text import storable
+from agentrig.view.comparison import Comparison, compare
+from agentrig.view.prices import Prices, read_prices
 from agentrig.view.reading import read_run
-from agentrig.view.table import compare, compare_text
 
-__all__ = ["build_report", "compare", "compare_text"]
+__all__ = ["Comparison", "Prices", "build_report", "compare", "read_prices"]
 
 
 def build_report(
-    run_dirs: Sequence[Path], out: Path | None = None, *, gold: bool = False, binned: bool = False
+    run_dirs: Sequence[Path],
+    out: Path | None = None,
+    *,
+    gold: bool = False,
+    binned: bool = False,
+    prices: Prices | None = None,
+    each: bool = False,
 ) -> Path:
     """Write the report of a run, or one that compares several, and its plots.
 
@@ -34,12 +41,14 @@ def build_report(
         gold: Whether the rollouts on the page come with the private part of their tasks, gold answers included;
             the runs' task sets are loaded for it.
         binned: Whether training curves are the mean of each 16 steps instead of a moving mean.
+        prices: For several runs: what tokens and machines cost.
+        each: For several runs: give those that differ only in their seed a line each.
 
     Returns:
         The page's path: one HTML file that needs no other.
 
     Raises:
-        AgentrigError: One of them is no run directory, or the page cannot be written.
+        AgentrigError: One of them is no run directory or is named twice, or the page cannot be written.
     """
     from agentrig.view.page import render
     from agentrig.view.png import draw_all
@@ -56,6 +65,5 @@ def build_report(
         in_the_way = os.path.lexists(plots) and not plots.is_dir()
         with writing(plots, "") if in_the_way else nullcontext():
             draw_all(runs, plots)
-        page = render(runs, gold=gold)
-        write_whole(out, storable(page))
+        write_whole(out, storable(render(runs, gold=gold, prices=prices, each=each)))
     return out

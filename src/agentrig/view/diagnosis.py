@@ -48,6 +48,9 @@ RULES: Sequence[Rule] = (
 )
 """In the order of the data: of two causes that take away as much, the one further upstream comes first."""
 
+OF_SAMPLES = {policy.collapsed, policy.unexploring, groups.zero_variance, outcome.memorised}
+"""Those that read the rewards of training as the model's: where demonstrations are learned, they are not."""
+
 
 NOTHING_WRONG = "Nothing held learning back."
 """What is said about a run without problems that got better for certain, or goes on."""
@@ -88,6 +91,7 @@ class Diagnosis:
         audited: Which links of which steps the auditor has looked at; empty if it has not.
         unseen: The links that it looked at in no step.
         next_step: What to do next in a run without problems, and what of the run says so; empty if nothing does.
+        descent: The runs that its starting model comes from, the nearest first; empty if it is no run's.
     """
 
     run: str
@@ -103,6 +107,7 @@ class Diagnosis:
     audited: str = ""
     unseen: Sequence[str] = ()
     next_step: str = ""
+    descent: str = ""
 
     def __str__(self) -> str:
         return words(self)
@@ -120,7 +125,8 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
     """
     data = run if isinstance(run, RunData) else read_run(Path(run))
     evidence = Evidence.of(data, seen)
-    found = [finding for rule in RULES for finding in rule(evidence)]
+    rules = [rule for rule in RULES if rule not in OF_SAMPLES or not evidence.demonstrated]
+    found = [finding for rule in rules for finding in rule(evidence)]
     problems = ranked([f for f in found if f.level == "problem"], list(outcome.ended(evidence)))
     if any(f.cause == "tasks-too-hard" for f in problems):  # answers that are all wrong: more varied ones do not help
         problems = [f for f in problems if f.cause != "low-entropy"]
@@ -140,6 +146,7 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
         checks=[f for f in found if f.level in ("ok", "fact")],
         missing=list(dict.fromkeys([*data.missing, *evidence.missing])),
         audited=weights.links_audited(data),
+        descent=figures.descent(data),
         unseen=list(mapping(dig(data.summary, "audited", "not_looked_at"))),
     )
 
@@ -193,7 +200,8 @@ def headline(diagnosis: Diagnosis) -> str:
 def words(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as text for a terminal."""
     head = f"{diagnosis.run}: {diagnosis.status}, {amount(diagnosis.steps, 'step')}"
-    lines = [head, *([diagnosis.audited] if diagnosis.audited else []), ""]
+    start = f"starts from {diagnosis.descent}" if diagnosis.descent else ""
+    lines = [*filter(None, [head, start, diagnosis.audited]), ""]
     if not diagnosis.problems:
         lines.append(verdict(diagnosis))
     for i, found in enumerate(diagnosis.problems, 1):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from agentrig.figures import amount, duration, mean, number, wilson
+from agentrig.figures import SIGNIFICANT, amount, duration, mean, number, sign_test, wilson
 from agentrig.run.directory import ENDED
 from agentrig.text import read_text
 from agentrig.traces import items
@@ -15,9 +16,6 @@ from agentrig.view.reading import RunData, dig, mapping
 
 SMOOTHING = 16
 """Number of steps over which training curves are smoothed, as in the reference's published curves."""
-
-SIGNIFICANT = 0.05
-"""Largest p of a sign test that is no chance."""
 
 PARTS = ("rollout", "reward", "update")
 """The parts of a step's time that every algorithm reports; it may add others."""
@@ -29,15 +27,6 @@ PART_NAMES = {
     "delivery": "checking that they arrived",
 }
 """What parts of a step's time are called on the screen; others have their own names."""
-
-
-def sign_test(better: int, worse: int) -> float:
-    """Return the two-sided p of the exact sign test: how likely is this split of the changed tasks by chance?"""
-    n = better + worse
-    if n == 0:
-        return 1.0
-    tail = sum(math.comb(n, k) for k in range(min(better, worse) + 1))
-    return min(1.0, float(2 * tail / 2**n))
 
 
 def chance(better: int, worse: int) -> str:
@@ -192,10 +181,25 @@ def totals(run: RunData, *path: str) -> dict[str, int]:
     return found
 
 
+def starting_model(run: RunData) -> str:
+    """Return the path or the name of the model that a run began with, or that its server answers for; '' if unknown."""
+    return str(run.manifest.get("model") or run.setting("algorithm", "model") or run.setting("server", "model") or "")
+
+
 def model_name(run: RunData) -> str | None:
     """Return the model's short name: the last part of its path or repository."""
-    stated = run.manifest.get("model") or run.setting("algorithm", "model")
-    return str(stated).rstrip("/").rsplit("/", 1)[-1] if stated else None
+    stated = starting_model(run)
+    return stated.rstrip("/").rsplit("/", 1)[-1] or None
+
+
+def descent(run: RunData) -> str:
+    """Return the runs that the starting model comes from, the nearest first; '' if it is no run's."""
+    parts = []
+    for each in items(run.manifest.get("descent")):
+        digest = str(mapping(each).get("weights") or "")[:12]
+        step = f"{mapping(each).get('run')}, step {mapping(each).get('step')}"
+        parts.append(f"{step} (weights {digest})" if digest else step)
+    return ", from ".join(parts)
 
 
 def context_length(run: RunData) -> int | None:
@@ -216,6 +220,13 @@ def devices(run: RunData) -> list[str]:
     """Return the names of the devices that the run had."""
     found = items(mapping(run.manifest.get("hardware")).get("devices"))
     return [str(mapping(device).get("name", "?")) for device in found]
+
+
+def machine(run: RunData) -> str:
+    """Return the machine that the run had: the kind of hardware, and the names of its devices."""
+    hardware = mapping(run.manifest.get("hardware"))
+    named = [f"{n} × {name}" if n > 1 else name for name, n in Counter(devices(run)).items()]
+    return ": ".join(filter(None, [str(hardware.get("name") or ""), ", ".join(named)]))
 
 
 def accelerators(run: RunData) -> int | None:

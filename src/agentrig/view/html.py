@@ -12,7 +12,7 @@ import attrs
 
 from agentrig.figures import count, duration, figure, percent
 from agentrig.ledger import REASONS
-from agentrig.view.svg import points_of, svg
+from agentrig.view.svg import key, points_of, svg
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -38,6 +38,7 @@ def templates(*packages: str) -> Environment:
         percent=percent,
         figure=figure,
         svg=svg,
+        key=key,
         points=points_of,
         explained=explained,
         path=lambda text: quote(str(text), safe=""),

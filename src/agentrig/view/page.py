@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,9 +12,11 @@ from agentrig.run.damage import reading
 from agentrig.text import flat
 from agentrig.view import figures, table, tables
 from agentrig.view.causes.evidence import Evidence
+from agentrig.view.comparison import compared
 from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
 from agentrig.view.html import templates
 from agentrig.view.plots import Plot, plots_of, second_rewards
+from agentrig.view.prices import Prices
 from agentrig.view.reading import RunData, Seen, dig, mapping
 from agentrig.view.samples import before_after, reward_disagreements, shown
 
@@ -26,18 +27,25 @@ WARNINGS = 200
 """Warnings that a page shows; the newest."""
 
 
-def render(runs: Sequence[RunData], *, gold: bool = False) -> str:
+def render(runs: Sequence[RunData], *, gold: bool = False, prices: Prices | None = None, each: bool = False) -> str:
     """Return the page of one run, or of several that it compares: one file, without scripts.
 
     Args:
         runs: At least one.
         gold: Whether the rollouts are shown with the private part of their tasks.
+        prices: For several runs: what tokens and machines cost.
+        each: For several runs: give those that differ only in their seed a line each.
+
+    Raises:
+        ConfigError: A run is named twice.
     """
+    comparison = compared(runs, prices=prices, each=each).table() if len(runs) > 1 else None
     views, several, drawn = [], len(runs) > 1, plots_of(runs)
     for i, run in enumerate(runs, 1):
         found = view(run, at=f"run-{i}-" if several else "", drawn=drawn)
         views.append(found | shown(run, found, gold=gold))
-    sections = {"curves": "curves", "results": "results"}
+    sections = {"comparison": "comparison"} if several else {}
+    sections |= {"curves": "curves", "results": "results"}
     if several:
         sections |= {"settings": "settings that differ", "runs": "each run"}
     else:
@@ -51,8 +59,9 @@ def render(runs: Sequence[RunData], *, gold: bool = False) -> str:
             title=f"{len(runs)} runs" if several else runs[0].name,
             parts=list(sections.items()),
             runs=views,
+            comparison=comparison,
             curves=drawn,
-            results=table.comparison([{**each["row"], **each["held_out"]} for each in views]),
+            results=table.results([{**found["row"], **found["held_out"]} for found in views]),
             differences=differing_settings(runs),
         )
     )
@@ -91,7 +100,7 @@ def view(
         "absent_plots": [name for name in PLOTS if name not in names],
         "log": warnings_of(run),
         "row": row,
-        "results": table.comparison([row]),
+        "results": table.results([row]),
         "shown": [],
         "name": run.name,
         "recipe": run.recipe,
@@ -167,8 +176,8 @@ def of_diagnosis(found: Diagnosis) -> dict[str, Any]:
 def _about(run: RunData) -> list[tuple[str, str]]:
     """Return what the run used: components, hardware, versions, data."""
     manifest = run.manifest
-    components, server, hardware, packages, data = (
-        mapping(manifest.get(key)) for key in ("components", "server", "hardware", "packages", "data")
+    components, server, packages, data = (
+        mapping(manifest.get(key)) for key in ("components", "server", "packages", "data")
     )
     plugins = manifest.get("plugins")
     listed = [
@@ -177,7 +186,6 @@ def _about(run: RunData) -> list[tuple[str, str]]:
         for plugin in (plugins if isinstance(plugins, list) else ())
         if isinstance(plugin, Mapping)
     ]
-    devices = [f"{n} × {name}" if n > 1 else name for name, n in Counter(figures.devices(run)).items()]
     versions = {"agentrig": manifest.get("agentrig"), "python": manifest.get("python"), **packages}
     splits = [
         f"{role}{' (' + str(d['split']) + ')' if d.get('split') else ''} {count(d.get('tasks'))} tasks, "
@@ -189,8 +197,9 @@ def _about(run: RunData) -> list[tuple[str, str]]:
     about = {
         "components": ", ".join(f"{kind} {mapping(found).get('name')}" for kind, found in components.items()),
         "model": str(manifest.get("model") or ""),
+        "starts from": figures.descent(run),
         "server": f"{server.get('name')}, chosen by auto: {chosen}" if chosen else "",
-        "hardware": ": ".join(filter(None, [str(hardware.get("name") or ""), ", ".join(devices)])),
+        "hardware": figures.machine(run),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
         "plugins": ", ".join(listed),
         "data": ", ".join(splits),

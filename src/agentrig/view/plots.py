@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 
@@ -36,7 +37,9 @@ class Line:
     """One line of a plot.
 
     Attributes:
-        label: In the legend; empty for none, and a pale line is not in it.
+        label: In the legend; empty for none, and a pale line is not in it. Beside other runs, the run's name.
+        kind: Beside other runs: what the line shows of its run, such as `validation`.
+        tag: Beside other runs: the run's number, which is at the end of its curve and in the legend.
         xs: Where its points are on the x axis, in order.
         ys: Their values.
         color: The number of its colour.
@@ -51,6 +54,8 @@ class Line:
     """
 
     label: str
+    kind: str = ""
+    tag: str = ""
     xs: Sequence[float]
     ys: Sequence[float]
     color: int = 1
@@ -104,9 +109,29 @@ class Plot:
     more: bool = False
 
     @property
-    def legend(self) -> list[tuple[int, str]]:
-        """Colour and label of each line that has one."""
-        return list(dict.fromkeys((line.color, line.label) for line in self.lines if line.label and not line.faint))
+    def legend(self) -> list[Line]:
+        """A line without points for each entry: each label, and of several runs each kind of line if there are more."""
+        looks = [attrs.evolve(line, xs=(), ys=(), intervals=(), steps=()) for line in self.lines]
+        strong = [line for line in looks if not line.faint]
+        found = list({(line.color, line.label, line.tag): line for line in reversed(strong) if line.label}.values())[
+            ::-1
+        ]
+        if any(line.tag for line in strong):
+            found = [attrs.evolve(line, dashed=False, mark="", joined=True) for line in found]
+            kinds = {line.kind: attrs.evolve(line, label=line.kind, color=INK, tag="") for line in strong}
+            found += kinds.values() if len(kinds) > 1 else ()
+        pale = {line.color: attrs.evolve(line, label="each step", tag="") for line in looks if line.faint}
+        return [
+            *found,
+            *(attrs.evolve(line, color=line.color if len(pale) == 1 else INK) for line in [*pale.values()][:1]),
+        ]
+
+    @property
+    def tagged(self) -> list[Line]:
+        """Of each run with a number, the line that has it at its end: rather a joined one than dots or dashes."""
+        strong = [line for line in self.lines if line.tag and not line.faint]
+        strong.sort(key=lambda line: (line.run, line.dashed, not line.joined))
+        return list({line.tag: line for line in reversed(strong)}.values())[::-1]
 
     def csv(self) -> str:
         """Return the points as CSV: a row for each place on the x axis of each run, a column for each line."""
@@ -128,6 +153,23 @@ class Plot:
         writer.writeheader()
         writer.writerows(rows[key] for key in sorted(rows))
         return text.getvalue()
+
+
+def apart(places: Sequence[float], least: float, low: float, high: float) -> list[float]:
+    """Return places between two ends, moved so that they are `least` apart, or as far as there is room for."""
+    order = sorted(range(len(places)), key=places.__getitem__)
+    least = min(least, (high - low) / max(1, len(places) - 1))
+    found, at = list(places), -math.inf
+    for i in order:
+        at = found[i] = max(found[i], at + least)
+    moved = math.fsum(found) / len(found) - math.fsum(places) / len(places)  # half of it up, half of it down
+    at = low - least
+    for i in order:
+        at = found[i] = max(found[i] - moved, at + least)
+    at = high + least
+    for i in reversed(order):
+        at = found[i] = min(found[i], at - least)
+    return found
 
 
 def color_of(i: int) -> int:
@@ -157,9 +199,6 @@ def plots_of(
     """
     accuracy = "The share of answers that are correct. Held-out tasks are measured once before and once after training."
     reward = "The mean over a step's rollouts that were scored. Pale: each step; strong: the mean of up to 16."
-    if len(runs) > 1:
-        accuracy += " Dots: validation; dashed: training; diamonds: held out, with 95% intervals."
-        reward += " Dots: validation; diamonds: held out; dashed: second rewards."
     pairs = {tuple(_sampling(run, key) for key in ("temperature", "val_temperature")) for run in runs}
     training, held_out = pairs.pop() if len(pairs) == 1 else ("", "")
     if training and held_out and training != held_out:
@@ -246,15 +285,19 @@ class Pen:
     place: int = 0
 
     def sampled(self, label: str, key: str, *more: str) -> str:
-        """Return a label with how the run sampled."""
+        """Return a label with how the run sampled, if it is alone."""
+        if self.own is not None:
+            return ", ".join([label, *more])
         return ", ".join(filter(None, [label, _sampling(self.run, key), *more]))
 
     def line(self, label: str, color: int, points: Points, *, mark: str = "", dashed: bool = False) -> Line:
         """Return a line with the label and the colour that it has in a plot of one run."""
-        label, color = (label, color) if self.own is None else (self.run.name, self.own)
+        kind = tag = ""
+        if self.own is not None:
+            label, kind, color, tag = self.run.name, label, self.own, str(self.place + 1)
         return Line(
-            label=label, xs=points[0], ys=points[1], color=color, mark=mark, joined=not mark, dashed=dashed,
-            run=self.place, mode={"dot": "validation", "diamond": "report"}.get(mark, "train"),
+            label=label, kind=kind, tag=tag, xs=points[0], ys=points[1], color=color, mark=mark, joined=not mark,
+            dashed=dashed, run=self.place, mode={"dot": "validation", "diamond": "report"}.get(mark, "train"),
         )  # fmt: skip
 
     def trained(self, label: str, color: int, points: Points, *, pale: bool = True, dashed: bool = False) -> list[Line]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrig.errors import extra
 from agentrig.run.files import replacing
-from agentrig.view.plots import Plot, plots_of
+from agentrig.view.plots import Line, Plot, apart, plots_of
 from agentrig.view.reading import RunData
 
 if TYPE_CHECKING:
@@ -49,7 +50,11 @@ def draw(runs: Sequence[RunData], name: str) -> bytes | None:
     options: Any = {"font.size": 10.0, "text.parse_math": False}  # a run may have a `$` in its name
     with matplotlib.rc_context(options), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # glyphs in a run's name that the font does not have
-        figure = Figure(figsize=(6.2, 3.15 + 0.35 * len(panels)), dpi=160, layout="constrained", facecolor=PAPER)
+        names = [short(line.label) for line in panels[0].legend]
+        rows = math.ceil(len(names) / _columns(names)) if names else 0  # each takes room of its own, not of the axes
+        figure = Figure(
+            figsize=(6.2, 2.8 + 0.2 * rows + 0.35 * len(panels)), dpi=160, layout="constrained", facecolor=PAPER
+        )
         canvas: Any = FigureCanvasAgg(figure)
         several = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, plot in zip(several, panels, strict=True):
@@ -78,24 +83,37 @@ def draw_all(runs: Sequence[RunData], folder: Path) -> None:
 
 
 def _draw_steps(axes: Axes, plot: Plot) -> None:
-    pale = "each step" if sum(line.faint for line in plot.lines) == 1 else ""
     for line in plot.lines:
-        color, label = COLORS[line.color], pale if line.faint else short(line.label)
         for x, ends in zip(line.xs, line.intervals, strict=False):
             if ends:
                 middle, half = sum(ends) / 2, (ends[1] - ends[0]) / 2
-                axes.errorbar(x, middle, yerr=half, fmt="none", capsize=3, lw=1.2, ecolor=color)
-        axes.plot(
-            line.xs,
-            line.ys,
-            color=color,
-            label=label,
-            alpha=0.6 if line.faint else 1.0,
-            lw=1.0 if line.faint else 1.7,
-            ls="none" if not line.joined else "--" if line.dashed else "-",
-            marker={"dot": "o", "diamond": "D"}.get(line.mark, "" if len(line.xs) > 1 else "o"),
-            ms=5.5 if line.mark == "diamond" else 3.6,
-        )
+                axes.errorbar(x, middle, yerr=half, fmt="none", capsize=3, lw=1.2, ecolor=COLORS[line.color])
+        axes.plot(line.xs, line.ys, **_look(line, alone=len(line.xs) == 1))
+
+
+def _look(line: Line, *, alone: bool = False) -> dict[str, Any]:
+    """Return how matplotlib draws a line; `alone` is a line of one point."""
+    return {
+        "color": COLORS[line.color],
+        "alpha": 0.6 if line.faint else 1.0,
+        "lw": 1.0 if line.faint else 1.7,
+        "ls": "none" if not line.joined else "--" if line.dashed else "-",
+        "marker": {"dot": "o", "diamond": "D"}.get(line.mark, "o" if alone else ""),
+        "ms": 5.5 if line.mark == "diamond" else 3.6,
+    }
+
+
+def _tag(axes: Axes, plot: Plot) -> None:
+    """Write the number of each run behind the last point of its curve."""
+    groups: dict[float, list[Line]] = {}
+    for line in plot.tagged:
+        groups.setdefault(line.xs[-1], []).append(line)
+    low, high = axes.get_ylim()
+    for x, several in groups.items():
+        ys = apart([line.ys[-1] for line in several], (high - low) / 18, low, high)
+        for line, y in zip(several, ys, strict=True):
+            about: Any = {"color": COLORS[line.color], "fontsize": 9, "fontweight": "bold", "va": "center"}
+            axes.annotate(line.tag, (x, y), (6, 0), textcoords="offset points", annotation_clip=False, **about)
 
 
 def short(name: str, limit: int = 44) -> str:
@@ -106,6 +124,7 @@ def short(name: str, limit: int = 44) -> str:
 
 def _finish(axes: Axes, plot: Plot, *, first: bool, last: bool) -> None:
     """Style axes: a light grid, no frame, and above the first of them a legend."""
+    from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
     alone = first and last
@@ -123,20 +142,24 @@ def _finish(axes: Axes, plot: Plot, *, first: bool, last: bool) -> None:
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
     if plot.from_zero:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-    handles: dict[str, Any] = {}
-    for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-        handles.setdefault(label, handle)  # several lines may share a label
-    if handles and first:
+    _tag(axes, plot)
+    if entries := plot.legend if first else []:
+        names = [f"{line.tag} {short(line.label)}".strip() for line in entries]
         axes.legend(
-            handles.values(),
-            handles.keys(),
+            [Line2D([], [], **_look(line)) for line in entries],
+            names,
             frameon=False,
             fontsize=9,
             labelcolor=INK,
             loc="lower left",
             bbox_to_anchor=(0, 1),
-            ncols=min(len(handles), max(2, 64 // (6 + max(map(len, handles))))),
+            ncols=_columns(names),
             borderaxespad=0.2,
             columnspacing=1.4,
             handlelength=1.6,
         )
+
+
+def _columns(names: Sequence[str]) -> int:
+    """Return how many columns a legend with these names has."""
+    return min(len(names), max(2, 64 // (6 + max(map(len, names)))))

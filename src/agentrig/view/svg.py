@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import attrs
 from markupsafe import Markup, escape
 
 from agentrig.figures import mean
-from agentrig.view.plots import Line, Plot
+from agentrig.view.plots import Line, Plot, apart
 
 WIDTH, HEIGHT = 620.0, 250.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 8.0, 10.0, 28.0
 """The frame of a drawing, and what is left around its axes for labels."""
+
+TAG_WIDTH, TAG_HEIGHT = 28.0, 17.0
+"""What is left on the right for the numbers of runs, and how far apart they are."""
 
 MOST_POINTS = 240
 """Points of a line; a longer one is drawn by the means of neighbours."""
@@ -32,8 +35,9 @@ def svg(plot: Plot) -> Markup:
     shapes = list(frame.axes(plot.unit))
     for line in sorted(lines, key=lambda each: not each.faint):
         shapes += _line(line, frame, plot.unit)
+    shapes += _tags(plot.tagged, frame)
     spoken = "; ".join(
-        f"{line.label or plot.name}: from {line.ys[0]:.3g} to {line.ys[-1]:.3g}{plot.unit}"
+        f"{_said(plot, line)}: from {line.ys[0]:.3g} to {line.ys[-1]:.3g}{plot.unit}"
         for line in lines
         if not line.faint
     )
@@ -48,7 +52,7 @@ def points_of(plot: Plot) -> str:
     lines, frame = _framed(plot)
     told = [
         {
-            "label": ", ".join(filter(None, [line.label or plot.name, "each step" if line.faint else ""])),
+            "label": _said(plot, line),
             "run": line.run,
             "mode": line.mode,
             "points": [
@@ -58,7 +62,7 @@ def points_of(plot: Plot) -> str:
         }
         for line in lines
     ]
-    ends = {"left": LEFT, "right": WIDTH - RIGHT, "bottom": HEIGHT - BOTTOM, "from": frame.x0, "to": frame.x1}
+    ends = {"left": LEFT, "right": WIDTH - frame.right, "bottom": HEIGHT - BOTTOM, "from": frame.x0, "to": frame.x1}
     of = max(math.ceil(len(whole.xs) / len(line.xs)) for whole, line in zip(plot.lines, lines, strict=True))
     return json.dumps({**ends, "of": of, "lines": told}, ensure_ascii=False, separators=(",", ":"))
 
@@ -69,7 +73,35 @@ def _framed(plot: Plot) -> tuple[list[Line], Frame]:
     values = [y for line in lines for y in (*line.ys, *(end for ends in line.intervals if ends for end in ends))]
     first, last = plot.window or (min(line.xs[0] for line in lines), max(line.xs[-1] for line in lines))
     low = min(0.0, *values) if plot.from_zero and plot.window is None else min(values)
-    return lines, Frame.around(first, last, low, max(values), plot.axis)
+    frame = Frame.around(first, last, low, max(values), plot.axis)
+    return lines, attrs.evolve(frame, right=TAG_WIDTH) if plot.tagged else frame
+
+
+def _said(plot: Plot, line: Line) -> str:
+    """Return the name of a curve: its label, and beside other runs what it shows of its run."""
+    return ", ".join(filter(None, [line.label or plot.name, line.kind, "each step" if line.faint else ""]))
+
+
+def key(line: Line) -> Markup:
+    """Return a small drawing of what a line looks like, for the legend."""
+    style = "faint" if line.faint else "line dashed" if line.dashed else "line"
+    shapes = [f'<path class="{style} series-{line.color}" d="M0,7h28"/>'] if line.joined else []
+    if line.mark:
+        shape = 'path d="M14,1l6,6-6,6-6-6z"' if line.mark == "diamond" else 'circle cx="14" cy="7" r="4"'
+        shapes.append(f'<{shape} class="dot series-{line.color}"/>')
+    return Markup(f'<svg class="key" viewBox="0 0 28 14" aria-hidden="true">{"".join(shapes)}</svg>')
+
+
+def _tags(lines: Sequence[Line], frame: Frame) -> Iterator[str]:
+    """Yield the number of each run, behind the last point of its curve."""
+    groups: dict[int, list[Line]] = {}
+    for line in lines:
+        groups.setdefault(round(frame.x(line.xs[-1]) / TAG_WIDTH), []).append(line)
+    for several in groups.values():
+        ys = apart([frame.y(line.ys[-1]) for line in several], TAG_HEIGHT, TOP, HEIGHT - BOTTOM)
+        for line, y in zip(several, ys, strict=True):
+            at = f'x="{frame.x(line.xs[-1]) + 8:.1f}" y="{y + 6:.1f}"'
+            yield f'<text class="tag series-{line.color}" {at}>{escape(line.tag)}</text>'
 
 
 def _line(line: Line, frame: Frame, unit: str) -> Iterator[str]:
@@ -118,6 +150,7 @@ class Frame:
     y0: float
     y1: float
     axis: str = "step"
+    right: float = RIGHT
 
     @classmethod
     def around(cls, x0: float, x1: float, low: float, high: float, axis: str = "step") -> Frame:
@@ -130,7 +163,7 @@ class Frame:
 
     def x(self, value: float) -> float:
         """Return where a step, a time or a number of tokens is."""
-        return LEFT + (value - self.x0) / (self.x1 - self.x0) * (WIDTH - LEFT - RIGHT)
+        return LEFT + (value - self.x0) / (self.x1 - self.x0) * (WIDTH - LEFT - self.right)
 
     def y(self, value: float) -> float:
         """Return where a value is."""
@@ -140,7 +173,7 @@ class Frame:
         """Yield grid lines and the numbers beside them."""
         for value in _ticks(self.y0, self.y1, _round((self.y1 - self.y0) / 4)):
             y = self.y(value)
-            yield f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            yield f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - self.right:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
             text = f"{value:.4g}{escape(unit)}"
             yield f'<text class="tick" x="{LEFT - 7:g}" y="{y + 5:.1f}" text-anchor="end">{text}</text>'
         apart = (self.x1 - self.x0) / 6

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from agentrig.correctness import turn_order
 from agentrig.figures import NOTHING, counted, mean, number, percent, plain
+from agentrig.text import printable
 from agentrig.view import figures, tables
-from agentrig.view.reading import RunData, mapping, read_run
+from agentrig.view.reading import RunData, mapping
 
 
 def _shown(value: Any) -> str:
@@ -128,29 +128,12 @@ def failures(run: RunData) -> dict[str, int]:
     return {str(k): int(number(v) or 0) for k, v in stated.items()} if run.summary else figures.totals(run, "failures")
 
 
-def compare(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return one dict of JSON values per run, as `agentrig report RUN … --json` prints it.
-
-    Raises:
-        AgentrigError: One of them is no run directory.
-    """
-    found = []
-    for run in (read_run(Path(d)) for d in run_dirs):
-        missing = list(run.missing)
-        broken_down = tables.held_out(run, missing)
-        found.append(row_of(run) | broken_down | {"missing": missing})
-    return found
-
-
-def compare_text(run_dirs: Sequence[Path], *, width: int | None = None) -> str:
-    """Return the results table for a terminal, without control codes: one column per run, so that it fits.
+def text_of(shown: tables.Table, *, width: int | None = None) -> str:
+    """Return a table and its note for a terminal, without control codes.
 
     Args:
-        run_dirs: The runs.
+        shown: The table. What its rows are of is in one line, unless their cells have several.
         width: In characters; None for the terminal's own.
-
-    Raises:
-        AgentrigError: One of them is no run directory.
     """
     import io
 
@@ -158,18 +141,21 @@ def compare_text(run_dirs: Sequence[Path], *, width: int | None = None) -> str:
     from rich.console import Console
     from rich.text import Text
 
-    found = comparison(compare(run_dirs), SHOWN)
-    shown = rich.table.Table(box=None, pad_edge=False)
-    for name, kind in found.heads:
-        shown.add_column(Text(name), no_wrap=kind == "head", overflow="fold")
-    for cells in found.rows:
-        shown.add_row(*map(Text, cells))
+    several = any(kind == "lines" for _, kind in shown.heads)
+    found = rich.table.Table(box=None, pad_edge=False, leading=int(several))
+    for name, kind in shown.heads:
+        found.add_column(Text(name), no_wrap=kind == "head" and not several, overflow="fold")
+    for cells in shown.rows:
+        # A thin space in a number would be a place to break the line.
+        found.add_row(*(Text(printable(cell).replace("\N{THIN SPACE}", ",")) for cell in cells))
     buffer = io.StringIO()
-    Console(file=buffer, width=width, color_system=None, force_terminal=False, highlight=False).print(shown)
+    console = Console(file=buffer, width=width, color_system=None, force_terminal=False, highlight=False)
+    console.print(found)
+    console.print(Text(f"\n{shown.note}"))
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
 
-def comparison(rows: Sequence[Mapping[str, Any]], most: int = tables.CLASSES) -> tables.Table:
+def results(rows: Sequence[Mapping[str, Any]], most: int = tables.CLASSES) -> tables.Table:
     """Return the results of runs as a table with a column for each of them.
 
     Args:

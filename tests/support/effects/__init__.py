@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import inspect
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -85,6 +86,26 @@ class Elsewhere:
         )
         assert key in text, f"{place} {key}: neither {self.test} nor its table names it"
         assert self.reason
+
+
+@attrs.frozen
+class Inherited:
+    """A key that a component has from a class of settings which it shares with another one, as it shares what reads it.
+
+    Attributes:
+        other: The other component's place, whose entry shows the effect.
+    """
+
+    other: str
+
+    def check(self, place: str, key: str) -> None:
+        """Raise `AssertionError` if the two don't share the class, or what is built of it."""
+        mine, theirs = configs()[place], configs()[self.other]
+        owners = [next(c for c in config.__mro__ if key in inspect.get_annotations(c)) for config in (mine, theirs)]
+        assert owners[0] is owners[1] is not mine, f"{place} {key}: it is not that of {self.other}"
+        kind = place.split(".")[0]
+        builds = [registry().find(kind, each.split(".")[1]).spec.build for each in (place, self.other)]  # type: ignore[attr-defined]
+        assert builds[0] is builds[1], f"{place} {key}: it builds something else than {self.other}"
 
 
 class Together:

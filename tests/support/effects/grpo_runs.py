@@ -23,9 +23,11 @@ from safetensors.torch import load_file
 from agentrig.hardware import Cpu, CpuConfig
 from agentrig.plan import resolve
 from agentrig.run.checkpoints import Checkpoints
+from agentrig.run.drawing import RULES, Group
 from agentrig.run.loop import Loop
 from agentrig.run.training import train
-from effects import Elsewhere, Settings, Together, config_of, folder
+from agentrig.tasks import Task
+from effects import Elsewhere, Flip, Settings, Together, config_of, folder
 from effects.run import OWN, overrides
 
 PLACE = "algorithm.grpo"
@@ -153,6 +155,20 @@ def at_once(lengths: list[int], counts: Counter[str]) -> str:
     return "all" if counts["steps"] == max(lengths) - 1 else "one" if counts["steps"] == alone else "some"
 
 
+TASKS = [Task(id=str(i), input={}) for i in range(6)]
+
+
+def drawn(settings: Settings) -> float:
+    """Return the share of odd tasks in steps of three. Even ones are always solved, with equal rewards."""
+    config = config_of(PLACE, {"tasks_per_step": 3, **settings})
+    draws, odd = RULES[config.task_sampling](TASKS, config, 0), list[bool]()
+    for step in range(1, 41):
+        seen = [(task.id, bool(int(task.id) % 2)) for task in draws.draw(step)]
+        draws.see(Group(task=name, values=[1.0, 0.0 if hard else 1.0], solved=not hard) for name, hard in seen)
+        odd += [hard for _, hard in seen]
+    return sum(odd) / len(odd)
+
+
 PORT = free_port()
 SERVED = Together(serve)
 TABLE = {
@@ -166,6 +182,19 @@ TABLE = {
         3,
         lambda r: {len({row["group"] for row in r["train"] if row["step"] == line["step"]}) for line in r["lines"]},
         lambda a, b: (a, b) == ({2}, {3}),
+    ),
+    "task_sampling": Flip(
+        a="uniform",
+        b="by-difficulty",
+        look=lambda settings: (drawn(settings), drawn({"task_sampling": "skip-solved"})),
+        shows=lambda a, b: a[0] == 0.5 and min(a[1], b[0]) > 0.6,
+    ),
+    "recheck_every": Flip(
+        a=2,
+        b=8,
+        look=drawn,
+        shows=lambda a, b: 0.5 < a < b - 0.1,
+        beside={"task_sampling": "skip-solved"},
     ),
     "group_size": RUNS.flip(
         "group_size",

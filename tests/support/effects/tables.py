@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from effects import (
     Elsewhere,
     Flip,
+    Inherited,
     agent,
     credits,
     gateway,
@@ -23,7 +24,12 @@ from effects import (
     vllm_server,
 )
 
-TABLES: Mapping[str, Mapping[str, Flip | Elsewhere]] = {
+SAMPLING = {
+    *("group_size", "temperature", "top_p", "max_staleness", "clip_low", "clip_high", "loss", "rollout_is_threshold")
+}
+"""The keys of `grpo` that `sft` does not have: it samples nothing."""
+
+TABLES: Mapping[str, Mapping[str, Flip | Elsewhere | Inherited]] = {
     "run": {**run.TABLE, **grpo_runs.RUN_TABLE},
     "runners": runners.TABLE,
     "gateway": {
@@ -47,6 +53,17 @@ TABLES: Mapping[str, Mapping[str, Flip | Elsewhere]] = {
     "server.embedded": grpo_runs.SERVER_TABLE,
     "server.vllm": vllm_server.TABLE,
     "algorithm.grpo": {**grpo_learning.TABLE, **grpo_runs.TABLE},
+    "algorithm.sft": {
+        **{
+            key: Inherited("algorithm.grpo")
+            for key in {**grpo_learning.TABLE, **grpo_runs.TABLE}
+            if key not in SAMPLING
+        },
+        "demonstrations": Elsewhere(
+            "tests/run/test_demonstrated.py::test_accepted_rollouts_of_a_run_are_learned_token_for_token_and_its_model_goes_on",
+            "it takes two whole runs",
+        ),
+    },
 }
 
 ENTRIES = {(place, key): entry for place, table in TABLES.items() for key, entry in table.items()}

@@ -114,7 +114,7 @@ class Cuda(Hardware):
                 name="torch 2.11 on CUDA",
                 proof="contract-tested",
                 versions={"python": "==3.12.*", "torch": "==2.11.*", "transformers": ">=5.10,<6"},
-                algorithms=("grpo",),
+                algorithms=("grpo", "sft"),
                 source="forward and backward passes of these two on one H200, no whole run",
             ),
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentrig import AlgorithmSpec, ServerSpec, hookimpl
-from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
+from agentrig_grpo.config import EmbeddedConfig, GrpoConfig, SftConfig
 from agentrig_grpo.config import LearnerConfig as LearnerConfig
 
 if TYPE_CHECKING:
@@ -93,19 +93,29 @@ def register_servers() -> Iterable[ServerSpec]:
 
 @hookimpl
 def register_algorithms() -> Iterable[AlgorithmSpec]:
-    """Register `grpo`."""
+    """Register `grpo` and `sft`, which have one learner."""
     from agentrig_grpo.checks import check_memory_plan
 
-    yield AlgorithmSpec(
+    def spec(**more: Any) -> AlgorithmSpec:
+        return AlgorithmSpec(
+            **more,
+            build=build,
+            workload=workload,
+            ready=ready,
+            server=True,
+            make_start=make_start,
+            formulas=("update",),
+        )
+
+    yield spec(
         name="grpo",
         summary="Group-relative policy optimization in torch, for a CPU or one device.",
         config=GrpoConfig,
-        build=build,
-        workload=workload,
-        ready=ready,
-        server=True,
         credit="dr-grpo",
-        make_start=make_start,
-        formulas=("update",),
         checks=(check_memory_plan,),
+    )
+    yield spec(
+        name="sft",
+        summary="Supervised fine-tuning: learns from demonstrations, by cross-entropy.",
+        config=SftConfig,
     )

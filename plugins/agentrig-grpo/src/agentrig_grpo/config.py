@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import attrs
 
 from agentrig import setting
-from agentrig.learners import LoopSettings
+from agentrig.learners import LoopSettings, StepSettings
 
 GSPO_CLIP = 0.1
 """The most that the ratio of a whole reply may rise above 1. It is a mean over tokens: the paper's limit is 4e-4."""
 
 
-@attrs.frozen(kw_only=True)
-class LearnerConfig(LoopSettings):
-    """Settings of the learner, and of the loop around it: those of each algorithm with this learner."""
+@attrs.frozen(kw_only=True, slots=False)  # a class can't have two bases with slots
+class TrainingConfig(StepSettings):
+    """Settings of the learner, and of the loop around it, whatever it learns from."""
 
     model: str = setting("mini", help="a local Hugging Face directory, a shipped model, or OWNER/NAME of the hub")
     optimizer: str = setting(
@@ -41,14 +41,6 @@ class LearnerConfig(LoopSettings):
     beta2: float = setting(0.95, help="AdamW's decay of the mean squared gradient", ge=0, lt=1)
     weight_decay: float = setting(0.0, help="AdamW's weight decay", ge=0)
     max_grad_norm: float = setting(1.0, help="the gradient is clipped to this L2 norm", gt=0, le=math.inf)
-    clip_low: float = setting(0.2, help="how far the ratio may fall below 1", gt=0, lt=1)
-    clip_high: float = setting(0.28, help="how far the ratio may rise above 1", gt=0, le=math.inf)
-    loss: str = setting(
-        "clip",
-        help="the loss: ratios of tokens, clipped (clip), with a bounded weight (cispo) or a soft gate (sapo); or the "
-        "clipped ratio of a whole reply (gspo)",
-        choices=("clip", "gspo", "cispo", "sapo"),
-    )
     kl_loss_coef: float = setting(0.0, help="weight of the KL loss to the starting model; 0 for none", ge=0)
     loss_agg_mode: str = setting(
         "token-mean",
@@ -76,17 +68,34 @@ class LearnerConfig(LoopSettings):
     max_length: int = setting(
         0, help="context of the server in tokens, at most the model's; 0 for the model's own", ge=0, le=1 << 24
     )
+
+    def __attrs_post_init__(self) -> None:
+        if self.moments == "host" and self.optimizer != "adamw":
+            raise ValueError(
+                'moments = "host" is for optimizer = "adamw": bitsandbytes keeps the moments of adamw8bit on the '
+                "device. Leave one of them out"
+            )
+
+
+@attrs.frozen(kw_only=True)
+class LearnerConfig(TrainingConfig, LoopSettings):
+    """Settings of the learner, and of a loop that samples: those of each algorithm with this learner."""
+
+    clip_low: float = setting(0.2, help="how far the ratio may fall below 1", gt=0, lt=1)
+    clip_high: float = setting(0.28, help="how far the ratio may rise above 1", gt=0, le=math.inf)
+    loss: str = setting(
+        "clip",
+        help="the loss: ratios of tokens, clipped (clip), with a bounded weight (cispo) or a soft gate (sapo); or the "
+        "clipped ratio of a whole reply (gspo)",
+        choices=("clip", "gspo", "cispo", "sapo"),
+    )
     rollout_is_threshold: float = setting(
         2.0, help="with max_staleness = 1, importance weights of sampled tokens are truncated here", ge=1, le=math.inf
     )
 
     def __attrs_post_init__(self) -> None:
         LoopSettings.__attrs_post_init__(self)
-        if self.moments == "host" and self.optimizer != "adamw":
-            raise ValueError(
-                'moments = "host" is for optimizer = "adamw": bitsandbytes keeps the moments of adamw8bit on the '
-                "device. Leave one of them out"
-            )
+        TrainingConfig.__attrs_post_init__(self)
         if self.loss == "gspo" and self.clip_high > GSPO_CLIP:
             raise ValueError(
                 f"loss = gspo clips the mean ratio of a reply, where clip_high = {self.clip_high:g} does nothing: "
@@ -107,6 +116,26 @@ class LearnerConfig(LoopSettings):
 @attrs.frozen(kw_only=True)
 class GrpoConfig(LearnerConfig):
     """Settings of `grpo`: it has no others."""
+
+
+@attrs.frozen(kw_only=True)
+class SftConfig(TrainingConfig):
+    """Settings of `sft`. What it does not let you set is fixed, for the learner that reads it: nothing is sampled."""
+
+    demonstrations: str = setting(
+        "tasks",
+        help="what is learned: `tasks`, the training tasks as the agent, the task set or the gold demonstrates them; a "
+        "run directory, the rollouts that its reward accepted; or a JSONL file of chats, each chat's last reply",
+    )
+    task_sampling: ClassVar[str] = "uniform"
+    group_size: ClassVar[int] = 1
+    temperature: ClassVar[float] = 1.0
+    top_p: ClassVar[float] = 1.0
+    max_staleness: ClassVar[int] = 0
+    loss: ClassVar[str] = "cross-entropy"
+    clip_low: ClassVar[float] = 0.2  # these three have no effect: there is no ratio
+    clip_high: ClassVar[float] = 0.28
+    rollout_is_threshold: ClassVar[float] = 2.0
 
 
 @attrs.frozen(kw_only=True)

@@ -20,6 +20,7 @@ from agentrig.audit.sketch import Sketch
 from agentrig.delivery.digests import digests, fingerprint
 from agentrig.delivery.noise import with_noise
 from agentrig.delivery.verdict import difference
+from agentrig.demonstrations import Turn
 from agentrig.device_memory import give_memory_back
 from agentrig.errors import AgentrigError, memory_named
 from agentrig.forest.scoring import CHUNK, score, why_not_shared
@@ -32,12 +33,13 @@ from agentrig_grpo import checkpoint, trainer_files
 from agentrig_grpo.building import build, recompute
 from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.context import context_of
+from agentrig_grpo.encoding import encode
 from agentrig_grpo.figures import Figures, of_pass
 from agentrig_grpo.fitting import CPU_PASS, group_length, lower
 from agentrig_grpo.host_copy import HostCopy, stand_in_of
 from agentrig_grpo.host_moments import PART
 from agentrig_grpo.lora import live_weights
-from agentrig_grpo.loss import check_single_calls, sample_weights, token_losses, tokens_in_loss
+from agentrig_grpo.loss import CROSS_ENTROPY, check_single_calls, sample_weights, token_losses, tokens_in_loss
 from agentrig_grpo.loss_inputs import LossInputs
 from agentrig_grpo.masters import computing_in
 from agentrig_grpo.model_files import weight_files
@@ -414,12 +416,12 @@ class Learner:
         """Fill in missing behaviour log-probabilities with those of the current weights; of stale samples the proximal.
 
         With a single update, the update's own forward pass gives them, so nothing is computed here; nor is it for
-        samples that no update uses.
+        samples that no update uses, or for a loss without a ratio.
         """
         active = [i for i, s in enumerate(samples) if s.advantage or self.config.kl_loss_coef]
         name = "proximal" if self.config.max_staleness else "logprobs"
         lacking = [i for i in active if getattr(samples[i], name) is None]
-        single = self.config.ppo_epochs * self.config.mini_batches == 1
+        single = self.config.ppo_epochs * self.config.mini_batches == 1 or self.config.loss == CROSS_ENTROPY
         if not lacking or (single and len(lacking) == len(active)):
             return list(samples)
         found: dict[int, list[float]] = {i: [0.0] * len(samples[i].response_ids) for i in lacking}
@@ -470,6 +472,10 @@ class Learner:
             return list(self._chat.prompt_ids([{"role": "user", "content": text}], context))
         except TooLong:  # no call has it: the server refuses it
             return []
+
+    def encode(self, turn: Turn) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the token ids of a demonstrated call; see `agentrig.learners.Imitating`."""
+        return encode(turn, self._chat, context_of(self.model.config, self.config.max_length))
 
     def keep(self) -> None:
         """Copy the trained weights, for `restore`."""

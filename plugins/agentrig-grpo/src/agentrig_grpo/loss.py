@@ -110,8 +110,22 @@ def sapo(tokens: Tokens) -> Parts:
     return -4 / t * gate * tokens.advantages, tokens.ratio, gate * (1 - gate) == 0
 
 
-LOSSES: Mapping[str, Callable[[Tokens], Parts]] = {"clip": clip, "gspo": gspo, "cispo": cispo, "sapo": sapo}
-"""The losses by their names."""
+CROSS_ENTROPY = "cross-entropy"
+
+
+def cross_entropy(tokens: Tokens) -> Parts:
+    """Return - A log pi: with A = 1 the cross-entropy of a token that was demonstrated. Nothing was sampled: no ratio.
+
+    The learner's own log-probabilities are those of the policy before, so the ratio is 1.
+    """
+    return -tokens.advantages * tokens.logprobs, tokens.ratio, torch.zeros_like(tokens.ratio, dtype=torch.bool)
+
+
+LOSSES: Mapping[str, Callable[[Tokens], Parts]] = {
+    **{"clip": clip, "gspo": gspo, "cispo": cispo, "sapo": sapo},
+    CROSS_ENTROPY: cross_entropy,
+}
+"""The losses by their names. The last one is that of `sft`, which no setting selects."""
 
 
 def check_single_calls(samples: Sequence[TrainSample]) -> None:

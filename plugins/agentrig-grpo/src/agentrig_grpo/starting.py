@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,10 @@ from typing import Any
 import torch  # noqa: TID253  (imported when a starting model is made only)
 from transformers import Qwen2Config  # noqa: TID253
 
-from agentrig.demonstrations import Reply, StartingModel, StartPlan, Turn
+from agentrig.demonstrations import StartingModel, StartPlan, Turn
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.run.checkpoints import verify
-from agentrig_grpo import checkpoint, warmup
+from agentrig_grpo import checkpoint, encoding, warmup
 from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.context import context_of
 from agentrig_grpo.naming import model_directory, shipped
@@ -63,7 +63,7 @@ def make_start(
         source = found_model(plan.model)
         tokenizer = checkpoint.load_tokenizer(source)
     chat = Chat(tokenizer)
-    examples = [encode(tokenizer, turn, chat) for turn in turns]
+    examples = [encode(turn, chat) for turn in turns]
     longest = max(len(e.prompt_ids) + len(e.response_ids) for e in examples)
     tokens = sum(len(e.prompt_ids) + len(e.response_ids) for e in examples)
     if plan.model == "new":
@@ -152,79 +152,30 @@ def found_model(name: str) -> Path:
     return found
 
 
-def encode(tokenizer: Any, turn: Turn, chat: Chat | None = None) -> warmup.Example:
-    """Return a turn's prompt and reply as token ids, as the server `embedded` reads and writes them.
-
-    Args:
-        tokenizer: With a chat template.
-        turn: The call and its reply.
-        chat: The server's view of the tokenizer, for several turns; None to make one.
+def encode(turn: Turn, chat: Chat) -> warmup.Example:
+    """Return a turn's prompt and reply as token ids.
 
     Raises:
-        ConfigError: The tokenizer's chat template refuses the messages, or can't write calls of tools.
+        ConfigError: The model can't read the prompt, or can't say the reply.
     """
-    chat = Chat(tokenizer) if chat is None else chat
-    tools = list(turn.tools)
-    messages = [_message(m) for m in turn.messages]
+    prompt: Any
+    reply: Any
     try:
-        prompt: Any = chat.prompt_ids(messages, tools=tools)
+        prompt = encoding.prompt_ids(turn, chat)
     except ValueError as error:
         raise ConfigError(f"the model can't read what the agent sends: {error}") from error
-    text = turn.reply.content
-    if turn.reply.tool_calls:
-        if isinstance(chat.tool_form, str):
-            raise ConfigError(chat.tool_form)
-        text = _written(tokenizer, messages, tools, turn.reply)
-    reply = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return warmup.Example(prompt, [*reply, tokenizer.eos_token_id])
-
-
-def _written(tokenizer: Any, messages: Sequence[Any], tools: Sequence[Any], reply: Reply) -> str:
-    """Return a reply with calls of tools as the chat template writes it, without the end of the turn."""
-    render = partial(tokenizer.apply_chat_template, tools=tools or None, tokenize=False)
-    prompt = str(render(messages, add_generation_prompt=True))
-    whole = str(render([*messages, _spoken(reply)], add_generation_prompt=False))
-    if not whole.startswith(prompt):
-        raise ConfigError("the model's chat template changes the prompt once the reply with calls of tools is there")
-    return whole[len(prompt) :].rstrip().removesuffix(tokenizer.eos_token)
-
-
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message as chat templates take it: text as one string, arguments of tools as objects."""
-    found = dict(message)
-    content = found.get("content")
-    if isinstance(content, list):
-        found["content"] = "".join(str(part.get("text", "")) for part in content)
-    if found.get("tool_calls"):
-        found["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": _object(call["function"].get("arguments"))}}
-            for call in found["tool_calls"]
-        ]
-    return found
-
-
-def _object(arguments: Any) -> Any:
-    if not isinstance(arguments, str):
-        return arguments
     try:
-        return json.loads(arguments)
-    except ValueError:
-        return arguments
-
-
-def _spoken(reply: Reply) -> dict[str, Any]:
-    calls = [
-        {"type": "function", "function": {"name": c["name"], "arguments": c.get("arguments", {})}}
-        for c in reply.tool_calls
-    ]
-    return {"role": "assistant", "content": reply.content, "tool_calls": calls}
+        reply = encoding.reply_ids(turn, chat)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return warmup.Example(prompt, reply)
 
 
 def _texts(turns: Sequence[Turn]) -> Iterator[str]:
     """Yield all texts that the tokenizer should know: messages, tools and replies."""
     for turn in turns:
         for message in turn.messages:
-            yield str(_message(message).get("content") or "")
+            yield str(encoding.message_of(message).get("content") or "")
         yield turn.reply.content
         for value in (*turn.tools, *turn.reply.tool_calls):
             yield json.dumps(value)

@@ -19,10 +19,10 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from agentrig.adapters import Adapter, identified
 from agentrig.adapters import Triplet as OwnTriplet
-from agentrig.tracing.recorder import current
+from agentrig.tracing.recorder import current, reward_number
 from agentrig_lightning import otel
 from agentrig_lightning.results import run_score, so_far
-from agentrig_lightning.spans import error_of, from_lightning
+from agentrig_lightning.spans import error_of, from_lightning, own_reward
 
 
 class RecorderTracer(Tracer):
@@ -40,14 +40,19 @@ class RecorderTracer(Tracer):
     def create_span(
         self, name: str, attributes: Any = None, timestamp: float | None = None, status: Any = None
     ) -> SpanCoreFields:
-        """Record a finished span."""
+        """Record a finished span; one of `emit_reward` gives its call a reward, as `agentrig.reward` does.
+
+        Raises:
+            agentrig.AgentFailure: It emits something that is no reward: NaN, for example.
+        """
         now = timestamp or time.time()
         status = status or TraceStatus(status_code="OK")
         kept = dict(attributes or {})
         core = SpanCoreFields(name=name, attributes=kept, start_time=now, end_time=now, status=status)
         recorder = current()
         if recorder is not None:
-            recorder.add(name, now, _values(kept), error=error_of(status))
+            given = {key: reward_number(value) for key, value in own_reward(core).items()}
+            recorder.add(name, now, {**_values(kept), **given}, error=error_of(status))
         return core
 
     @contextmanager

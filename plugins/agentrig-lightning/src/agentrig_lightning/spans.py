@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agentlightning import Span as LightningSpan
-from agentlightning.emitter import find_final_reward
+from agentlightning.emitter import find_final_reward, get_reward_value
+from agentlightning.semconv import LightningSpanAttributes
 from agentlightning.types import OtelResource, TraceStatus
 
-from agentrig.traces import LLM_CALL, SERVER, Span, Trace, mapping
+from agentrig.traces import LLM_CALL, REWARD, SERVER, Span, Trace, mapping
 from agentrig.tracing.gen_ai import TOOL_CALL, flat, logprobs_of, request_of, response_of, tool_calls
 
 log = logging.getLogger(__name__)
@@ -20,6 +21,9 @@ log = logging.getLogger(__name__)
 
 RECORDED = ("request", "response", "response_logprobs", "finish_reason", SERVER)
 """Attributes that agentrig adds to an LLM call which another tracer recorded."""
+
+THEIR_REWARD = LightningSpanAttributes.REWARD.value
+"""How the names of the attributes of a reward begin."""
 
 SIMPLE = str | int | float | bool
 
@@ -68,7 +72,7 @@ def _made(span: Span, rollout_id: str, attempt_id: str, number: int, trace_id: s
 
 
 def _restored(span: Span, rollout_id: str, attempt_id: str, number: int) -> LightningSpan:
-    ours = RECORDED if span.name == LLM_CALL else ()
+    ours = RECORDED if span.name == LLM_CALL else (REWARD,)
     return LightningSpan.model_validate(
         {
             "start_time": span.start,
@@ -95,7 +99,11 @@ def _tool_spans(call: Span) -> Iterator[Span]:
 
 def _lightning_attributes(span: Span) -> dict[str, Any]:
     if span.name != LLM_CALL:
-        return {k: v if _is_simple(v) else json.dumps(v) for k, v in span.attributes.items() if v is not None}
+        found = {k: v if _is_simple(v) else json.dumps(v) for k, v in span.attributes.items() if v is not None}
+        given = found.pop(REWARD, None)
+        if given is not None and not any(key.startswith(THEIR_REWARD) for key in found):  # by `agentrig.reward`
+            found |= {f"{THEIR_REWARD}.0.name": "primary", f"{THEIR_REWARD}.0.value": given}
+        return found
     found = flat(mapping(span.attributes.get("request")), mapping(span.attributes.get("response")))
     for key in ("prompt_token_ids", "response_token_ids", "gen_ai.response.id"):
         if span.attributes.get(key):
@@ -146,7 +154,7 @@ def error_of(status: TraceStatus) -> str | None:
 def _attributes(span: LightningSpan, children: Sequence[LightningSpan]) -> dict[str, Any]:
     found: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in span.attributes.items()}
     if span.name != LLM_CALL:
-        return found
+        return found | own_reward(span)
     tools = [c.attributes for c in children if c.name.startswith(TOOL_CALL)]
     response, logprobs = response_of(found, tools), logprobs_of(found)
     reason = next((c["finish_reason"] for c in response["choices"] if c["finish_reason"]), None)
@@ -160,6 +168,12 @@ def _rest(span: LightningSpan) -> dict[str, Any]:
     kept.update(name for name in ("start_time", "end_time") if getattr(span, name) is not None)
     rest: dict[str, Any] = span.model_dump(mode="json", exclude=kept)
     return rest
+
+
+def own_reward(span: Any) -> dict[str, float]:
+    """Return the attribute by which agentrig reads a reward that `emit_reward` wrote; empty for any other span."""
+    reward = get_reward_value(span)
+    return {} if reward is None else {REWARD: reward}
 
 
 def final_reward(spans: Sequence[LightningSpan]) -> float | None:

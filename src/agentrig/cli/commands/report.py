@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,23 +11,28 @@ import click
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--out", type=click.Path(path_type=Path), help="Where to write the page; the first run by default.")
+@click.argument(
+    "runs", metavar="RUN", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, file_okay=False)
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Where to write the page; the run by default.")
 @click.option("--gold", is_flag=True, help="Show the rollouts on the page with the private part of their tasks.")
 @click.option("--binned", is_flag=True, help="Draw training curves as the mean of each 16 steps, not a moving mean.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def report(runs: Sequence[Path], out: Path | None, gold: bool, binned: bool, as_json: bool) -> None:
-    """Rebuild the report of a run, or compare several.
+    """Rebuild the report of a run; several runs have `agentrig compare`.
 
     \b
     agentrig report runs/mini-20260101-120000
-    agentrig report runs/one runs/other --out comparison.html
     """
-    from agentrig.view import build_report, compare, compare_text
+    from agentrig.view import build_report, compare
+    from agentrig.view.table import SHOWN, results, text_of
 
-    page = build_report(list(runs), out, gold=gold, binned=binned)
+    if len(runs) > 1:
+        raise click.UsageError(f"a report is of one run. For several: agentrig compare {shlex.join(map(str, runs))}")
+    page = build_report(runs, out, gold=gold, binned=binned)
+    (row,) = compare(runs).rows
     if as_json:
-        click.echo(json.dumps({"report": str(page), "runs": compare(list(runs))}, indent=2, default=str))
+        click.echo(json.dumps({"report": str(page), **row}, indent=2, default=str))
         return
-    click.echo(compare_text(list(runs)))
+    click.echo(text_of(results([row], SHOWN)))
     click.echo(f"report: {page}")

@@ -14,12 +14,18 @@ from typing import Any
 
 import click
 
-from agentrig.cli.options import configured, make_plan, stdout_to_stderr
+from agentrig.cli.options import configured, find_checkpoint, make_plan, stdout_to_stderr
 from agentrig.plugins.specs import RUN_KINDS
 
 
 @click.command()
 @configured
+@click.option(
+    "--start",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Start from the model that an earlier run ended with: its latest checkpoint.",
+)
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Resume a run directory.")
 @click.option(
     "--from-step", type=click.IntRange(min=1), metavar="N", help="With --resume: from the checkpoint of step N."
@@ -37,6 +43,7 @@ from agentrig.plugins.specs import RUN_KINDS
 @click.option("--yes", is_flag=True, help="Stop what blocks the run (a stale Ray cluster) without asking.")
 def train(
     words: Sequence[str],
+    start: Path | None,
     resume: Path | None,
     from_step: int | None,
     store: str | None,
@@ -52,6 +59,8 @@ def train(
     agentrig train
     agentrig train mini algorithm.steps=20 run.seed=1 --reward spider-exec-strict
     agentrig train my-run.toml --plugin my_agent.py
+    agentrig train mini --algorithm sft run.name=demonstrated
+    agentrig train mini --start runs/demonstrated
     agentrig train --resume runs/mini-20260101-120000
     agentrig train --resume runs/mini-20260101-120000 --from-step 20
     agentrig train mini --store 127.0.0.1:4747
@@ -66,6 +75,12 @@ def train(
         os.environ["AGENTRIG_YES"] = "1"
     if from_step is not None and resume is None:
         raise ConfigError("--from-step needs --resume RUN: it selects the checkpoint that the run resumes from")
+    if start is not None:
+        if resume is not None or any(word.startswith("algorithm.model=") for word in words):
+            raise ConfigError(
+                "--start names the model that a new run starts from: leave --resume and algorithm.model out"
+            )
+        words = [*words, f"algorithm.model={json.dumps(str(find_checkpoint(start.absolute())))}"]
     if store is not None:
         words = [*words, "runners.use=lightning", f"runners.store={store}"]
     senders = []

@@ -16,8 +16,14 @@ import click
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="On this machine; any free one by default.")
 @click.option("--open/--no-open", "opens", default=False, help="Open the page in a browser.")
+@click.option(
+    "--prices",
+    metavar="FILE.toml",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="For comparisons: what tokens and machines cost, see `agentrig compare --help`.",
+)
 @click.option("--with-input", is_flag=True, hidden=True, help="End when standard input ends.")
-def watch(place: Path, port: int, opens: bool, with_input: bool) -> None:
+def watch(place: Path, port: int, opens: bool, prices: Path | None, with_input: bool) -> None:
     """Show runs in a browser, live: curves, failures, every trace, runs side by side.
 
     The page is for this machine only, and its link has a token that no other program knows. It reads the run
@@ -29,9 +35,10 @@ def watch(place: Path, port: int, opens: bool, with_input: bool) -> None:
     agentrig watch runs/mini-20260101-120000
     agentrig watch runs --port 8421
     """
+    from agentrig.view import read_prices
     from agentrig.view.watch.app import serving
 
-    with serving(place, port) as link:
+    with serving(place, port, prices=None if prices is None else read_prices(prices)) as link:
         click.echo(f"watching {place}: {link}")
         if with_input:  # `agentrig train --watch` ends it
             sys.stdin.buffer.read()

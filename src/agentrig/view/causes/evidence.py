@@ -187,6 +187,11 @@ class Evidence:
         """Return a dotted key of the configuration, or None."""
         return dig(self.run.config, *key.split("."))
 
+    @property
+    def demonstrated(self) -> bool:
+        """Whether the training rollouts are demonstrations: their rewards are not the model's."""
+        return bool(self.value("algorithm.demonstrations"))
+
     @cached_property
     def changed(self) -> tuple[int, int, int, int]:
         """Of the tasks measured at both ends: how many got right, wrong, another answer; and how many there are."""

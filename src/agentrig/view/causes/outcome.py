@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from agentrig.figures import amount, count, number, percent
+from agentrig.figures import SIGNIFICANT, amount, count, number, percent, sign_test
 from agentrig.run.past import contradictions
 from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence
@@ -50,6 +50,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "tasks-too-easy": ("tasks.use",),
     "tasks-too-hard": ("tasks.use", "algorithm.model"),
     "constant-reward": ("reward.use",),
+    "demonstrations-rejected": ("reward.use", "agent.use", "algorithm.demonstrations"),
     "zero-variance-groups": ("algorithm.group_size", "tasks.use"),
     "weights-unchanged": ("algorithm.lr",),
     "diverged": ("algorithm.lr", "algorithm.max_grad_norm"),
@@ -154,11 +155,7 @@ def memorised(evidence: Evidence) -> Iterator[Finding]:
     late = evidence.steps[-quarter(evidence.steps) :]
     right, scored = (sum(getattr(facts, key) for facts in late) for key in ("right", "scored"))
     better, worse, _, _ = evidence.changed
-    if (
-        evidence.ends is None
-        or not scored
-        or (better > worse and figures.sign_test(better, worse) <= figures.SIGNIFICANT)
-    ):
+    if evidence.ends is None or not scored or (better > worse and sign_test(better, worse) <= SIGNIFICANT):
         return
     n, known = len(evidence.ends[1]), sum(correct for _, correct, _ in evidence.ends[1].values())
     surely_less = at_most(known, n) < at_least(right, scored)
@@ -198,7 +195,7 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
         f"of {tasks}, {count(better)} went from wrong to right and {count(worse)} "
         f"from right to wrong ({figures.chance(better, worse)})"
     )
-    if figures.sign_test(better, worse) > figures.SIGNIFICANT:
+    if sign_test(better, worse) > SIGNIFICANT:
         yield Finding(doubt, f"{text}{few}")
     else:
         yield Finding("ok" if better > worse else "warn", text)

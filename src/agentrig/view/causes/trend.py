@@ -6,9 +6,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from agentrig.figures import wilson
+from agentrig.figures import SIGNIFICANT, sign_test, wilson
 from agentrig.view.causes.evidence import Evidence, StepFacts
-from agentrig.view.figures import SIGNIFICANT, sign_test
 
 SURE = 3.0
 """Standard errors between two means that count as a certain difference."""
@@ -83,9 +82,9 @@ def more_right(evidence: Evidence) -> bool:
 
 
 def reward_rose(evidence: Evidence) -> bool:
-    """Whether the mean reward of training rose significantly."""
+    """Whether the mean reward of training rose significantly; that of demonstrations says nothing of the model."""
     steps, width = evidence.steps, quarter(evidence.steps)
-    if len(steps) < 2:
+    if len(steps) < 2 or evidence.demonstrated:
         return False
     rose = difference(rewards_of(steps[:width]), rewards_of(steps[-width:])) > LIKELY
     return rose or reward_trend(evidence) > LIKELY

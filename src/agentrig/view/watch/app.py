@@ -13,10 +13,10 @@ import asyncio
 import re
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -29,9 +29,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentrig.errors import AgentrigError
 from agentrig.view import table
 from agentrig.view.calls import calls_of
+from agentrig.view.comparison import compared
 from agentrig.view.gold import gold_of
 from agentrig.view.html import Links, templates
 from agentrig.view.page import before_and_after, differing_settings, of_diagnosis, view
+from agentrig.view.prices import Prices
 from agentrig.view.reading import RunData
 from agentrig.view.rollout import differences, readable, text_of
 from agentrig.view.tokens import tokenizer_of
@@ -58,6 +60,9 @@ HEADERS = {
 }
 """Headers of every answer."""
 
+LIVE, ENDED = "live", "the run has ended"
+"""What the top of a page says while it follows a run, and when there is nothing more to follow."""
+
 NOTES = re.compile(r"/[^/]+/run/[^/]+/notes")
 """The only address that is written to."""
 
@@ -66,12 +71,13 @@ MOST_WRITTEN = 1 << 20
 
 
 @contextmanager
-def serving(place: Path, port: int = 0) -> Iterator[str]:
+def serving(place: Path, port: int = 0, *, prices: Prices | None = None) -> Iterator[str]:
     """Serve the page of a run directory, or of a folder of them, in a thread; yields the link.
 
     Args:
         place: The directory.
         port: On 127.0.0.1; 0 for any free one.
+        prices: For comparisons: what tokens and machines cost.
 
     Raises:
         AgentrigError: There is no such folder, or the port is taken.
@@ -79,7 +85,7 @@ def serving(place: Path, port: int = 0) -> Iterator[str]:
     from agentrig.http_server import ServerThread, listen
 
     token = secrets.token_urlsafe(24)
-    pages = Pages(Runs(place))
+    pages = Pages(Runs(place), prices)
     routes = [
         Route("/", pages.front),
         Route("/compare", pages.compare),
@@ -152,8 +158,8 @@ def door(app: ASGIApp, token: str, port: int) -> ASGIApp:
 class Pages:
     """Renders the pages of some runs; Starlette calls these functions in threads."""
 
-    def __init__(self, runs: Runs) -> None:
-        self._runs = runs
+    def __init__(self, runs: Runs, prices: Prices | None = None) -> None:
+        self._runs, self._prices = runs, prices
         self._templates = templates("agentrig.view.watch")
 
     def front(self, request: Request) -> Response:
@@ -217,8 +223,11 @@ class Pages:
         runs = self._several(request)
         if not runs:
             return RedirectResponse(f"{request.scope['root_path']}/")
-        data = list(runs.values())
+        data, each = list(runs.values()), "each" in request.query_params
         chosen, drawn = views.curves(request, runs)
+        comparison = compared(data, prices=self._prices, each=each, seen=[self._runs.get(key).seen for key in runs])
+        toggle = urlencode([*(("run", key) for key in runs), *([] if each else [("each", 1)])])
+        toggle = toggle if each or len(comparison.lines) < len(data) else ""
         return self._page(
             request,
             "compare",
@@ -227,7 +236,10 @@ class Pages:
             curves=drawn,
             chosen=chosen,
             settings=differing_settings(data),
-            results=table.comparison([table.row_of(each) for each in data]),
+            comparison=comparison.table(),
+            each=each,
+            toggle=toggle,
+            results=table.results([table.row_of(each) for each in data]),
         )
 
     def csv(self, request: Request) -> Response:
@@ -336,7 +348,7 @@ class Pages:
         )
 
     async def events(self, request: Request) -> Response:
-        """Say when a run, or any run of the folder, has changed: server-sent events."""
+        """Say when a run, or any run of the folder, has changed, and whether it goes on: server-sent events."""
         key = request.query_params.get("run", "")
         if key:
             self._runs.get(key)
@@ -345,6 +357,11 @@ class Pages:
             runs = self._runs.all()
             chosen = [runs[key]] if key in runs else [] if key else list(runs.values())
             return " ".join(run.stamp() for run in chosen)
+
+        def label() -> str:
+            with suppress(AgentrigError, KeyError):  # it is gone
+                return self._label(key)
+            return LIVE
 
         async def stream() -> AsyncIterator[str]:
             last, quiet = await run_in_threadpool(stamp), 0.0
@@ -355,12 +372,16 @@ class Pages:
                 quiet += LOOK_S
                 if now != last:
                     last, quiet = now, 0.0
-                    yield "event: changed\ndata: 1\n\n"
+                    yield f"event: changed\ndata: {await run_in_threadpool(label)}\n\n"
                 elif quiet >= STILL_S:
                     quiet = 0.0
                     yield ": still there\n\n"
 
         return StreamingResponse(stream(), media_type="text/event-stream")
+
+    def _label(self, key: str) -> str:
+        """Return what the top of a page says of its run; of pages of several runs, that they are live."""
+        return ENDED if key and not self._runs.get(key).data().running else LIVE
 
     def _several(self, request: Request) -> dict[str, RunData]:
         return {key: self._runs.get(key).data() for key in request.query_params.getlist("run")}
@@ -373,8 +394,7 @@ class Pages:
         base = request.scope["root_path"]
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         to = Links(f"{base}/run/{quote(str(values['key']), safe='')}" if "key" in values else "")
-        run = self._runs.get(str(values["key"])).data() if "key" in values else None
-        values |= {"ended": run is not None and not run.running}
+        values |= {"label": self._label(str(values.get("key", ""))), "live": LIVE}
         values |= {"base": base, "here": here, "events": events, "single": self._runs.single, "to": to}
         template = self._templates.get_template(f"{name}.html.j2")
         if request.headers.get("agentrig-part") is not None:

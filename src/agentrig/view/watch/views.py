@@ -57,7 +57,7 @@ def curves(request: Request, runs: Mapping[str, RunData]) -> tuple[dict[str, Any
     metrics = [name for name in dict.fromkeys(asked.getlist("metric")) if name in known]
     plots = plots_of(list(runs.values()), axis=axis, window=(window[0], window[1]), metrics=metrics)
     unplaced = [run.name for run in runs.values() if run.steps and len(figures.places(run, axis)) <= len(run.steps)]
-    hidden = [("run", key) for key in runs]
+    hidden = [*(("run", key) for key in runs), *([("each", "1")] if "each" in asked else [])]
     shown = {"x": axis, "from": asked.get("from"), "to": asked.get("to")}
     named = [*((key, value) for key, value in shown.items() if value), *(("metric", name) for name in metrics)]
     chosen = {

@@ -65,9 +65,10 @@ class Chat:
         max_length: int = 1 << 24,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        **options: Any,
     ) -> tuple[int, ...]:
         """Return the token ids of messages at once, kept or rendered; see `render` for the errors."""
-        conversation = self.conversation(messages, tools)
+        conversation = self.conversation(messages, tools, **options)
         ids = self.kept(conversation)
         if ids is None:
             ids = self.render(conversation, max_length)
@@ -75,7 +76,7 @@ class Chat:
         return ids
 
     def conversation(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), **options: bool
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), **options: Any
     ) -> str:
         """Return messages, tools and the template's options as the text that `kept`, `render` and `keep` take."""
         # Their order of keys is the template's too: a model was trained on one.

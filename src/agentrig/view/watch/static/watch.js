@@ -32,6 +32,15 @@ async function replace(chosen, other) {
       const before = document.getElementById(form.id);
       if (before) form.replaceWith(before);  // somebody may be writing in it
     }
+    for (const box of fresh.querySelectorAll("[type=checkbox][id]")) {
+      const before = other ? null : document.getElementById(box.id);
+      if (before) box.checked = before.checked;
+    }
+    for (const list of fresh.querySelectorAll("datalist[data-for]")) {  // of a field outside of the part
+      const field = document.getElementById(list.dataset.for), chosen = field.value;
+      field.replaceChildren(...list.cloneNode(true).children);
+      field.value = chosen;
+    }
     const focused = document.activeElement;
     const id = old.contains(focused) ? focused.id : "";
     old.replaceWith(fresh);
@@ -60,8 +69,9 @@ function later() {
 
 if (live) {
   const source = new EventSource(live.dataset.events);
-  source.addEventListener("changed", later);
-  source.addEventListener("open", () => { live.textContent = live.dataset.live; live.classList.toggle("off", live.dataset.live !== "live"); });
+  const say = () => { live.textContent = live.dataset.label; live.classList.toggle("off", live.dataset.label !== live.dataset.live); };
+  source.addEventListener("changed", (event) => { live.dataset.label = event.data; say(); later(); });
+  source.addEventListener("open", say);
   source.addEventListener("error", () => { live.textContent = "not connected"; live.classList.add("off"); });
 }
 refresh("[data-part][data-empty]");

@@ -1,0 +1,144 @@
+"""Which tasks a step should have drawn: `algorithm.task_sampling`, from its description and the recorded groups."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from agentrig.audit.step import Step
+from agentrig.audit.verdicts import CannotLook, Verdict, fault, some
+
+CAUSES = "the algorithm's sampling of tasks, the task set's `load` (is its order stable?), a task that changed since"
+
+
+@attrs.frozen
+class Seen:
+    """A recorded group: its task, the rewards of what was scored, and whether each of its rollouts is correct."""
+
+    task: str
+    rewards: Sequence[float]
+    correct: bool
+
+
+def drawn(step: Step, taken: list[str]) -> Iterator[Verdict]:
+    """Compare the tasks of a step's groups with those that its rule draws.
+
+    By `uniform`, each task also comes once before any comes twice: in all groups up to this step no two tasks' counts
+    differ by more than one.
+    """
+    rule, ids = step.settings.get("task_sampling", "uniform"), [task.id for task in step.sources.splits["train"]]
+    n, seed = step.settings["tasks_per_step"], step.record.config["run"]["seed"]
+    if rule == "uniform":
+        before = (step.number - 1) * n
+        wanted = _order(ids, seed, first=before // len(ids), last=(before + n) // len(ids))[before % len(ids) :][:n]
+    elif rule == "by-difficulty":
+        wanted = _by_difficulty(ids, n, f"tasks {seed} {step.number}", _history(step))
+    else:
+        wanted = _without_solved(ids, n, seed, _history(step), int(step.settings["recheck_every"]))
+    wrong, lacking = Counter(taken) - Counter(wanted), Counter(wanted) - Counter(taken)
+    if wrong or lacking:
+        detail = f"step {step.number} trained on {some([*wrong.elements()])}, which {rule} does not draw then, "
+        yield fault(f"{detail}instead of {some([*lacking.elements()])}", CAUSES)
+    if rule == "uniform":
+        yield from _in_turn(step, ids)
+
+
+def _order(ids: Sequence[str], seed: int, *, first: int, last: int) -> list[str]:
+    """Return the tasks in the order of epochs, each shuffled with `random.Random(f"tasks {seed} {epoch}")`."""
+    found: list[str] = []
+    for epoch in range(first, last + 1):
+        order = list(range(len(ids)))
+        random.Random(f"tasks {seed} {epoch}").shuffle(order)
+        found += [ids[i] for i in order]
+    return found
+
+
+def _history(step: Step) -> list[list[Seen]]:
+    """Return the groups of each step before.
+
+    Raises:
+        CannotLook: A step's file is gone.
+    """
+    steps = []
+    for one in range(1, step.number):
+        groups: dict[str, list[dict[str, object]]] = {}
+        for row in step.record.table("rollouts", "train", one, "group", "task_id", "value", "correct"):
+            groups.setdefault(row["group"], []).append(row)
+        if not groups:
+            raise CannotLook(f"the rollouts of step {one} are not there, so what should have been drawn is not known")
+        steps.append(
+            [
+                Seen(
+                    str(rows[0]["task_id"]),
+                    [float(row["value"]) for row in rows if isinstance(row["value"], float)],
+                    all(row["correct"] is True for row in rows),
+                )
+                for rows in groups.values()
+            ]
+        )
+    return steps
+
+
+def _by_difficulty(ids: Sequence[str], n: int, stream: str, history: Sequence[Sequence[Seen]]) -> list[str]:
+    """Draw with weights: 0.1 + 0.9 u; u begins with 1, and each group halves its distance to 1 (differs) or 0 (equal).
+
+    A group with fewer than two rewards says nothing. A draw without replacement takes the largest ln(1 - x) / weight
+    with a random x for each task (Efraimidis and Spirakis, 2006).
+    """
+    u = dict.fromkeys(ids, 1.0)
+    for seen in (group for groups in history for group in groups if len(group.rewards) >= 2):
+        if seen.task in u:
+            goal = 0.0 if min(seen.rewards) == max(seen.rewards) else 1.0
+            u[seen.task] += (goal - u[seen.task]) / 2
+    numbers, found = random.Random(stream), list[str]()
+    while len(found) < n:
+        key = {task: math.log(1 - numbers.random()) / (0.1 + 0.9 * u[task]) for task in ids}
+        found += sorted(ids, key=lambda task: -key[task])[: n - len(found)]
+    return found
+
+
+def _without_solved(ids: Sequence[str], n: int, seed: int, history: Sequence[Sequence[Seen]], every: int) -> list[str]:
+    """Walk through the order of `uniform`, step by step, past tasks whose last group before was all correct.
+
+    A solved task is taken the `every`-th time that it comes. A step looks at n places, or once at all tasks if that is
+    more; what it lacks then are the first of those that it has passed.
+    """
+    order, place, epoch = list[str](), 0, 0
+    correct, missed = dict[str, bool](), Counter[str]()
+    taken = list[str]()
+    for groups in [*history, []]:
+        taken, left = [], list[str]()
+        for _ in range(max(n, len(ids))):
+            if len(taken) == n:
+                break
+            if place == len(order):
+                order, place, epoch = _order(ids, seed, first=epoch, last=epoch), 0, epoch + 1
+            task, place = order[place], place + 1
+            missed[task] += 1
+            if correct.get(task) and missed[task] < every:
+                left.append(task)
+            else:
+                taken.append(task)
+        taken += left[: n - len(taken)]
+        for task in taken:
+            missed[task] = 0
+        correct |= {group.task: group.correct for group in groups}
+    return taken
+
+
+def _in_turn(step: Step, ids: Sequence[str]) -> Iterator[Verdict]:
+    recorded = [one for one in step.record.steps("train") if one <= step.number]
+    times = dict.fromkeys(ids, 0)
+    for one in recorded:
+        rows = step.record.table("rollouts", "train", one, "group", "task_id")
+        for task in {row["group"]: row["task_id"] for row in rows}.values():
+            if task in times:
+                times[task] += 1
+    most, least = max(times, key=lambda task: times[task]), min(times, key=lambda task: times[task])
+    if len(recorded) == step.number and times[most] > times[least] + 1:
+        detail = f"up to step {step.number}, task {most} was drawn {times[most]} times and {least} {times[least]} times"
+        yield fault(f"{detail}; each should come once before any comes twice", CAUSES)

@@ -1,0 +1,561 @@
+"""Runs in one table: how each learned, from where, held-out accuracy against a common start, and what it took.
+
+Runs that differ only in their seed are one line, with the mean, the least and the greatest of each figure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import orjson
+
+from agentrig.errors import AgentrigError, ConfigError
+from agentrig.figures import NOTHING, SIGNIFICANT, count, duration, mean, number, percent, plain, sign_test, wilson
+from agentrig.text import flat
+from agentrig.traces import LLM_CALL, SERVER, items, mapping, token_count
+from agentrig.view import figures, table, tables
+from agentrig.view.causes.evidence import Measured, measured_of
+from agentrig.view.prices import Prices
+from agentrig.view.reading import RolloutFile, RunData, Seen, dig, read_run, rollout_rows
+
+OWN = ""
+"""The run's own model, among the models that answered its calls."""
+
+COUNTS = ("id", "calls", "triplets", "prompt_tokens", "response_tokens")
+"""The columns that count a rollout's calls, and the tokens of those that the adapter keeps."""
+
+MILLION = 1e6
+
+NOT_COMPARED: Mapping[str, str] = {
+    "not-measured": "not measured after training",
+    "other-tasks": "other held-out tasks",
+    "tasks-unknown": "the manifest does not say which tasks are held out",
+    "other-reward": "another reward judged it",
+    "other-start": "no common start",
+    "start-not-measured": "the start was not measured",
+    "unreadable": "held-out rollouts cannot be read",
+}
+"""Why a run is not compared with the common start, by reason."""
+
+NOTE = (
+    "Accuracy is on held-out tasks, with 95% intervals. Calls and tokens are those of all rollouts, measurements too, "
+    "and not those of a judge or of a reflecting model."
+)
+POOLED = (
+    "A line of several runs, which differ only in their seed, has means, and the least and the greatest. Its interval "
+    "is that of the mean over the held-out tasks."
+)
+CHAINED = "What a run spent leaves out the runs that it came from."
+
+ENDS = ("before", "after")
+
+NAMES = 3
+"""Runs that a line names; more are counted."""
+
+
+@attrs.frozen(kw_only=True)
+class Start:
+    """What a run began with.
+
+    Attributes:
+        name: The model, or the run and the step that it came from.
+        id: The same for runs that began with the same weights.
+        run: The directory of that run, if it is there.
+    """
+
+    name: str
+    id: str
+    run: Path | None = None
+
+
+def start_of(run: RunData) -> Start:
+    """Return what a run began with: a model, or a checkpoint of another run.
+
+    That run is where the path says, or beside this one.
+    """
+    model = figures.starting_model(run)
+    path = Path(model)
+    if path.parent.name != "checkpoints":
+        return Start(name=figures.model_name(run) or NOTHING, id=str(path) if model else f"{run.directory}: unknown")
+    stated = path.parent.parent
+    places = (stated, run.directory.parent / stated.name)
+    there = next((place.resolve() for place in places if (place / "config.toml").is_file()), None)
+    step = path.name.removeprefix("step-").lstrip("0") or "0"
+    return Start(name=f"run {stated.name}, step {step}", id=f"{there or stated}@{path.name}", run=there)
+
+
+def usage_of(file: RolloutFile, missing: list[str]) -> Counter[tuple[str, str]]:
+    """Count a file's rollouts, and by model the calls and their tokens.
+
+    The calls that the adapter keeps are counted in columns. For others, the spans of their rollouts are read.
+
+    Returns:
+        `(OWN, "rollouts")`, and by model `calls`, `prompt`, `response`, and `uncounted`: calls whose tokens nobody
+        counted.
+    """
+    found: Counter[tuple[str, str]] = Counter()
+    more = []
+    for row in rollout_rows([file], COUNTS, missing=missing):
+        found[OWN, "rollouts"] += 1
+        if row["calls"] == row["triplets"]:
+            found.update(_kept(row))
+        else:
+            more.append(row["id"])
+    for row in rollout_rows([file], (*COUNTS, "spans"), ids=more, missing=missing, decode=False) if more else ():
+        calls = list(_calls(row["spans"]))
+        if len(calls) < (row["calls"] or 0):  # damaged, or removed
+            found.update(_kept(row))
+            continue
+        for call in calls:
+            attributes = mapping(call.get("attributes"))
+            model = OWN
+            if SERVER in attributes:
+                sides = (mapping(attributes.get(side)).get("model") for side in ("response", "request"))
+                model = next((str(name) for name in sides if name), str(attributes[SERVER]))
+            prompt, response = token_count(attributes, "prompt"), token_count(attributes, "response")
+            found[model, "calls"] += 1
+            found[model, "uncounted"] += prompt is None or response is None
+            found[model, "prompt"] += prompt or 0
+            found[model, "response"] += response or 0
+    return found
+
+
+def _kept(row: Mapping[str, Any]) -> dict[tuple[str, str], int]:
+    """Return a rollout's calls, and the tokens of those that the adapter keeps."""
+    calls = row["calls"] or 0
+    uncounted = max(0, calls - (row["triplets"] or 0))
+    tokens = {(OWN, part): row[f"{part}_tokens"] or 0 for part in ("prompt", "response")}
+    return {(OWN, "calls"): calls, (OWN, "uncounted"): uncounted, **tokens}
+
+
+def _calls(text: str) -> Iterator[Mapping[str, Any]]:
+    try:
+        spans = items(orjson.loads(text))
+    except ValueError:
+        return
+    yield from (span for span in map(mapping, spans) if span.get("name") == LLM_CALL and not span.get("error"))
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """Some runs in one table.
+
+    Attributes:
+        rows: One dict of JSON values for each run.
+        lines: What the table shows, as JSON values: a line for each run, or for those that differ only in the seed.
+        start: The run whose measurement before training is the common start, its `accuracy` and its number of tasks.
+        prices: The price table, if there is one.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    lines: Sequence[Mapping[str, Any]]
+    start: Mapping[str, Any]
+    prices: Prices | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `agentrig compare --json` prints."""
+        return {"common_start": dict(self.start), "lines": list(self.lines), "runs": list(self.rows)}
+
+    def table(self) -> tables.Table:
+        """Return the lines as a table of text, with several lines of text in a cell."""
+        heads = [("Run", "head"), ("Held out, %", "lines"), ("Against the common start", "lines"), ("Spent", "lines")]
+        rows = [[_run(line), _accuracy(line), _against(line), _spent(line)] for line in self.lines]
+        notes = [NOTE]
+        if self.start["accuracy"] is not None:
+            begun = f"{percent(self.start['accuracy'])}% of {self.start['n']} tasks"
+            notes.insert(0, f"The common start is {self.start['start']}, as {self.start['run']} measured it: {begun}.")
+        if len(self.lines) < len(self.rows):
+            notes.append(POOLED)
+        if any(len(line["chain"]) > 1 for line in self.lines):
+            notes.append(CHAINED)
+        if self.prices is not None:
+            currency = f", {self.prices.currency}" if self.prices.currency else ""
+            heads.append((f"Cost{currency}", "lines"))
+            rows = [[*row, _cost(line)] for row, line in zip(rows, self.lines, strict=True)]
+            lacking = sorted({what for row in self.rows for what in row["cost"]["no_price"]})
+            notes += [f"No price for: {'; '.join(lacking)}."] if lacking else []
+        return tables.Table(title="Comparison", heads=heads, rows=rows, note=" ".join(notes))
+
+    def text(self, *, width: int | None = None) -> str:
+        """Return the table and its note for a terminal; `width` is in characters, None for the terminal's own."""
+        return table.text_of(self.table(), width=width)
+
+
+def compare(run_dirs: Sequence[Path], *, prices: Prices | None = None, each: bool = False) -> Comparison:
+    """Compare runs; their rows also have the held-out accuracy by slice and by turn.
+
+    Args:
+        run_dirs: At least one run directory.
+        prices: What tokens and machines cost.
+        each: Give runs that differ only in their seed a line each.
+
+    Raises:
+        AgentrigError: One of them is no run directory, or is named twice.
+    """
+    runs = [read_run(Path(d)) for d in run_dirs]
+    found = compared(runs, prices=prices, each=each)
+    rows = []
+    for run, row in zip(runs, found.rows, strict=True):
+        missing = list(row["missing"])
+        rows.append({**row, **tables.held_out(run, missing), "missing": list(dict.fromkeys(missing))})
+    return attrs.evolve(found, rows=rows)
+
+
+def compared(
+    runs: Sequence[RunData],
+    *,
+    prices: Prices | None = None,
+    each: bool = False,
+    seen: Sequence[Seen] = (),
+) -> Comparison:
+    """Compare runs.
+
+    Args:
+        runs: At least one.
+        prices: What tokens and machines cost.
+        each: Give runs that differ only in their seed a line each.
+        seen: For each run, what was read of its rollouts before.
+
+    Raises:
+        ConfigError: One of them is named twice.
+    """
+    twice = [place for place, n in Counter(run.directory.resolve() for run in runs).items() if n > 1]
+    if twice:
+        raise ConfigError(f"{twice[0]} is named twice: name each run once")
+    kept = list(seen) or [Seen() for _ in runs]
+    known = {run.directory.resolve(): run for run in runs}
+    reference = _reference(runs, known)
+    rows = []
+    for run, each_seen in zip(runs, kept, strict=True):
+        missing: list[str] = []
+        row = table.row_of(run) | _about(run, known) | _usage(run, known, each_seen, missing)
+        row["against_start"] = _judged(run, reference, known, each_seen, kept[runs.index(reference)], missing)
+        row |= {"cost": _priced(row, prices)} if prices is not None else {}
+        rows.append(row | {"missing": list(dict.fromkeys([*row["missing"], *missing]))})
+    pools: dict[str, list[dict[str, Any]]] = {}
+    for run, row in zip(runs, rows, strict=True):
+        pools.setdefault(str(run.directory) if each else _alike(run, known), []).append(row)
+    begun = figures.held_out(reference)["accuracy"]
+    n = int(number(dig(reference.progress, "before", "n")) or begun["n"])
+    start = {"run": reference.name, "accuracy": begun["before"], "n": n, "start": start_of(reference).name}
+    return Comparison(rows=rows, lines=[_line(pool) for pool in pools.values()], start=start, prices=prices)
+
+
+def _about(run: RunData, known: dict[Path, RunData]) -> dict[str, Any]:
+    credit = dig(run.manifest, "components", "credit", "name") or run.setting("credit", "use")
+    return {
+        "method": _algorithm(run),
+        "credit": credit,
+        "chain": [_algorithm(each) for each in reversed(_ancestors(run, known))],
+        "start": start_of(run).name,
+        "seed": run.manifest.get("seed", run.setting("run", "seed")),
+        "machine": figures.machine(run) or "an unknown machine",
+    }
+
+
+def _algorithm(run: RunData) -> str:
+    return str(dig(run.manifest, "components", "algorithm", "name") or run.setting("algorithm", "use") or "?")
+
+
+def _usage(run: RunData, known: dict[Path, RunData], seen: Seen, missing: list[str]) -> dict[str, Any]:
+    """Return a run's rollouts, calls and tokens; `at_least` where some calls were not counted.
+
+    Demonstrations that were learned are stored as training rollouts; they are counted apart, for no model answered.
+    """
+    told: list[str] = []
+    found: Counter[tuple[str, str]] = Counter()
+    demonstrations = 0
+    for file in run.files:
+        counted = seen.of(file, usage_of, told)
+        if file.mode == "train" and run.setting("algorithm", "demonstrations"):
+            demonstrations += counted[OWN, "rollouts"]
+        else:
+            found.update(counted)
+    missing += told
+    stated = table.rollout_counts(run)["rollouts"]
+    rollouts = None if stated is None else stated - demonstrations
+    lost = bool(told) or found[OWN, "rollouts"] < (rollouts or 0)
+    own = start_of(_ancestors(run, known)[-1]).name
+    own = f"{own}, the run's own" if any(model == own for model, _ in found) else own
+    usage = {
+        model or own: {
+            "calls": found[model, "calls"],
+            "prompt_tokens": found[model, "prompt"],
+            "response_tokens": found[model, "response"],
+            "uncounted": found[model, "uncounted"],
+            "at_least": lost or found[model, "uncounted"] > 0,
+            "own": model == OWN,
+        }
+        for model in sorted({model for model, _ in found})
+    }
+    total = {key: sum(of[key] for of in usage.values()) for key in ("calls", "prompt_tokens", "response_tokens")}
+    wall = figures.hours(run)
+    return {
+        "rollouts": rollouts,
+        "demonstrations": demonstrations,
+        "llm_calls": total["calls"] if run.files else None,
+        "tokens": {part: total[f"{part}_tokens"] if run.files else None for part in ("prompt", "response")},
+        "at_least": any(of["at_least"] for of in usage.values()),
+        "usage": usage,
+        "wall_s": None if wall is None else 3600 * wall,
+    }
+
+
+def _ancestors(run: RunData, known: dict[Path, RunData]) -> list[RunData]:
+    """Return the run, the one that it came from, the one that this came from, and so on."""
+    found = [run]
+    while (earlier := _earlier(start_of(found[-1]), known)) and earlier not in found:
+        found.append(earlier)
+    return found
+
+
+def _lineage(run: RunData, known: dict[Path, RunData]) -> list[str]:
+    """Return the ids of what a run began with, of what that began with, and so on."""
+    return [start_of(each).id for each in _ancestors(run, known)]
+
+
+def _earlier(start: Start, known: dict[Path, RunData]) -> RunData | None:
+    """Return the run that another one began with; None if it began with a model, or the run cannot be read."""
+    if start.run is None:
+        return None
+    with contextlib.suppress(AgentrigError):
+        if start.run not in known:
+            known[start.run] = read_run(start.run)
+    return known.get(start.run)
+
+
+def _tasks(run: RunData) -> Any:
+    return dig(run.manifest, "data", "report", "fingerprint")
+
+
+def _reward(run: RunData) -> Any:
+    return run.config.get("reward"), run.setting("run", "correct_at")
+
+
+def _reference(runs: Sequence[RunData], known: dict[Path, RunData]) -> RunData:
+    """Return the run whose measurement before training is the common start.
+
+    It is the first one with the held-out tasks and the reward of the first run, and with the earliest start in the
+    first run's line.
+    """
+    judged = _tasks(runs[0]), _reward(runs[0])
+    for start in reversed(_lineage(runs[0], known)):
+        for run in runs:
+            measured = figures.held_out(run)["accuracy"]["before"] is not None
+            if measured and start_of(run).id == start and (_tasks(run), _reward(run)) == judged:
+                return run
+    return runs[0]
+
+
+def _judged(
+    run: RunData,
+    reference: RunData,
+    known: dict[Path, RunData],
+    seen: Seen,
+    seen_there: Seen,
+    missing: list[str],
+) -> dict[str, Any]:
+    """Return how a run's held-out answers after training differ from those of the common start.
+
+    Returns:
+        How many tasks are `better` and `worse`, of `n` scored in both, and the two-sided `p` of the exact sign test;
+        or the `reason`, a key of `NOT_COMPARED`, why they are not compared.
+    """
+    found: dict[str, Any] = {"run": reference.name, "reason": None}
+    found |= dict.fromkeys(("gain", "better", "worse", "n", "p"))
+    first = figures.held_out(reference)["accuracy"]["before"]
+    after = figures.held_out(run)["accuracy"]["after"]
+    if _tasks(run) is None:
+        return found | {"reason": "tasks-unknown"}
+    if _tasks(run) != _tasks(reference):
+        return found | {"reason": "other-tasks"}
+    if _reward(run) != _reward(reference):
+        return found | {"reason": "other-reward"}
+    if start_of(reference).id not in _lineage(run, known):
+        return found | {"reason": "other-start"}
+    if first is None:
+        return found | {"reason": "start-not-measured"}
+    if after is None:
+        return found | {"reason": "not-measured"}
+    begun, ended = reference.of_mode("report")[:1], run.of_mode("report")[1:][-1:]
+    sides: list[Measured] = [
+        each.of(file, measured_of, missing) for each, files in ((seen_there, begun), (seen, ended)) for file in files
+    ]
+    if len(sides) < 2 or not (both := sides[0].keys() & sides[1].keys()):
+        return found | {"reason": "unreadable"}
+    better = sum(sides[1][task][1] and not sides[0][task][1] for task in both)
+    worse = sum(sides[0][task][1] and not sides[1][task][1] for task in both)
+    p = sign_test(better, worse)
+    return found | {"gain": after - first, "better": better, "worse": worse, "n": len(both), "p": p}
+
+
+def _priced(row: Mapping[str, Any], prices: Prices) -> dict[str, Any]:
+    """Return what a run cost: `models`, the tokens of each, `tokens`, all of them, `machine`, and the `total`.
+
+    What has no price is None. The tokens need a price of each model that another server answered for: the run's own
+    model may cost no more than its machine. The total needs the price of the machine, too.
+    """
+    models: dict[str, float | None] = {}
+    for model, of in row["usage"].items():
+        price = prices.models.get(model)
+        spent = None if price is None else of["prompt_tokens"] * price.prompt + of["response_tokens"] * price.response
+        models[model] = None if spent is None or of["at_least"] else spent / MILLION
+    needed = [cost for model, cost in models.items() if not row["usage"][model]["own"] or model in prices.models]
+    known = [cost for cost in needed if cost is not None]
+    hour, wall = prices.machines.get(row["machine"]), row["wall_s"]
+    machine = None if hour is None or wall is None else hour.hour * wall / 3600
+    whole = len(known) == len(needed)
+    lacking = [f"model {model}" for model in models if model not in prices.models]
+    return {
+        "models": models,
+        "tokens": sum(known) if needed and whole else None,
+        "machine": machine,
+        "total": machine + sum(known) if machine is not None and whole else None,
+        "no_price": [*lacking, *([f"machine {row['machine']}"] if hour is None else [])],
+    }
+
+
+def _alike(run: RunData, known: dict[Path, RunData]) -> str:
+    """Return a text that is the same for runs that differ only in their seed, and whose starts do, too."""
+    if not run.config:
+        return str(run.directory)
+    kept = {key: value for key, value in flat(run.config) if key not in ("run.name", "run.seed", "run.directory")}
+    start = start_of(run)
+    earlier = _earlier(start, known)
+    if earlier is not None:
+        step = start.id.rpartition("@")[2]
+        kept["algorithm.model"] = [_alike(earlier, known), step]
+    data = {role: dig(run.manifest, "data", role, "fingerprint") for role in ("train", "report")}
+    return json.dumps([kept, data], sort_keys=True, default=str)
+
+
+def _of(values: Iterable[float | None]) -> dict[str, Any] | None:
+    """Return mean, least and greatest of the values that are known, and how many are not; None if none is known."""
+    every = list(values)
+    known = [value for value in every if value is not None]
+    if not known:
+        return None
+    return {"mean": mean(known), "least": min(known), "greatest": max(known), "unknown": len(every) - len(known)}
+
+
+def _line(pool: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a line of the table, from the rows of one run or of some that differ only in their seed."""
+    found: dict[str, Any] = {
+        "runs": [row["run"] for row in pool],
+        "seeds": [row["seed"] for row in pool],
+        "status": dict(Counter(row["status"] for row in pool)),
+        "method": pool[0]["method"],
+        "chain": pool[0]["chain"],
+        "credit": pool[0]["credit"],
+        "starts": list(dict.fromkeys(row["start"] for row in pool)),
+        "machines": list(dict.fromkeys(row["machine"] for row in pool)),
+        "n": max(row["accuracy"]["n"] for row in pool),
+    }
+    for end in ENDS:
+        found[end] = _of(row["accuracy"][end] for row in pool)
+        interval = pool[0]["accuracy"][f"{end}_ci95"]
+        if len(pool) > 1 and found[end]:
+            interval = wilson(found[end]["mean"] * found["n"], found["n"])
+        found[f"{end}_ci95"] = interval
+    for key in ("gain", "better", "worse"):
+        found[key] = _of(row["against_start"][key] for row in pool)
+    found["p"] = [row["against_start"]["p"] for row in pool]
+    found["reasons"] = [row["against_start"]["reason"] for row in pool]
+    for key in ("rollouts", "demonstrations", "llm_calls"):
+        found[key] = _of(row[key] for row in pool)
+    for part in ("prompt", "response"):
+        found[f"{part}_tokens"] = _of(row["tokens"][part] for row in pool)
+    found["at_least"] = any(row["at_least"] for row in pool)
+    found["wall_s"] = _of(row["wall_s"] for row in pool)
+    if "cost" in pool[0]:
+        found["cost"] = {key: _of(row["cost"][key] for row in pool) for key in ("tokens", "machine", "total")}
+    return found
+
+
+def _spread(of: Mapping[str, Any] | None, text: Callable[[float], str]) -> str:
+    """Write a figure of a line: its mean, and for several runs in brackets the least and the greatest."""
+    if of is None:
+        return NOTHING
+    least, greatest = text(of["least"]), text(of["greatest"])
+    between = " to " if least.startswith(("+", "-")) else "–"
+    spread = f" ({least}{between}{greatest})" if of["least"] != of["greatest"] else ""
+    unknown = f", {of['unknown']} unknown" if of["unknown"] else ""
+    return f"{text(of['mean'])}{spread}{unknown}"
+
+
+def _run(line: Mapping[str, Any]) -> str:
+    """Name the runs of a line, their method, start and seeds, and how they ended if they did not finish."""
+    runs, starts, seeds = line["runs"], line["starts"], ", ".join(map(str, line["seeds"]))
+    told = [*runs[:NAMES], *([f"and {len(runs) - NAMES} more"] if len(runs) > NAMES else [])]
+    credit = "" if line["credit"] in (None, "own", line["method"]) else f", credit {line['credit']}"
+    told.append(f"{' → '.join(line['chain'])}{credit}")
+    told.append(f"from {starts[0]}{f' and {len(starts) - 1} more' if len(starts) > 1 else ''}")
+    told.append(f"seed{'s' if len(runs) > 1 else ''} {seeds}")
+    odd = {status: n for status, n in line["status"].items() if status != "finished"}
+    return "\n".join([*told, *(status if len(runs) == 1 else f"{n} {status}" for status, n in odd.items())])
+
+
+def _accuracy(line: Mapping[str, Any]) -> str:
+    ends = [line["before"], line["after"]]
+    told = [[percent(of and of["mean"]) for of in ends], [table.interval(line[f"{end}_ci95"]) for end in ENDS]]
+    if any(of and of["least"] != of["greatest"] for of in ends):
+        told.append([table.interval(of and (of["least"], of["greatest"])) for of in ends])
+    lines = [" → ".join(each) for each in told]
+    names = ["", "95%: ", "runs: "]
+    unknown = [
+        f"{of['unknown']} not measured {end}" for end, of in zip(ENDS, ends, strict=True) if of and of["unknown"]
+    ]
+    return "\n".join(
+        [*(f"{name}{text}" for name, text in zip(names, lines, strict=False)), *unknown, f"n = {line['n']}"]
+    )
+
+
+def _against(line: Mapping[str, Any]) -> str:
+    reasons = [NOT_COMPARED[reason] for reason in line["reasons"] if reason]
+    if line["gain"] is None:
+        return "\n".join(dict.fromkeys(reasons))
+    known = [p for p in line["p"] if p is not None]
+    if len(known) == 1:
+        judged = figures.chance(int(line["better"]["mean"]), int(line["worse"]["mean"]))
+    else:
+        judged = f"sign tests: {sum(p <= SIGNIFICANT for p in known)} of {len(known)} significant"
+    changed = ", ".join(f"{_spread(line[key], lambda n: f'{n:.3g}')} {key}" for key in ("better", "worse"))
+    gained = _spread(line["gain"] | {"unknown": 0}, lambda gain: f"{100 * gain:+.1f}")
+    return "\n".join([f"{gained} points", changed, judged, *dict.fromkeys(reasons)])
+
+
+def _spent(line: Mapping[str, Any]) -> str:
+    learned = line["demonstrations"]
+    return "\n".join(
+        [
+            *([f"{_spread(learned, lambda n: count(round(n)))} demonstrations"] if learned and learned["mean"] else []),
+            f"{_spread(line['rollouts'], lambda n: count(round(n)))} rollouts",
+            f"{_least(line, 'llm_calls')} LLM calls",
+            *(f"{_least(line, f'{part}_tokens')} {part} tokens" for part in ("prompt", "response")),
+            f"{_spread(line['wall_s'], duration)} on {', '.join(line['machines'])}",
+        ]
+    )
+
+
+def _least(line: Mapping[str, Any], key: str) -> str:
+    """Write a count; after a `≥` where some calls were not counted."""
+    at_least = "≥ " if line["at_least"] and line[key] else ""
+    return f"{at_least}{_spread(line[key], lambda n: count(round(n)))}"
+
+
+def _cost(line: Mapping[str, Any]) -> str:
+    """Write what a line cost; what has no price is left out."""
+    cost = line["cost"]
+    told = [_spread(cost["total"], money)] if cost["total"] else []
+    return "\n".join([*told, *(f"{key} {_spread(cost[key], money)}" for key in ("tokens", "machine") if cost[key])])
+
+
+def money(amount: float) -> str:
+    """Return an amount of money with two decimals, or with three digits below 0.1."""
+    return plain(amount, 2) if amount >= 0.1 or amount == 0 else f"{amount:.3g}"

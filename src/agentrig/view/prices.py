@@ -1,0 +1,81 @@
+"""A price table: what tokens and machines cost, as the user's TOML file says."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentrig.errors import ConfigError
+from agentrig.settings import setting, structure
+
+
+@attrs.frozen(kw_only=True)
+class TokenPrice:
+    """What the tokens of a model cost."""
+
+    prompt: float = setting(help="price of a million prompt tokens", ge=0)
+    response: float = setting(help="price of a million response tokens", ge=0)
+
+
+@attrs.frozen(kw_only=True)
+class MachinePrice:
+    """What a machine costs."""
+
+    hour: float = setting(help="price of an hour", ge=0)
+
+
+@attrs.frozen(kw_only=True)
+class Prices:
+    """A price table.
+
+    Attributes:
+        currency: Shown behind each cost.
+        models: By the model's name, as the comparison shows it.
+        machines: By the machine's name, as the comparison shows it.
+    """
+
+    currency: str = ""
+    models: Mapping[str, TokenPrice] = attrs.field(factory=dict)
+    machines: Mapping[str, MachinePrice] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class _File:
+    currency: str = setting("", help="shown behind each cost")
+    models: dict[str, Any] = setting(dict, help="[models.NAME] has prompt and response")
+    machines: dict[str, Any] = setting(dict, help="[machines.NAME] has hour")
+
+
+def read_prices(file: Path) -> Prices:
+    """Read a price table.
+
+    Raises:
+        ConfigError: It cannot be read or is no TOML, it has an unknown key, or a price is missing, negative or no
+            number.
+    """
+    try:
+        found = structure(_File, tomllib.loads(file.read_text("utf-8")), owner="the price table", section=str(file))
+    except OSError as error:
+        raise ConfigError(f"the price table {file} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # also that of a text that is no UTF-8
+        raise ConfigError(f"the price table {file} is no TOML: {error}") from error
+
+    def priced(cls: Any, section: str, tables: Mapping[str, Any]) -> dict[str, Any]:
+        for name, keys in tables.items():
+            if not isinstance(keys, dict):
+                wanted = "\n".join(f"{field.name} = 1.0" for field in attrs.fields(cls))
+                raise ConfigError(f'{file}: {section}.{name} is {keys!r:.80}. Write\n[{section}."{name}"]\n{wanted}')
+        return {
+            name: structure(cls, keys, owner=f"the price table {file}", section=f"{section}.{name}")
+            for name, keys in tables.items()
+        }
+
+    return Prices(
+        currency=found.currency,
+        models=priced(TokenPrice, "models", found.models),
+        machines=priced(MachinePrice, "machines", found.machines),
+    )

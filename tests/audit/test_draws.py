@@ -1,0 +1,150 @@
+"""The auditor computes which tasks a step should have drawn, by code of its own, from what a run has recorded."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import audited_runs
+import pytest
+import torch
+from agentrig_grpo.config import GrpoConfig
+from audited_runs import PLUGIN, tiny_model, trained, verdicts
+from rollouts import rollout
+
+from agentrig import Score, Task
+from agentrig.audit.draws import drawn
+from agentrig.audit.verdicts import CannotLook
+from agentrig.errors import RunStopped
+from agentrig.rollouts import Rollout
+from agentrig.run.drawing import RULES, SkipSolved, groups_of
+from agentrig.run.resume import resume_plan
+from agentrig.run.rows import row_of
+from agentrig.run.training import train
+from agentrig.settings import structure
+
+
+def recorded(rule: str, seed: int, *, steps: int = 8, **settings: Any) -> tuple[Any, list[list[str]]]:
+    """Return the last step as the auditor reads it, and the tasks of each step."""
+    rng = random.Random(seed)
+    tasks = [Task(id=f"t{i}", input={}) for i in range(rng.randint(1, 12))]
+    sizes = {"tasks_per_step": rng.randint(1, 15), "recheck_every": rng.randint(2, 4)}
+    given = {"task_sampling": rule, **sizes, **settings}
+    draws = RULES[rule](tasks, structure(GrpoConfig, given, owner="grpo", section="algorithm"), seed)
+    tables: dict[int, list[dict[str, Any]]] = {}
+    taken = []
+    for step in range(1, steps + 1):
+        taken.append([task.id for task in draws.draw(step)])
+        rollouts = [r for place, task in enumerate(taken[-1]) for r in group_of(task, f"train-{step}-{place}", rng)]
+        tables[step] = [row_of(r) for r in rollouts]
+        draws.see(groups_of(rollouts))
+    record = SimpleNamespace(
+        config={"run": {"seed": seed}},
+        steps=lambda mode: sorted(tables),
+        table=lambda folder, mode, step, *names: [{n: row[n] for n in names} for row in tables.get(step, ())],
+        tables=tables,
+    )
+    sources = SimpleNamespace(splits={"train": tasks})
+    return SimpleNamespace(record=record, sources=sources, settings=given, number=steps), taken
+
+
+def group_of(task: str, name: str, rng: random.Random) -> list[Rollout]:
+    kind = rng.choice(["solved", "equal", "mixed", "failed"])
+    found = []
+    for _ in range(rng.randint(1, 3)):
+        value = {"solved": 1.0, "equal": 0.5, "failed": None}.get(kind, rng.choice([0.0, 1.0, None]))
+        made = rollout(score=Score.invalid("x") if value is None else Score.ok(value), group=name)
+        found.append(attrs.evolve(made, task=Task(id=task, input={})))
+    return found
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_a_rule_draws_is_confirmed_and_any_other_task_named(rule: str) -> None:
+    named = 0
+    for seed in range(30):
+        step, taken = recorded(rule, seed)
+        assert list(drawn(step, taken[-1])) == []
+        here, known = taken[-1], [task.id for task in step.sources.splits["train"]]
+        others = [task for task in known if task not in here]
+        if others:
+            (fault, *_) = drawn(step, [others[0], *here[1:]])
+            assert fault.result == "fault"
+            wrong = f"step 8 trained on {others[0]}, which {rule} does not draw then, instead of {here[0]}"
+            assert fault.detail == wrong
+            named += 1
+    assert named > 10
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("other", RULES)
+def test_the_tasks_of_another_rule_are_named(rule: str, other: str) -> None:
+    faults = 0
+    for seed in range(20):
+        step, taken = recorded(rule, seed, tasks_per_step=2)
+        step.settings = {**step.settings, "task_sampling": other}
+        faults += bool(list(drawn(step, taken[-1])))
+    assert faults == 0 if rule == other else faults > 5
+
+
+def test_without_the_groups_before_it_cannot_look_and_a_run_from_before_draws_uniformly() -> None:
+    step, taken = recorded("skip-solved", 1)
+    del step.record.tables[3]
+    with pytest.raises(CannotLook, match="the rollouts of step 3 are not there"):
+        list(drawn(step, taken[-1]))
+    step, taken = recorded("uniform", 1)
+    del step.settings["task_sampling"]
+    assert list(drawn(step, taken[-1])) == []
+
+
+# --- in a run ---
+
+SETTINGS = (
+    "algorithm.task_sampling=skip-solved", "algorithm.tasks_per_step=4", "algorithm.group_size=2", "run.seed=1",
+)  # fmt: skip
+"""Step 1 draws tasks 4, 1, 5 and 2, step 2 then 0, 3, 5 and 1: the turn of 2 comes before that of 1."""
+SOLVED = {"train-0", "train-2", "train-4"}
+
+
+@pytest.fixture
+def even_tasks_are_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    code = PLUGIN.replace("correct=len(text) % 2 == 0", 'correct=task.id[-1] in "024"')
+    assert code != PLUGIN
+    monkeypatch.setattr(audited_runs, "PLUGIN", code)
+
+
+def drawn_in(run: Path) -> list[list[str]]:
+    import pyarrow.parquet as pq
+
+    tables = [pq.read_table(file).to_pylist() for file in sorted((run / "rollouts").glob("train-*.parquet"))]
+    return [list({row["group"]: row["task_id"] for row in table}.values()) for table in tables]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_skips_what_was_solved_and_the_auditor_confirms_it(
+    even_tasks_are_solved: None, tmp_path: Path
+) -> None:
+    run = trained(tmp_path, tiny_model(tmp_path), *SETTINGS, "algorithm.steps=2", "algorithm.save_every=1")
+    train(resume_plan(run, overrides=["algorithm.steps=4"]), resume=run)
+    taken, found = drawn_in(run), verdicts(run)
+    assert set(found) == {1, 2, 3, 4}
+    assert {found[step]["tasks"]["result"] for step in found} == {"ok"}, found
+    lines = [json.loads(line)["algorithm"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["tasks_solved"] == lines[0]["tasks_skipped"] == 0
+    assert lines[3]["tasks_solved"] == 3
+    assert sum(line["tasks_skipped"] for line in lines) > 0
+    times = {task: sum(step.count(task) for step in taken) for task in {t for step in taken for t in step}}
+    assert max(times[task] for task in SOLVED) < min(times[task] for task in times.keys() - SOLVED)
+
+
+def test_a_solved_task_that_is_drawn_all_the_same_is_named(
+    even_tasks_are_solved: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SkipSolved, "_seen", lambda self, group: None)
+    wrong = "step 2 trained on train-2, which skip-solved does not draw then, instead of train-1"
+    with pytest.raises(RunStopped, match=f"\n  tasks: {wrong}"):
+        trained(tmp_path, tiny_model(tmp_path), *SETTINGS)

@@ -1,0 +1,434 @@
+"""Runs in one table: the figures against others that are computed here from the files, and what is not compared."""
+
+from __future__ import annotations
+
+import html
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from planted_runs import recorded
+
+from agentrig.cli.entry import main
+from agentrig.errors import AgentrigError, ConfigError
+from agentrig.figures import number
+from agentrig.run.directory import RunDirectory
+from agentrig.testing.run_directory import rollout_of, write_run
+from agentrig.traces import LLM_CALL, SERVER
+from agentrig.view import compare, read_prices
+from agentrig.view.page import render
+from agentrig.view.reading import read_run
+from agentrig.view.watch.app import serving
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Trainings of a real learner."""
+    return recorded(tmp_path_factory.mktemp("recorded"))
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three runs that differ only in their seed."""
+    folder = tmp_path_factory.mktemp("seeds")
+    return [write_run(folder / f"run-{seed}", steps=3, seed=seed) for seed in (0, 1, 2)]
+
+
+def rows_of(run: Path, pattern: str, *columns: str) -> list[dict[str, Any]]:
+    return [
+        row
+        for file in sorted((run / "rollouts").glob(pattern))
+        for row in pq.read_table(file, columns=list(columns)).to_pylist()
+    ]
+
+
+def answers(run: Path, at: int) -> dict[str, bool]:
+    """Whether each held-out task was answered right in the first (0) or the last (-1) measurement."""
+    file = sorted((run / "rollouts").glob("report-*.parquet"))[at]
+    return {row["task_id"]: row["correct"] for row in pq.read_table(file, columns=["task_id", "correct"]).to_pylist()}
+
+
+def wilson_ends(share: float, n: int) -> list[float]:
+    """The shares s at which the score test of `share` of n just reaches 1.96 standard errors, by bisection."""
+
+    def far(s: float) -> float:
+        return abs(share - s) - 1.959963984540054 * (s * (1 - s) / n) ** 0.5
+
+    ends = []
+    for inside, outside in ((share, 0.0), (share, 1.0)):
+        for _ in range(80):
+            middle = (inside + outside) / 2
+            inside, outside = (middle, outside) if far(middle) <= 0 else (inside, middle)
+        ends.append(inside)
+    return ends
+
+
+def binomial_p(better: int, worse: int) -> float:
+    """The share of all ways that fair coins can fall that are no more likely than this one."""
+    n = better + worse
+    ways = [1]
+    for _ in range(n):
+        ways = [a + b for a, b in zip([0, *ways], [*ways, 0], strict=True)]  # Pascal's triangle
+    return float(Fraction(sum(w for w in ways if w <= ways[better]), 2**n))
+
+
+def test_the_figures_of_recorded_runs_are_those_of_their_files(real: Mapping[str, Path]) -> None:
+    runs = [real[name] for name in ("healthy: it learns", "KL loss too strong", "learning rate too small")]
+    begun = answers(runs[0], 0)
+    for run, row in zip(runs, compare(runs).rows, strict=True):
+        ended = answers(run, -1)
+        found, against = row["accuracy"], row["against_start"]
+        for end, told in (("before", answers(run, 0)), ("after", ended)):
+            share = sum(told.values()) / len(told)
+            assert found[end] == pytest.approx(share)
+            assert found[f"{end}_ci95"] == pytest.approx(wilson_ends(share, len(told)), abs=1e-9)
+        better = sum(ended[task] and not begun[task] for task in begun)
+        worse = sum(begun[task] and not ended[task] for task in begun)
+        assert (against["better"], against["worse"], against["n"]) == (better, worse, 100)
+        assert against["p"] == pytest.approx(binomial_p(better, worse))
+        assert against["gain"] == pytest.approx((sum(ended.values()) - sum(begun.values())) / 100)
+        every = rows_of(run, "*.parquet", "calls", "triplets", "prompt_tokens", "response_tokens")
+        assert all(each["calls"] == each["triplets"] for each in every)
+        assert (row["rollouts"], row["llm_calls"]) == (len(every), sum(each["calls"] for each in every))
+        for part in ("prompt", "response"):
+            assert row["tokens"][part] == sum(each[f"{part}_tokens"] for each in every)
+        assert not row["at_least"]
+        summary = json.loads((run / "summary.json").read_text())
+        assert row["wall_s"] == pytest.approx(summary["wall_s"])
+        assert (row["method"], row["start"], row["seed"]) == ("grpo", "model", 0)
+
+
+def test_a_run_that_cannot_be_compared_says_why_instead_of_a_number(real: Mapping[str, Path], tmp_path: Path) -> None:
+    names = ["healthy: it learns", "healthy: gains within noise", "healthy: high accuracy at the start"]
+    found = compare([real[name] for name in names])
+    assert [row["against_start"]["reason"] for row in found.rows] == [None, "other-tasks", "other-reward"]
+    assert [row["against_start"]["p"] for row in found.rows][1:] == [None, None]
+    text = " ".join(found.text(width=400).split())
+    assert "other held-out tasks" in text
+    assert "another reward judged it" in text
+    # the spans of these runs were not recorded, and half of the calls of the second are not trained
+    assert [row["at_least"] for row in found.rows] == [False, True, False]
+    assert "≥ 2,786 LLM calls" in text
+
+    first, other, stopped = (write_run(tmp_path / name, steps=2, ended=name != "stopped") for name in
+                             ("first", "other", "stopped"))  # fmt: skip
+    changed(other, model="/models/another")
+    lost = shutil.copytree(first, tmp_path / "lost")
+    (lost / "manifest.json").unlink()
+    unread = shutil.copytree(first, tmp_path / "unread")
+    (unread / "rollouts" / "report-00002.parquet").write_bytes(b"no rollouts")
+    early = write_run(tmp_path / "early", steps=0, ended=False)
+    (early / "progress.json").unlink()
+    found = compare([first, other, stopped, lost, unread, early], each=True)
+    reasons = [row["against_start"]["reason"] for row in found.rows]
+    assert reasons == [None, "other-start", "not-measured", "tasks-unknown", "unreadable", "not-measured"]
+    assert "crashed" in found.table().rows[2][0]
+    assert "unread" in found.table().rows[4][0]
+    assert found.rows[4]["at_least"]
+    # the first run decides what the common start is: without a measurement there is none
+    assert compare([early, first]).start["run"] == "first"
+    alone = compare([early])
+    assert alone.rows[0]["against_start"]["reason"] == "start-not-measured"
+    assert "The common start is" not in alone.text()
+
+
+def test_a_running_run_is_shown_with_what_it_has(tmp_path: Path) -> None:
+    ended, going = write_run(tmp_path / "ended", steps=2), write_run(tmp_path / "going", steps=2, lr=1e-3, ended=False)
+    run = RunDirectory(going)
+    run.lock()
+    try:
+        found = compare([ended, going])
+    finally:
+        run.release()
+    line = found.lines[1]
+    assert line["status"] == {"running": 1}
+    assert line["reasons"] == ["not-measured"]
+    assert line["before"] is not None
+    assert line["after"] is None
+    assert found.table().rows[1][0].endswith("running")
+
+
+def changed(run: Path, *, model: str) -> None:
+    """Let a run have begun with another model."""
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(config.replace("/models/qwen2-mini", model))
+    facts = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({**facts, "model": model}))
+
+
+def test_runs_that_differ_only_in_their_seed_are_one_line(seeds: list[Path], tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", steps=3, seed=0, lr=1e-3)
+    found = compare([*seeds, other])
+    pooled, alone = found.lines
+    assert (pooled["runs"], pooled["seeds"]) == (["run-0", "run-1", "run-2"], [0, 1, 2])
+    assert alone["runs"] == ["other"]
+    for end in ("before", "after"):
+        shares = [sum(answers(run, 0 if end == "before" else -1).values()) / 40 for run in seeds]
+        of = pooled[end]
+        assert (of["least"], of["greatest"], of["unknown"]) == (min(shares), max(shares), 0)
+        assert of["mean"] == pytest.approx(sum(shares) / 3)
+        assert pooled[f"{end}_ci95"] == pytest.approx(wilson_ends(sum(shares) / 3, 40), abs=1e-9)
+    assert pooled["p"] == [row["against_start"]["p"] for row in found.rows[:3]]
+    assert "seeds 0, 1, 2" in found.table().rows[0][0]
+    each = compare([*seeds, other], each=True)
+    assert [line["runs"] for line in each.lines] == [["run-0"], ["run-1"], ["run-2"], ["other"]]
+    assert each.rows == found.rows
+    # one of them has no end yet
+    begun = shutil.copytree(seeds[2], tmp_path / "begun")
+    (begun / "progress.json").write_text(json.dumps({"before": json.loads(
+        (begun / "progress.json").read_text())["before"]}))  # fmt: skip
+    (begun / "summary.json").unlink()
+    text = compare([*seeds[:2], begun]).table().rows[0]
+    assert "1 crashed" in text[0]
+    assert "1 not measured after" in text[1]
+    assert "not measured after training" in text[2]
+
+
+def test_a_run_that_came_from_another_is_compared_with_the_start_of_that_one(tmp_path: Path) -> None:
+    first, second = [], []
+    for seed in (0, 1):
+        first.append(write_run(tmp_path / f"sft-{seed}", steps=2, seed=seed))
+        second.append(write_run(tmp_path / f"grpo-{seed}", steps=2, seed=seed, lr=1e-3))
+        changed(second[-1], model=str(first[-1] / "checkpoints" / "step-00002"))
+    for runs in ([*second, *first], [*first, *second]):
+        found = compare(runs)
+        assert found.start["run"] == "sft-0"
+        assert [row["against_start"]["reason"] for row in found.rows] == [None] * 4
+        lines = {line["runs"][0]: line for line in found.lines}
+        assert {name: line["runs"] for name, line in lines.items()} == {
+            "sft-0": ["sft-0", "sft-1"],
+            "grpo-0": ["grpo-0", "grpo-1"],
+        }
+        assert lines["grpo-0"]["chain"] == ["grpo", "grpo"]
+        assert lines["grpo-0"]["starts"] == ["run sft-0, step 2", "run sft-1, step 2"]
+        begun, ended = answers(first[0], 0), answers(second[1], -1)
+        row = next(row for row in found.rows if row["run"] == "grpo-1")
+        assert list(row["usage"]) == ["qwen2-mini"], "by this name it has a price"
+        assert row["against_start"]["better"] == sum(ended[task] and not begun[task] for task in begun)
+        assert "grpo → grpo" in found.text()
+    # alone, they began with two runs: the first one's start is no start of the other
+    found = compare(second)
+    assert [row["against_start"]["reason"] for row in found.rows] == [None, "other-start"]
+    # the run is not there any more, so where it began is unknown
+    shutil.rmtree(first[0])
+    found = compare([write_run(tmp_path / "new", steps=2), second[0]])
+    assert found.rows[1]["start"] == "run sft-0, step 2"
+    assert found.rows[1]["against_start"]["reason"] == "other-start"
+
+
+def test_runs_that_a_server_answers_for_begin_with_its_model(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"run-{seed}", steps=2, seed=seed) for seed in (0, 1)]
+    for run in runs:
+        changed(run, model="")
+        config = (run / "config.toml").read_text()
+        (run / "config.toml").write_text(f'{config}\n[server]\nuse = "endpoint"\nmodel = "org/large-1"\n')
+    found = compare(runs)
+    assert [row["against_start"]["reason"] for row in found.rows] == [None, None]
+    assert found.lines[0]["starts"] == ["large-1"]
+    assert list(found.rows[0]["usage"]) == ["large-1"]
+
+
+def test_demonstrations_are_no_calls_of_the_model(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "shown", steps=2)
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(config.replace("[algorithm]", '[algorithm]\ndemonstrations = "tasks"'))
+    found = compare([run])
+    row, measured = found.rows[0], rows_of(run, "[rv]*.parquet", "calls")
+    assert (row["rollouts"], row["demonstrations"]) == (len(measured), len(rows_of(run, "train*.parquet", "id")))
+    assert row["llm_calls"] == sum(each["calls"] for each in measured)
+    assert not row["at_least"]
+    assert found.table().rows[0][3].startswith("32 demonstrations\n")
+
+
+PRICES = """
+currency = "EUR"
+[models.qwen2-mini]
+prompt = 2
+response = 8.0
+[models.large-1]
+prompt = 10
+response = 30
+[machines."cpu: 2 x86-64 cores, AVX2"]
+hour = 0.5
+"""
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Path:
+    """A run whose agent also calls another model, whose server does not always count tokens."""
+    run = write_run(tmp_path / "planned", steps=1)
+    found = []
+    for i in range(4):
+        rollout = rollout_of(i, right=True, mode="train", step=1)
+        call = next(span for span in rollout.trace.spans if span.name == LLM_CALL)
+        response: dict[str, Any] = {"model": "large-1", "usage": {"prompt_tokens": 1000 + i, "completion_tokens": 50}}
+        if i == 3:
+            response = {"model": "large-1"}
+        spans = [*rollout.trace.spans]
+        for n in range(i):  # one rollout has none
+            about = {"request": {"model": "planner"}, "response": response, SERVER: "llm.example.com:443"}
+            spans.append(attrs.evolve(call, id=f"other-{n}", attributes=about))
+        spans.append(attrs.evolve(call, id="failed", error="it failed"))
+        found.append(attrs.evolve(rollout, trace=attrs.evolve(rollout.trace, spans=tuple(spans))))
+    RunDirectory(run).write_rollouts(found, mode="train", step=1)
+    summary = json.loads((run / "summary.json").read_text())
+    measured = rows_of(run, "[rv]*.parquet", "id")
+    (run / "summary.json").write_text(json.dumps({**summary, "rollouts": 4 + len(measured)}))
+    return run
+
+
+def test_calls_and_tokens_are_counted_by_model_and_a_call_without_counts_is_said(planned: Path) -> None:
+    (row,) = compare([planned]).rows
+    own, other = row["usage"]["qwen2-mini"], row["usage"]["large-1"]
+    measured = sum(each["calls"] for each in rows_of(planned, "[rv]*.parquet", "calls"))
+    assert (own["calls"], own["prompt_tokens"], own["response_tokens"]) == (
+        measured + 8, 60 * (measured + 8), 20 * (measured + 8)
+    )  # fmt: skip
+    assert (other["calls"], other["uncounted"]) == (6, 3)
+    assert (other["prompt_tokens"], other["response_tokens"]) == (1001 + 2 * 1002, 3 * 50)
+    assert row["at_least"]
+    assert row["llm_calls"] == own["calls"] + 6
+    assert compare([planned]).table().rows[0][3].count("≥") == 3
+
+
+def test_a_price_table_gives_costs_and_what_it_lacks_is_left_empty(seeds: list[Path], tmp_path: Path) -> None:
+    file = tmp_path / "prices.toml"
+    file.write_text(PRICES)
+    found = compare(seeds[:1], prices=read_prices(file))
+    row, line = found.rows[0], found.lines[0]
+    every = rows_of(seeds[0], "*.parquet", "calls")
+    calls = sum(each["calls"] for each in every)
+    tokens = calls * (60 * 2 + 20 * 8) / 1e6
+    machine = 0.5 * json.loads((seeds[0] / "summary.json").read_text())["wall_s"] / 3600
+    assert row["cost"]["models"] == {"qwen2-mini": pytest.approx(tokens)}
+    assert row["cost"]["tokens"] == pytest.approx(tokens)
+    assert row["cost"]["machine"] == pytest.approx(machine)
+    assert row["cost"]["total"] == pytest.approx(tokens + machine)
+    assert line["cost"]["total"]["mean"] == row["cost"]["total"]
+    assert found.table().heads[-1] == ("Cost, EUR", "lines")
+    assert "No price" not in found.table().note
+
+    file.write_text(PRICES.replace("qwen2-mini", "other").replace("AVX2", "AVX512"))
+    found = compare(seeds[:1], prices=read_prices(file))
+    cost = found.rows[0]["cost"]
+    assert cost["models"] == {"qwen2-mini": None}
+    assert (cost["tokens"], cost["machine"], cost["total"]) == (None, None, None)
+    assert found.table().rows[0][-1] == ""
+    assert "No price for: machine cpu: 2 x86-64 cores, AVX2; model qwen2-mini." in found.table().note
+    assert "Cost" not in compare(seeds).text()
+
+
+def test_tokens_that_nobody_counted_have_no_cost(planned: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prices.toml"
+    file.write_text(PRICES)
+    cost = compare([planned], prices=read_prices(file)).rows[0]["cost"]
+    assert cost["models"]["large-1"] is None
+    assert number(cost["models"]["qwen2-mini"]) is not None
+    assert (cost["tokens"], cost["total"]) == (None, None)
+    assert number(cost["machine"]) is not None
+
+
+def test_the_model_of_the_run_itself_may_cost_no_more_than_its_machine(seeds: list[Path], tmp_path: Path) -> None:
+    file = tmp_path / "prices.toml"
+    file.write_text('[machines."cpu: 2 x86-64 cores, AVX2"]\nhour = 0.5')
+    found = compare(seeds, prices=read_prices(file))
+    for row in found.rows:
+        assert row["cost"]["total"] == row["cost"]["machine"] == pytest.approx(0.5 * row["wall_s"] / 3600)
+    assert "tokens" not in found.table().rows[0][-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[model.a]\nprompt = 1", 'no key "model". Did you mean "models"?'),
+        ("[models.a]\npromt = 1\nresponse = 1", 'no key "promt". Did you mean "prompt"?'),
+        ("[models.a]\nprompt = 1", "needs response"),
+        ("[models.a]\nprompt = -1\nresponse = 1", "'prompt' must be >= 0: -1"),
+        ("[models.a]\nprompt = 1\nresponse = inf", "expected a finite number"),
+        ("[machines]\ncpu = 3", '[machines."cpu"]\nhour = 1.0'),
+        ('[machines.cpu]\nhour = "3"', "expected float"),
+        ("models = 3", "models = 3 does not fit"),
+        ("== 1", "is no TOML"),
+    ],
+)
+def test_a_wrong_price_table_is_refused_by_name(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "prices.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as wrong:
+        read_prices(file)
+    assert said in str(wrong.value)
+    assert str(file) in str(wrong.value)
+
+
+def test_the_command_prints_the_table_or_json_and_writes_a_page(seeds: list[Path], tmp_path: Path) -> None:
+    words, page = ["compare", *map(str, seeds)], tmp_path / "page.html"
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    assert max(map(len, done.output.splitlines())) <= 80
+    assert "seeds 0, 1, 2" in done.output
+    told = json.loads(CliRunner().invoke(main, [*words, "--json", "--each", "--out", str(page)]).output)
+    assert told["report"] == str(page)
+    assert [line["runs"] for line in told["lines"]] == [["run-0"], ["run-1"], ["run-2"]]
+    assert told["runs"][0]["slices"]["half"]["first"]["n"] == 20
+    assert told["common_start"]["n"] == 40
+    assert page.is_file()
+    assert not (seeds[0].parent / "comparison").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (lambda runs, empty: [runs[0], empty], "is not a run directory"),
+        (lambda runs, empty: [runs[0], f"{runs[0]}/../{Path(runs[0]).name}"], "is named twice"),
+        (lambda runs, empty: [runs[0], empty + "/gone"], "does not exist"),
+        (lambda runs, empty: [*runs, "--gold"], "--gold is for the page: name one with --out PAGE.html"),
+        (lambda runs, empty: [*runs, "--prices", empty + "/gone.toml"], "does not exist"),
+        (lambda runs, empty: [], "Missing argument"),
+    ],
+)
+def test_wrong_words_are_refused_by_name(
+    words: Callable[[list[str], str], list[str]], said: str, seeds: list[Path], tmp_path: Path
+) -> None:
+    done = CliRunner().invoke(main, ["compare", *words([str(run) for run in seeds], str(tmp_path))])
+    assert done.exit_code != 0
+    assert said in " ".join((done.output + str(done.exception or "")).split())
+
+
+def test_a_report_is_of_one_run_and_names_the_command_for_several(seeds: list[Path]) -> None:
+    done = CliRunner().invoke(main, ["report", *map(str, seeds)])
+    assert done.exit_code == 2
+    assert f"agentrig compare {seeds[0]}" in done.output
+
+
+def test_the_page_and_the_live_page_have_the_same_lines(seeds: list[Path], tmp_path: Path) -> None:
+    rows = compare(seeds).table().rows
+    text = html.unescape(render([read_run(run) for run in seeds]))
+    for cell in (cell for row in rows for cell in row):
+        assert f">{cell}</t" in text
+    file = tmp_path / "prices.toml"
+    file.write_text(PRICES)
+    prices = read_prices(file)
+    rows = compare(seeds, prices=prices).table().rows
+    with serving(seeds[0].parent, prices=prices) as link:
+        query = "&".join(f"run={run.name}" for run in seeds)
+        pooled = httpx.get(f"{link}compare?{query}", timeout=60).text
+        each = httpx.get(f"{link}compare?{query}&each=1", timeout=60).text
+    pooled, each = map(html.unescape, (pooled, each))
+    for cell in (cell for row in rows for cell in row):
+        assert f">{cell}</t" in pooled
+    assert f"compare?{query}&each=1" in pooled
+    for cell in (cell for row in compare(seeds, each=True, prices=prices).table().rows for cell in row):
+        assert f">{cell}</t" in each
+
+
+def test_no_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(AgentrigError, match="there is no run directory"):
+        compare([tmp_path / "gone"])
