@@ -20,7 +20,7 @@ from agentrig.plugins.specs import RUN_KINDS
 from agentrig.pools import RunnerSettings as RunnerSettings
 from agentrig.prompting import checked
 from agentrig.secrets import sources
-from agentrig.settings import check_any, meant_in_file, setting, structure
+from agentrig.settings import check_any, meant, meant_in_file, setting, structure
 from agentrig.text import read_text
 
 if TYPE_CHECKING:
@@ -511,7 +511,7 @@ def _of_another(kind: str, key: str, registry: Registry) -> str:
 def _strings(keys: Mapping[str, Any], key: str) -> list[str]:
     value = keys.get(key, [])
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise ConfigError(f"[run] {key} = {value!r} must be a list of strings")
+        raise ConfigError(f"[run] {key} = {value!r} must be a list of strings{meant(value, list[str], f'run.{key}')}")
     return value
 
 

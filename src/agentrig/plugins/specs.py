@@ -66,6 +66,12 @@ def _templates(spec: AgentSpec, attribute: attrs.Attribute[Any], prompts: Any) -
             raise ValueError(f"AgentSpec {spec.name}: the prompt {name}: {why}")
 
 
+def _texts(spec: Spec, attribute: attrs.Attribute[Sequence[str]], texts: Any) -> None:
+    """Reject a text in place of several: it would count as its letters."""
+    if isinstance(texts, str):
+        raise ValueError(f'{type(spec).__name__} {spec.name}: write {attribute.name}=["{texts}"], a list of strings')
+
+
 @attrs.frozen(kw_only=True)
 class NoConfig:
     """The config class of a component without settings."""
@@ -136,8 +142,8 @@ class AgentSpec(Spec):
     hook: ClassVar[str] = "register_agents"
     build: Callable[[Any], Agent]
     graph: Callable[[Any], str] | None = None
-    preload: Sequence[str] = ()
-    environment: Sequence[str] = ()
+    preload: Sequence[str] = attrs.field(default=(), validator=_texts)
+    environment: Sequence[str] = attrs.field(default=(), validator=_texts)
     whole_rows: bool = False
     demonstrate: Callable[[Any], Demonstrate] | None = None
     calls: str = attrs.field(default="tap", validator=_recorded)
@@ -208,7 +214,7 @@ class AlgorithmSpec(Spec):
     kind: ClassVar[str] = "algorithm"
     hook: ClassVar[str] = "register_algorithms"
     build: Callable[[Any], Algorithm | LoopAlgorithm]
-    hardware: Sequence[str] = ()
+    hardware: Sequence[str] = attrs.field(default=(), validator=_texts)
     workload: Callable[[Any], Workload | None] | None = None
     ready: Callable[[Any], None] | None = None
     hub: Callable[[Mapping[str, str]], ModelHub | None] | None = None

@@ -28,7 +28,7 @@ from agentrig.run.loop import runnable
 from agentrig.run.metrics import reason_of
 from agentrig.run.rows import slices_of
 from agentrig.run.setup import Setup
-from agentrig.run.splits import gold_warnings, read_split, split_of, task_set
+from agentrig.run.splits import gold_warnings, other_split, read_split, split_of, task_set
 from agentrig.runners.engine import RolloutEngine
 from agentrig.tasks import Task
 from agentrig.text import json_text
@@ -267,7 +267,8 @@ def eval_tasks(plan: Plan, split: str | None, limit: int = 0, *, role: str = "re
         raise ConfigError(f"no split serves {role}; name one: --split NAME, one of {', '.join(tasks.splits)}")
     rows = read_split(tasks, name, who=plan.whose_tasks)
     if not rows:
-        raise ConfigError(f'split "{name}" has no tasks; name another: --split NAME, one of {", ".join(tasks.splits)}')
+        more = other_split(tasks, "--split NAME", who=plan.whose_tasks)
+        raise ConfigError(f'{plan.whose_tasks}: split "{name}" has no tasks.{more}')
     return name, rows[:limit] if limit else rows
 
 

@@ -23,11 +23,12 @@ from agentrig.plugins.auto import OWN, PROCESSES, auto_server, refusal
 from agentrig.plugins.building import built
 from agentrig.plugins.registry import Component
 from agentrig.pools import MakePool, RunnerPool
+from agentrig.processes.replaced import left_alone
 from agentrig.runners.engine import RolloutEngine
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
 from agentrig.runners.runtime import Runtime
-from agentrig.runners.scorer import RewardPlan, Scorer
+from agentrig.runners.scorer import REWARD_CURE, RewardPlan, Scorer
 from agentrig.servers import MakeServer, ServerMemory
 
 log = logging.getLogger(__name__)
@@ -232,7 +233,9 @@ class Setup:
         }
 
     def _scorer(self, component: Component, config: Any, *, run_at: float | None = None) -> Scorer:
-        reward, sees_trace = composing.build(component, config, self.plan.registry)
+        who = f"the reward {self.plan.registry.reference(component)}, while it was built,"
+        with left_alone(who, REWARD_CURE, tell=log.warning if self.plan.run.reward_process else None):
+            reward, sees_trace = composing.build(component, config, self.plan.registry)
         like = self.agent_plan()
         return Scorer(
             reward,

@@ -272,7 +272,9 @@ def _make(
         click.echo(judged.message)
         if until is not None and tried and (after.accuracy or 0.0) < until:
             click.echo(f"--until {until:g} was not reached when training ended: {after.accuracy or 0.0:.1%}")
-    (directory / "warmup.json").write_text(json.dumps(done, indent=2) + "\n", "utf-8")
+    from agentrig.run.files import write_whole
+
+    write_whole(directory / "warmup.json", json.dumps(done, indent=2) + "\n")
     return done
 
 

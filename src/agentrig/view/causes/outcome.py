@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from agentrig.figures import SIGNIFICANT, amount, count, number, percent, sign_test
+from agentrig.run.past import contradictions
 from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import STOPPED, Finding, problem
 from agentrig.view.causes.trend import at_least, at_most, quarter
-from agentrig.view.reading import dig
 
 FEW = 10
 """A run of fewer steps is too short to say that it does not learn."""
@@ -92,17 +92,10 @@ def ended(evidence: Evidence) -> Iterator[Finding]:
 
 
 def contradicted(evidence: Evidence) -> Iterator[Finding]:
-    """A step's reward that is not its rollouts' mean, and held-out figures in which two files differ."""
+    """A step's reward that is not its rollouts' mean, and measurements in which two files differ."""
     run = evidence.run
-    for key, end in ((key, end) for key in ("accuracy", "reward") for end in ("before", "after")):
-        stated = number(dig(run.summary, key, end))
-        measured = number(dig(run.progress, end, key))
-        if stated is not None and measured is not None and stated != measured:
-            yield Finding(
-                "warn",
-                f"the record contradicts itself: the {key} {end} training is {stated:.6g} in summary.json, and "
-                f"{measured:.6g} in progress.json: one of the two files was changed",
-            )
+    measured = contradictions(run.directory, progress=run.progress, summary=run.summary, lines=run.steps)
+    yield from (Finding("warn", text) for _, text in measured)
     lines = {line["step"]: line for line in evidence.run.steps}
     for facts in evidence.steps:
         line = lines.get(facts.step, {})
