@@ -50,6 +50,7 @@ SHOWN = (
         "what the commands of the other tutorials print; test_tutorials.py compares it",
     ),
     (r"^queries-cut: finished", "what agentrig why prints; tests/view/test_recorded_runs.py compares it"),
+    (r"^prices\.toml:", "a price table; tests/view/test_comparison.py reads such ones"),
     (r"^algorithm\.py ", "a list of files"),
     (r"^agent\(task_input, endpoint\) ->", "the form of a call"),
     (r"^sampling   rollouts 1", "a drawing of what runs at the same time"),
