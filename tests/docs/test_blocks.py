@@ -40,7 +40,6 @@ ELSEWHERE = {
 
 SHOWN = (
     (r"^tasks → agent", "a drawing of the data flow"),
-    (r"^#!/usr/bin/env bash", "the program of examples/programs/bash; tests/external/test_examples.py compares it"),
     (
         r"^agentrig-runs-sql is|^16 passed|^└── score|^measuring held-out|^Successfully built",
         "what the commands of docs/tutorials/publish-it.md print; test_tutorials.py compares it",
