@@ -177,6 +177,11 @@ class Record:
         return mapping(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
 
     @property
+    def on_cpu(self) -> bool:
+        """Whether it trained on the CPU."""
+        return bool(mapping(self.config.get("hardware")).get("use") == "cpu")
+
+    @property
     def demonstrations(self) -> str:
         """Where it learns demonstrations from; '' if it samples its rollouts."""
         return str(mapping(self.config.get("algorithm")).get("demonstrations", ""))

@@ -292,7 +292,7 @@ def gradient(step: Step) -> Iterator[Verdict]:
         yield fault(f"{len(odd)} calls are not in {epochs} updates: {named}", "mini-batches")
     number = sketch.number
     told, begin = sketch.updates[number], _begun(step, set(sketch.updates[0]["tensors"]))
-    precisions = step.precisions(place(begin.directory, 48 if kl else 36), merged=False)
+    precisions = step.precisions(place(begin.directory, 48 if kl else 36, on_cpu=step.record.on_cpu), merged=False)
     update = Update(
         settings=settings,
         calls=[step.calls[tuple(key)] for key in told["calls"]],
@@ -406,7 +406,7 @@ def saved(step: Step, at: int | None = None) -> Iterator[Verdict]:
     file, state, learner = (folder / name for name in ("model.safetensors", "trainer/state.json", "trainer/learner.pt"))
     if not (file.is_file() and state.is_file() and learner.is_file()):
         raise CannotLook(f"step {at} has no checkpoint of the loop's")
-    place(step.record.model, 8)
+    place(step.record.model, 8, on_cpu=step.record.on_cpu)
     with readable(state):
         version = int(json.loads(state.read_text("utf-8"))["weights_of"])
     with readable(learner):
