@@ -189,6 +189,7 @@ def test_what_cannot_be_forecast_is_named() -> None:
     assert "--limit 25: the split train has 24 tasks" in failed("letters", "--plugin", LETTERS, "--limit", "25")
     assert "Invalid value for '--limit': 0" in failed("letters", "--plugin", LETTERS, "--limit", "0")
     assert 'there is no task set called "0"' in failed("letters", "--plugin", LETTERS, "--tasks", "0")
+    assert "sft learns from demonstrations" in failed("letters", "--plugin", LETTERS, "--algorithm", "sft")
 
 
 def test_an_agent_that_always_fails_ends_it_early(toy_plan: Callable[..., Plan]) -> None:

@@ -111,9 +111,15 @@ class Trial:
             rollouts: Rollouts of each; 0 for the group size of the run.
 
         Raises:
-            ConfigError: There are fewer training tasks.
+            ConfigError: There are fewer training tasks, or the algorithm does not learn from rewards.
         """
-        settings, splits = plan.configs["algorithm"], load_splits(plan)
+        settings = plan.configs["algorithm"]
+        if getattr(settings, "demonstrations", ""):
+            raise ConfigError(
+                f"{plan.components['algorithm'].spec.name} learns from demonstrations; a forecast says what the rewards "
+                "of a run can teach. Name an algorithm that learns from them, such as --algorithm grpo"
+            )
+        splits = load_splits(plan)
         split, train = splits["train"]
         if tasks > len(train):
             raise ConfigError(

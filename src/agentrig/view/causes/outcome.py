@@ -234,7 +234,7 @@ def more_tasks(evidence: Evidence) -> str:
     """Return the advice to train on more tasks where training tasks are surely right more often than others, or ''."""
     late = evidence.steps[-quarter(evidence.steps) :]
     right, scored = (sum(getattr(facts, key) for facts in late) for key in ("right", "scored"))
-    if evidence.ends is None or not scored:
+    if evidence.ends is None or not scored or evidence.demonstrated:
         return ""
     n, known = len(evidence.ends[1]), sum(correct for _, correct, _ in evidence.ends[1].values())
     split = evidence.where.partition(" split")[0]
