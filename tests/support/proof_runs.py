@@ -47,7 +47,7 @@ class ProofSession:
         self.make: MakeServer = partial(Embedded, EmbeddedConfig(batch=8))
         directory.mkdir(exist_ok=True)
         self.delivery, self.resumed = Delivery(directory), checkpoint is not None
-        self.auditing = SimpleNamespace(due=False)
+        self.auditing, self.start_weights = SimpleNamespace(due=False), ""
 
     @property
     def lines(self) -> Sequence[Any]:
@@ -57,6 +57,9 @@ class ProofSession:
         """Do nothing."""
 
     def record(self, name: str, value: Any) -> None:
+        """Do nothing."""
+
+    def record_start(self, digest: str) -> None:
         """Do nothing."""
 
     def sketch(self, step: int) -> None:

@@ -16,7 +16,7 @@ from agentrig.credit import advantages
 from agentrig.ledger import Call
 from agentrig.plugins.loading import load
 from agentrig.rollouts import Rollout
-from agentrig.run.loop import Loop
+from agentrig.run.loop import samples_of
 from agentrig.settings import structure
 
 VALUES: dict[str, list[float | None]] = {"a": [1.0, 0.0, 0.25, None], "b": [0.5, 0.5], "c": [1.0, -2.0, 1.0]}
@@ -95,9 +95,7 @@ def by_verl(credit: Any, rollouts: list[Rollout], *, merged: bool) -> tuple[dict
 @pytest.mark.parametrize("name", CREDITS)
 def test_the_same_batch_has_the_same_advantages_in_both_loops(needs_verl: None, name: str, merged: bool) -> None:
     credit, rollouts = credit_of(name, CREDITS[name]), step_of_three_groups()
-    loop: Any = Loop.__new__(Loop)
-    loop.session = SimpleNamespace(credit=credit)
-    samples, dropped = loop._samples(rollouts)
+    samples, dropped = samples_of(credit, rollouts)
     embedded = {s.call: s.advantage for s in samples}
     found, left_out = by_verl(credit, rollouts, merged=merged)
     assert found.keys() == embedded.keys()

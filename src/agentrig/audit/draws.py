@@ -25,22 +25,25 @@ class Seen:
     correct: bool
 
 
-def drawn(step: Step) -> Iterator[Verdict]:
-    """Compare the tasks of a step's groups with those that its rule draws; see `order`.
+def drawn(step: Step, taken: list[str]) -> Iterator[Verdict]:
+    """Compare the tasks of a step's groups with those that its rule draws.
 
     By `uniform`, each task also comes once before any comes twice: in all groups up to this step no two tasks' counts
     differ by more than one.
     """
-    yield from order(step)
+    yield from _compared(step, taken)
     if _rule(step) == "uniform":
         yield from _in_turn(step)
 
 
 def order(step: Step) -> Iterator[Verdict]:
-    """Compare the tasks of a step's groups with those that its rule draws. Other algorithms may draw as they like."""
+    """Compare only what a step has drawn itself, for any step. Other algorithms may draw as they like."""
     taken = _taken(step, step.number)
-    if not taken or not step.record.knows_update or step.record.demonstrations not in ("", TASKS):
-        return
+    if taken and step.record.knows_update and step.record.demonstrations in ("", TASKS):
+        yield from _compared(step, taken)
+
+
+def _compared(step: Step, taken: list[str]) -> Iterator[Verdict]:
     rule, ids = _rule(step), [task.id for task in step.sources.splits["train"]]
     n, seed = step.settings["tasks_per_step"], step.record.config["run"]["seed"]
     if rule == "uniform":

@@ -26,7 +26,18 @@ from effects import (
 )
 
 SAMPLING = {
-    *("group_size", "temperature", "top_p", "max_staleness", "clip_low", "clip_high", "loss", "rollout_is_threshold")
+    *(
+        "task_sampling",
+        "recheck_every",
+        "group_size",
+        "temperature",
+        "top_p",
+        "max_staleness",
+        "clip_low",
+        "clip_high",
+        "loss",
+        "rollout_is_threshold",
+    )
 }
 """The keys of `grpo` that `sft` does not have: it samples nothing."""
 
