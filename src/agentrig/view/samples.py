@@ -30,9 +30,11 @@ MOST_DISAGREEMENTS = 6
 
 LEFT_OUT = "this file leaves it out, and `agentrig report RUN --gold` adds it"
 
+WORSE = "right before, wrong after"
+
 KINDS = {
     (False, True): ("wrong before, right after", 3),
-    (True, False): ("right before, wrong after", 1),
+    (True, False): (WORSE, 1),
     (False, False): ("wrong both times", 1),
     (True, True): ("right both times", 1),
 }
