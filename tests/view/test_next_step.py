@@ -109,7 +109,7 @@ def test_more_steps_come_with_the_whole_command(tmp_path: Path) -> None:
 def test_more_steps_are_the_next_step_where_validation_was_measured_too_seldom(tmp_path: Path) -> None:
     run = with_lines(with_steps(write_run(tmp_path / "run", steps=20, lift=0.6, held_out=60), 20), unvalidated)
     assert diagnose(run).next_step == (
-        "Validation was measured too seldom to say whether it still rose: "
+        "Validation was measured too seldom to say whether it still rose. To find out, "
         f"train for more steps: agentrig train --resume {run} algorithm.steps=40."
     )
 

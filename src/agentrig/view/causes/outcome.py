@@ -233,7 +233,7 @@ def next_step(evidence: Evidence) -> str:
     if more := more_tasks(evidence):
         return more
     if len(values) <= 2:
-        return f"Validation was measured too seldom to say whether it still rose: {train_on(evidence)}."
+        return f"Validation was measured too seldom to say whether it still rose. To find out, {train_on(evidence)}."
     return weak_slice(evidence)
 
 
