@@ -295,7 +295,7 @@ def train_on(evidence: Evidence) -> str:
     if steps is None:
         return "train for more steps"
     wanted = "" if steps > done else f"algorithm.steps={2 * done}"
-    again = resume_command(str(run.manifest.get("resumes") or RESUME), _path(evidence), wanted)
+    again = resume_command(str(run.manifest.get("resumes") or RESUME), Path(_path(evidence)), wanted)
     return f"train for more steps: {again}"
 
 
