@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import math
 import os
 import re
@@ -16,12 +17,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from agentrig import Outcome, Score, Task
+from agentrig.errors import PluginError
 from agentrig.plan import Plan
+from agentrig.plugins import composing
 from agentrig.plugins.builtin import own
 from agentrig.run.setup import Setup
 from agentrig.runners.scorer import GRACE_S, Scorer
@@ -35,6 +39,16 @@ def test_the_three_kinds_of_score() -> None:
     assert (ok.status, ok.value, ok.components) == ("ok", 1.0, {"exact": 0.5})
     assert (timeout.status, timeout.value, timeout.details) == ("timeout", 0.0, {"reason": "too slow"})
     assert (invalid.status, invalid.value, invalid.details) == ("invalid", None, {"reason": "no database", "path": "x"})
+
+
+def test_feedback_is_kept_with_the_details_of_a_score() -> None:
+    score = Score.ok(0.3, feedback="the query has no such column", exact=0.0)
+    assert (score.feedback, score.components) == ("the query has no such column", {"exact": 0.0})
+    assert Score.ok(1, correct=0.5, feedback="half").feedback == "half"
+    assert Score.timeout("too slow", feedback="it scans a table").feedback == "it scans a table"
+    assert (Score.ok(1).feedback, Score.ok(1).details, Score.invalid("no database").feedback) == ("", {}, "")
+    with pytest.raises(TypeError, match="feedback is 3 \\(int\\); give a text"):
+        Score.ok(1, feedback=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -518,3 +532,72 @@ def test_the_reward_own_names_the_failed_call_that_an_agent_hid() -> None:
     assert score.details["reason"].endswith(
         "returned None, after a call to the model that failed: HTTP 401: another key"
     )
+
+
+def test_a_reward_that_replaces_what_the_run_uses_ends_it_with_its_name_and_the_cure() -> None:
+    """What it replaced stayed: `--save` was empty, a run hung, and a tokenizer "could not be loaded"."""
+    before = json.dumps, time.monotonic, os.close
+
+    def reward(task: Task, outcome: Outcome, budget_s: float) -> Score:
+        json.dumps, time.monotonic = (lambda *given, **more: "{}"), (lambda: 0.0)
+        return Score.ok(1.0)
+
+    said = r"the reward replaced json\.dumps and time\.monotonic, which this command needs(.|\n)*reward_process=true"
+    with pytest.raises(PluginError, match=said):
+        Scorer(reward, budget_s=5)(ITEMS[:2])
+    assert (json.dumps, time.monotonic, os.close) == before
+
+
+def test_what_a_reward_replaces_for_itself_alone_is_no_fault() -> None:
+    def reward(task: Task, outcome: Outcome, budget_s: float) -> Score:
+        with mock.patch("time.time", return_value=1.0):
+            return Score.ok(time.time())
+
+    assert [s.value for s in Scorer(reward, budget_s=5, threads=1)(ITEMS[:2])] == [1.0, 1.0]
+
+
+CLOSES = """
+import os, pathlib, sys
+from agentrig import Outcome, Score, Task
+from agentrig.processes.ends import no_silent_end
+from agentrig.processes.locks import Lock
+from agentrig.runners.scorer import Scorer
+from agentrig.traces import Trace
+
+def reward(task, outcome, budget_s):
+    os.closerange(3, 200)
+    return Score.ok(1.0)
+
+lock = Lock(pathlib.Path(sys.argv[1]))
+assert lock.take()
+with no_silent_end():
+    Scorer(reward, budget_s=5)([(Task(id="a", input={}), Outcome(answer="a"), Trace(rollout_id="r"))])
+"""
+
+
+def test_a_reward_that_closes_the_files_of_the_command_is_named(tmp_path: Path) -> None:
+    """Its threads printed three tracebacks, and none named the reward."""
+    command = [sys.executable, "-c", CLOSES, str(tmp_path / "run.lock")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("the reward closed files and connections of this command, such as ")
+    assert ended.stderr.count("run.reward_process=true") == 1
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_reward_that_replaces_something_while_it_is_built_is_put_right(
+    toy_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, build = json.loads, composing.build
+
+    def careless(*given: Any) -> Any:
+        json.loads = lambda *given, **more: {}
+        return build(*given)
+
+    monkeypatch.setattr(composing, "build", careless)
+    with pytest.raises(PluginError, match=r"the reward toy-parity, while it was built, replaced json\.loads"):
+        Setup(toy_plan()).scorer()
+    assert json.loads is before
+    Setup(toy_plan("run.reward_process=true")).scorer().close()
+    assert json.loads is before
+    assert "while it was built, replaced json.loads, which this command needs itself: put back" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -90,6 +91,9 @@ def loaded(make: Callable[..., Table], *given: Any, **more: Any) -> list[Sequenc
         (ROWS.replace(",8,", ",eight,"), {}, r"line 9, column answer: 'eight' is no number"),
         (ROWS, {"shares": [0.5, 0.5]}, "write three numbers that add up to 1"),
         (ROWS, {"slices": ["levle"]}, "there is no column levle"),
+        (ROWS.split("\n")[0] + "\n", {}, r"rows\.csv has no rows, only the names of its columns"),
+        (ROWS, {"private": ["question", "answer"]}, r"line 2: no column is left for the agent"),
+        (ROWS, {"input": [], "private": ["question", "answer", "part"]}, r"line 2: no column is left for the agent"),
     ],
 )
 def test_bad_input_is_named_with_file_line_and_column(rows: Path, text: str, keys: dict[str, Any], said: str) -> None:
@@ -172,6 +176,19 @@ def test_columns_of_bytes_are_to_be_stored_as_text(tmp_path: Path) -> None:
         with pytest.raises(AgentrigError, match=re.escape(said)) as failed:
             read_split(table(config), "train", who="task set table")
         assert "iconv" not in str(failed.value)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_is_no_file_of_rows(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "t.csv")
+    with pytest.raises(AgentrigError, match=r"t\.csv is no regular file"):
+        table(TableConfig(file=str(tmp_path / "t.csv")))
+
+
+def test_an_empty_list_is_a_file_without_rows(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text("[]")
+    with pytest.raises(AgentrigError, match=r"t\.json has no rows$"):
+        table(TableConfig(file=str(tmp_path / "t.json")))
 
 
 def test_a_file_must_be_named() -> None:

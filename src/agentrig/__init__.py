@@ -23,6 +23,7 @@ from agentrig.plugins.specs import (
     ServerSpec,
     TasksSpec,
 )
+from agentrig.prompting import prompts
 from agentrig.rewards import Score
 from agentrig.secrets import Secret
 from agentrig.settings import setting
@@ -90,6 +91,7 @@ __all__ = [
     "__version__",
     "hookimpl",
     "load_run",
+    "prompts",
     "reward",
     "setting",
     "span",

@@ -50,6 +50,9 @@ class Session(Protocol):
 
     Attributes:
         train_tasks: The training split.
+        validation_tasks: The validation split; empty if there is none.
+        prompts: The agent's prompts in force, name to template. An algorithm that trains prompts sets them before it
+            asks for rollouts, a validation or a report.
         directory: The run directory.
         resumes: The command that resumes the run, for messages.
         hardware: What the algorithm runs on.
@@ -68,6 +71,8 @@ class Session(Protocol):
     """
 
     train_tasks: Sequence[Task]
+    validation_tasks: Sequence[Task]
+    prompts: Mapping[str, str]
     directory: Path
     resumes: str
     hardware: Hardware
@@ -141,6 +146,15 @@ class Session(Protocol):
                 rollouts are not correct). The message says what was observed.
         """
 
+    def check_failures(self, rollouts: Sequence[Rollout], *, step: int) -> None:
+        """Stop the run if more of these training rollouts failed than `run.failure_limit` allows, or all of them.
+
+        `rollouts` does this itself, except for an algorithm that trains prompts: that samples failures again first.
+
+        Raises:
+            agentrig.errors.RunStopped: The message has the failures by kind.
+        """
+
     def validate(self, endpoint: Endpoint | Sequence[Endpoint], *, step: int) -> float | None:
         """Return the accuracy on the validation split (greedy unless the run says otherwise).
 
@@ -172,7 +186,8 @@ class Session(Protocol):
 
         Args:
             metrics: The algorithm's figures. `weight_change` (L2 norm of the step's change of all
-                trained weights) is required: 0.0 twice in a row, or NaN, stops the run. `loss` and
+                trained weights) is required, except of one that trains prompts: 0.0 twice in a row, or NaN, stops the
+                run. `loss` and
                 `grad_norm` (L2 norm of the gradient before clipping) are checked if present:
                 NaN or infinity twice in a row stops the run.
             time_s: Wall seconds by part. The report plots `rollout`, `reward` and `update`; others

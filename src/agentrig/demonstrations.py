@@ -374,7 +374,7 @@ def read_demonstrations(path: Path) -> list[Turn]:
         AgentrigError: The file does not exist, or is not JSON; the message names the line.
         ConfigError: It holds no demonstration, or a line is none; the message names the first `FAULTS` lines.
     """
-    rows, place = read_rows(path)
+    rows, place = read_rows(path, least=0)
     turns, faults = [], []
     for number, row in enumerate(rows):
         try:
@@ -402,7 +402,8 @@ def write_demonstrations(path: Path, turns: Iterable[Turn]) -> None:
     part = path.with_name(f".{path.name}.part")
     try:
         try:
-            with part.open("w", encoding="utf-8") as file:
+            part.unlink(missing_ok=True)
+            with part.open("x", encoding="utf-8") as file:
                 for number, turn in enumerate(turns):
                     try:
                         file.write(json.dumps(row_of(turn), ensure_ascii=False, allow_nan=False) + "\n")

@@ -44,6 +44,27 @@ def wilson(right: float, n: int) -> tuple[float, float]:
     return min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))
 
 
+SIGNIFICANT = 0.05
+"""Largest p of a sign test that is no chance."""
+
+
+def sign_test(better: int, worse: int) -> float:
+    """Return the two-sided p of the exact sign test: how likely is this split of the changed tasks by chance?"""
+    n = better + worse
+    if n == 0:
+        return 1.0
+    tail = sum(math.comb(n, k) for k in range(min(better, worse) + 1))
+    return min(1.0, float(2 * tail / 2**n))
+
+
+def least_gain(worse: int = 0) -> int:
+    """Return how many tasks have to change from wrong to right for a significant gain, while `worse` change back."""
+    better = worse + 1
+    while sign_test(better, worse) > SIGNIFICANT:
+        better += 1
+    return better
+
+
 NOTHING = "–"
 """The text for a missing value, in displays and reports."""
 

@@ -18,8 +18,9 @@ from agentrig.plugins import auto, composing, observing
 from agentrig.plugins.building import built
 from agentrig.plugins.specs import RUN_KINDS
 from agentrig.pools import RunnerSettings as RunnerSettings
+from agentrig.prompting import checked
 from agentrig.secrets import sources
-from agentrig.settings import check_any, meant_in_file, setting, structure
+from agentrig.settings import check_any, meant, meant_in_file, setting, structure
 from agentrig.text import read_text
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class Plan:
         observers: The observers that `[observer]` and `[trackers]` name, each with its config object, in that order.
         second_rewards: The rewards that `run.second_reward` names, each with its config object, in that order.
         gateway: Section `[gateway]`.
+        prompts: The agent's prompts in force, name to template: its own, with those of `[prompts]` in their place.
         resumes: The command that resumes the run, with `{run}` for its directory.
     """
 
@@ -122,6 +124,7 @@ class Plan:
     observers: observing.Observers = ()
     second_rewards: Sequence[tuple[Component, Any]] = ()
     gateway: GatewaySettings = GatewaySettings()
+    prompts: Mapping[str, str] = attrs.field(factory=dict)
     resumes: str = RESUME
 
     @property
@@ -172,6 +175,8 @@ class Plan:
             use = self.registry.reference(self.components[kind])
             sections[kind] = {"use": use, **sources(attrs.asdict(self.config(kind)))}
         sections["gateway"] = attrs.asdict(self.gateway)
+        if self.prompts:
+            sections["prompts"] = dict(self.prompts)
         sections |= observing.written(self.observers, self.registry)
         named = {self.registry.reference(c): sources(attrs.asdict(config)) for c, config in self.second_rewards}
         if any(named.values()):
@@ -186,7 +191,7 @@ OWN_SECTIONS: Mapping[str, type] = {
 }
 """The sections with keys of agentrig's own; `[runners]` also has those of the runners that it names."""
 
-SECTIONS = ("run", *RUN_KINDS, "gateway", *observing.SECTIONS, composing.SECOND)
+SECTIONS = ("run", *RUN_KINDS, "gateway", "prompts", *observing.SECTIONS, composing.SECOND)
 
 
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
@@ -280,6 +285,7 @@ def resolve(
     observers: Sequence[str] = (),
     trackers: Sequence[str] = (),
     files: Sequence[str] = (),
+    prompts: Mapping[str, Any] | None = None,
     strict_plugins: bool = False,
 ) -> Plan:
     """Merge a recipe or run file and the command-line options into a checked plan.
@@ -292,6 +298,7 @@ def resolve(
         observers: Observers to use, in addition to those of the recipe or run file.
         trackers: Trackers to use, in addition to those of the recipe or run file.
         files: Plugin files, in addition to those of the run file.
+        prompts: Prompts in the place of those of the run file.
         strict_plugins: Raise for the first plugin that fails to load.
 
     Raises:
@@ -325,6 +332,7 @@ def resolve(
         _own_first(registry.find("recipe", base), registry) if base else {},
         own,
         *({kind: {"use": uses[kind]}} for kind in RUN_KINDS if uses and uses.get(kind) is not None),
+        {"prompts": prompts or {}},
         *({section: {key: value}} for section, key, value in parsed),
     ):
         _merge(merged, settings, registry)
@@ -346,7 +354,8 @@ def resolve(
     composing.parts_of(components["reward"], configs["reward"], registry)
 
     # Check what only makes sense together.
-    _check_gateway(gateway, components["agent"].spec)
+    agent: Any = components["agent"].spec
+    _check_gateway(gateway, agent)
     return Plan(
         recipe=_plain_name(Path(name).stem if _is_file(name) else name),
         run=run,
@@ -360,6 +369,7 @@ def resolve(
         ),
         second_rewards=second,
         gateway=gateway,
+        prompts=checked(merged["prompts"], agent.prompts, agent=agent.name),
     )
 
 
@@ -501,7 +511,7 @@ def _of_another(kind: str, key: str, registry: Registry) -> str:
 def _strings(keys: Mapping[str, Any], key: str) -> list[str]:
     value = keys.get(key, [])
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise ConfigError(f"[run] {key} = {value!r} must be a list of strings")
+        raise ConfigError(f"[run] {key} = {value!r} must be a list of strings{meant(value, list[str], f'run.{key}')}")
     return value
 
 
@@ -556,6 +566,8 @@ def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]
         return attrs.fields_dict(shared) if shared is not None else {}
 
     shared = {section: common(section) for section in more if section in RUN_KINDS}
+    if shared.get("agent") is not None:
+        into["prompts"] = {}  # the former agent's
     if shared.get("algorithm") == {}:
         into["server"], into["credit"] = {}, {}  # the former algorithm's
     elif shared.get("algorithm") is not None and not _takes_credit(more["algorithm"]["use"], registry):

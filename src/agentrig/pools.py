@@ -19,6 +19,7 @@ import attrs
 
 from agentrig.agents import Agent, Outcome
 from agentrig.endpoints import Endpoint
+from agentrig.errors import AgentFailure
 from agentrig.settings import setting
 from agentrig.text import check_depth, plain_json, words_of
 from agentrig.traces import Span, Trace
@@ -64,6 +65,7 @@ class Job:
         resources: The resources that an algorithm of Agent Lightning stored, by name, as JSON values; empty if there
             are none besides the endpoint.
         resources_id: Their id in the store.
+        prompts: The agent's prompts in force, name to template; empty if it has none.
     """
 
     id: str
@@ -76,6 +78,22 @@ class Job:
     metadata: Mapping[str, Any] | None = None
     resources: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict, repr=False)
     resources_id: str | None = None
+    prompts: Mapping[str, str] = attrs.field(factory=dict, repr=False)
+
+    @property
+    def given(self) -> Any:
+        """The input for an agent outside of the runner's process: with the prompts in force, as `prompts`.
+
+        Raises:
+            AgentFailure: The task has a `prompts` of its own, or its input is no mapping.
+        """
+        if not self.prompts:
+            return self.input
+        if not isinstance(self.input, Mapping) or "prompts" in self.input:
+            raise AgentFailure(
+                'the agent gets its prompts as "prompts" of its input, and a task has that too', kind="wrong-task"
+            )
+        return {**self.input, "prompts": dict(self.prompts)}
 
     def again(self) -> Job:
         """Return the job of the next attempt, after its runner died or was killed."""

@@ -32,7 +32,8 @@ class Score:
             reward failed, not the policy; the rollout is left out of the group's baseline and counts as a failure.
         value: The reward to train on, at most `VALUE_LIMIT` in size; None if and only if the status is `invalid`.
         components: Named parts of the value, for the report: finite numbers; not trained on.
-        details: Anything else that explains the score (a reason, an error); JSON values.
+        details: Anything else that explains the score (a reason, an error); JSON values. `feedback` is a text that says
+            what was wrong or right with the answer: "the query has no such column".
         correct: Whether the answer counts as correct, for accuracy; not trained on. With None, a threshold decides
             (`agentrig.correctness`). Only an `ok` score can be correct.
         calls: What the reward would be if the rollout had ended with each call: one value for each call of
@@ -72,6 +73,14 @@ class Score:
                     f"sums and squares of it stay finite in training: {cure}"
                 )
 
+    @property
+    def feedback(self) -> str:
+        """What was wrong or right with the answer, '' if the reward does not say it.
+
+        It is recorded, shown, and read by an algorithm that reflects on it (`gepa`). The agent never sees it.
+        """
+        return str(self.details.get("feedback") or "")
+
     def with_correct(self, correctness: Correctness) -> Score:
         """Return the score with `correct` decided; an `invalid` one is returned unchanged."""
         if self.value is None:
@@ -80,19 +89,28 @@ class Score:
         return self if correct is self.correct else attrs.evolve(self, correct=correct)
 
     @classmethod
-    def ok(cls, value: float, *, correct: bool | float | None = None, **components: float) -> Score:
+    def ok(cls, value: float, *, correct: bool | float | None = None, feedback: str = "", **components: float) -> Score:
         """Return an `ok` score.
 
         Args:
             value: The reward to train on.
             correct: True or False: whether the answer counts as correct. A number is the component of that name.
+            feedback: What was wrong or right with the answer, as `Score.feedback` returns it.
             components: Named parts of the value.
+
+        Example:
+            ```python
+            Score.ok(0.3, feedback="the query has no such column")
+            ```
         """
+        if not isinstance(feedback, str):
+            raise TypeError(f"a score's feedback is {feedback!r:.80} ({type(feedback).__name__}); give a text")
+        details = {"feedback": feedback} if feedback else {}
         number = float(_number("value", value))
         if isinstance(correct, Real) and not isinstance(correct, bool):
-            return cls(status="ok", value=number, components={"correct": float(correct), **components})
+            return cls(status="ok", value=number, components={"correct": float(correct), **components}, details=details)
         verdict: Any = bool(correct) if type(correct).__module__ == "numpy" else correct
-        return cls(status="ok", value=number, components=components, correct=verdict)
+        return cls(status="ok", value=number, components=components, details=details, correct=verdict)
 
     @classmethod
     def invalid(cls, reason: str, **details: Any) -> Score:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import AgentrigError, nearest
-from agentrig.text import DEEP_WORDS, LARGE_WORDS
+from agentrig.text import DEEP_WORDS, LARGE_WORDS, check_regular
 
 KINDS = "Parquet, JSON Lines, JSON, CSV or Arrow files, or a folder that Hugging Face datasets saved"
 NOT_UTF8 = "the byte {:#04x} is not UTF-8; {}"
@@ -49,18 +49,20 @@ Rows = tuple[list[Any], Callable[[int], str]]
 """Rows, and what gives the place of the row of a number, for messages."""
 
 
-def read_rows(source: Any, *, text: Sequence[str] = ()) -> Rows:
+def read_rows(source: Any, *, text: Sequence[str] = (), least: int = 1) -> Rows:
     """Return the rows of a source, and a function that gives the place of one of them.
 
     Args:
         source: A path, from the current folder; a list; a `datasets.Dataset`; a data frame; or any other iterable.
         text: The columns of a CSV file that hold text, whatever their cells look like.
+        least: A file with fewer rows is an error.
 
     Raises:
-        AgentrigError: The file does not exist, can't be read, or is of another kind; the message names the line.
+        AgentrigError: The file does not exist, has no rows, can't be read, or is of another kind; the message names the
+            line.
     """
     if isinstance(source, str | Path):
-        return _of_path(Path(source).expanduser(), text)
+        return _of_path(Path(source).expanduser(), text, least)
     records = getattr(source, "to_dict", None)
     if records is not None and hasattr(source, "columns"):  # a data frame of pandas
         return [_plain(row) for row in records(orient="records")], _numbered()
@@ -80,6 +82,7 @@ def read_json(path: Path) -> Iterator[tuple[str, Any]]:
         AgentrigError: The file can't be read, is empty, or is no JSON from its first line on.
     """
     try:
+        check_regular(path)
         text = _utf8(path)
     except OSError as error:
         raise AgentrigError(f"{path} can't be read: {error.strerror}") from error
@@ -118,14 +121,19 @@ def splits_of(source: Any) -> Sequence[str]:
     return tuple(json.loads(file.read_text())["splits"]) if file.is_file() else ()
 
 
-def _of_path(path: Path, text: Sequence[str]) -> Rows:
+def _of_path(path: Path, text: Sequence[str], least: int) -> Rows:
     if not path.exists():
         raise AgentrigError(f"there is no {path.absolute()}; a path of a table starts in the current folder")
     read = _folder if path.is_dir() else READERS.get(path.suffix.lower())
     if read is None:
         raise AgentrigError(f"{path} has an unknown ending; rows are read from {KINDS}")
+    if not path.is_dir() and not path.is_file():
+        raise AgentrigError(f"{path} is no regular file; rows are read from {KINDS}")
     try:
-        return _csv(path, text) if read is _csv else read(path)
+        rows, place = _csv(path, text) if read is _csv else read(path)
+        if len(rows) < least:
+            raise AgentrigError(f"{path} has no rows{', only the names of its columns' if read is _csv else ''}")
+        return rows, place
     except AgentrigError:
         raise
     except (OSError, ValueError, KeyError) as error:  # pyarrow's own errors are of these kinds

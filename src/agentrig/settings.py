@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, get_origin
@@ -187,7 +189,15 @@ def _secret(source: Any, where: str) -> Secret | None:
 
 
 def meant(value: Any, type_: Any, key: str) -> str:
-    """Return what to write for a value that was pasted as Python or with quotes (`True`, `"2e-6"`, `1e2`), or ''."""
+    """Return what to write for a value that was pasted as Python or with quotes (`True`, `"2e-6"`, `1e2`), or ''.
+
+    For one value in place of a list, that is the list of it.
+    """
+    if _listed(type_) and not isinstance(value, list | tuple | Mapping):
+        with suppress(Exception):  # that is no value of the list either
+            _converter().structure([value], type_)
+            written, short = json.dumps([value], ensure_ascii=False), key.rpartition(".")[2]
+            return f"\n  Write {short} = {written}; on the command line: {shlex.quote(f'{key}={written}')}"
     text = str(value).strip().strip("\"'")
     for written in (text, text.lower(), text.removesuffix(".0")):
         try:
@@ -239,7 +249,14 @@ def _words_and_type(type_: Any) -> tuple[tuple[Any, ...], type] | None:
 def _type_name(type_: Any) -> str:
     if parts := _words_and_type(type_):
         return " or ".join([*map(repr, parts[0]), parts[1].__name__])
+    if _listed(type_) and set(get_args(type_)) - {...} == {str}:
+        return "a list of strings"
     return type_.__name__ if isinstance(type_, type) else str(type_)
+
+
+def _listed(type_: Any) -> bool:
+    """Whether a type is of lists: Python takes a text, or a table, for a list of its letters, or of its keys."""
+    return (get_origin(type_) or type_) in (list, tuple, Sequence)
 
 
 def _strict(type_: type, accepted: tuple[type, ...]) -> Callable[[Any, Any], Any]:
@@ -267,5 +284,19 @@ def _converter() -> cattrs.Converter:
         words, other = cast(Any, _words_and_type(type_))
         return lambda value, _: value if value in words else converter.structure(value, other)
 
+    def listed(type_: Any) -> Callable[[Any, Any], Any]:
+        make, kinds = get_origin(type_) or type_, get_args(type_) or (Any, ...)
+        each = None if make is tuple and kinds[-1] is not ... else kinds[0]
+
+        def convert(value: Any, _: Any) -> Any:
+            if not isinstance(value, list | tuple):
+                raise TypeError(f"expected a list, got {type(value).__name__}")
+            pairs = zip(value, kinds, strict=True) if each is None else ((item, each) for item in value)
+            items = [converter.structure(item, kind) for item, kind in pairs]
+            return tuple(items) if make is tuple else items
+
+        return convert
+
     converter.register_structure_hook_factory(lambda type_: _words_and_type(type_) is not None, word_or_number)
+    converter.register_structure_hook_factory(_listed, listed)
     return converter

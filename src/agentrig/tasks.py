@@ -299,6 +299,12 @@ class Table:
                 )
         left = [name for name in row if name not in named and name != "id"]
         found = {name: None if row[name] != row[name] else row[name] for name in columns.input or left}
+        if not set(found) - set(columns.private):
+            raise ConfigError(
+                f"{place}: no column is left for the agent: it would get nothing of a row. Its columns are "
+                f"{', '.join(map(str, row))}, and each has another use (tasks.private, slices, id, split); name one in "
+                "tasks.input, or take one out of tasks.private"
+            )
         given = columns.id or ("id" if "id" in row else "")
         return found | {name: row[name] for name in columns.private} | ({"id": row[given]} if given else {})
 

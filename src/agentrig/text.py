@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import re
 import sys
 import threading
@@ -38,6 +39,22 @@ def check_regular(path: Path) -> None:
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Open a file of a run for writing, and return its descriptor; it is made if it is not there.
+
+    Args:
+        path: The file.
+        flags: What to open it for, as `os.open` has it.
+
+    Raises:
+        OSError: It cannot be opened, or is no regular file, or is a symbolic link: that may lead out of the run.
+    """
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a symbolic link, and a run writes into no other file", str(path))
+    check_regular(path)
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
 
 
 def read_text(path: Path, errors: str = "strict") -> str:

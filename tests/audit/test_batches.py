@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from audited_runs import UPDATE, tiny_model
 
-from agentrig.audit.model import Precision, Weights, batches, logprobs, tokens
+from agentrig.audit.model import Precision, Weights, batches, logprobs, place, tokens
 from agentrig.audit.record import Call
 from agentrig.audit.update import Update, repeat
 from agentrig.audit.verdicts import CannotLook
@@ -85,3 +86,14 @@ def test_a_second_precision_that_overflows_is_no_bound(weights: Weights) -> None
     large = Weights(directory=weights.directory, trained={n: 300 * p.detach() for n, p in weights.trained.items()})
     with pytest.raises(CannotLook, match="two precisions of the model differ by: nan"):
         repeat(update_of(large, step(0)), (PLAIN, Precision(torch.float16)), seed=0)
+
+
+def test_the_audit_of_a_run_on_the_cpu_takes_nothing_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text('{"dtype": "float32"}', "utf-8")
+    (tmp_path / "model.safetensors").write_bytes(bytes(4000))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (80 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: 1.0)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
+    assert place(tmp_path, 8, on_cpu=False) == "cuda"
+    assert place(tmp_path, 8, on_cpu=True) == "cpu"

@@ -14,9 +14,11 @@ import pytest
 import torch
 from audit_faults import FAULTS, SAMPLE, SCORES, Fault
 from audited_runs import PLUGIN, plant, tiny_model, trained, verdicts
+from click.testing import CliRunner
 
 from agentrig.audit import distribution, update
 from agentrig.audit.verdicts import LINKS, CannotLook
+from agentrig.cli import main
 from agentrig.errors import RunStopped
 from agentrig.plan import resolve
 from agentrig.run import auditing
@@ -112,6 +114,21 @@ def test_repeats_within_groups_are_seen_in_calls_that_no_model_computed(
     with pytest.raises(RunStopped, match=r"\n  distribution: .*random numbers used twice"):
         trained(tmp_path, model)
     assert verdicts(tmp_path / "run")[1].keys() == set(LINKS)
+
+
+def test_a_checkpoint_of_other_weights_is_no_model_to_export_and_why_names_it(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = FAULTS["the last weights are saved as those of the start, the best"]
+    plant(fault, tmp_path, monkeypatch)
+    run = trained(tmp_path, model, "run.audit=false", *fault.settings)
+    exported = CliRunner().invoke(main, ["export", str(run), str(tmp_path / "exported")])
+    assert exported.exit_code != 0
+    assert fault.names in str(exported.exception) + exported.output
+    assert not (tmp_path / "exported").exists()
+    audited = CliRunner().invoke(main, ["audit", str(run)])
+    assert audited.exit_code == 1
+    assert fault.names in audited.output
 
 
 @pytest.mark.slow

@@ -40,7 +40,6 @@ ELSEWHERE = {
 
 SHOWN = (
     (r"^tasks → agent", "a drawing of the data flow"),
-    (r"^#!/usr/bin/env bash", "the program of examples/programs/bash; tests/external/test_examples.py compares it"),
     (
         r"^agentrig-runs-sql is|^16 passed|^└── score|^measuring held-out|^Successfully built",
         "what the commands of docs/tutorials/publish-it.md print; test_tutorials.py compares it",
@@ -50,6 +49,7 @@ SHOWN = (
         "what the commands of the other tutorials print; test_tutorials.py compares it",
     ),
     (r"^queries-cut: finished", "what agentrig why prints; tests/view/test_recorded_runs.py compares it"),
+    (r"^prices\.toml:", "a price table; tests/view/test_comparison.py reads such ones"),
     (r"^algorithm\.py ", "a list of files"),
     (r"^agent\(task_input, endpoint\) ->", "the form of a call"),
     (r"^sampling   rollouts 1", "a drawing of what runs at the same time"),

@@ -200,7 +200,7 @@ def parse_agentrig(words: list[str]) -> None:
         found, below, rest = command.resolve_command(context, arguments)
         assert below is not None, f"there is no command {found}"
         name, command = found or "", below
-    if command.name in ("train", "dev", "eval", "doctor"):
+    if command.name in ("train", "dev", "eval", "forecast", "doctor"):
         given = {k: options.get(k) for k in ("active_agent", *RUN_KINDS)}
         given["observers"] = options.get("observers") or ()
         given |= {"files": options.get("files") or (), "strict_plugins": False}

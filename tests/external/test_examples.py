@@ -121,11 +121,6 @@ def test_the_bash_agent_passes_the_kit() -> None:
     assert len(report.results) >= 16
 
 
-def test_the_page_shows_the_program() -> None:
-    page = (ROOT / "docs" / "how-to" / "existing-agent.md").read_text("utf-8")
-    assert (PROGRAMS / "bash" / "agent.sh").read_text("utf-8") in page
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_example_learns(tmp_path: Path, name: str) -> None:

@@ -166,3 +166,8 @@ def test_every_component_is_built_before_tasks_are_loaded(toy_file: str, tmp_pat
     with pytest.raises(PluginError, match=r"the algorithm broken cannot be built: KeyError: 'weights' \(unread.py"):
         train(resolve("toy", overrides=own, uses=uses, files=[toy_file, str(mine)]))
     assert not (tmp_path / "runs").exists()
+
+
+def test_one_variable_is_no_list_of_its_letters() -> None:
+    with pytest.raises(ValueError, match=r'AgentSpec mine: write environment=\["MY_KEY"\], a list of strings'):
+        AgentSpec(name="mine", summary="A test.", build=lambda config: print, environment="MY_KEY")

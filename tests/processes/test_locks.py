@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrig.errors import ConfigError, RunInUse
+from agentrig.errors import ConfigError, RunFileError, RunInUse
 from agentrig.plan import Plan
 from agentrig.processes.locks import Lock
 from agentrig.run.directory import RunDirectory
@@ -89,3 +89,13 @@ def test_a_name_cannot_leave_the_folder_of_runs(toy_plan: Callable[..., Plan], t
     with pytest.raises(ConfigError, match=r"run\.name = .* cannot name a run's folder: it "):
         RunDirectory.create(plan)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_lock_that_is_a_link_is_refused_and_nothing_is_written_through_it(tmp_path: Path) -> None:
+    """The run wrote its lock into the file that the link pointed to."""
+    (tmp_path / "mine.txt").write_text("keep")
+    run = RunDirectory(tmp_path / "run")
+    (run.path / "run.lock").symlink_to(tmp_path / "mine.txt")
+    with pytest.raises(RunFileError, match=r"run\.lock cannot be written: it is a symbolic link"):
+        run.lock()
+    assert (tmp_path / "mine.txt").read_text() == "keep"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from agentrig.errors import RunFileError
 from agentrig.run import files
 from agentrig.run.directory import RunDirectory
+from agentrig.run.log_file import warnings_kept
+from agentrig.text import open_own
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -57,3 +60,23 @@ def test_a_checkpoint_that_cannot_be_saved_is_removed_and_the_one_before_stays(t
         with pytest.raises(RunFileError, match="the disk is full"):
             run.checkpoints.save(step, write, keep=False)
         assert sorted(f.name for f in run.checkpoints.folder.iterdir()) == ["latest", "step-00001"]
+
+
+def test_no_file_of_a_run_is_written_through_a_link(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A link with the name of a run's file, or of its half-written part, led out of the run."""
+    run, mine = RunDirectory(tmp_path / "run"), tmp_path / "mine.txt"
+    mine.write_text("keep")
+    for name in ("metrics.jsonl", ".summary.json.part", "log.jsonl", "server.log", "rollouts/train-00001.part"):
+        (run.path / name).symlink_to(mine)
+    with pytest.raises(RunFileError, match=r"metrics\.jsonl cannot be written: it is a symbolic link"):
+        run.append_metrics({"step": 1})
+    run.write("summary.json", "{}")
+    run.write_rollouts([], mode="train", step=1)
+    with warnings_kept() as kept:
+        kept.begin(run.path / "log.jsonl", lambda: 1)
+        logging.getLogger("agentrig.test").warning("told")
+    with pytest.raises(OSError, match="it is a symbolic link"):
+        open_own(run.path / "server.log", os.O_RDWR | os.O_APPEND)
+    assert mine.read_text() == "keep"
+    assert "log.jsonl cannot be written, so it lacks this run's warnings: it is a symbolic link" in caplog.text
+    assert not (run.path / "summary.json").is_symlink()

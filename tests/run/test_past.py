@@ -23,7 +23,7 @@ from agentrig.cli.options import find_checkpoint
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunInUse
 from agentrig.run import checkpoints, files
 from agentrig.run.directory import RunDirectory
-from agentrig.run.past import read_past
+from agentrig.run.past import contradictions, read_past
 from agentrig.run.resume import recorded_plan, resume_plan
 from agentrig.run.training import train
 from agentrig.view import build_report, compare
@@ -329,6 +329,66 @@ def test_a_file_that_the_run_did_not_write_is_named(
         assert any(text in each for each in watched)
         if "00007" not in text:  # which a resumed run removes
             assert any(text in each for each in resumed), resumed
+
+
+def changed_json(file: str, *keys: str) -> Callable[[Path], None]:
+    def change(run: Path) -> None:
+        whole = json.loads((run / file).read_text())
+        held = whole
+        for key in keys[:-1]:
+            held = held[key]
+        held[keys[-1]] += 0.01
+        (run / file).write_text(json.dumps(whole))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            changed_json("progress.json", "before", "accuracy"),
+            r"the accuracy before training is \S+ in progress\.json, and \S+ in rollouts/report-00000\.parquet: one of",
+        ),
+        (changed_json("progress.json", "after", "reward"), r"the reward after training is \S+ in progress\.json"),
+        (changed_json("summary.json", "accuracy", "before"), r"the accuracy before training is \S+ in summary\.json"),
+    ],
+    ids=["before", "after", "summary"],
+)
+def test_a_record_that_contradicts_itself_is_not_resumed(
+    ended_run: Callable[..., Path], change: Callable[[Path], None], said: str
+) -> None:
+    """A changed accuracy before training became that of the new summary."""
+    run = ended_run("algorithm.steps=3", "run.report_tasks=8")
+    read_past(RunDirectory(run))
+    assert "contradicts itself" not in str(diagnose(run))
+    change(run)
+    before = content(run)
+    done = CliRunner().invoke(main, ["train", "--resume", str(run), "algorithm.steps=4"])
+    assert (done.exit_code, content(run)) == (1, before), done.output
+    assert re.search(rf"the record contradicts itself: {said}", done.stderr), done.stderr
+    assert "Nothing was changed" in done.stderr
+    assert re.search(said, str(diagnose(run)))
+
+
+def test_validation_that_contradicts_its_rollouts_is_named(finished: Path) -> None:
+    before = json.loads((finished / "progress.json").read_text())["before"]
+    for step in (0, 1):
+        copy = finished / "rollouts" / f"validation-{step:05d}.parquet"
+        shutil.copy(finished / "rollouts" / "report-00000.parquet", copy)
+    held: dict[str, Any] = {"validation_before": before["accuracy"], "validation_reward_before": before["reward"]}
+    line = {"step": 1, "files": {"validation": files.sha256_of(copy)}}
+    line |= {"validation_accuracy": before["accuracy"], "validation_reward": before["reward"]}
+
+    def told(held: dict[str, Any], line: dict[str, Any]) -> list[str]:
+        return [text for _, text in contradictions(finished, progress=held, summary={}, lines=[line])]
+
+    assert told(held, line) == []
+    (text,) = told({**held, "validation_before": 0.123}, line)
+    assert "the validation accuracy before training is 0.123 in progress.json, and" in text
+    (text,) = told(held, {**line, "validation_accuracy": 0.123})
+    assert "the validation accuracy of step 1 is 0.123 in metrics.jsonl, and" in text
+    assert told(held, {**line, "validation_accuracy": 0.123, "files": {"validation": "that of before a resume"}}) == []
 
 
 def test_files_without_a_digest_are_not_compared(finished: Path) -> None:

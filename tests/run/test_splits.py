@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError, ConfigError, PluginError
 from agentrig.plan import Plan, resolve
 from agentrig.processes.ends import no_silent_end
+from agentrig.run import splits
 from agentrig.run.splits import json_problem, load_splits, split_warnings, task_set
 from agentrig.run.training import train
 
@@ -103,7 +105,10 @@ def own(tmp_path: Path, toy_file: str, model: ModelServer) -> Callable[..., Plan
         ("return Rows([row(0)])", "`load` raised RuntimeError: no rows (my_tasks.py:13 in __iter__)"),
         ("import os\nos._exit(0)", "`load` raised RuntimeError: it called os._exit(0), which would end the command"),
         ("raise AgentrigError('get the rows first')", "get the rows first"),
-        ("return []", 'there is nothing to learn from: split "train" has no tasks.\n  Name another: run.train=SPLIT'),
+        (
+            "return []",
+            'there is nothing to learn from: split "train" has no tasks.\n  Name another: run.train=SPLIT, one of dev',
+        ),
     ],
 )
 def test_the_error_of_a_wrong_row_says_what_to_write(own: Callable[..., Plan], body: str, said: str) -> None:
@@ -136,6 +141,10 @@ def test_a_wrong_row_ends_the_run_before_it_begins(
         ("Own.roles = {'train': 'trian'}", "`roles` has 'train': 'trian'; the roles are train, validation, report"),
         ("Own.roles = {'dev': 'dev'}", "`roles` has 'dev': 'dev'"),
         ("Own.roles = {}", "there is nothing to learn from: the task set names no split for it"),
+        (
+            "Own.load = lambda self, split: []",
+            "has no tasks.\n  None of its splits has a task (train, dev): give it data",
+        ),
         ("del Own.load", "the tasks own cannot be built: `build` (my_tasks.py:"),
         ("Own.__init__ = lambda self: {}['rows']", "the tasks own cannot be built: KeyError: 'rows' (my_tasks.py:"),
     ],
@@ -162,7 +171,8 @@ def test_an_empty_split_cannot_be_measured(own: Callable[..., Plan], tmp_path: P
     words = ["toy", "--plugin", toy_file, "--plugin", str(tmp_path / "my_tasks.py"), "--tasks", "own"]
     for command in ("eval", "dev"):
         done = CliRunner().invoke(main, [command, *words])
-        assert (done.exit_code, 'split "dev" has no tasks; name another' in done.stderr) == (1, True), done.output
+        said = 'split "dev" has no tasks.\n  Name another: --split NAME, one of train'
+        assert (done.exit_code, said in done.stderr) == (1, True), done.output
 
 
 @pytest.mark.parametrize("more", ["", "Own.roles = {'train': 'train'}"], ids=["empty", "unnamed"])
@@ -192,3 +202,22 @@ def test_a_split_that_serves_two_roles_is_read_once(own: Callable[..., Plan]) ->
 @pytest.mark.parametrize("value", [None, True, 3, -1.5, "text ü", [], {"a": [{"b": (1, None)}]}])
 def test_json_values_are_not_changed(value: Any) -> None:
     assert json_problem(value, "input") is None
+
+
+def test_a_task_set_that_does_not_load_is_named(
+    own: Callable[..., Plan], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `load` that waits for a server, or reads a pipe, was silent for as long as it took."""
+    monkeypatch.setattr(splits, "SLOW_S", 0.05)
+    load_splits(own("import time\ntime.sleep(0.5)\nreturn sound(split)"))
+    assert re.search(
+        r"still loading the tasks of task set own, split train after 0\.05 s, now at .*my_tasks\.py:", caplog.text
+    )
+
+
+def test_a_task_set_that_replaces_what_the_run_uses_is_named(own: Callable[..., Plan]) -> None:
+    before = json.dumps
+    said = r"`load` of task set own, split train, replaced json\.dumps, which this command needs itself"
+    with pytest.raises(PluginError, match=said):
+        load_splits(own("import json\njson.dumps = lambda value: ''\nreturn sound(split)"))
+    assert json.dumps is before

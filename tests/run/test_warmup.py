@@ -16,6 +16,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from openai import BadRequestError, OpenAI
+from rollouts import rollout
 
 from agentrig import Task
 from agentrig.cli.entry import main
@@ -150,67 +151,74 @@ def test_mistakes_are_named(colors: Callable[..., Plan], toy_plan: Callable[...,
 # --- the verdict ---
 
 
-def measured(values: list[float], accuracy: float | None) -> Evaluation:
-    from types import SimpleNamespace
-
-    rollouts: Any = [SimpleNamespace(value=v) for v in values]
+def measured(values: list[float], failed: int = 0) -> Evaluation:
+    """Return the measurement of rollouts with these rewards, and of some without an answer."""
+    rollouts = [rollout(value) for value in values]
+    rollouts += [rollout(failure="deadline", message="no answer after 9 s") for _ in range(failed)]
+    right = sum(bool(r.correct) for r in rollouts)
     return Evaluation(
-        accuracy=accuracy, ci95=None, reward=None, n=len(values), failures={"deadline": 2}, wall_s=1.0, by_turn={},
-        rollouts_per_s=1.0, slices={}, wrong={}, rollouts=rollouts, reasons={"deadline": "no answer after 9 s"},
+        accuracy=right / len(values) if values else None, ci95=None, reward=None, n=len(values), failures={},
+        wall_s=1.0, by_turn={}, rollouts_per_s=1.0, slices={}, wrong={}, rollouts=rollouts,
     )  # fmt: skip
 
 
 def test_a_start_without_reward_and_one_without_room_are_named() -> None:
-    ready, message = verdict(measured([0.0, 1.0], 0.5))
-    assert ready
-    assert message == (
+    found = verdict(measured([0.0, 1.0]))
+    assert found.kind == "good"
+    assert found.message == (
         "You can train this model by reward: training learns from tasks whose 8 rollouts get rewards that differ, and "
         "these would be about 99% of the tasks."
     )
-    ready, message = verdict(measured([0.0, 0.0], 0.0))
-    assert not ready
-    assert "start at zero" in message
-    assert "--labels" in message
-    assert verdict(measured([0.0, 0.2], 0.0))[0]
-    assert "already solves" in verdict(measured([1.0, 1.0], 1.0))[1]
-    ready, message = verdict(measured([], None))
-    assert not ready
-    assert message.splitlines()[1:] == ["  2 x deadline: for example no answer after 9 s"]
-    check_unsolved(measured([0.0, 1.0], 0.5), "mini")
+    found = verdict(measured([0.0, 0.0]))
+    assert found.kind == "hopeless"
+    assert "start at zero" in found.message
+    assert "--labels" in found.message
+    assert verdict(measured([0.0, 0.2])).kind == "good"
+    found = verdict(measured([1.0, 1.0]))
+    assert found.kind == "solved"
+    assert "already solves" in found.message
+    assert found.message.endswith("fewer labels or passes.")
+    found = verdict(measured([], failed=2))
+    assert found.kind == "failing"
+    assert found.message.splitlines()[1:] == ["  2 x deadline: for example no answer after 9 s"]
+    assert verdict(measured([0.0, 1.0], failed=2), failure_limit=0.25).kind == "failing"
+    check_unsolved(measured([0.0, 1.0]), "mini")
     with pytest.raises(ConfigError, match="mini already solves these tasks: 100"):
-        check_unsolved(measured([1.0, 1.0], 1.0), "mini")
+        check_unsolved(measured([1.0, 1.0]), "mini")
 
 
 def test_a_start_with_hardly_any_reward_is_not_recommended() -> None:
     """A step learns from groups whose rewards differ; nearly none do at a mean reward of 0.009."""
     rare = [1.0] + [0.0] * 110
-    ready, message = verdict(measured(rare, 1 / 111), group=8)
-    assert not ready
-    assert message.startswith("Don't train this model by reward yet: training learns from tasks whose 8 rollouts")
-    assert "would be about 7% of the tasks only" in message
-    assert "about 34% of the tasks" in verdict(measured([1.0] + [0.0] * 19, 0.05), group=8)[1]
-    assert "--labels" in message
-    assert verdict(measured(rare, 1 / 111), group=64)[0], "larger groups find one"
-    assert verdict(measured([0.1, 0.2, 0.3, 0.0] * 16, 0.0), group=8)[0], "partial credit is something to begin with"
-    ready, message = verdict(measured([0.1] * 6 + [0.0] * 58, 0.0), group=8)
-    assert (ready, "the mean reward is 0.00938, hardly more than the least" in message) == (False, True)
+    found = verdict(measured(rare), group=8)
+    assert found.kind == "hopeless"
+    assert found.message.startswith("Don't train this model by reward yet: training learns from tasks whose 8 rollouts")
+    assert "would be about 7% of the tasks only" in found.message
+    assert "about 34% of the tasks" in verdict(measured([1.0] + [0.0] * 19), group=8).message
+    assert "--labels" in found.message
+    assert verdict(measured(rare), group=64).kind == "good", "larger groups find one"
+    partly = measured([0.1, 0.2, 0.3, 0.0] * 16)
+    assert verdict(partly, group=8).kind == "good", "partial credit is something to begin with"
+    found = verdict(measured([0.1] * 6 + [0.0] * 58), group=8)
+    assert found.kind == "hopeless"
+    assert "the mean reward is 0.00938, hardly more than the least" in found.message
 
 
 def test_a_model_that_repeats_its_demonstrations_is_told_apart() -> None:
-    known = measured([1.0] * 30 + [0.0] * 10, 0.75)
-    ready, message = verdict(measured([0.0] * 40, 0.0), known=known)
-    assert not ready
+    known = measured([1.0] * 30 + [0.0] * 10)
+    found = verdict(measured([0.0] * 40), known=known)
+    assert found.kind == "hopeless"
     said = "The model repeats its demonstrations: 75% of 40 demonstrated tasks are right, and 0 of 40 others"
-    assert said in message
-    assert "more passes or more steps of training do not help" in message
-    assert "passes (--passes)" not in message
-    ready, message = verdict(measured([1.0] * 3 + [0.0] * 37, 0.075), known=known)
-    assert ready
-    assert message.startswith("You can train this model by reward, but more labels would help more. ")
-    assert said.replace("0 of 40", "3 of 40") in message
+    assert said in found.message
+    assert "more passes or more steps of training do not help" in found.message
+    assert "passes (--passes)" not in found.message
+    found = verdict(measured([1.0] * 3 + [0.0] * 37), known=known)
+    assert found.kind == "good"
+    assert found.message.startswith("You can train this model by reward, but more labels would help more. ")
+    assert said.replace("0 of 40", "3 of 40") in found.message
     for rate in (0.3, 0.5):
-        others = measured([1.0] * round(40 * rate) + [0.0] * round(40 * (1 - rate)), rate)
-        assert "repeats" not in verdict(others, known=known)[1], rate
+        others = measured([1.0] * round(40 * rate) + [0.0] * round(40 * (1 - rate)))
+        assert "repeats" not in verdict(others, known=known).message, rate
 
 
 @pytest.mark.parametrize(("reached", "passes"), [(0.15, 4), (0.9, 6)])

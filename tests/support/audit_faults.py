@@ -192,6 +192,13 @@ FAULTS = {
         code="from agentrig.run import drawing\nreal = drawing.tasks_of_step\n"
         "drawing.tasks_of_step = lambda tasks, *, n, step, seed: real(tasks, n=n, step=1, seed=seed)",
     ),
+    "the same tasks from the third step on": Fault(
+        link="tasks",
+        settings=("algorithm.steps=4",),
+        code="from agentrig.run import loop\nreal = loop.tasks_of_step\n"
+        "loop.tasks_of_step = lambda tasks, *, n, step, seed: real(tasks, n=n, step=min(step, 2), seed=seed)",
+        names="its sampling should have drawn",
+    ),
     "one task only": Fault(
         link="tasks",
         code="from agentrig.run import drawing\ndrawing.tasks_of_step = lambda tasks, *, n, **_: [tasks[0]] * n",
@@ -373,6 +380,22 @@ FAULTS = {
             after="found = [attrs.evolve(r, score=attrs.evolve(r.score, correct=not r.correct)) for r in found]",
         ),
         names="its answer scores",
+    ),
+    "held-out answers get the score that the reward kept of their task": Fault(
+        link="held-out",
+        settings=("run.report_tasks=6", "algorithm.val_temperature=1.0"),
+        code="from agentrig.run.setup import Setup\n"
+        "real = Setup.scorer\n"
+        "def scorer(self):\n"
+        "    made, kept = real(self), {}\n"
+        "    judge = made._reward\n"
+        "    def reward(task, outcome, *more):\n"
+        "        found = judge(task, outcome, *more)\n"
+        "        return kept.setdefault(task.id, found) if task.id.startswith('test') else found\n"
+        "    made._reward = reward\n"
+        "    return made\n"
+        "Setup.scorer = scorer",
+        names="the report of step 2: ",
     ),
     "held-out answers are those to one task": Fault(
         link="held-out",
@@ -568,7 +591,25 @@ FAULTS = {
         "    first.update({} if first else {name: t.clone() for name, t in state['trained'].items()})\n"
         "    real(directory, {**state, 'trained': first})\n"
         "trainer_files.write = write",
-        names="learner.pt has other weights than step 2 made",
+        names="learner.pt has other weights than those that step 2 made",
+    ),
+    "the last weights are saved as those of the start, the best": Fault(
+        link="weights",
+        settings=(
+            "algorithm.lr=1e-8",
+            "algorithm.final=best",
+            "algorithm.validate_every=1",
+            "run.validation_tasks=6",
+        ),
+        code="from agentrig.run import loop\n"
+        "def take_best(self, step):\n"
+        "    assert self.best.step == 0\n"
+        "    self._save(step, weights_of=0)\n"
+        "    self.learner.restore()\n"
+        "    self._deliver(0)\n"
+        "    self.saving.settle()\n"
+        "loop.Loop._take_best = take_best",
+        names="the checkpoint of step 2 does not hold the weights of the start: learner.pt has other weights",
     ),
     "the worst weights are kept as the best": Fault(
         link="held-out",

@@ -20,6 +20,7 @@ from audit_faults import Fault
 from agentrig import credit
 from agentrig.plan import resolve
 from agentrig.run import drawing, loop, session, splits
+from agentrig.run.setup import Setup
 from agentrig.run.training import train
 from agentrig.runners.engine import RolloutEngine
 from agentrig.testing.tiny_model import make_model, make_tokenizer
@@ -139,7 +140,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, names in {
         credit: ("grpo",),
         drawing: ("tasks_of_step",),
-        loop.Loop: ("_validate",),
+        loop.Loop: ("_validate", "_take_best"),
         checkpoint: ("save",),
         trainer_files: ("write",),
         learner: ("sample_weights", "tokens_in_loss", "build", "learning_rate", "optimizer_of", "token_losses"),
@@ -150,6 +151,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.nn.utils: ("clip_grad_norm_",),
         RolloutEngine: ("run",),
         splits: ("read_split",),
+        Setup: ("scorer",),
         session.RunSession: ("report", "summary", "_line"),
         AgentMatch: ("_node",),
     }.items():

@@ -26,7 +26,7 @@ RANK = 16
 ROWS = {"815+128": (32, 4, 815, 128), "8000+512": (4, 16, 8000, 512)}
 """Tasks, rollouts of each, tokens of prompt and answer."""
 
-MEASURED = {("0.5", 0, "815+128", "24 GB"): "2.42 s", ("1.5", 0, "815+128", "24 GB"): "6.3 s",
+MEASURED = {("0.5", 0, "815+128", "24 GB"): "2.42 s", ("1.5", 0, "815+128", "24 GB"): "5.4 s",
             ("1.5", 0, "815+128", "80 GB"): "2.48 s", ("1.5", 0, "8000+512", "80 GB"): "5.61 s",
             ("1.5", RANK, "815+128", "80 GB"): "2.19 s"}  # fmt: skip
 """Seconds of a step, from tests/benchmarks/one_gpu.md."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from agentrig.figures import mean, wilson
+from agentrig.figures import SIGNIFICANT, least_gain, mean, sign_test, wilson
 from agentrig.testing.run_directory import write_run
 from agentrig.view import figures
 from agentrig.view.page import view
@@ -38,7 +38,13 @@ def test_sign_test_counts_all_splits(better: int, worse: int):
     n, gap = better + worse, abs(better - worse)
     splits = [sum(s) for s in product((0, 1), repeat=n)]
     as_far = sum(abs(2 * k - n) >= gap for k in splits) / len(splits)
-    assert figures.sign_test(better, worse) == pytest.approx(as_far)
+    assert sign_test(better, worse) == pytest.approx(as_far)
+
+
+def test_the_least_significant_gain():
+    assert [least_gain(worse) for worse in range(4)] == [6, 8, 10, 12]
+    for worse in (0, 1, 7, 30):
+        assert sign_test(least_gain(worse), worse) <= SIGNIFICANT < sign_test(least_gain(worse) - 1, worse)
 
 
 def test_a_curve_is_the_mean_of_the_last_16_steps_or_has_a_point_for_each_16(tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import httpx
 import pytest
 
 from agentrig.testing.run_directory import write_run
-from agentrig.view.causes.evidence import Evidence, StepFacts
+from agentrig.view.causes.evidence import Evidence, StepFacts, reason_of
 from agentrig.view.causes.outcome import changes, memorised, more, more_tasks, weak_slice
 from agentrig.view.causes.policy import collapsed
+from agentrig.view.causes.rewards import one_reason
 from agentrig.view.diagnosis import GOES_ON, NO_GAIN, NOTHING_WRONG, diagnose, headline, verdict
 from agentrig.view.page import render
 from agentrig.view.reading import read_run
@@ -122,6 +124,32 @@ def test_a_run_that_solved_its_tasks_or_gained_nothing_has_no_next_step_of_a_gai
     assert verdict(diagnose(write_run(tmp_path / "none", steps=3, lift=0.0))) == (
         f"{NO_GAIN.format('gained')} Train for more steps."
     )
+
+
+def test_a_significant_loss_is_no_gain_that_may_be_chance(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", lift=0.6, held_out=60)
+    first, last = sorted((run / "rollouts").glob("report-*"))
+    kept = first.read_bytes(), last.read_bytes()
+    first.write_bytes(kept[1])
+    last.write_bytes(kept[0])
+    said = verdict(diagnose(run))
+    assert re.match(r"No fault was found, but accuracy fell significantly: of 60 tasks measured at both ends, \d", said)
+    assert "Lower the learning rate (algorithm.lr)" in said
+    assert "chance" not in said
+
+
+def test_one_reason_of_most_wrong_answers_is_named_with_its_share(tmp_path: Path) -> None:
+    told = {"the prediction fails: no such table: cars": 50, 'the prediction fails: near "x"': 4}
+    counts = Counter(reason_of(json.dumps({"reason": reason})) for reason, n in told.items() for _ in range(n))
+    assert counts == {"the prediction fails: no such table": 50, "the prediction fails: near …": 4}
+    evidence = Evidence.of(read_run(write_run(tmp_path / "run", steps=1)))
+    said = [f.text for f in one_reason(attrs.evolve(evidence, steps=[StepFacts(step=1, scored=64, reasons=counts)]))]
+    assert said[0].startswith(
+        "50 of 64 scored training rollouts are wrong for one reason: the prediction fails: no such"
+    )
+    for other in ({"wrong": 60}, {"a": 32, "b": 32}):
+        assert not list(one_reason(attrs.evolve(evidence, steps=[StepFacts(step=1, scored=64, reasons=other)])))
+    assert (reason_of("{"), reason_of(None), reason_of('{"reason": null}'), reason_of("3")) == ("", "", "", "")
 
 
 @pytest.mark.parametrize("lift", [0.6, 0.0])

@@ -203,6 +203,30 @@ def test_an_agent_gets_the_whole_rollout() -> None:
     assert resources["main_llm"].sampling_parameters == {"temperature": 0.5}
 
 
+def test_prompts_in_force_arrive_as_templates_also_through_a_store() -> None:
+    from agentrig_lightning.resources import job_of, lightning_llm, templates_of
+    from agentrig_lightning.store import Store
+
+    own = {"ask": agl.PromptTemplate(template="Ask {x}", engine="f-string"), "n": agl.LLM(endpoint="e", model="m")}
+    spec = lightning.agent(lambda: Telling([]), name="mine", summary="Mine.", initial_resources=own)
+    assert spec.prompts == {"ask": "Ask {x}"}
+
+    prompts = {"ask": "Better: {x}"}
+
+    async def handed_out() -> Job:
+        store = Store()
+        update = await store.add_resources({**templates_of(prompts), "llm": lightning_llm(ENDPOINT)})
+        await store.enqueue_rollout({"number": 1}, "train", update.resources_id)
+        return job_of(await store.dequeue_rollout(), update)
+
+    for found in (job(prompts=prompts), asyncio.run(handed_out())):
+        seen: list[Any] = []
+        answer(build(lambda seen=seen: Telling(seen), initial_resources=own), found)
+        ((_, _, resources, _),) = seen
+        assert resources["ask"].format(x=1) == "Better: 1"
+        assert (resources["n"], resources["main_llm"].model) == (own["n"], "toy-model")
+
+
 def test_resources_of_an_algorithm_arrive_as_they_are() -> None:
     """Through a real store: several LLMs, a proxy and a prompt template."""
     from agentrig_lightning.resources import job_of

@@ -304,3 +304,9 @@ def test_an_agent_that_sees_its_gold_and_other_rewards(
     judged = evaluate(resolved, tasks=tasks, endpoint=endpoint, keep=True).rollouts
     assert [(r.outcome.answer, r.outcome.own_reward, r.value) for r in judged] == [("2", 1.0, 1.0), ("2", 0.0, 0.0)]
     assert "this agent sees its gold: both gets whole rows" in caplog.text
+
+
+def test_one_column_is_no_list_of_its_letters() -> None:
+    for what in ("gold", "text"):
+        with pytest.raises(ConfigError, match=rf'lightning\.tasks: write {what}=\["result"\], a list of strings'):
+            lightning.tasks(ROWS, name="n", **{what: "result"})

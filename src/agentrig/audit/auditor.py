@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -12,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrig.audit import scores, tasks, update
+from agentrig.audit import draws, scores, tasks, update
 from agentrig.audit.distribution import distribution
 from agentrig.audit.record import Record, Sources
 from agentrig.audit.sketch import Sketch
 from agentrig.audit.step import Step
 from agentrig.audit.text import text
-from agentrig.audit.verdicts import UNSEEN, CannotLook, Verdict, fault, ok
+from agentrig.audit.verdicts import NO_WEIGHTS, OF_WEIGHTS, UNSEEN, CannotLook, Verdict, fault, ok
 from agentrig.errors import RunFileError, exhausted
 
 if TYPE_CHECKING:
@@ -60,8 +61,6 @@ class Auditor:
             stated: The accuracies that the run states at its end: the entry `accuracy` of its summary.
             links: Which links; None for all.
         """
-        import torch
-
         start = time.perf_counter()
         if line is not None:
             self._record.lines[step] = line
@@ -79,8 +78,16 @@ class Auditor:
             budget_s=budget_s,
         )
         found: list[Verdict] = []
-        with torch.random.fork_rng(devices=()):  # the run goes on after an audit as it would have without
+        with contextlib.ExitStack() as stack:
+            if self._sources.weights:
+                import torch
+
+                # the run goes on after an audit as it would have without
+                stack.enter_context(torch.random.fork_rng(devices=()))
             for link, look in (LOOKS if links is None else links).items():
+                if link in OF_WEIGHTS and not self._sources.weights:
+                    found.append(Verdict(result=UNSEEN, detail=NO_WEIGHTS, link=link))
+                    continue
                 verdicts = [attrs.evolve(verdict, link=link) for verdict in _tried(link, look(looked_at))]
                 found += [each for each in verdicts if each.result == "fault"] or verdicts
         return Audited(step=step, verdicts=found, seconds=time.perf_counter() - start)
@@ -126,7 +133,7 @@ LOOKS: Mapping[str, Callable[[Step], Iterator[Verdict]]] = {
 }
 """All links."""
 
-QUICK = {"advantages": scores.advantages, "weights": update.weights}
+QUICK = {"tasks": draws.order, "advantages": scores.advantages, "weights": update.weights}
 """What costs next to nothing, for steps that are not audited."""
 
 LAST = {"held-out": tasks.held_out, "weights": update.saved}

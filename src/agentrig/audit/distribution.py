@@ -133,7 +133,7 @@ def compared(
         if taken <= TOKENS:
             earlier.update(group)
             taken += sum(len(call.reply) for call in group)
-    precisions = step.precisions(place(weights.directory, 8), merged=True)
+    precisions = step.precisions(place(weights.directory, 8, on_cpu=step.record.on_cpu), merged=True)
     model, other = (weights.load(precision) for precision in precisions)
     rounding = 16 * 2**-24 * math.sqrt(4 * int(getattr(model.config, "num_hidden_layers", 1)) + 1)
     off, spread, outside = list[tuple[float, float, str]](), 0.0, ""  # differences with their bounds from rounding

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
+from agentrig.audit.record import TASKS
 from agentrig.audit.step import Step
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, some
 
@@ -24,13 +25,23 @@ class Seen:
     correct: bool
 
 
-def drawn(step: Step, taken: list[str]) -> Iterator[Verdict]:
-    """Compare the tasks of a step's groups with those that its rule draws.
+def drawn(step: Step) -> Iterator[Verdict]:
+    """Compare the tasks of a step's groups with those that its rule draws; see `order`.
 
     By `uniform`, each task also comes once before any comes twice: in all groups up to this step no two tasks' counts
     differ by more than one.
     """
-    rule, ids = step.settings.get("task_sampling", "uniform"), [task.id for task in step.sources.splits["train"]]
+    yield from order(step)
+    if _rule(step) == "uniform":
+        yield from _in_turn(step)
+
+
+def order(step: Step) -> Iterator[Verdict]:
+    """Compare the tasks of a step's groups with those that its rule draws. Other algorithms may draw as they like."""
+    taken = _taken(step, step.number)
+    if not taken or not step.record.knows_update or step.record.demonstrations not in ("", TASKS):
+        return
+    rule, ids = _rule(step), [task.id for task in step.sources.splits["train"]]
     n, seed = step.settings["tasks_per_step"], step.record.config["run"]["seed"]
     if rule == "uniform":
         before = (step.number - 1) * n
@@ -43,8 +54,16 @@ def drawn(step: Step, taken: list[str]) -> Iterator[Verdict]:
     if wrong or lacking:
         detail = f"step {step.number} trained on {some([*wrong.elements()])}, which {rule} does not draw then, "
         yield fault(f"{detail}instead of {some([*lacking.elements()])}", CAUSES)
-    if rule == "uniform":
-        yield from _in_turn(step, ids)
+
+
+def _rule(step: Step) -> str:
+    return str(step.settings.get("task_sampling", "uniform"))
+
+
+def _taken(step: Step, at: int) -> list[str]:
+    """Return the task of each group of a step."""
+    rows = step.record.table("rollouts", "train", at, "group", "task_id")
+    return [*{row["group"]: row["task_id"] for row in reversed(rows)}.values()]
 
 
 def _order(ids: Sequence[str], seed: int, *, first: int, last: int) -> list[str]:
@@ -130,12 +149,12 @@ def _without_solved(ids: Sequence[str], n: int, seed: int, history: Sequence[Seq
     return taken
 
 
-def _in_turn(step: Step, ids: Sequence[str]) -> Iterator[Verdict]:
+def _in_turn(step: Step) -> Iterator[Verdict]:
+    ids = [task.id for task in step.sources.splits["train"]]
     recorded = [one for one in step.record.steps("train") if one <= step.number]
     times = dict.fromkeys(ids, 0)
     for one in recorded:
-        rows = step.record.table("rollouts", "train", one, "group", "task_id")
-        for task in {row["group"]: row["task_id"] for row in rows}.values():
+        for task in _taken(step, one):
             if task in times:
                 times[task] += 1
     most, least = max(times, key=lambda task: times[task]), min(times, key=lambda task: times[task])

@@ -125,8 +125,13 @@ def structure(directory: Path) -> Any:
         return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
 
 
-def place(directory: Path, bytes_each: int) -> str:
+def place(directory: Path, bytes_each: int, *, on_cpu: bool) -> str:
     """Return the device that a model is computed with: the GPU if it has room for so many bytes for each parameter.
+
+    Args:
+        directory: The model's.
+        bytes_each: What it takes.
+        on_cpu: Whether the run trained on the CPU: then it takes nothing of a GPU.
 
     Raises:
         CannotLook: A GPU has too little memory, and the model is too large for the CPU.
@@ -137,7 +142,7 @@ def place(directory: Path, bytes_each: int) -> str:
     width = 2 if "16" in str(config.get("dtype") or config.get("torch_dtype")) else 4
     parameters = max(1, sum(file.stat().st_size for file in directory.glob("*.safetensors")) // width)
     free = 0
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and not on_cpu:
         free, total = torch.cuda.mem_get_info()
         allowed = int(total * torch.cuda.get_per_process_memory_fraction())
         free = max(0, min(free, allowed - torch.cuda.memory_reserved()))

@@ -112,6 +112,7 @@ class Sources:
             if they are not known.
         again: Loads the tasks of all roles once more.
         digest: Returns the digest of named tensors that metrics.jsonl has of each step's weights.
+        weights: Whether the run trains weights.
     """
 
     splits: Mapping[str, Sequence[Any]]
@@ -120,6 +121,7 @@ class Sources:
     used: Mapping[str, Mapping[str, str]] = {}
     again: Callable[[], Mapping[str, Sequence[Any]]] | None = None
     digest: Callable[[Mapping[str, Any]], str] | None = None
+    weights: bool = True
 
 
 def told(private: Any) -> str:
@@ -175,6 +177,11 @@ class Record:
         return mapping(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
 
     @property
+    def on_cpu(self) -> bool:
+        """Whether it trained on the CPU."""
+        return bool(mapping(self.config.get("hardware")).get("use") == "cpu")
+
+    @property
     def demonstrations(self) -> str:
         """Where it learns demonstrations from; '' if it samples its rollouts."""
         return str(mapping(self.config.get("algorithm")).get("demonstrations", ""))
@@ -215,6 +222,16 @@ class Record:
             if name and (folder / "config.json").is_file():
                 return folder
         raise CannotLook(f"the starting model {name!r} is not on this machine")
+
+    @cached_property
+    def _start(self) -> str:
+        file = self.path / "progress.json"
+        with readable(file):
+            return str(json.loads(file.read_text("utf-8")).get("start_weights", "")) if file.is_file() else ""
+
+    def digests(self, version: int) -> Mapping[str, Any]:
+        """Return what the run recorded of a version's weights: `weights`, their digest, and the `dtype` of its step."""
+        return mapping(self.lines.get(version, {}).get("digests")) if version else {"weights": self._start}
 
     def steps(self, mode: str) -> list[int]:
         """Return the steps that have a file of rollouts of a mode."""

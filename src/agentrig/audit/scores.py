@@ -28,6 +28,9 @@ ANSWER = 8
 MOVED = 4
 """So many answers that another rollout said are no coincidence."""
 
+UNHEARD, UNHEARD_N = 0.9, 8
+"""The share of rollouts, and the least number, whose later replies do not reach the answer, for that to be named."""
+
 EXCHANGED = "answers, calls or whole rollouts that were mixed up"
 
 CAUSES = "rewards that went to other rollouts, a reward that depends on more than task and answer"
@@ -62,7 +65,8 @@ def score(step: Step) -> Iterator[Verdict]:
     if wrong:
         yield fault(f"{len(wrong)} of {looked} scores are others: {some(wrong)}", CAUSES)
     elif looked:
-        yield ok(f"{looked} of {len(step.rows)} scores", note=_valid_now(step))
+        notes = "; ".join(note for note in (_valid_now(step), _unheard(step)) if note)
+        yield ok(f"{looked} of {len(step.rows)} scores", note=notes)
     else:
         raise CannotLook("no rollout was scored")
 
@@ -73,7 +77,7 @@ def _exchanged(rows: Sequence[Row]) -> Iterator[Verdict]:
     An agent may change what the model says. Where most answers are in the replies of their rollouts as they are, some
     of a group that are only in each other's were exchanged: an agent that changes texts gives none of them to another.
     """
-    texts = {row.id: text for row in rows if len(text := _longest(row.answer)) >= ANSWER}
+    texts = {row.id: text for row in rows if len(text := longest(row.answer)) >= ANSWER}
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row.id in texts:
@@ -101,7 +105,7 @@ def moved(rows: Sequence[Row], before: Sequence[Row] = ()) -> Iterator[Verdict]:
     `MOVED` such texts, and as many as there are other answers that are in no reply of their rollout: those show how
     often the agent takes its answers from elsewhere.
     """
-    texts = {row.id: text for row in [*rows, *before] if len(text := _longest(row.answer)) >= ANSWER}
+    texts = {row.id: text for row in [*rows, *before] if len(text := longest(row.answer)) >= ANSWER}
     tasks: dict[str, list[Row]] = defaultdict(list)
     answered: dict[str, set[str]] = defaultdict(set)
     for row in (row for row in rows if row.id in texts and row.calls):
@@ -136,12 +140,12 @@ def _words(text: str) -> list[str]:
     return re.findall(r"\w+", re.sub(r'\\[nrtbf"/]', " ", text).lower())
 
 
-def _longest(answer: Any) -> str:
+def longest(answer: Any) -> str:
     """Return the longest text in an answer; '' without one."""
     if isinstance(answer, str):
         return answer.strip()
     inside = answer.values() if isinstance(answer, Mapping) else answer if isinstance(answer, list) else ()
-    return max(map(_longest, inside), key=len, default="")
+    return max(map(longest, inside), key=len, default="")
 
 
 def scored_again(step: Step, rows: Sequence[Row], role: str) -> tuple[int, list[str]]:
@@ -192,6 +196,31 @@ def _valid_now(step: Step) -> str:
     if not valid:
         return ""
     return f"{len(valid)} of {looked} invalid scores are valid at a second scoring: {some(valid)}"
+
+
+def _unheard(step: Step) -> str:
+    """Return in how many rollouts the answer is of an earlier trained reply, and not of the last; '' if in a few.
+
+    Only where the last one is another version of the answer, by half of its words: a judge's verdict is none.
+    """
+    several, unheard = 0, list[str]()
+    for row in step.rows:
+        text, calls = longest(row.answer), [call for call in row.calls if (row.id, call.span) in step.trained]
+        if len(text) < ANSWER or len(calls) < 2:
+            continue
+        heard = [text in said or (len(said) >= ANSWER and said in text) for said in (c.answered.strip() for c in calls)]
+        words = Counter(_words(calls[-1].answered))
+        if any(heard) and (heard[-1] or 2 * (words & Counter(_words(text))).total() >= words.total()):
+            several += 1
+            unheard += (
+                [] if heard[-1] else [f"rollout {row.id} answers {text[:60]!r}, and said {calls[-1].answered[:60]!r}"]
+            )
+    if len(unheard) < max(UNHEARD_N, UNHEARD * several):
+        return ""
+    return (
+        f"the answers of {len(unheard)} of {several} rollouts are an earlier reply, and not the last one, which is "
+        f"trained with the same reward: does the agent use it? {some(unheard)}"
+    )
 
 
 def handed(step: Step) -> Calls:

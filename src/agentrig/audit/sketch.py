@@ -133,6 +133,7 @@ class Sketch:
         file = run / FILE.format(self.step)
         file.parent.mkdir(exist_ok=True)
         part = file.with_suffix(".part")
+        part.unlink(missing_ok=True)  # a link would lead out of the run
         part.write_text(json.dumps({"format": 1, "step": self.step, "updates": self.updates}), "utf-8")
         part.replace(file)
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -124,13 +125,17 @@ class Step:
             return self.sketch
         raise CannotLook("the learner left no sketch of this step")
 
+    def folder(self, at: int) -> Path:
+        """Return the directory of a step's checkpoint."""
+        return self.record.path / "checkpoints" / f"step-{at:05d}"
+
     def weights(self, version: int) -> Weights:
         """Return the weights of a version: kept from an audited step, of a checkpoint, or the starting model.
 
         Raises:
             CannotLook: They were not kept.
         """
-        start, checkpoint = self.record.model, self.record.path / "checkpoints" / f"step-{version:05d}"
+        start, checkpoint = self.record.model, self.folder(version)
         trained, state = self.kept.get(version), checkpoint / "trainer" / "learner.pt"
         if trained is None and state.is_file():
             import torch

@@ -14,7 +14,7 @@ from agentrig.audit.distribution import compared
 from agentrig.audit.draws import CAUSES, drawn
 from agentrig.audit.record import TASKS, Call, Row, Sources, readable, told
 from agentrig.audit.scores import CAUSES as SCORE_CAUSES
-from agentrig.audit.scores import moved, scored_again
+from agentrig.audit.scores import longest, moved, scored_again
 from agentrig.audit.step import Step
 from agentrig.audit.text import CAUSES as TEXT_CAUSES
 from agentrig.audit.text import differences
@@ -22,6 +22,12 @@ from agentrig.audit.verdicts import UNSEEN, CannotLook, Verdict, fault, ok, some
 
 HELD_OUT = 16
 """Calls of a measurement whose texts, tokens and log-probabilities are looked at."""
+
+SCORED = "scored again"
+
+LEAK = 0.1
+"""The share of held-out tasks with a training task's gold that is named, and of different golds that stand for tasks.
+"""
 
 TEXT = 16
 """Characters of the shortest text that stands for a task."""
@@ -59,7 +65,7 @@ def tasks(step: Step) -> Iterator[Verdict]:
         wrong = [f"group {name} has {len(ids)} rollouts" for name, ids in groups.items() if len(ids) != size]
         if wrong:
             yield fault(f"instead of {size}: {some(wrong)}", "the engine, or rollouts that got lost")
-        yield from drawn(step, [members[0] for members in groups.values()])
+        yield from drawn(step)
     kinds = Counter(known.values())
     if sum(n * (n - 1) for n in kinds.values()) > 0.5 * len(known) * (len(known) - 1):
         most = kinds.most_common(1)[0][0]
@@ -101,11 +107,11 @@ def held_out(step: Step) -> Iterator[Verdict]:
     accuracy is that of the rollouts of the file: `correct` over those without failure. At the end of a run the summary
     states the same.
     """
-    record, splits, looked, notes, worst = step.record, step.sources.splits, 0, [], 0.0
+    record, splits, looked, scored, notes, worst = step.record, step.sources.splits, 0, 0, [], 0.0
+    leaks = list[str]()
     file = record.path / "progress.json"
     with readable(file):
         progress = json.loads(file.read_text("utf-8")) if file.exists() else {}
-    trained = {_text(task.input) for task in splits["train"]}
     temperature, best, kept = record.settings.get("val_temperature", 0.0), _best(step, progress), _weights_of(step)
     if None not in (best, kept) and kept != best and step.number == max(record.lines):
         detail = f"the run ends with the weights of step {kept}, and those of step {best} are the ones that "
@@ -113,9 +119,7 @@ def held_out(step: Step) -> Iterator[Verdict]:
         yield fault(detail, "how the best measurement is chosen, or which weights are kept")
     for mode in ("report", "validation"):
         split, measured = splits[mode], record.steps(mode)
-        shared = sum(_text(task.input) in trained for task in split)
-        if shared:
-            notes.append(f"{shared} of {len(split)} {mode} tasks are training tasks too, by their input")
+        leaks += [f"{n} of {len(split)} {mode} tasks are {how}" for how, n in _shared(split, splits["train"]) if n]
         for at in (one for one in measured if one in (0, step.number)):
             rows, of = record.rows(mode, at), f"the {mode} of step {at}"
             looked += len(rows)
@@ -149,6 +153,8 @@ def held_out(step: Step) -> Iterator[Verdict]:
                     worst = max(worst, verdict.ratio)
                     if verdict.result == "fault":
                         yield attrs.evolve(verdict, detail=f"{of}: {verdict.detail}")
+                    elif verdict.detail == SCORED and verdict.read is not None:
+                        scored += verdict.read[0]
                     elif verdict.result == UNSEEN:
                         notes.append(f"{of}: {verdict.detail}")
             when = "before" if at == 0 else "after"
@@ -160,7 +166,21 @@ def held_out(step: Step) -> Iterator[Verdict]:
                 yield from _accuracy(rows, (step.stated or {}).get(when), of)
     if not looked:
         raise CannotLook(f"nothing was measured at the start and at step {step.number}")
-    yield ok("; ".join([f"{looked} rollouts", *notes[:3]]), worst)
+    yield ok("; ".join([f"{looked} rollouts, {scored} of them {SCORED}", *notes[:3]]), worst, note="; ".join(leaks))
+
+
+def _shared(split: Sequence[Any], trained: Sequence[Any]) -> Iterator[tuple[str, int]]:
+    """Yield how many tasks of a split are training tasks too: by their input, or else, if many, by the private part.
+
+    That is by its longest text, such as a gold answer, unless that stands for many tasks, as a label does.
+    """
+    inputs = {_text(task.input) for task in trained}
+    same = [task for task in split if _text(task.input) in inputs]
+    yield "training tasks too, by their input", len(same)
+    golds = {text for task in trained if len(text := longest(task.private)) >= TEXT}
+    others = sum(longest(task.private) in golds for task in split) if len(golds) >= LEAK * len(trained) else 0
+    if not same and others > LEAK * len(split):
+        yield "training tasks in other words: they have the gold of one (the longest text of `private`)", others
 
 
 def _best(step: Step, progress: Mapping[str, Any]) -> int | None:
@@ -186,7 +206,7 @@ def _best(step: Step, progress: Mapping[str, Any]) -> int | None:
 
 
 def _weights_of(step: Step) -> int | None:
-    file = step.record.path / "checkpoints" / f"step-{step.number:05d}" / "trainer" / "state.json"
+    file = step.folder(step.number) / "trainer" / "state.json"
     if not file.is_file():
         return None
     with readable(file):
@@ -203,6 +223,7 @@ def _answers(step: Step, rows: Sequence[Row], calls: Sequence[Call], role: str) 
         looked, wrong = scored_again(step, rows, role)
         if wrong:
             yield fault(f"{len(wrong)} of {looked} scores are others: {some(wrong)}", SCORE_CAUSES)
+        yield ok(SCORED, read=(looked, len(rows)))
         _, wrong, _ = differences(step, some_calls)
         if wrong:
             yield fault(some(wrong), TEXT_CAUSES)

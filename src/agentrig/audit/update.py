@@ -10,6 +10,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -291,7 +292,7 @@ def gradient(step: Step) -> Iterator[Verdict]:
         yield fault(f"{len(odd)} calls are not in {epochs} updates: {named}", "mini-batches")
     number = sketch.number
     told, begin = sketch.updates[number], _begun(step, set(sketch.updates[0]["tensors"]))
-    precisions = step.precisions(place(begin.directory, 48 if kl else 36), merged=False)
+    precisions = step.precisions(place(begin.directory, 48 if kl else 36, on_cpu=step.record.on_cpu), merged=False)
     update = Update(
         settings=settings,
         calls=[step.calls[tuple(key)] for key in told["calls"]],
@@ -389,9 +390,10 @@ def _names(step: Step, names: Set[str]) -> Iterator[Verdict]:
 def saved(step: Step, at: int | None = None) -> Iterator[Verdict]:
     """Compare the two files of weights in a checkpoint, of the step itself or another, with what was trained.
 
-    Those of `learner.pt` have the digest that metrics.jsonl has of the step that made them. `model.safetensors` has
-    them rounded to the run's dtype, equal bit for bit; or the starting model's with adapters merged, which may differ
-    by some units in the last place of the dtype, and for each product of the factors of one in fp32.
+    Those of `learner.pt` have the digest that the run recorded of the step that made them, or of the start.
+    `model.safetensors` has them rounded to the run's dtype, equal bit for bit; or the starting model's with adapters
+    merged, which may differ by some units in the last place of the dtype, and for each product of the factors of one in
+    fp32.
 
     Raises:
         CannotLook: There is no such checkpoint, or the model is too large.
@@ -400,23 +402,24 @@ def saved(step: Step, at: int | None = None) -> Iterator[Verdict]:
     from safetensors.torch import load_file
 
     at = step.number if at is None else at
-    folder = step.record.path / "checkpoints" / f"step-{at:05d}"
+    folder = step.folder(at)
     file, state, learner = (folder / name for name in ("model.safetensors", "trainer/state.json", "trainer/learner.pt"))
     if not (file.is_file() and state.is_file() and learner.is_file()):
         raise CannotLook(f"step {at} has no checkpoint of the loop's")
-    place(step.record.model, 8)
+    place(step.record.model, 8, on_cpu=step.record.on_cpu)
     with readable(state):
         version = int(json.loads(state.read_text("utf-8"))["weights_of"])
     with readable(learner):
         trained = torch.load(learner, weights_only=True, map_location="cpu", mmap=True)["trained"]
     with readable(file):
         written = load_file(file)
-    stated, rank = step.record.lines.get(version, {}).get("digests", {}), step.settings["lora_rank"]
+    stated, rank = step.record.digests(version), step.settings["lora_rank"]
+    made = f"that step {version} made" if version else "of the start"
     if rank and at < step.number and step.record.resumed:
         raise CannotLook("the run was resumed, and its adapters may have had another lora_alpha before")
     wrong = [f"model.safetensors lacks {name}" for name in trained if not rank and name not in written]
     if step.sources.digest is not None and stated.get("weights", "") not in ("", step.sources.digest(trained)):
-        wrong.append(f"learner.pt has other weights than step {version} made, by their digest in metrics.jsonl")
+        wrong.append(f"learner.pt has other weights than those {made}, by their recorded digest")
     dtype = getattr(torch, stated.get("dtype", ""), None) or next(iter(written.values())).dtype
     begin = Weights(directory=step.record.model, trained=trained, scaling=step.scaling)
     wanted = begin.load(Precision(torch.float32, rounded=dtype)).named_parameters()
@@ -428,7 +431,7 @@ def saved(step: Step, at: int | None = None) -> Iterator[Verdict]:
         elif not off <= bound:
             wrong.append(f"{name} is off by up to {off:.3g}, bound {bound:.2g}")
     if wrong:
-        detail = f"the checkpoint of step {at} does not hold the weights that step {version} made: {some(wrong)}"
+        detail = f"the checkpoint of step {at} does not hold the weights {made}: {some(wrong)}"
         yield fault(detail, "the copy of the weights, how it is written, how adapters are merged")
     yield ok(f"checkpoint of step {at}: {len(written)} tensors")
 
@@ -447,7 +450,8 @@ def schedule(step: Step) -> Iterator[Verdict]:
 def weights(step: Step) -> Iterator[Verdict]:
     """Compare what the optimizer did to some elements of every tensor with AdamW's step; see `adamw` for the bound.
 
-    And compare which tensors are trained with the settings, and the checkpoint of the step before with its weights.
+    And compare which tensors are trained with the settings, and the checkpoints of the step before and of the run's end
+    with their weights.
     """
     import torch
 
@@ -457,6 +461,9 @@ def weights(step: Step) -> Iterator[Verdict]:
         yield from (each for each in saved(step, step.number - 1) if each.result == "fault")
     except CannotLook as why:
         checkpoint = f"; not the checkpoint before: {why}" if step.number > 1 else ""
+    if step.number == max(step.record.lines) and step.folder(step.number).is_dir():  # after the end
+        with suppress(CannotLook):
+            yield from (each for each in saved(step) if each.result == "fault")
     sketch, made, settings = step.updates, step.made, step.settings
     stated = step.figures.get("updates", len(sketch.updates))
     if stated != len(sketch.updates):

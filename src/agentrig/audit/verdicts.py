@@ -10,6 +10,12 @@ import attrs
 LINKS = ("tasks", "text", "distribution", "score", "advantages", "gradient", "weights", "delivery", "held-out")
 """The links between the task set and the model's server, in the order of the data."""
 
+OF_WEIGHTS = ("text", "distribution", "advantages", "gradient", "weights", "delivery")
+"""Those that an algorithm which changes no weights does not have."""
+
+NO_WEIGHTS = "prompts, no weights"
+"""Why these are not looked at in such a run."""
+
 UNSEEN: Literal["not looked at"] = "not looked at"
 
 

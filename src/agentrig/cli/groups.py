@@ -44,6 +44,7 @@ class Group(NearestGroup):
             "dev": ("dev:dev", "Run an agent on a few tasks and show every span; nothing is learned."),
             "eval": ("eval:eval_", "Measure a model through an agent."),
             "warmup": ("warmup:warmup", "Make a small starting model for your own tasks."),
+            "forecast": ("forecast:forecast", "Say whether a run would learn, and how long it would take."),
         },
         "Look": {
             "watch": ("watch:watch", "Show runs in a browser while they go on: curves, and every trace."),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 import click
 
 from agentrig.plugins.specs import PURPOSES, RUN_KINDS
+from agentrig.prompting import PROMPTS_FILE, read_prompts
 
 if TYPE_CHECKING:
     from agentrig.plan import Plan
@@ -54,6 +55,12 @@ def configured(command: F) -> F:
     command = click.option(
         "--plugin", "files", multiple=True, metavar="FILE.py", help="A Python file that is a plugin too."
     )(command)
+    command = click.option(
+        "--prompts",
+        type=click.Path(path_type=Path),
+        metavar="RUN",
+        help="Use the prompts that a run found: its directory, or a prompts.json.",
+    )(command)
     command = click.option("--strict-plugins", is_flag=True, help="Stop if any plugin fails to load.")(command)
     command = click.option(
         "--active-agent",
@@ -81,6 +88,7 @@ def asked(words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
         "observers": options.pop("observers", ()),
         "trackers": options.pop("trackers", ()),
         "files": options.pop("files"),
+        "prompts": read_prompts(found) if (found := options.pop("prompts", None)) else None,
         "strict_plugins": options.pop("strict_plugins"),
     }
 
@@ -175,6 +183,8 @@ def find_checkpoint(path: Path | None) -> Path | None:
         raise ConfigError(
             f"{path} is neither a Hugging Face directory (config.json) nor a run directory with a checkpoint"
         )
+    if (found / PROMPTS_FILE).is_file():
+        raise ConfigError(f"{path} is of a run that found prompts, and no model: use them with --prompts {path}")
     run = found.absolute().parents[1]
     ours = (run / "config.toml").is_file()
     if ours:

@@ -147,6 +147,7 @@ class Delivery:
         if calls:
             self._recorded = max((each for each in calls if each[0] <= LIMIT), default=min(calls))[2]
             part = self._file.with_name(f".{self._file.name}.part")
+            part.unlink(missing_ok=True)  # a link would lead out of the run
             part.write_text(json.dumps({"ids": self._recorded}) + "\n", "utf-8")
             os.replace(part, self._file)
 

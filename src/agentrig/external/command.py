@@ -118,7 +118,7 @@ class CommandAgent:
             found["HOME"] = str(folder)
         found |= config.variables
         for name, path in config.input_variables.items():
-            found[name] = _as_text(_part(job.input, path, name))
+            found[name] = _as_text(_part(job.given, path, name))
         for name, value in (
             (config.base_url_variable, endpoint.base_url),
             (config.api_key_variable, endpoint.api_key),
@@ -129,9 +129,9 @@ class CommandAgent:
             if name:
                 found[name] = value
         if config.input == "environment":
-            found["AGENTRIG_INPUT"] = json.dumps(job.input)
+            found["AGENTRIG_INPUT"] = json.dumps(job.given)
         elif config.input == "file":
-            (folder / INPUT_FILE).write_text(json.dumps(job.input), "utf-8")
+            (folder / INPUT_FILE).write_text(json.dumps(job.given), "utf-8")
             found["AGENTRIG_INPUT"] = str(folder / INPUT_FILE)
         return found
 
@@ -144,7 +144,7 @@ class CommandAgent:
                 container=container,
                 folder=folder,
                 environment={**os.environ, **variables},
-                stdin=json.dumps(job.input).encode() + b"\n" if config.input == "stdin" else b"",
+                stdin=json.dumps(job.given).encode() + b"\n" if config.input == "stdin" else b"",
                 limits=config,
                 finished=finished,
             )

@@ -1,4 +1,4 @@
-"""The keys of the agents `command` and `http`; every command imports this."""
+"""The keys of the agents `command` and `http`, and of the server `endpoint`; every command imports this."""
 
 from __future__ import annotations
 
@@ -187,6 +187,16 @@ class HttpConfig:
         "", help="the name by which the service reaches that host, if it is another one: host.docker.internal"
     )
     health: str = setting("", help="the address that `agentrig doctor` asks; by default url", validator=_address)
+
+
+@attrs.frozen(kw_only=True)
+class EndpointConfig:
+    """Keys of the server `endpoint`."""
+
+    base_url: str = setting(help="its address, up to and including /v1", validator=http_address)
+    model: str = setting(help="the model's name there")
+    api_key: Secret | None = setting(None, secret=True, help="its key")
+    token_ids: bool = setting(False, help="it takes `return_token_ids`, as vLLM does: calls are recorded with them")
 
 
 def key_headers(config: HttpConfig) -> dict[str, str]:

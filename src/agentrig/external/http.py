@@ -121,7 +121,7 @@ def request_of(job: Job, callback: Callback | None, *, timeout_s: float) -> dict
         "rollout_id": job.id,
         "attempt": job.attempt,
         "mode": job.mode,
-        "input": job.input,
+        "input": job.given,
         "base_url": endpoint.base_url,
         "api_key": endpoint.api_key,
         "model": endpoint.model,

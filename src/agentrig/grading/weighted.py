@@ -48,6 +48,8 @@ class Weighted:
             components |= {f"{name}.{key}": value for key, value in score.components.items()}
         late = [name for name, score in scores.items() if score.status == "timeout"]
         details: dict[str, Any] = {name: dict(score.details) for name, score in scores.items() if score.details}
+        if said := [f"{name}: {score.feedback}" for name, score in scores.items() if score.feedback]:
+            details["feedback"] = "\n".join(said)
         if late:
             details["reason"] = f"the part {late[0]}: {scores[late[0]].details.get('reason', 'timeout')}"
         return Score(

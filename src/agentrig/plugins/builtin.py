@@ -24,7 +24,7 @@ from agentrig import (
 )
 from agentrig.errors import AgentrigError
 from agentrig.external.checks import check_service
-from agentrig.external.config import ENVIRONMENT, CommandConfig, HttpConfig
+from agentrig.external.config import ENVIRONMENT, CommandConfig, EndpointConfig, HttpConfig
 from agentrig.otlp.exporting import OtlpConfig
 from agentrig.plugins.auto import OWN, PROCESSES
 from agentrig.rewards import given
@@ -87,6 +87,7 @@ def register_agents() -> Iterable[AgentSpec]:
         build=imported("agentrig.external.command:CommandAgent"),
         environment=ENVIRONMENT,
         calls="gateway",
+        prompts=None,
     )
     yield AgentSpec(
         name="http",
@@ -94,6 +95,7 @@ def register_agents() -> Iterable[AgentSpec]:
         config=HttpConfig,
         build=imported("agentrig.external.http:HttpAgent"),
         calls="gateway",
+        prompts=None,
         checks=[check_service],
     )
 
@@ -166,12 +168,18 @@ def register_credits() -> Iterable[CreditSpec]:
 
 @hookimpl
 def register_servers() -> Iterable[ServerSpec]:
-    """Register `own`."""
+    """Register `own` and `endpoint`."""
 
     def build(config: Any) -> Any:
         raise AgentrigError(f"the server `{OWN}` is the algorithm's own: an algorithm that has none can't use it")
 
     yield ServerSpec(name=OWN, summary="The one that the algorithm brings itself.", build=build)
+    yield ServerSpec(
+        name="endpoint",
+        summary="A model behind an OpenAI-compatible address; its weights can't be trained.",
+        config=EndpointConfig,
+        build=imported("agentrig.external.model:make"),
+    )
 
 
 @hookimpl

@@ -78,16 +78,16 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
 
 
 @contextmanager
-def told_if_slow(what: str, cure: str = "; Ctrl-C ends it") -> Iterator[None]:
+def told_if_slow(what: str, cure: str = "; Ctrl-C ends it", after_s: float | None = None) -> Iterator[None]:
     """Log that code of a plugin takes long, and where it is; it goes on."""
-    thread = threading.get_ident()
+    thread, limit = threading.get_ident(), after_s or SLOW_S
 
     def tell() -> None:
         stack = traceback.extract_stack(sys._current_frames().get(thread))
         own = [f"{f.filename}:{f.lineno}" for f in stack if not f.filename.startswith("<frozen")]
-        log.warning("still %s after %g s, now at %s%s", what, SLOW_S, own[-1] if own else "its start", cure)
+        log.warning("still %s after %g s, now at %s%s", what, limit, own[-1] if own else "its start", cure)
 
-    slow = threading.Timer(SLOW_S, tell)
+    slow = threading.Timer(limit, tell)
     slow.daemon = True
     slow.start()
     try:

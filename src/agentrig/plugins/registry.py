@@ -223,18 +223,16 @@ class Registry:
 
 
 def _unloaded_files(kind: str, name: str, loaded: Collection[str]) -> list[str]:
-    """Return up to three files of the current folder that may bring a component: those with its name, else its kind."""
-    by_name, by_kind, read = [], [], {Path(file).resolve() for file in loaded}
+    """Return up to three files of the current folder that may bring a component: those with its kind and name."""
+    found, read = [], {Path(file).resolve() for file in loaded}
     for file in itertools.islice(sorted(Path().glob("*.py")), FILES):
         try:
             text = file.read_text("utf-8", "replace") if file.resolve() not in read and file.is_file() else ""
         except OSError:
             continue
-        if "hookimpl" in text and KINDS[kind].hook in text:
-            by_kind.append(str(file))
-            if f'"{name}"' in text or f"'{name}'" in text or file.stem == name.replace("-", "_"):
-                by_name.append(str(file))
-    return (by_name or by_kind)[:3]
+        if "hookimpl" in text and KINDS[kind].hook in text and (f'"{name}"' in text or f"'{name}'" in text):
+            found.append(str(file))
+    return found[:3]
 
 
 def _without_entry_point(plugins: Collection[str]) -> Iterator[str]:

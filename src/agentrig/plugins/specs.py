@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 import attrs
 
 from agentrig.pools import RunnerSettings
+from agentrig.prompting import misfit
 
 if TYPE_CHECKING:
     from agentrig.adapters import Adapter
@@ -54,6 +55,21 @@ def _recorded(spec: AgentSpec, attribute: attrs.Attribute[str], calls: Any) -> N
     """Reject anything but the two ways in which calls are recorded."""
     if calls not in ("tap", "gateway"):
         raise ValueError(f'AgentSpec {spec.name}: calls is {calls!r:.80}; write calls="tap" or calls="gateway"')
+
+
+def _templates(spec: AgentSpec, attribute: attrs.Attribute[Any], prompts: Any) -> None:
+    """Reject prompts that are no templates."""
+    if prompts is not None and not isinstance(prompts, Mapping):
+        raise ValueError(f"AgentSpec {spec.name}: prompts is {prompts!r:.80}; write {{NAME: TEMPLATE}}")
+    for name, template in (prompts or {}).items():
+        if why := misfit(template, None):
+            raise ValueError(f"AgentSpec {spec.name}: the prompt {name}: {why}")
+
+
+def _texts(spec: Spec, attribute: attrs.Attribute[Sequence[str]], texts: Any) -> None:
+    """Reject a text in place of several: it would count as its letters."""
+    if isinstance(texts, str):
+        raise ValueError(f'{type(spec).__name__} {spec.name}: write {attribute.name}=["{texts}"], a list of strings')
 
 
 @attrs.frozen(kw_only=True)
@@ -116,17 +132,22 @@ class AgentSpec(Spec):
         calls: Who records its calls to the model. `tap`: the runner, in its process. `gateway`: the run's gateway, for
             an agent whose calls leave the runner's process: a program, a container, a service. `[gateway] use = "auto"`
             starts the gateway for such an agent.
+        prompts: Its prompts, name to template (`{question}` is a field, as `str.format` has it). In a rollout
+            `agentrig.prompts()` returns those in force: a run may replace them (`[prompts]`, `--prompts`), and an
+            algorithm may improve them. A program or a service gets them in its input, as `prompts`. None for an agent
+            that takes whatever prompts a run names.
     """
 
     kind: ClassVar[str] = "agent"
     hook: ClassVar[str] = "register_agents"
     build: Callable[[Any], Agent]
     graph: Callable[[Any], str] | None = None
-    preload: Sequence[str] = ()
-    environment: Sequence[str] = ()
+    preload: Sequence[str] = attrs.field(default=(), validator=_texts)
+    environment: Sequence[str] = attrs.field(default=(), validator=_texts)
     whole_rows: bool = False
     demonstrate: Callable[[Any], Demonstrate] | None = None
     calls: str = attrs.field(default="tap", validator=_recorded)
+    prompts: Mapping[str, str] | None = attrs.field(factory=dict, validator=_templates)
 
 
 @attrs.frozen(kw_only=True)
@@ -185,12 +206,15 @@ class AlgorithmSpec(Spec):
             (`agentrig.demonstrations.MakeStart`); None for an algorithm that can't.
         formulas: Which formulas of `grpo` it has, so that the auditor can compute them again: `update` (settings,
             sampling of tasks, loss, optimizer). What else an algorithm does is not looked at.
+        trains: What it changes. One that trains `prompts` changes no weights: its rollouts need no token ids, it
+            reports no `weight_change`, it samples failed rollouts again itself (`Session.check_failures`), and nothing
+            has to arrive at the model's server.
     """
 
     kind: ClassVar[str] = "algorithm"
     hook: ClassVar[str] = "register_algorithms"
     build: Callable[[Any], Algorithm | LoopAlgorithm]
-    hardware: Sequence[str] = ()
+    hardware: Sequence[str] = attrs.field(default=(), validator=_texts)
     workload: Callable[[Any], Workload | None] | None = None
     ready: Callable[[Any], None] | None = None
     hub: Callable[[Mapping[str, str]], ModelHub | None] | None = None
@@ -199,6 +223,7 @@ class AlgorithmSpec(Spec):
     credit: str = ""
     make_start: MakeStart | None = None
     formulas: Sequence[Literal["update"]] = ()
+    trains: Literal["weights", "prompts"] = "weights"
 
 
 @attrs.frozen(kw_only=True)

@@ -176,6 +176,12 @@ def end_soon(error: Interrupted) -> None:
     threading.Thread(target=end, name="end", daemon=True).start()
 
 
+def end_now(status: int) -> None:
+    """End this process as if it were killed, if it is a command: it can't even end in order any more."""
+    if _command:
+        _exit(status)
+
+
 def leave(status: int, *, within_s: float | None = None) -> NoReturn:
     """Run the exit handlers and end this process, even if one of its threads still runs.
 

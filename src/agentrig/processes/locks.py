@@ -12,7 +12,7 @@ import time
 import weakref
 from pathlib import Path
 
-from agentrig.text import check_regular, read_text
+from agentrig.text import open_own, read_text
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,7 @@ class Lock:
         Raises:
             OSError: The file cannot be opened for writing.
         """
-        check_regular(self.path)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = open_own(self.path, os.O_RDWR)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,6 +117,12 @@ class Lock:
 
 
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def held_descriptors() -> dict[int, str]:
+    """Return the descriptors of the locks that this process holds, each with its file's path."""
+    held = [lock for lock in list(_held) if lock._descriptor is not None and lock._close.alive]  # not in a forked child
+    return {lock._descriptor: str(lock.path) for lock in held if lock._descriptor is not None}
 
 
 def _forget_in_child() -> None:

@@ -17,7 +17,7 @@ from typing import IO, Any
 from agentrig.errors import AgentrigError, OutOfMemory
 from agentrig.processes.channel import Channel
 from agentrig.processes.ends import ending
-from agentrig.text import check_regular
+from agentrig.text import open_own
 
 TAIL_BYTES = 1 << 16
 POLL_S = 0.2
@@ -232,5 +232,4 @@ def _opened(log: Path | None) -> IO[bytes]:
     if log is None:
         return tempfile.TemporaryFile(prefix="agentrig-server-")
     log.parent.mkdir(parents=True, exist_ok=True)
-    check_regular(log)
-    return log.open("a+b")
+    return open(open_own(log, os.O_RDWR | os.O_APPEND), "a+b")

@@ -17,7 +17,7 @@ import attrs
 from agentrig.agents import Outcome
 from agentrig.audit.record import Row, Sources, told
 from agentrig.audit.sketch import FILE, Sketch
-from agentrig.audit.verdicts import LINKS, UNSEEN
+from agentrig.audit.verdicts import LINKS, NO_WEIGHTS, UNSEEN
 from agentrig.delivery.digests import fingerprint
 from agentrig.errors import AgentrigError, PluginError, RunFileError, RunStopped, place_of
 from agentrig.figures import number
@@ -45,6 +45,9 @@ LEAST_S = 10.0
 
 OWED_S, OWED = 30.0, 0.1
 """What the gradient may take at the end of a run that looked at none: seconds, or a share of the run's time."""
+
+BUILD_S = 0.1
+"""A reward that takes longer to build, or judges in processes, is built once, not for each answer."""
 
 VERDICTS = "verdicts-{:05d}.json"
 
@@ -80,9 +83,10 @@ class Auditing:
             role: {task.id: told(task.private) for task in rows} for role, rows in (tasks or {}).items() if on
         }
         self._auditor: Auditor | None = None
-        self._scorer: Scorer | None = None
+        self._reward: Reward | None = None
         self._sketch: Sketch | None = None
         self._damaged: set[Path] = set()
+        self._noted: set[str] = set()
         self._owed: Sketch | None = None  # of the first step whose gradient was not looked at, until one is
         self.due = False
         self._start, self._spent, self._last = time.monotonic(), 0.0, 0.0
@@ -130,7 +134,8 @@ class Auditing:
         if not found.faults:  # else it is written below
             self._write(found)
         self._owed = None if "gradient" in found.looked else self._owed or sketch
-        unseen = ", ".join(f"{v.link} ({v.detail})" for v in found.verdicts if v.link not in found.looked)
+        left = {v.link: v.detail for v in found.verdicts if v.link not in found.looked}
+        unseen = ", ".join(f"{link} ({why})" for link, why in left.items() if why != NO_WEIGHTS)
         agree = len(found.looked - {fault.link for fault in found.faults})
         parts = f" ({', '.join(LINKS)})" if step == self._sure - FIRST else ""
         shares = [(v.link, *v.read) for v in found.verdicts if v.read is not None]
@@ -138,8 +143,13 @@ class Auditing:
             "checked step %d in %.1f s: computed again from its records, %d of %d parts agree%s%s%s",
             *(step, found.seconds, agree, len(LINKS), parts),
             "".join(f"; {link}: {read} of {of} calls" for link, read, of in shares if read < of),
-            f"; not looked at: {unseen}" if unseen else "",
+            (f"; {NO_WEIGHTS}" if NO_WEIGHTS in left.values() else "")
+            + (f"; not looked at: {unseen}" if unseen else ""),
         )
+        for note in (v.note for v in found.verdicts if v.note):
+            if note not in self._noted:
+                log.warning("step %d: the auditor noted: %s", step, note)
+        self._noted.update(v.note for v in found.verdicts)
         self._stop_at_fault(found)
 
     def finish(self, step: int, accuracy: Mapping[str, Any]) -> None:
@@ -171,13 +181,13 @@ class Auditing:
 
     def sources(self) -> Sources:
         """Build task set and reward for the auditor; see `sources_of`."""
-        self._scorer = self._scorer or Setup(self._plan).scorer()
-        return sources_of(self._plan, self._scorer, used=self._used)
+        self._reward = self._reward or Reward(self._plan)
+        return sources_of(self._plan, self._reward, used=self._used)
 
     def close(self) -> None:
         """End the reward's processes, if there are any."""
-        if self._scorer is not None:
-            self._scorer.close()
+        if self._reward is not None:
+            self._reward.close()
 
     def _write(self, found: Audited) -> None:
         file = self._run / "audit" / VERDICTS.format(found.step)
@@ -224,6 +234,19 @@ class Auditing:
             return None
 
 
+def checkpoint_fault(checkpoint: Path) -> str:
+    """Say that a checkpoint does not hold the weights that it states; '' if it does, or its run's record is gone."""
+    run, step = checkpoint.absolute().parents[1], checkpoint.name.removeprefix("step-")
+    ours = (run / "config.toml").is_file() and (checkpoint / "trainer" / "learner.pt").is_file()
+    if not (ours and step.isdecimal()):
+        return ""
+    from agentrig.audit import auditor, update
+
+    looking = auditor.Auditor(run, Sources(splits={}, score=None, digest=fingerprint))
+    found = looking.audit(int(step), links={"weights": update.saved})
+    return found.words(f"agentrig audit {run} --step {step}") if found.faults else ""
+
+
 def read_verdicts(file: Path) -> dict[str, Any]:
     """Return what a run wrote of an audited step.
 
@@ -260,32 +283,55 @@ def audit_faults(run: Path) -> list[str]:
     return found
 
 
+class Reward:
+    """The plan's reward, built anew for each answer, so that none changes another's score; once if that takes long.
+
+    Args:
+        plan: The run's plan.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._setup, self._slow = Setup(plan), plan.run.reward_process
+        self._scorer: Scorer | None = None
+
+    def __call__(self, task: Task, row: Row) -> Score:
+        """Score a recorded answer to a task."""
+        if self._scorer is None or not self._slow:
+            self.close()
+            begun = time.monotonic()
+            self._scorer = self._setup.scorer()
+            self._slow = self._slow or time.monotonic() - begun > BUILD_S
+        trace = Trace(rollout_id=row.id, spans=tuple(Span(**span) for span in row.spans))
+        return self._scorer([(task, Outcome(answer=row.answer, own_reward=row.own_reward), trace)])[0]
+
+    def close(self) -> None:
+        """End the reward's processes, if there are any."""
+        if self._scorer is not None:
+            self._scorer.close()
+
+
 def sources_of(
-    plan: Plan, scorer: Scorer, *, seconds: float = 5.0, used: Mapping[str, Mapping[str, str]] | None = None
+    plan: Plan, reward: Reward, *, seconds: float = 5.0, used: Mapping[str, Mapping[str, str]] | None = None
 ) -> Sources:
     """Build a plan's task set for the auditor.
 
     Args:
         plan: The run's plan.
-        scorer: Its reward, built anew: `agentrig.run.setup.Setup.scorer`.
+        reward: Its reward.
         seconds: See `Sources`.
         used: See `Sources`.
 
     Raises:
         AgentrigError: The task set can't be built or loaded.
     """
-
-    def score(task: Task, row: Row) -> Score:
-        trace = Trace(rollout_id=row.id, spans=tuple(Span(**span) for span in row.spans))
-        return scorer([(task, Outcome(answer=row.answer, own_reward=row.own_reward), trace)])[0]
-
     return Sources(
         splits=_load(plan),
-        score=score,
+        score=reward,
         seconds=seconds,
         used=used or {},
         again=lambda: _load(plan),
         digest=fingerprint,
+        weights=getattr(plan.components["algorithm"].spec, "trains", "weights") == "weights",
     )
 
 

@@ -28,7 +28,8 @@ from agentrig.run.loop import runnable
 from agentrig.run.metrics import reason_of
 from agentrig.run.rows import slices_of
 from agentrig.run.setup import Setup
-from agentrig.run.splits import gold_warnings, read_split, split_of, task_set
+from agentrig.run.splits import gold_warnings, other_split, read_split, split_of, task_set
+from agentrig.runners.engine import RolloutEngine
 from agentrig.tasks import Task
 from agentrig.text import json_text
 
@@ -114,6 +115,51 @@ def evaluate(
         keep: Keep the rollouts in the result.
         each: Called with every rollout as it ends.
     """
+    figures = _Figures()
+
+    def body(engine: RolloutEngine, sampled: Sequence[Endpoint]) -> None:
+        if temperature is not None:
+            sampled = [e.with_sampling(temperature=temperature) for e in sampled]
+        figures.start = time.perf_counter()
+        for i in range(0, len(tasks), CHUNK):
+            chunk = tasks[i : i + CHUNK]
+            first = i % len(sampled)  # the turn goes on from chunk to chunk
+            turn = [*sampled[first:], *sampled[:first]]
+            rollouts = engine.run(chunk, n=1, endpoint=turn, step=0, mode=mode)
+            if i == 0:
+                if mode != "dev":  # which says it by itself, below the spans
+                    warn_of_unseen(rollouts)
+                warn_of_sampling(rollouts, sampled[0].sampling, mode=mode)
+                warn_of_fields(rollouts)
+            for rollout in rollouts:
+                each(rollout)
+                figures.add(rollout, keep=keep)
+        figures.end = time.perf_counter()
+
+    run_agent(plan, body, endpoint=endpoint, checkpoint=checkpoint, as_mode=as_mode)
+    return figures.result()
+
+
+def run_agent(
+    plan: Plan,
+    body: Callable[[RolloutEngine, Sequence[Endpoint]], None],
+    *,
+    endpoint: Endpoint | Sequence[Endpoint] | None = None,
+    checkpoint: Path | None = None,
+    as_mode: Mode | None = None,
+) -> None:
+    """Start the agent, the reward and a model's server without a run; end them when `body` has returned.
+
+    Args:
+        plan: The plan.
+        body: Called with the engine and the server's addresses, in a thread of its own; a signal ends it.
+        endpoint: See `evaluate`, as the others.
+        checkpoint: As above.
+        as_mode: As above.
+
+    Raises:
+        ConfigError: The plan has no runners on this machine, or can't be used here.
+    """
     if plan.runners.n == 0:
         raise ConfigError("a measurement runs the agent on this machine: give it runners, for example runners.n=2")
     setup = Setup(plan)
@@ -127,7 +173,6 @@ def evaluate(
         log.warning("%s", warning)
     scorer = setup.scorer()
     adapter = plan.build("adapter")
-    figures = _Figures()
     with temporary_files(), closing(scorer), setup.runners() as pool, setup.gateway() as gateway:
         engine, runtime = setup.engine(scorer=scorer, adapter=adapter, pool=pool, gateway=gateway)
         engine.as_mode = as_mode
@@ -141,34 +186,16 @@ def evaluate(
             more: dict[str, Any] = {"server": setup.server()} if asks else {}
             serving = algorithm.serve(hardware=hardware, checkpoint=checkpoint, **more)
 
-        def body() -> None:
+        def served_body() -> None:
             runtime.wait_for_agent()  # one that can't be built costs no start of a server
             with serving as served:
-                sampled = [served] if isinstance(served, Endpoint) else list(served)
-                if temperature is not None:
-                    sampled = [e.with_sampling(temperature=temperature) for e in sampled]
-                figures.start = time.perf_counter()
-                for i in range(0, len(tasks), CHUNK):
-                    chunk = tasks[i : i + CHUNK]
-                    first = i % len(sampled)  # the turn goes on from chunk to chunk
-                    turn = [*sampled[first:], *sampled[:first]]
-                    rollouts = engine.run(chunk, n=1, endpoint=turn, step=0, mode=mode)
-                    if i == 0:
-                        if mode != "dev":  # which says it by itself, below the spans
-                            warn_of_unseen(rollouts)
-                        warn_of_sampling(rollouts, sampled[0].sampling, mode=mode)
-                        warn_of_fields(rollouts)
-                    for rollout in rollouts:
-                        each(rollout)
-                        figures.add(rollout, keep=keep)
-                figures.end = time.perf_counter()
+                body(engine, [served] if isinstance(served, Endpoint) else list(served))
 
         def end(number: int, frame: Any) -> None:
             runtime.abort(Interrupted(number, f"interrupted by {name_of(number)}"))
 
         with handling(end):
-            runtime.run(body)
-    return figures.result()
+            runtime.run(served_body)
 
 
 class _Figures:
@@ -240,7 +267,8 @@ def eval_tasks(plan: Plan, split: str | None, limit: int = 0, *, role: str = "re
         raise ConfigError(f"no split serves {role}; name one: --split NAME, one of {', '.join(tasks.splits)}")
     rows = read_split(tasks, name, who=plan.whose_tasks)
     if not rows:
-        raise ConfigError(f'split "{name}" has no tasks; name another: --split NAME, one of {", ".join(tasks.splits)}')
+        more = other_split(tasks, "--split NAME", who=plan.whose_tasks)
+        raise ConfigError(f'{plan.whose_tasks}: split "{name}" has no tasks.{more}')
     return name, rows[:limit] if limit else rows
 
 

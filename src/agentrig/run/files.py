@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from agentrig.text import check_regular
+from agentrig.text import open_own
 
 NOT_FOR_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 """Errors of file systems that cannot flush a folder, such as some network file systems."""
@@ -65,6 +65,7 @@ def replacing(target: Path, part: Path) -> Iterator[Path]:
         part: The name until then, in the same folder.
     """
     try:
+        part.unlink(missing_ok=True)  # a crash may have left it; and a link would lead elsewhere
         yield part
         put(part, target)
     except BaseException:
@@ -81,9 +82,8 @@ def write_whole(target: Path, text: str) -> None:
 
 def append_line(target: Path, text: str) -> None:
     """Add a line to a file, whole or not at all; it is on the disk when this returns."""
-    check_regular(target)
     fresh, line = not target.exists(), f"{text}\n".encode()
-    with target.open("ab", buffering=0) as file:
+    with open(open_own(target, os.O_WRONLY | os.O_APPEND), "ab", buffering=0) as file:
         before = os.fstat(file.fileno()).st_size
         try:
             while line := line[file.write(line) :]:

@@ -332,8 +332,8 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -
 
 
 @contextmanager
-def dead_server_first(server: Server, session: Session) -> Iterator[None]:
-    """Raise the server's error when a run stops because its server died, and say how to go on."""
+def dead_server_first(server: Server, session: Session | None = None) -> Iterator[None]:
+    """Raise the server's error when a run or a measurement stops because its server died; a run says how to go on."""
     try:
         yield
     except (RunStopped, ServerError) as stopped:
@@ -343,7 +343,7 @@ def dead_server_first(server: Server, session: Session) -> Iterator[None]:
             try:
                 server.check()
             except ServerError as dead:
-                if not session.lines:
+                if session is None or not session.lines:
                     raise
                 lost = f"The unfinished step is lost; resume with: {session.resumes}"
                 raise type(dead)(f"{dead}\n  {lost}") from stopped

@@ -13,6 +13,8 @@ from typing import Any
 from agentrig.run.files import append_line
 from agentrig.text import cut, storable
 
+log = logging.getLogger(__name__)
+
 MOST = 1000
 """Warnings that a start of a run writes; the terminal has them all."""
 
@@ -52,8 +54,9 @@ class Warnings(logging.Handler):
         assert self._file is not None
         try:
             append_line(self._file, json.dumps({**line, "step": self._step()}))
-        except OSError:  # the disk is full: the run itself meets that where it matters
+        except OSError as error:  # a full disk is met by the run itself where it matters
             self._left = 0
+            log.warning("%s cannot be written, so it lacks this run's warnings: %s", self._file, error.strerror)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ import attrs
 
 from agentrig.algorithms import Algorithm, LoopAlgorithm
 from agentrig.background import in_background
-from agentrig.credit import imitate, worths_of_calls
+from agentrig.credit import Credit, imitate, worths_of_calls
 from agentrig.endpoints import Endpoint
 from agentrig.errors import CheckpointDamaged, ConfigError, RunStopped, memory_named
 from agentrig.hardware import Hardware
@@ -80,7 +80,6 @@ class Loop:
         self.algorithm, self.settings, self.best = algorithm, algorithm.config, Best()
         self.saving = Saving(self.settings.save_every)
         self._shown = str(getattr(self.settings, "demonstrations", ""))
-        self._start_weights = ""  # their digest, if they were validated in this launch
 
     def run(self, session: RunSession) -> None:
         """Train until `steps` are done, the tasks are solved or the user asked to end."""
@@ -112,6 +111,8 @@ class Loop:
             learner.ready()
             if shown is not None:
                 shown.begin(learner, session.plan.components["algorithm"].spec.name)
+            if session.checkpoint is None:
+                session.record_start(learner.fingerprint())
             self._plan_saving()
             if session.resumed:
                 session.plan_steps(settings.steps)  # it rewrites its directory from here on
@@ -198,7 +199,7 @@ class Loop:
         self, *, hardware: Hardware, checkpoint: Path | None, server: MakeServer
     ) -> Iterator[Endpoint | Sequence[Endpoint]]:
         """Serve a checkpoint, or the starting model, at the validation temperature."""
-        with server(self.algorithm.serving(hardware, checkpoint)) as self.server:
+        with server(self.algorithm.serving(hardware, checkpoint)) as self.server, dead_server_first(self.server):
             measured = self._greedy()
             yield measured if len(measured) > 1 else measured[0]
 
@@ -244,31 +245,7 @@ class Loop:
         )
 
     def _samples(self, rollouts: Sequence[Rollout]) -> tuple[list[TrainSample], list[Entry]]:
-        """Return a sample for each call that the credit gives a worth, and the ledger's entries of the others.
-
-        Raises:
-            AgentrigError: See `agentrig.credit.worths_of_calls`.
-        """
-        samples, left_out = [], []
-        credit = imitate if self._shown else self.session.credit
-        worths = worths_of_calls(credit, rollouts)
-        for place, (rollout, calls) in enumerate(zip(rollouts, worths, strict=True)):
-            for triplet, advantage in zip(rollout.triplets, calls, strict=True):
-                call = Call(rollout.id, triplet.span_id)
-                if advantage is None:
-                    left_out.append(Entry(call, "dropped", len(triplet.response_ids), LEFT_OUT_BY_CREDIT))
-                    continue
-                sample = TrainSample(
-                    prompt_ids=triplet.prompt_ids,
-                    response_ids=triplet.response_ids,
-                    logprobs=triplet.logprobs,
-                    advantage=advantage,
-                    rollout=place,
-                    group=rollout.group,
-                    call=call,
-                )
-                samples.append(sample)
-        return samples, left_out
+        return samples_of(imitate if self._shown else self.session.credit, rollouts)
 
     def _entries(self, samples: Sequence[TrainSample]) -> Iterator[Entry]:
         """Yield the ledger's entries: what the learner says that it did with the samples."""
@@ -333,8 +310,6 @@ class Loop:
             self.best = Best(step, accuracy, reward, kept=self.settings.final == "best")
             if self.best.kept:
                 self.learner.keep()
-                if not step:
-                    self._start_weights = self.learner.fingerprint()
 
     def _take_best(self, step: int) -> None:
         """End a run with the weights that did best in validation."""
@@ -346,7 +321,7 @@ class Loop:
             figures = best.accuracy, best.reward
             log.warning("ending with the weights of %s, validation accuracy %.3f, mean reward %.4g", kept, *figures)
             self.learner.restore()
-            recorded = self._recorded(best.step) if best.step else self._start_weights
+            recorded = self._recorded(best.step)
             if recorded and recorded != self.learner.fingerprint():
                 raise RunStopped(
                     f"the weights of {kept}, which did best, cannot be restored: what the learner set has another "
@@ -412,9 +387,38 @@ class Loop:
             self.best = Best()
 
     def _recorded(self, step: int) -> str:
-        """Return the digest of the weights after a step; '' if none was recorded."""
+        """Return the digest of the weights after a step, 0 for the start; '' if none was recorded."""
+        if not step:
+            return self.session.start_weights
         line = next((line for line in self.session.lines if line["step"] == step), {})
         return str(line.get("digests", {}).get("weights", ""))
+
+
+def samples_of(credit: Credit, rollouts: Sequence[Rollout]) -> tuple[list[TrainSample], list[Entry]]:
+    """Return a sample for each call that a credit gives a worth, and the ledger's entries of the others.
+
+    Raises:
+        AgentrigError: See `agentrig.credit.worths_of_calls`.
+    """
+    samples, left_out = [], []
+    worths = worths_of_calls(credit, rollouts)
+    for place, (rollout, calls) in enumerate(zip(rollouts, worths, strict=True)):
+        for triplet, advantage in zip(rollout.triplets, calls, strict=True):
+            call = Call(rollout.id, triplet.span_id)
+            if advantage is None:
+                left_out.append(Entry(call, "dropped", len(triplet.response_ids), LEFT_OUT_BY_CREDIT))
+                continue
+            sample = TrainSample(
+                prompt_ids=triplet.prompt_ids,
+                response_ids=triplet.response_ids,
+                logprobs=triplet.logprobs,
+                advantage=advantage,
+                rollout=place,
+                group=rollout.group,
+                call=call,
+            )
+            samples.append(sample)
+    return samples, left_out
 
 
 def runnable(built: Algorithm | LoopAlgorithm) -> Algorithm:

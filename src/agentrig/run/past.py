@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import Counter
@@ -31,6 +32,11 @@ OPTIONAL = ("prompt_tokens", "response_tokens", "max_staleness")
 
 SHOWN = 8
 """So many steps or files are named in a warning."""
+
+CONTRADICTED = "the record contradicts itself: {} is {:.6g} in {}, and {:.6g} in {}: one of the two files was changed"
+"""What is told of a measurement, with its two values and their files."""
+
+RESTORE = "Restore it from a copy"
 
 TABLE = re.compile(r"(train|validation|report)-(\d+)\.parquet")
 """The name of a file of rollouts or calls."""
@@ -114,6 +120,8 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
             raise ValueError(fault)
         if "before" in known and not known["before"].keys() >= {"accuracy", "n"}:
             raise ValueError("before has no accuracy or no number of tasks")
+    for file, text in contradictions(run.path, progress=known, summary=summary, lines=ours):
+        raise RunFileError(f"{run.path}: {text}.\n  Nothing was changed. {file}: {CURES.get(file, RESTORE)}")
     saved = {run.checkpoints.path(s).name for s in run.checkpoints.steps() if s <= step}
     if progress:
         progress[SAVED] = {name: kept for name, kept in saved_digests(run.path, known).items() if name in saved}
@@ -227,6 +235,82 @@ def with_cure(error: CheckpointDamaged, run: RunDirectory, *, trains: bool = Tru
         cure += f"to resume from it: agentrig train --resume {run.path} --from-step {whole}" if trains else USE_IT
     error.args = (f"{error}\n  {nothing} {cure}",)
     return error
+
+
+def contradictions(
+    run: Path, *, progress: Mapping[str, Any], summary: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, str]]:
+    """Yield the measurements that two files of a run tell differently: the file that is wrong or can go, and the words.
+
+    A file that is gone or cannot be read is compared with nothing.
+
+    Args:
+        run: The run directory.
+        progress: `progress.json`.
+        summary: `summary.json`; empty without one.
+        lines: Those of `metrics.jsonl` whose validation counts.
+    """
+    ends = [name for name, _ in _measured_files(progress) if is_end(Path(name))]
+    held_out = {"before": table_name("report", 0), "after": ends[0] if len(ends) == 1 else ""}
+    told: list[tuple[str, str, str, Any, Any]] = [
+        ("progress.json", f"the {key} {when} training", held_out[when], _under(progress, when, key), key)
+        for key in ("accuracy", "reward", "n")
+        for when in held_out
+    ]
+    for key, name in (("accuracy", "validation_before"), ("reward", "validation_reward_before")):
+        told.append(
+            (
+                "progress.json",
+                f"the validation {key} before training",
+                table_name("validation", 0),
+                progress.get(name),
+                key,
+            )
+        )
+    for line in lines:
+        file = table_name("validation", line["step"])
+        if dict(_files(line)).get("validation") == _digest(run / file):  # a resumed run measures its checkpoint anew
+            told += [
+                (
+                    "metrics.jsonl",
+                    f"the validation {key} of step {line['step']}",
+                    file,
+                    line.get(f"validation_{key}"),
+                    key,
+                )
+                for key in ("accuracy", "reward")
+            ]
+    for where, what, file, value, key in told:
+        stated, found = number(value), number(_figures_of(run / file).get(key)) if file else None
+        if stated is not None and found is not None and abs(stated - found) > 1e-9 * max(1, abs(found)):
+            yield where, CONTRADICTED.format(what, stated, where, found, file)
+    for key in ("accuracy", "reward"):
+        for when in held_out:
+            stated, found = number(_under(summary, key, when)), number(_under(progress, when, key))
+            if stated is not None and found is not None and stated != found:
+                what = f"the {key} {when} training"
+                yield "summary.json", CONTRADICTED.format(what, stated, "summary.json", found, "progress.json")
+
+
+def _under(held: Mapping[str, Any], key: str, name: str) -> Any:
+    found = held.get(key)
+    return found.get(name) if isinstance(found, Mapping) else None
+
+
+def _figures_of(file: Path) -> Mapping[str, Any]:
+    """Return accuracy, mean reward and number of the scored rollouts of a file; {} if it can't be read."""
+    import pyarrow.parquet as pq
+
+    if not file.is_file():  # to read a pipe would wait for ever
+        return {}
+    try:
+        rows = pq.read_table(file, columns=["failure", "value", "correct"]).to_pylist()
+    except Exception:  # it is damaged: who needs it says so
+        return {}
+    values = [row["value"] for row in rows if row["failure"] is None and row["value"] is not None]
+    right = sum(bool(row["correct"]) for row in rows if row["failure"] is None)
+    n = len(values)
+    return {"accuracy": right / n, "reward": math.fsum(values) / n, "n": n} if n else {"n": 0}
 
 
 def measurement_faults(held: Mapping[str, Any], keys: Sequence[str]) -> Iterator[str]:

@@ -112,6 +112,7 @@ class RunSession:
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
         self.auditing = Auditing(run.path, plan, first=self.first_step, on=plan.run.audit, tasks=tasks)
         self._run = run
+        self._learns = getattr(plan.components["algorithm"].spec, "trains", "weights") == "weights"
         self._second = second
         self._begin_run, self.begun = begin, False
         self._steps: int | None = None
@@ -185,6 +186,15 @@ class RunSession:
             costs += f" not saved, so a resume {after}; "
         return f"{costs}resume with: {self.resumes}"
 
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """Implement `Session.prompts`."""
+        return self.engine.prompts
+
+    @prompts.setter
+    def prompts(self, templates: Mapping[str, str]) -> None:
+        self.engine.prompts = dict(templates)
+
     # --- what algorithms call ---------------------------------------------------------------------
 
     def plan_steps(self, steps: int) -> None:
@@ -226,7 +236,7 @@ class RunSession:
         def arrived(groups: Mapping[int, Sequence[Rollout]]) -> None:
             if len(first) < EARLY:
                 first.extend(rollout for group in groups.values() for rollout in group)
-                if EARLY <= len(first) < expected and all(r.failure for r in first):
+                if self._learns and EARLY <= len(first) < expected and all(r.failure for r in first):
                     self.delivery.settle()
                     try:
                         check_failures(first, self.plan.run.failure_limit, step=step, mode=mode, expected=expected)
@@ -236,11 +246,14 @@ class RunSession:
             if on_groups is not None:
                 on_groups(groups)
 
+        before = len(self._step_rollouts) if mode == "train" else 0  # a step may have several batches
         rollouts = self.engine.run(
-            tasks, n=n, endpoint=endpoint, step=step, mode=mode, on_groups=arrived, versions=versions
+            tasks, n=n, endpoint=endpoint, step=step, mode=mode, on_groups=arrived, versions=versions, first=before
         )
         wall = time.perf_counter() - start
-        self.file(rollouts, mode=mode, step=step, sampling=sampling, wall_s=wall, expected=expected)
+        self.file(
+            rollouts, mode=mode, step=step, sampling=sampling, wall_s=wall, expected=expected, learns=self._learns
+        )
         return rollouts
 
     def begin_rollouts(
@@ -339,13 +352,18 @@ class RunSession:
         Raises:
             RunStopped: See `agentrig.algorithms.Session.rollouts`.
         """
-        verdicts = self._second_scores(rollouts) if mode == "train" else {}
-        self.store_rollouts(rollouts, mode=mode, step=step, second=verdicts)
+        if mode == "train":
+            self._second_scores(rollouts)
+            whole = [*self._step_rollouts, *rollouts]  # the file has all batches of a step
+            self.store_rollouts(whole, mode=mode, step=step, second=self._step_second)
+        else:
+            self.store_rollouts(rollouts, mode=mode, step=step)
         known = set(self._failures)
         self._failures.update(count_failures(rollouts))
         self.delivery.offer(rollouts)
         self.delivery.settle()  # what was sampled counts only if the weights had arrived
-        check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
+        if self._learns or mode != "train":
+            check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
         warn_of_new_failures(rollouts, known, step=step, mode=mode)
         self._fields_told = self._fields_told or warn_of_fields(rollouts)
         if mode != "train":
@@ -366,6 +384,10 @@ class RunSession:
         if learns and self._guards.check_signal(self._step_rollouts, step=step) and not self.solved:
             self.solved = True
             log.info("step %d: every rollout was correct in %d steps running: the tasks are solved", step, SOLVED)
+
+    def check_failures(self, rollouts: Sequence[Rollout], *, step: int) -> None:
+        """Implement `Session.check_failures`."""
+        check_failures(rollouts, self.plan.run.failure_limit, step=step, mode="train")
 
     def check_learned(self) -> None:
         """Stop a run at its end if it was too short for its guards, and all of its rewards were the same.
@@ -450,6 +472,17 @@ class RunSession:
         self._start_clock()
         return found.accuracy
 
+    @property
+    def start_weights(self) -> str:
+        """The digest of the weights before the first step; '' if none was recorded."""
+        return str(self._progress.get("start_weights", ""))
+
+    def record_start(self, digest: str) -> None:
+        """Record the digest of the weights before the first step."""
+        with self._progressing:
+            self._progress["start_weights"] = digest
+            self._run.write_json("progress.json", self._progress)
+
     def sketch(self, step: int) -> Sketch:
         """Return what the learner fills, whether the step is audited or not."""
         return self.auditing.sketch(step)
@@ -465,7 +498,7 @@ class RunSession:
     ) -> None:
         """Close a step: write its line, notify the observers, check the ledger and that the weights changed."""
         self.runtime.check()
-        if "weight_change" not in metrics:
+        if self._learns and "weight_change" not in metrics:
             raise AgentrigError("end_step needs metrics['weight_change'], the L2 norm of the step's change of weights")
         books = self._ledger.close(calls, step=step)
         line = self._close_step(step, metrics, time_s, books, digests or {})
@@ -571,9 +604,7 @@ class RunSession:
     @property
     def server_memory(self) -> ServerMemory | None:
         """Implement `Session.server_memory`."""
-        say = getattr(self.plan.components["server"].spec, "memory", None)
-        found: ServerMemory | None = say(self.plan.configs["server"]) if say else None
-        return found
+        return Setup(self.plan).server_memory()
 
     def record(self, name: str, value: Mapping[str, Any]) -> None:
         """Implement `Session.record`; a resumed run writes its manifest when it begins."""
@@ -603,6 +634,7 @@ class RunSession:
             "reward": {"before": before.get("reward"), "after": after.get("reward")},
             "steps": lines[-1]["step"] if lines else 0,  # a line may have been lost
             "solved": self.solved,
+            **({} if self._learns else {"trains": "prompts"}),
             "wall_s": wall_s,
             "rollouts": sum(line["rollouts"] for line in lines) + self._measured,
             "train_rollouts": sum(line["rollouts"] for line in lines),
@@ -625,10 +657,10 @@ class RunSession:
             "observer_errors": dict(self.plan.registry.observer_errors),
         }
 
-    def _second_scores(self, rollouts: Sequence[Rollout]) -> dict[str, dict[str, Score]]:
-        """Score the rollouts that did not fail with the second rewards; return rollout id to the score of each."""
+    def _second_scores(self, rollouts: Sequence[Rollout]) -> None:
+        """Score the rollouts that did not fail with the second rewards."""
         if not self._second:
-            return {}
+            return
         start = time.perf_counter()
         valid = [r for r in rollouts if r.failure is None]
         found: dict[str, dict[str, Score]] = {r.id: {} for r in valid}
@@ -637,7 +669,6 @@ class RunSession:
                 found[r.id][name] = score
         self._step_second |= found
         self._step_time["second_reward"] += time.perf_counter() - start
-        return found
 
     def _line(self, step: int, metrics: Mapping[str, float], time_s: Mapping[str, float]) -> dict[str, Any]:
         rollouts = self._step_rollouts

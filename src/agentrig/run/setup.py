@@ -23,12 +23,13 @@ from agentrig.plugins.auto import OWN, PROCESSES, auto_server, refusal
 from agentrig.plugins.building import built
 from agentrig.plugins.registry import Component
 from agentrig.pools import MakePool, RunnerPool
+from agentrig.processes.replaced import left_alone
 from agentrig.runners.engine import RolloutEngine
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
 from agentrig.runners.runtime import Runtime
-from agentrig.runners.scorer import RewardPlan, Scorer
-from agentrig.servers import MakeServer
+from agentrig.runners.scorer import REWARD_CURE, RewardPlan, Scorer
+from agentrig.servers import MakeServer, ServerMemory
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +115,12 @@ class Setup:
         made = built(found, found.spec.config())
         return made
 
+    def server_memory(self) -> ServerMemory | None:
+        """Return what the settings of the plan's server say of its memory; None if it does not say."""
+        say = getattr(self.plan.components["server"].spec, "memory", None)
+        found: ServerMemory | None = say(self.plan.configs["server"]) if say else None
+        return found
+
     def engine(
         self,
         *,
@@ -146,6 +153,7 @@ class Setup:
             adapter=adapter,
             on_rollout=lambda rollout: self.plan.registry.notify("on_rollout_end", rollout=rollout),
             whole_rows=self.plan.sees_gold,
+            prompts=self.plan.prompts,
         )
         return engine, runtime
 
@@ -225,7 +233,9 @@ class Setup:
         }
 
     def _scorer(self, component: Component, config: Any, *, run_at: float | None = None) -> Scorer:
-        reward, sees_trace = composing.build(component, config, self.plan.registry)
+        who = f"the reward {self.plan.registry.reference(component)}, while it was built,"
+        with left_alone(who, REWARD_CURE, tell=log.warning if self.plan.run.reward_process else None):
+            reward, sees_trace = composing.build(component, config, self.plan.registry)
         like = self.agent_plan()
         return Scorer(
             reward,

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrig.errors import AgentrigError, ConfigError, PluginError, nearest, place_of
+from agentrig.plugins.loading import told_if_slow
+from agentrig.processes.replaced import left_alone
 from agentrig.tasks import Task, Tasks, overlap, repeated
 from agentrig.text import DEEP_WORDS, LARGE_WORDS, TOO_LARGE, cut, words_of
 
@@ -15,6 +17,12 @@ if TYPE_CHECKING:
     from agentrig.plan import Plan, RunSettings
 
 ROLES = ("train", "validation", "report")
+
+CURE = "Let it leave them alone, or do that in a process of its own (subprocess)"
+"""What to do about a task set that changes the process of the run."""
+
+SLOW_S = 15.0
+"""After so many seconds a task set that is still being made or loaded is named."""
 
 WITHOUT = {
     "validation": "nothing is measured while training",
@@ -30,8 +38,9 @@ def task_set(plan: Plan) -> Tasks:
         PluginError: `splits` or `roles` is missing or wrong.
         ConfigError: Its rows may have gold columns, and the agent does not ask for whole rows.
     """
-    tasks: Tasks = plan.build("tasks")
     who = plan.whose_tasks
+    with told_if_slow(f"making the {who}", after_s=SLOW_S), left_alone(f"the {who}", CURE):
+        tasks: Tasks = plan.build("tasks")
     if getattr(tasks, "whole_rows", False) and not plan.sees_gold:
         raise ConfigError(
             f"{who} does not say which columns are gold, so it hands out whole rows only, and the agent "
@@ -107,7 +116,8 @@ def read_split(tasks: Tasks, split: str, *, who: str, key: str = "") -> Sequence
         )
     where = f"{who}, split {split}"
     try:
-        rows = tasks.load(split)
+        with told_if_slow(f"loading the tasks of {where}", after_s=SLOW_S), left_alone(f"`load` of {where},", CURE):
+            rows = tasks.load(split)
         _check_rows(rows, where)
     except AgentrigError:
         raise
@@ -138,12 +148,30 @@ def load_splits(plan: Plan) -> dict[str, tuple[str, Sequence[Task]]]:
         if role == "train" and not rows and role not in getattr(tasks, "optional", ()):
             named = f'split "{split}" has no tasks' if split else "the task set names no split for it"
             raise ConfigError(
-                f"{who}: there is nothing to learn from: {named}.\n"
-                f"  Name another: run.train=SPLIT, one of {', '.join(tasks.splits)}"
+                f"{who}: there is nothing to learn from: {named}.{other_split(tasks, 'run.train=SPLIT', who=who)}"
             )
         limit = getattr(plan.run, f"{role}_tasks")
         loaded[role] = (split, rows[:limit] if limit else rows)
     return loaded
+
+
+def other_split(tasks: Tasks, setting: str, *, who: str) -> str:
+    """Return the advice to name another split than an empty one, or that all are empty.
+
+    Args:
+        tasks: The task set.
+        setting: What names a split.
+        who: Whose they are, for messages.
+    """
+    filled = []
+    for split in tasks.splits:
+        try:
+            filled += [split] if len(read_split(tasks, split, who=who)) else []
+        except AgentrigError:  # told when it is named
+            filled.append(split)
+    if not filled:
+        return f"\n  None of its splits has a task ({', '.join(tasks.splits)}): give it data"
+    return f"\n  Name another: {setting}, one of {', '.join(filled)}"
 
 
 def split_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], tasks: Any) -> list[str]:

@@ -5,9 +5,7 @@ Held-out tasks are read once, to make sure that no labelled task is one of them;
 
 from __future__ import annotations
 
-import math
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,23 +19,15 @@ from agentrig.rollouts import Rollout
 from agentrig.run.demonstrated import demonstrator, line_of
 from agentrig.run.demonstration_server import Conversation, demonstrating
 from agentrig.run.evaluate import Evaluation, evaluate
-from agentrig.run.metrics import failure_lines, reason_of
+from agentrig.run.metrics import reason_of
 from agentrig.run.setup import Setup
 from agentrig.run.splits import load_splits
+from agentrig.run.verdict import SOLVED, Verdict, judge
 from agentrig.tasks import Task, overlap
 
 PAGE = "docs/how-to/laptop.md"
 MEASURED = 64
 """Training tasks that the model is tried on."""
-
-SOLVED = 0.95
-"""Share of correct answers from which a model has nothing to learn."""
-
-DIFFER = 0.2
-"""Share of groups whose rewards must differ for a model that training is recommended for."""
-
-LITTLE = 0.05
-"""How far the mean reward must be above the least one for that, while no answer is correct."""
 
 REPEATS = 4
 """A model whose share of right answers on demonstrated tasks is so many times that on others repeats them."""
@@ -248,61 +238,33 @@ def check_unsolved(measured: Evaluation, model: str) -> None:
         )
 
 
-def verdict(measured: Evaluation, group: int = 8, known: Evaluation | None = None) -> tuple[bool, str]:
-    """Return whether a model can be trained on by reward, and a message: that first, then why, or what to do.
+def verdict(
+    measured: Evaluation, group: int = 8, known: Evaluation | None = None, *, failure_limit: float = 1.0
+) -> Verdict:
+    """Say whether a model that was warmed up can be trained by reward, and what to do.
 
     Args:
         measured: One sampled answer for each of some training tasks.
-        group: Rollouts of one task in a training step. A step learns from groups whose rewards differ; how many would
-            is estimated as if all tasks were equally hard.
+        group: Rollouts of one task in a training step.
         known: One sampled answer for each of some demonstrated tasks, if `measured` has none of them.
+        failure_limit: See `agentrig.run.verdict.judge`.
     """
-    if not measured.n:
-        lines = failure_lines(measured.failures, measured.reasons) or ["none ran"]
-        return False, "No rollout was scored; see one with agentrig dev:\n" + "\n".join(f"  {line}" for line in lines)
-    values = Counter(r.value for r in measured.rollouts if r.value is not None)
-    if measured.accuracy and measured.accuracy >= SOLVED:
-        return True, (
-            "The model already solves nearly all training tasks: little is left for training. Use harder tasks, or "
-            "fewer labels or passes."
-        )
-    differ = 1 - sum((count / values.total()) ** group for count in values.values())
-    groups = (
-        f"training learns from tasks whose {group} rollouts get rewards that differ, and these would be about "
-        f"{differ:.0%} of the tasks"
-    )
+    repeats = ""
     cure = (
         "Give more labels (--labels), passes (--passes) or minutes, a larger model (--parameters), or easier tasks; "
         "or a reward with partial credit."
     )
-    repeats = ""
     if known is not None and known.accuracy and known.accuracy >= REPEATS * max(0.05, measured.accuracy or 0.0):
         right = round((measured.accuracy or 0.0) * measured.n)
         repeats = (
             f"The model repeats its demonstrations: {known.accuracy:.0%} of {known.n} demonstrated tasks are right, "
-            f"and {right} of {measured.n} others. "
+            f"and {right} of {measured.n} others. Give more labels (--labels), or demonstrations that vary more; more "
+            "passes or more steps of training do not help."
         )
-        cure = (
-            "Give more labels (--labels), or demonstrations that vary more; more passes or more steps of training do "
-            "not help."
-        )
-    mean = math.fsum(values.elements()) / values.total()
-    why = ""
-    if len(values) == 1 and not measured.accuracy:
-        why = (
-            f"every sampled answer has the reward {next(iter(values)):g}, and none is correct: reinforcement learning "
-            "would start at zero and learn nothing"
-        )
-    elif differ < DIFFER:
-        why = f"{groups} only"
-    elif not measured.accuracy and mean - min(values) < LITTLE:
-        why = (
-            f"no sampled answer is correct, and the mean reward is {mean:.3g}, hardly more than the least: training "
-            "would hardly begin"
-        )
-    if why:
-        return False, f"Don't train this model by reward yet: {why}. {repeats}{cure}"
-    enough = groups if measured.accuracy else f"no sampled answer is correct yet, but {groups}"
-    if repeats:
-        return True, f"You can train this model by reward, but more labels would help more. {repeats}{cure}"
-    return True, f"You can train this model by reward: {enough}."
+    found = judge([[r] for r in measured.rollouts], group, failure_limit=failure_limit, cure=repeats or cure)
+    if found.kind == "good" and repeats:
+        message = f"You can train this model by reward, but more labels would help more. {repeats}"
+        return attrs.evolve(found, message=message)
+    if found.kind == "solved":
+        return attrs.evolve(found, message=f"{found.message} Or give fewer labels or passes.")
+    return found

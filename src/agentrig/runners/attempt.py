@@ -20,6 +20,7 @@ from agentrig.gateway.client import GatewayAttempt, GatewayError
 from agentrig.pools import AgentSource, Job, Result
 from agentrig.processes.confine import hint
 from agentrig.processes.ends import no_silent_end
+from agentrig.prompting import prompted
 from agentrig.text import cut, masked, plain_json, storable, words_of
 from agentrig.traces import Trace
 
@@ -88,18 +89,21 @@ def _called(
     endpoint = job.endpoint
     without_proxy(endpoint.base_url)
     muted = bool(getattr(agent, "records_itself", False))
-    with recording(
-        job.id,
-        token_ids=endpoint.token_ids,
-        muted=muted,
-        base_url=endpoint.base_url,
-        gateway=visit is not None,
-        sampling=endpoint.sampling,
-        # A LitAgent has a temperature of its own for validation.
-        replace=_measured(job) and not getattr(agent, "reads_own_trace", False),
-        key="" if endpoint.api_key == "none" else endpoint.api_key,
-        headers=endpoint.headers,
-    ) as recorder:
+    with (
+        recording(
+            job.id,
+            token_ids=endpoint.token_ids,
+            muted=muted,
+            base_url=endpoint.base_url,
+            gateway=visit is not None,
+            sampling=endpoint.sampling,
+            # A LitAgent has a temperature of its own for validation.
+            replace=_measured(job) and not getattr(agent, "reads_own_trace", False),
+            key="" if endpoint.api_key == "none" else endpoint.api_key,
+            headers=endpoint.headers,
+        ) as recorder,
+        prompted(job.prompts),
+    ):
         try:
             whole = getattr(agent, "run_job", None)
             answer = whole(job) if whole is not None else agent(job.input, job.endpoint)

@@ -87,9 +87,11 @@ class RolloutEngine:
         adapter: Converts a trace to triplets.
         on_rollout: Called with every finished rollout.
         whole_rows: Whether the agent gets whole rows, with their gold (`AgentSpec.whole_rows`).
+        prompts: The agent's prompts, name to template.
 
     Attributes:
         as_mode: The mode that an agent of Agent Lightning sees; None for the mode of each `run`.
+        prompts: The agent's prompts in force, for the rollouts of the next `run`.
     """
 
     def __init__(
@@ -100,8 +102,10 @@ class RolloutEngine:
         adapter: Adapter,
         on_rollout: Callable[[Rollout], None] = lambda rollout: None,
         whole_rows: bool = False,
+        prompts: Mapping[str, str] | None = None,
     ) -> None:
         self.as_mode: Mode | None = None
+        self.prompts: Mapping[str, str] = prompts or {}
         self.adapter = adapter
         self.scorer = scorer
         self._runtime, self._on_rollout, self._whole_rows = runtime, on_rollout, whole_rows
@@ -120,6 +124,7 @@ class RolloutEngine:
         mode: Mode,
         on_groups: OnGroups | None = None,
         versions: Versions | None = None,
+        first: int = 0,
     ) -> list[Rollout]:
         """Run the agent n times on each task; the n rollouts of a task are side by side in the result.
 
@@ -127,6 +132,7 @@ class RolloutEngine:
         included. With several endpoints, groups are assigned in turn, and a whole group uses the same
         one: this balances the load and lets each server cache its groups' prompts. For `on_groups` see
         `Session.rollouts`. A rollout of other weights than `versions` is a failure; with None any are allowed.
+        `first` is the number of the first group, for a step with several batches.
         """
         endpoints = [endpoint] if isinstance(endpoint, Endpoint) else list(endpoint)
         waiting: dict[str, tuple[Task, str]] = {}
@@ -139,8 +145,9 @@ class RolloutEngine:
                     input=dict(given) if isinstance(given, Mapping) else given,
                     endpoint=endpoints[i % len(endpoints)],
                     mode=JOB_MODES[self.as_mode or mode],
+                    prompts=self.prompts,
                 )
-                waiting[job.id] = task, f"{mode}-{step}-{i}"
+                waiting[job.id] = task, f"{mode}-{step}-{first + i}"
                 jobs.append(job)
         ids = list(waiting)
         groups = [ids[i : i + n] for i in range(0, len(ids), n)]

@@ -23,6 +23,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, place_of, short_path
 from agentrig.pools import Job
 from agentrig.processes.held import Watch
+from agentrig.processes.replaced import left_alone
 from agentrig.rewards import Reward, Score
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.pools import Worker
@@ -44,6 +45,9 @@ SHOWN = 8
 
 HELD_S = 30.0
 """Seconds more in which native code may hold the interpreter; then the command is killed."""
+
+REWARD_CURE = "Write run.reward_process=true: then the reward judges in processes of its own, and harms no other"
+"""What to do about a reward that changes the process that it judges in."""
 
 NO_ANSWER = Score.invalid(
     "the agent computed a reward itself and has no answer that another reward could judge: use --reward own, or let it "
@@ -72,10 +76,11 @@ class RewardWorker:
     def run_job(self, job: Job) -> str:
         """Judge one outcome; return the score's fields as JSON."""
         many = getattr(self._reward, "score_many", None)
-        if many is not None:
-            (score,) = _called(many, [job.input], self._budget_s)
-        else:
-            score = score_one(self._reward, job.input, self._budget_s)
+        with left_alone("the reward", REWARD_CURE, tell=log.debug):  # this process is its own: only the score matters
+            if many is not None:
+                (score,) = _called(many, [job.input], self._budget_s)
+            else:
+                score = score_one(self._reward, job.input, self._budget_s)
         fields = attrs.asdict(score, recurse=False)
         value = None if score.value is None else float(score.value)
         components = {name: float(part) for name, part in score.components.items()}
@@ -160,7 +165,11 @@ class Scorer:
         self._folder = _current_folder()
 
     def __call__(self, rollouts: Sequence[tuple[Task, Outcome, Trace]]) -> list[Score]:
-        """Score a batch; returns a score for each item, in their order. Never raises."""
+        """Score a batch; returns a score for each item, in their order.
+
+        Raises:
+            PluginError: The reward replaced functions of Python that this process uses, or closed its files.
+        """
         items: list[tuple[Any, ...]] = [each if self._sees_trace else each[:2] for each in rollouts]
         judged = {
             i: item  # a plain agent that answers None is judged too
@@ -176,19 +185,23 @@ class Scorer:
             return []
         if self._in_processes:
             return self._elsewhere(items)
-        try:
-            return self._batch(items) if self._many is not None else self._each(items)
-        finally:
-            self._beat(None)
-            self._go_back()
+        with left_alone(f"the reward{self._name()}", REWARD_CURE):
+            try:
+                return self._batch(items) if self._many is not None else self._each(items)
+            finally:
+                self._beat(None)
+                self._go_back()
+
+    def _name(self) -> str:
+        return f" {self._plan.name}" if self._plan is not None else ""
 
     def _go_back(self) -> None:
         """Undo a change of the current directory: paths of the run are relative to it."""
         now = _current_folder()
         if self._folder and now != self._folder:
             os.chdir(self._folder)
-            name = f" {self._plan.name}" if self._plan is not None else ""
-            log.warning("the reward%s changed the current directory to %s; it is %s again", name, now, self._folder)
+            what = "the reward%s changed the current directory to %s; it is %s again"
+            log.warning(what, self._name(), now, self._folder)
 
     def _each(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
         scores: list[Score | None] = [None] * len(items)

@@ -200,7 +200,8 @@ class AgentSubject(TriedSubject):
         given = task.given(whole=whole)
         endpoint = Endpoint(base_url=self.server.url, model=self.server.model, sampling=SAMPLING, token_ids=True)
         given = given if whole else PrivateKeys(given, list(task.private))
-        return Job(id=f"check-{self._number}", input=given, endpoint=endpoint)
+        prompts = (self.spec.prompts if self.spec else None) or {}
+        return Job(id=f"check-{self._number}", input=given, endpoint=endpoint, prompts=prompts)
 
     def play(self, jobs: Sequence[Job], pool: Pool | None = None) -> list[Result]:
         """Run jobs and return their results, in their order; a job that fails is a result too."""

@@ -297,6 +297,7 @@ class Tracking:
         file = self._file(directory)
         file.parent.mkdir(exist_ok=True)
         part = file.with_suffix(".part")
+        part.unlink(missing_ok=True)  # a link would lead out of the run
         part.write_text(json.dumps(kept, indent=2) + "\n", "utf-8")
         part.replace(file)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import attrs
 
 from agentrig.run.damage import writing
+from agentrig.run.files import write_whole
 from agentrig.text import storable
 from agentrig.view.comparison import Comparison, compare
 from agentrig.view.prices import Prices, read_prices
@@ -64,8 +65,5 @@ def build_report(
         in_the_way = os.path.lexists(plots) and not plots.is_dir()
         with writing(plots, "") if in_the_way else nullcontext():
             draw_all(runs, plots)
-        page = render(runs, gold=gold, prices=prices, each=each)
-        part = out.with_name(f".{out.name}.part")
-        part.write_text(storable(page), "utf-8")
-        os.replace(part, out)
+        write_whole(out, storable(render(runs, gold=gold, prices=prices, each=each)))
     return out

@@ -16,7 +16,7 @@ import attrs
 import orjson
 
 from agentrig.errors import AgentrigError, ConfigError
-from agentrig.figures import NOTHING, count, duration, mean, number, percent, plain, wilson
+from agentrig.figures import NOTHING, SIGNIFICANT, count, duration, mean, number, percent, plain, sign_test, wilson
 from agentrig.text import flat
 from agentrig.traces import LLM_CALL, SERVER, items, mapping, token_count
 from agentrig.view import figures, table, tables
@@ -391,7 +391,7 @@ def _judged(
         return found | {"reason": "unreadable"}
     better = sum(sides[1][task][1] and not sides[0][task][1] for task in both)
     worse = sum(sides[0][task][1] and not sides[1][task][1] for task in both)
-    p = figures.sign_test(better, worse)
+    p = sign_test(better, worse)
     return found | {"gain": after - first, "better": better, "worse": worse, "n": len(both), "p": p}
 
 
@@ -524,7 +524,7 @@ def _against(line: Mapping[str, Any]) -> str:
     if len(known) == 1:
         judged = figures.chance(int(line["better"]["mean"]), int(line["worse"]["mean"]))
     else:
-        judged = f"sign tests: {sum(p <= figures.SIGNIFICANT for p in known)} of {len(known)} significant"
+        judged = f"sign tests: {sum(p <= SIGNIFICANT for p in known)} of {len(known)} significant"
     changed = ", ".join(f"{_spread(line[key], lambda n: f'{n:.3g}')} {key}" for key in ("better", "worse"))
     gained = _spread(line["gain"] | {"unknown": 0}, lambda gain: f"{100 * gain:+.1f}")
     return "\n".join([f"{gained} points", changed, judged, *dict.fromkeys(reasons)])

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import attrs
 
+from agentrig.audit.verdicts import NO_WEIGHTS
 from agentrig.figures import amount
 from agentrig.view import figures
 from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollouts, weights
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding
-from agentrig.view.causes.trend import gained, reward_rise
+from agentrig.view.causes.trend import fewer_right, gained, reward_rise
 from agentrig.view.reading import RunData, Seen, dig, mapping, read_run
 
 Rule = Callable[[Evidence], Iterable[Finding]]
@@ -38,6 +39,7 @@ RULES: Sequence[Rule] = (
     policy.unexploring,
     groups.zero_variance,
     rewards.second_rewards,
+    rewards.one_reason,
     policy.clipped,
     policy.barely_moved,
     weights.tokens,
@@ -61,6 +63,16 @@ GOES_ON = "No fault so far; the run goes on, and the gain is measured at its end
 NO_GAIN = "No fault was found, but there is no significant gain either: what the run {} may be chance."
 """What is said about another run without problems: it gained or lost."""
 
+LOSS = (
+    "No fault was found, but accuracy fell significantly: of {} tasks measured at both ends, {} went from wrong to "
+    "right and {} from right to wrong. Lower the learning rate (algorithm.lr){}."
+)
+"""What is said about a run without problems that got worse for certain."""
+
+KEEP_BEST = ', and let the run end with its best weights (algorithm.final = "best")'
+"""What is added if it ended with its last weights."""
+
+
 REWARD_ONLY = (
     "No fault was found. There is no significant gain in accuracy; the mean reward of training rose by {:.2g}."
 )
@@ -80,6 +92,7 @@ class Diagnosis:
         steps: Steps that have ended.
         gained: Whether it got better for certain, or solved its tasks.
         lost: Whether it got worse on the tasks that were measured at both ends, significantly or not.
+        loss: What to say if the accuracy fell significantly; else empty.
         reward_rise: By how much the mean reward of training rose, if the accuracy did not rise significantly with it.
         problems: What held learning back, the first cause first; what follows from another cause comes after it.
         warnings: What to know before you trust the run.
@@ -96,6 +109,7 @@ class Diagnosis:
     steps: int
     gained: bool
     lost: bool = False
+    loss: str = ""
     reward_rise: float | None = None
     problems: Sequence[Finding]
     warnings: Sequence[Finding]
@@ -138,6 +152,7 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
         steps=len(data.steps),
         gained=better,
         lost=evidence.changed[1] > evidence.changed[0],
+        loss=_loss(evidence) if fewer_right(evidence) and not solved else "",
         reward_rise=rise,
         problems=problems,
         next_step="" if problems or data.running else advice(evidence),
@@ -146,8 +161,15 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
         missing=list(dict.fromkeys([*data.missing, *evidence.missing])),
         audited=weights.links_audited(data),
         descent=figures.descent(data),
-        unseen=list(mapping(dig(data.summary, "audited", "not_looked_at"))),
+        unseen=[
+            link for link, why in mapping(dig(data.summary, "audited", "not_looked_at")).items() if why != NO_WEIGHTS
+        ],
     )
+
+
+def _loss(evidence: Evidence) -> str:
+    better, worse, _, judged = evidence.changed
+    return LOSS.format(judged, better, worse, KEEP_BEST if evidence.value("algorithm.final") == "last" else "")
 
 
 def ranked(found: Sequence[Finding], ended: Sequence[Finding]) -> list[Finding]:
@@ -184,6 +206,8 @@ def verdict(diagnosis: Diagnosis) -> str:
     unseen = UNSEEN.format(", ".join(diagnosis.unseen)) if diagnosis.unseen else ""
     if diagnosis.status == "running":
         return GOES_ON + unseen
+    if diagnosis.loss:
+        return diagnosis.loss + unseen
     if diagnosis.reward_rise is not None:
         said = REWARD_ONLY.format(diagnosis.reward_rise)
     else:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from agentrig.figures import amount, duration, mean, number, wilson
+from agentrig.figures import SIGNIFICANT, amount, duration, mean, number, sign_test, wilson
 from agentrig.run.directory import ENDED
 from agentrig.text import read_text
 from agentrig.traces import items
@@ -16,9 +16,6 @@ from agentrig.view.reading import RunData, dig, mapping
 
 SMOOTHING = 16
 """Number of steps over which training curves are smoothed, as in the reference's published curves."""
-
-SIGNIFICANT = 0.05
-"""Largest p of a sign test that is no chance."""
 
 PARTS = ("rollout", "reward", "update")
 """The parts of a step's time that every algorithm reports; it may add others."""
@@ -30,15 +27,6 @@ PART_NAMES = {
     "delivery": "checking that they arrived",
 }
 """What parts of a step's time are called on the screen; others have their own names."""
-
-
-def sign_test(better: int, worse: int) -> float:
-    """Return the two-sided p of the exact sign test: how likely is this split of the changed tasks by chance?"""
-    n = better + worse
-    if n == 0:
-        return 1.0
-    tail = sum(math.comb(n, k) for k in range(min(better, worse) + 1))
-    return min(1.0, float(2 * tail / 2**n))
 
 
 def chance(better: int, worse: int) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrig.errors import extra
+from agentrig.run.files import replacing
 from agentrig.view.plots import Line, Plot, apart, plots_of
 from agentrig.view.reading import RunData
 
@@ -77,9 +78,8 @@ def draw_all(runs: Sequence[RunData], folder: Path) -> None:
         if drawn is None:
             (folder / f"{name}.png").unlink(missing_ok=True)
         else:
-            part = folder / f".{name}.part"
-            part.write_bytes(drawn)
-            part.replace(folder / f"{name}.png")
+            with replacing(folder / f"{name}.png", folder / f".{name}.part") as part:
+                part.write_bytes(drawn)
 
 
 def _draw_steps(axes: Axes, plot: Plot) -> None:

@@ -16,6 +16,7 @@ from rich.tree import Tree
 
 from agentrig.figures import NOTHING, amount, counted, duration, percent, plain
 from agentrig.plan import script_of
+from agentrig.prompting import PROMPTS_FILE
 from agentrig.rollouts import Rollout
 from agentrig.text import cut, printable
 from agentrig.view import figures
@@ -213,6 +214,8 @@ def _next(directory: Path) -> dict[str, str]:
         if script_of(directory):
             measure = "by the script, with the exported model: only the script has the agent and the tasks"
         found |= {"eval": measure, "export": f"agentrig export {run} my-model"}
+        if (directory / PROMPTS_FILE).is_file():
+            found |= {"eval": f"agentrig eval {config} --prompts {run}", "export": str(directory / PROMPTS_FILE)}
     return found
 
 

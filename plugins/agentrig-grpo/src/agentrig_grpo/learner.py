@@ -218,6 +218,8 @@ class Learner:
         if self._sketch is not None:
             self._sketch.take(self.trained, self.optimizer, [s.call for s in samples if s.call is not None], norm)
         self._host.before_change()
+        if self.gives_back and not self.optimizer.state:  # moments stay: among activations they would keep their memory
+            give_memory_back(self._device)
         self.optimizer.step()
         if self._masters is not None:
             self._masters.refresh()

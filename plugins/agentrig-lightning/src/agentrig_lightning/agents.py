@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 import attrs
 
 from agentrig.plugins.specs import AgentSpec, NoConfig
+from agentrig.prompting import misfit
 from agentrig.traces import Trace
 from agentrig_lightning.instances import Factory, check_form
 
@@ -55,7 +56,8 @@ def agent(
         tracer: A tracer class of Agent Lightning, used instead of agentrig's tracer.
         environment: Environment variables that the agent needs beside `VERL_SPIDER_DATA_DIR`; see `AgentSpec`.
         initial_resources: Further resources, by name, for example a `PromptTemplate`. An algorithm of Agent Lightning
-            gives the agent its own resources instead.
+            gives the agent its own resources instead. Templates of the engine `f-string` are the agent's prompts
+            (`AgentSpec.prompts`): a run may replace them, and `gepa` improve them.
         hooks: `Hook` objects of Agent Lightning, called in the runner process. Every agent has copies of them.
         whole_rows: Whether it gets whole rows, gold columns included, to compute its reward; see `AgentSpec`. Its
             number is then no answer that another reward could judge.
@@ -89,7 +91,16 @@ def agent(
         preload=("agentrig_lightning.recorder_tracer", "openai"),
         environment=(SPIDER, *environment),
         whole_rows=whole_rows,
+        prompts=_prompts(initial_resources or {}),
     )
+
+
+def _prompts(resources: Mapping[str, Any]) -> dict[str, str]:
+    """Return the templates among resources, as an agent's prompts."""
+    templates = {
+        name: resource.template for name, resource in resources.items() if getattr(resource, "engine", "") == "f-string"
+    }
+    return {name: template for name, template in templates.items() if not misfit(template, None)}
 
 
 def _keys(source: Any) -> type:

@@ -145,12 +145,13 @@ class LitAgentCall:
 
     def _resources(self, job: Job) -> Mapping[str, Any]:
         """Return what an algorithm of Agent Lightning gave the rollout; else the endpoint, and the agent's own."""
-        from agentrig_lightning.resources import lightning_llm, resources_of
+        from agentrig_lightning.resources import lightning_llm, resources_of, templates_of
 
         if job.resources:
             given: Mapping[str, Any] = resources_of(job)
             return given
-        return {**self._initial, self._resource: lightning_llm(job.endpoint, own_fields=False)}
+        llm = lightning_llm(job.endpoint, own_fields=False)
+        return {**self._initial, **templates_of(job.prompts), self._resource: llm}
 
 
 class Host:

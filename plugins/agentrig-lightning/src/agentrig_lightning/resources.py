@@ -10,6 +10,7 @@ from agentlightning import (
     Attempt,
     AttemptedRollout,
     NamedResources,
+    PromptTemplate,
     RolloutConfig,
 )
 from pydantic import TypeAdapter
@@ -44,6 +45,11 @@ def lightning_llm(endpoint: Endpoint, *, own_fields: bool = True) -> LLM:
         api_key=endpoint.api_key,
         sampling_parameters={**endpoint.sampling, **extra},
     )
+
+
+def templates_of(prompts: Mapping[str, str]) -> dict[str, PromptTemplate]:
+    """Return an agent's prompts as Agent Lightning's resources."""
+    return {name: PromptTemplate(template=text, engine="f-string") for name, text in prompts.items()}
 
 
 def endpoint_of(resources: Mapping[str, Any], rollout_id: str, attempt_id: str) -> Endpoint:
@@ -84,7 +90,7 @@ def job_of(attempted: AttemptedRollout, update: Any) -> Job:
     Args:
         attempted: What the store handed out.
         update: Its `ResourcesUpdate`, or None. The resources travel with the job, except those that agentrig itself
-            stored: its job has the endpoint, and nothing else.
+            stored: its job has the endpoint and the prompts, and nothing else.
     """
     resources: Mapping[str, Any] = update.resources if update is not None else {}
     own = any(isinstance(r, LLM) and OWN_FIELDS in r.sampling_parameters for r in resources.values())
@@ -100,6 +106,7 @@ def job_of(attempted: AttemptedRollout, update: Any) -> Job:
         metadata=attempted.metadata,
         resources={} if own else {name: r.model_dump() for name, r in resources.items()},
         resources_id=update.resources_id if update is not None else None,
+        prompts={name: r.template for name, r in resources.items() if own and isinstance(r, PromptTemplate)},
     )
 
 

@@ -9,7 +9,7 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from agentrig.pools import AgentSource, Job, Result
 from agentrig.runners.processes import Pool
 from agentrig.secrets import sources
 from agentrig_lightning.joining import LightningRunners, address_of, checked_token, with_roles
-from agentrig_lightning.resources import lightning_llm
+from agentrig_lightning.resources import lightning_llm, templates_of
 from agentrig_lightning.store import OWN_ID, Store
 from agentrig_lightning.store_runner import StoreRunner
 from agentrig_lightning.store_server import ServedStore
@@ -164,16 +164,17 @@ class StorePool:
             await self.store.enqueue_rollout(
                 input=job.input,
                 mode=job.mode,
-                resources_id=await self._resource(job.endpoint),
+                resources_id=await self._resource(job.endpoint, job.prompts),
                 metadata={**(job.metadata or {}), OWN_ID: job.id},
             )
         await self._runner.turn(timeout_s)
 
-    async def _resource(self, endpoint: Endpoint) -> str:
-        key = repr((endpoint, endpoint.api_key))
+    async def _resource(self, endpoint: Endpoint, prompts: Mapping[str, str]) -> str:
+        key = repr((endpoint, endpoint.api_key, prompts))
         if key not in self._resources:
             # The first one, and that of this name, is for Agent Lightning's own runners.
             resources: Any = {"main_llm": lightning_llm(endpoint, own_fields=False), "llm": lightning_llm(endpoint)}
+            resources = {**templates_of(prompts), **resources}
             self._resources[key] = (await self.store.add_resources(resources)).resources_id
         return self._resources[key]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrig.errors import ConfigError
 from agentrig.plugins.specs import TasksSpec
 from agentrig.rows import read_rows, splits_of
 from agentrig.run.splits import ROLES
@@ -46,11 +47,17 @@ def tasks(
         gold: The gold columns. With None they are not known: only an agent that asks for whole rows can use the tasks.
         text: The columns of CSV files that hold text even where a cell looks like a number, for example codes.
 
+    Raises:
+        ConfigError: `gold` or `text` is one text, which would count as its letters.
+
     Example:
         ```python
         yield lightning.tasks("train.parquet", validation="test.parquet", gold=["result"], name="calc-x")
         ```
     """
+    for what, columns in (("gold", gold), ("text", text)):
+        if isinstance(columns, str):
+            raise ConfigError(f'lightning.tasks: write {what}=["{columns}"], a list of strings')
     sources = {"train": source, "validation": validation, "report": report}
     given = {role: rows for role, rows in sources.items() if rows is not None}
 

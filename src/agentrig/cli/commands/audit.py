@@ -37,11 +37,10 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
     from agentrig.audit.record import Record
     from agentrig.audit.verdicts import LINKS
     from agentrig.errors import AgentrigError
-    from agentrig.run.auditing import sources_of
+    from agentrig.run.auditing import Reward, sources_of
     from agentrig.run.directory import RunDirectory
     from agentrig.run.past import losses
     from agentrig.run.resume import recorded_plan
-    from agentrig.run.setup import Setup
     from agentrig.text import printable
 
     found = []
@@ -56,8 +55,8 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
                 raise AgentrigError(f"{run}/metrics.jsonl has no step {step}; it has {steps or 'none'}")
             if not steps:
                 raise AgentrigError(f"{run} has no step yet")
-            with closing(Setup(plan).scorer()) as scorer:
-                auditor = Auditor(run, sources_of(plan, scorer, seconds=math.inf))
+            with closing(Reward(plan)) as reward:
+                auditor = Auditor(run, sources_of(plan, reward, seconds=math.inf))
                 for one in steps if every else [step or steps[-1]]:
                     found.append(auditor.audit(one))
                     if not as_json:

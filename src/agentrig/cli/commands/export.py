@@ -16,7 +16,8 @@ from agentrig.cli.options import find_checkpoint
 def export(run: Path, target: Path, check: bool) -> None:
     """Copy a run's latest checkpoint as a Hugging Face directory that vLLM and transformers load.
 
-    transformers loads the copy, and it must give the run's probe the log-probabilities that the learner gave. A killed
+    transformers loads the copy, and it must give the run's probe the log-probabilities that the learner gave; and the
+    checkpoint must hold the weights of the step that it states, by the digest that the run recorded. A killed
     export leaves `.TARGET.part` beside TARGET; the same command replaces it.
 
     \b
@@ -25,8 +26,9 @@ def export(run: Path, target: Path, check: bool) -> None:
     import shutil
 
     from agentrig.delivery.exported import check_export
-    from agentrig.errors import ConfigError
+    from agentrig.errors import AgentrigError, ConfigError
     from agentrig.processes.scratch import temporary_files
+    from agentrig.run.auditing import checkpoint_fault
     from agentrig.run.damage import writing
     from agentrig.run.files import flush_tree
 
@@ -43,6 +45,8 @@ def export(run: Path, target: Path, check: bool) -> None:
             shutil.copytree(str(checkpoint), part, ignore=shutil.ignore_patterns("trainer", "keep", ".files.json"))
         with temporary_files():  # torch makes a folder for compiled kernels, whether it compiles any or not
             result = check_export(part, checkpoint) if check else ""
+            if check and (fault := checkpoint_fault(checkpoint)):
+                raise AgentrigError(fault)
         with writing(target, "another TARGET"):
             flush_tree(part)
             part.rename(target)

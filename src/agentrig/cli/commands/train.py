@@ -89,7 +89,8 @@ def train(
     if resume is not None:
         source = words[0] if words and "=" not in words[0] else None
         if source or any(
-            options[k] for k in (*RUN_KINDS, "observers", "trackers", "files", "active_agent", "strict_plugins")
+            options[k]
+            for k in (*RUN_KINDS, "observers", "trackers", "files", "prompts", "active_agent", "strict_plugins")
         ):
             raise ConfigError(
                 "a resumed run keeps its configuration; with --resume you can only give section.key=value"

@@ -267,11 +267,15 @@ def _make(
                 "warning: all training tasks were demonstrated, so this does not tell what the model can do from what "
                 "it remembers: leave some without a label (--labels N)"
             )
-        done["ready"], message = run.verdict(after, getattr(plan.configs["algorithm"], "group_size", 8), known)
-        click.echo(message)
+        group, limit = getattr(plan.configs["algorithm"], "group_size", 8), plan.run.failure_limit
+        judged = run.verdict(after, group, known, failure_limit=limit)
+        done |= {"ready": judged.kind in ("good", "solved"), "verdict": attrs.asdict(judged)}
+        click.echo(judged.message)
         if until is not None and tried and (after.accuracy or 0.0) < until:
             click.echo(f"--until {until:g} was not reached when training ended: {after.accuracy or 0.0:.1%}")
-    (directory / "warmup.json").write_text(json.dumps(done, indent=2) + "\n", "utf-8")
+    from agentrig.run.files import write_whole
+
+    write_whole(directory / "warmup.json", json.dumps(done, indent=2) + "\n")
     return done
 
 

@@ -100,6 +100,8 @@ def trained(evidence: Evidence) -> Iterator[Finding]:
     """Whether every step had calls to train on, and every scored rollout one."""
     run = evidence.run
     kept = totals(run, "nodes", "trained")
+    if run.summary.get("trains") == "prompts":
+        return
     if run.steps and not sum(kept.values()):
         # A run whose algorithm learns from calls ends before its first line: this one learns in another way.
         yield Finding("warn", "nothing was trained: no step logged a triplet")

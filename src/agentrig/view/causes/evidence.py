@@ -5,6 +5,7 @@ Each file is read once; `Seen` keeps the counts, so that a run that goes on can 
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 import attrs
 
 from agentrig.figures import number
-from agentrig.view.reading import RolloutFile, RunData, Seen, dig, is_correct, rollout_rows
+from agentrig.view.reading import RolloutFile, RunData, Seen, dig, is_correct, mapping, rollout_rows
 
 OVERLONG = re.compile(
     "max(imum)? (context|input|model) len(gth)?|context.length|max_model_len|model's context is", re.IGNORECASE
@@ -49,6 +50,7 @@ class StepFacts:
         same_right: Those with a single reward, all correct.
         same_wrong: Those with a single reward, none correct.
         same_answer: Those with a single answer.
+        reasons: What the reward says of scored ones that are not correct, without names and numbers: how often.
         group_means: The mean reward of each group, also of one rollout.
     """
 
@@ -70,11 +72,22 @@ class StepFacts:
     same_right: int = 0
     same_wrong: int = 0
     same_answer: int = 0
+    reasons: Mapping[str, int] = attrs.field(factory=dict)
     group_means: Sequence[float] = ()
 
 
 Measured = Mapping[str, tuple[str, bool, str]]
 """A measurement: task to the id of its rollout, whether it is correct, and the answer, of those that were scored."""
+
+
+def reason_of(details: Any) -> str:
+    """Return the reason in a score's details (JSON), without what is quoted, numbers, and a last name; or ''."""
+    try:
+        told = str(mapping(json.loads(details or "{}")).get("reason") or "")
+    except (ValueError, RecursionError):
+        return ""
+    kind, _, name = told.rpartition(": ")
+    return re.sub(r"""\d+|"[^"]*"|'[^']*'""", "…", kind if ": " in kind and " " not in name else told)[:120]
 
 
 def facts_of(file: RolloutFile, missing: list[str]) -> StepFacts:
@@ -116,6 +129,7 @@ def facts_of(file: RolloutFile, missing: list[str]) -> StepFacts:
         same=len(same),
         same_right=sum(all(map(is_correct, rows)) for rows in same),
         same_wrong=sum(not any(map(is_correct, rows)) for rows in same),
+        reasons=Counter(reason for row in scored if not is_correct(row) and (reason := reason_of(row["details"]))),
         same_answer=sum(len({row["answer"] for row in rows}) == 1 for rows in several),
         group_means=[sum(float(row["value"]) for row in rows) / len(rows) for rows in groups.values()],
     )

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from agentrig.figures import amount, count, number, percent
+from agentrig.figures import SIGNIFICANT, amount, count, number, percent, sign_test
 from agentrig.plan import RESUME, resume_command
 from agentrig.run.damage import read_object
+from agentrig.run.past import contradictions
 from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import STOPPED, Finding, problem
 from agentrig.view.causes.trend import at_least, at_most, quarter
-from agentrig.view.reading import dig
 
 FEW = 10
 """A run of fewer steps is too short to say that it does not learn."""
@@ -97,17 +97,10 @@ def ended(evidence: Evidence) -> Iterator[Finding]:
 
 
 def contradicted(evidence: Evidence) -> Iterator[Finding]:
-    """A step's reward that is not its rollouts' mean, and held-out figures in which two files differ."""
+    """A step's reward that is not its rollouts' mean, and measurements in which two files differ."""
     run = evidence.run
-    for key, end in ((key, end) for key in ("accuracy", "reward") for end in ("before", "after")):
-        stated = number(dig(run.summary, key, end))
-        measured = number(dig(run.progress, end, key))
-        if stated is not None and measured is not None and stated != measured:
-            yield Finding(
-                "warn",
-                f"the record contradicts itself: the {key} {end} training is {stated:.6g} in summary.json, and "
-                f"{measured:.6g} in progress.json: one of the two files was changed",
-            )
+    measured = contradictions(run.directory, progress=run.progress, summary=run.summary, lines=run.steps)
+    yield from (Finding("warn", text) for _, text in measured)
     lines = {line["step"]: line for line in evidence.run.steps}
     for facts in evidence.steps:
         line = lines.get(facts.step, {})
@@ -167,11 +160,7 @@ def memorised(evidence: Evidence) -> Iterator[Finding]:
     late = evidence.steps[-quarter(evidence.steps) :]
     right, scored = (sum(getattr(facts, key) for facts in late) for key in ("right", "scored"))
     better, worse, _, _ = evidence.changed
-    if (
-        evidence.ends is None
-        or not scored
-        or (better > worse and figures.sign_test(better, worse) <= figures.SIGNIFICANT)
-    ):
+    if evidence.ends is None or not scored or (better > worse and sign_test(better, worse) <= SIGNIFICANT):
         return
     n, known = len(evidence.ends[1]), sum(correct for _, correct, _ in evidence.ends[1].values())
     surely_less = at_most(known, n) < at_least(right, scored)
@@ -212,7 +201,7 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
         f"of {tasks}, {count(better)} went from wrong to right and {count(worse)} "
         f"from right to wrong ({figures.chance(better, worse)})"
     )
-    if figures.sign_test(better, worse) > figures.SIGNIFICANT:
+    if sign_test(better, worse) > SIGNIFICANT:
         yield Finding(doubt, f"{text}{few}")
     else:
         yield Finding("ok" if better > worse else "warn", text)
@@ -250,7 +239,7 @@ def weak_slice(evidence: Evidence) -> str:
             if name != "calls" and n >= FEW_TASKS:  # the calls are of rollouts, not of tasks
                 found.append((_fewer(right, n, rights, every), name, part, right / n, n))
     p, name, part, share, n = min(found, default=(1.0, "", "", 0.0, 0))
-    if p * len(found) > figures.SIGNIFICANT:
+    if p * len(found) > SIGNIFICANT:
         return ""
     file = evidence.value("tasks.file")
     cure = f"add rows like these to {file} (tasks.file)" if file else f"see why: agentrig watch {_path(evidence)}"
@@ -276,7 +265,7 @@ def more_tasks(evidence: Evidence) -> str:
     """Return the advice to train on more tasks where training tasks are surely right more often than others, or ''."""
     late = evidence.steps[-quarter(evidence.steps) :]
     right, scored = (sum(getattr(facts, key) for facts in late) for key in ("right", "scored"))
-    if evidence.ends is None or not scored:
+    if evidence.ends is None or not scored or evidence.demonstrated:
         return ""
     n, known = len(evidence.ends[1]), sum(correct for _, correct, _ in evidence.ends[1].values())
     split = evidence.where.partition(" split")[0]

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
-from agentrig.figures import figure, mean, number
+from agentrig.figures import count, figure, mean, number
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
-from agentrig.view.causes.trend import LIKELY, trend
+from agentrig.view.causes.trend import LIKELY, at_least, trend
 from agentrig.view.reading import SECOND, dig, mapping
+
+MOST = 0.5
+"""The share of scored rollouts that one reason must be surely above to be named."""
 
 APART = 0.1
 """So far a second reward falls behind the trained one, relative to the reward's range, until it is named."""
+
+
+def one_reason(evidence: Evidence) -> Iterator[Finding]:
+    """One reason that the reward gives for most wrong answers, where most answers are wrong."""
+    reasons = Counter[str]()
+    for facts in evidence.steps:
+        reasons.update(facts.reasons)
+    scored = evidence.total("scored")
+    for reason, n in reasons.most_common(1):
+        if len(reasons) > 1 and at_least(n, scored) > MOST:  # a reward that has one reason only says nothing
+            text = f"{count(n)} of {count(scored)} scored training rollouts are wrong for one reason: {reason}"
+            yield Finding("warn", f"{text}. Read one (agentrig watch): does the agent show the model what it needs?")
 
 
 def second_rewards(evidence: Evidence) -> Iterator[Finding]:

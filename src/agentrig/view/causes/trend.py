@@ -6,9 +6,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from agentrig.figures import wilson
+from agentrig.figures import SIGNIFICANT, sign_test, wilson
 from agentrig.view.causes.evidence import Evidence, StepFacts
-from agentrig.view.figures import SIGNIFICANT, sign_test
 
 SURE = 3.0
 """Standard errors between two means that count as a certain difference."""
@@ -72,14 +71,20 @@ def trend(values: Sequence[float]) -> float:
 
 
 def gained(evidence: Evidence) -> bool:
-    """Whether the run got better: in training, or on the tasks that were measured at both ends."""
-    return more_right(evidence) or reward_rose(evidence)
+    """Whether the run got better: on the tasks that were measured at both ends, or in training and not worse there."""
+    return more_right(evidence) or (reward_rose(evidence) and not fewer_right(evidence))
 
 
 def more_right(evidence: Evidence) -> bool:
     """Whether significantly more of the tasks that were measured at both ends are right at the end."""
     better, worse, _, _ = evidence.changed
     return better > worse and sign_test(better, worse) <= SIGNIFICANT
+
+
+def fewer_right(evidence: Evidence) -> bool:
+    """Whether significantly fewer of the tasks that were measured at both ends are right at the end."""
+    better, worse, _, _ = evidence.changed
+    return worse > better and sign_test(better, worse) <= SIGNIFICANT
 
 
 def reward_rose(evidence: Evidence) -> bool:
@@ -102,7 +107,7 @@ def reward_rise(evidence: Evidence) -> float | None:
     None too if no tasks were measured at both ends: then the reward is all that is known.
     """
     judged = evidence.changed[3]
-    if not judged or more_right(evidence) or not reward_rose(evidence):
+    if not judged or more_right(evidence) or fewer_right(evidence) or not reward_rose(evidence):
         return None
     width = quarter(evidence.steps)
     first, last = rewards_of(evidence.steps[:width]), rewards_of(evidence.steps[-width:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from agentrig.audit.verdicts import NO_WEIGHTS
 from agentrig.figures import GRAD_NORM, count, figure, number
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
@@ -72,7 +73,8 @@ def links_audited(run: RunData) -> str:
     text = f"checked: {seen.get('links')} of {seen.get('of')} parts, step{'s' if len(steps) > 1 else ''} {shown}"
     left, read = mapping(seen.get("not_looked_at")), mapping(seen.get("calls"))
     parts = [f"{link}: looked at {one[0]} of {one[1]} calls" for link, one in read.items() if one[0] < one[1]]
-    return "; ".join([text, *parts, *(f"not {link}: {why}" for link, why in left.items())])
+    unseen = [f"not {link}: {why}" for link, why in left.items() if why != NO_WEIGHTS]
+    return "; ".join([text, *parts, *unseen, *([NO_WEIGHTS] if NO_WEIGHTS in left.values() else [])])
 
 
 def audited(evidence: Evidence) -> Iterator[Finding]:
@@ -90,6 +92,9 @@ def audited(evidence: Evidence) -> Iterator[Finding]:
 def delivery(evidence: Evidence) -> Iterator[Finding]:
     """How often the server was shown to answer with the trained weights."""
     run = evidence.run
+    if run.summary.get("trains") == "prompts":
+        yield Finding("fact", "the run trained prompts, no weights: nothing had to arrive at the model's server")
+        return
     if "delivery" not in run.summary:  # a run of an earlier version, or one that goes on
         return
     seen = mapping(run.summary["delivery"])

@@ -1,0 +1,150 @@
+"""Whole runs of `gepa` on an agent whose accuracy depends on its prompt in a known way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prompted_model import Model, settings
+from prompted_plugin import RULES
+
+from agentrig.cli.options import find_checkpoint
+from agentrig.errors import ConfigError
+from agentrig.plan import Plan, resolve
+from agentrig.prompting import read_prompts
+from agentrig.run.training import train
+from agentrig.testing.scripted import serving
+from agentrig.view.diagnosis import diagnose
+
+
+@pytest.fixture
+def model() -> Iterator[Model]:
+    with serving(Model()) as server:
+        yield server
+
+
+def plan_of(model: Model, place: Path, *overrides: str, **more: Any) -> Plan:
+    file = place / "run.toml"
+    file.write_text("")
+    return resolve(str(file), overrides=[*settings(model.url, place), *overrides], **more)
+
+
+def searched(model: Model, run: Path) -> list[str]:
+    """What was paid for the search: everything but the two measurements on held-out tasks."""
+    held_out = 2 * json.loads((run / "summary.json").read_text())["accuracy"]["n"]
+    assert held_out == 40
+    return model.paid[20:-20]
+
+
+def test_the_best_prompt_is_found_within_the_budget_in_spite_of_failures(model: Model, tmp_path: Path) -> None:
+    count = 0
+
+    def failing(said: str) -> bool | float:
+        nonlocal count
+        count += 1
+        return 2.0 if count == 45 else count % 7 == 0 and "better" not in said and 20 < count < 95
+
+    model.failing = failing
+    run, max_calls = tmp_path / "run", 150
+    summary = train(plan_of(model, tmp_path, f"algorithm.max_calls={max_calls}", "run.failure_limit=0.6"))
+
+    assert summary["accuracy"]["before"] == 0.0
+    assert summary["accuracy"]["after"] >= 0.95, summary  # the best prompt has all rules: 100%
+    assert len(searched(model, run)) <= max_calls
+    assert summary["failures"]["llm-error"] > 5
+    found = json.loads((run / "prompts.json").read_text())
+    assert all(rule in found["prompts"]["system"] for rule in RULES.values())
+    assert found["validation_reward"] == 1.0
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["algorithm"]["calls_used"] == len(searched(model, run))
+    assert lines[-1]["algorithm"]["tokens_used"] > 0
+    assert "weight_change" not in lines[-1]["algorithm"]
+    # No failure counts as an answer without reward.
+    record = [json.loads(line) for line in (run / "gepa.jsonl").read_text().splitlines()]
+    assert all("value" not in line for line in record if line.get("failure"))
+
+    # The report knows that no weights changed.
+    seen = diagnose(run)
+    said = [f.text for f in (*seen.checks, *seen.warnings)]
+    assert "the run trained prompts, no weights: nothing had to arrive at the model's server" in said
+    assert any(text.endswith("prompts, no weights") for text in said)
+    assert seen.unseen == []
+    assert not any("nothing" in text and "no weights" not in text for text in said), said
+    with pytest.raises(ConfigError, match="found prompts, and no model"):
+        find_checkpoint(run)
+    assert summary["audited"]["faults"] == []
+    assert "For sum: ADD" in resolve(str(run / "config.toml"), prompts=read_prompts(run)).prompts["system"]
+
+
+def killer(model: Model, at: int, process: list[subprocess.Popen[bytes]]) -> None:
+    """Let the server kill the run when it gets the request of this number, which is then not paid."""
+
+    def failing(said: str) -> bool:
+        if len(model.paid) == at and process:
+            time.sleep(0.5)  # what was answered before has been recorded
+            os.killpg(process.pop().pid, signal.SIGKILL)
+            return True
+        return False
+
+    model.failing = failing
+
+
+SMALL = ["algorithm.max_calls=80", "runners.threads=1", "run.report_tasks=4", "run.validation_tasks=4"]
+
+
+def test_a_killed_run_goes_on_and_pays_no_call_twice(model: Model, tmp_path: Path) -> None:
+    (tmp_path / "killed.toml").write_text("")
+    words = [*settings(model.url, tmp_path), *SMALL]
+    command = [sys.executable, "-m", "agentrig", "train"]
+    process: list[subprocess.Popen[bytes]] = []
+    killer(model, 25, process)  # in the second step: after 4 held-out tasks, 4 on validation, and a step of up to 11
+    with (tmp_path / "log").open("wb") as log:
+        first = subprocess.Popen(
+            [*command, str(tmp_path / "killed.toml"), *words], stdout=log, stderr=log, start_new_session=True
+        )
+        process.append(first)
+        assert first.wait(timeout=240) == -signal.SIGKILL, (tmp_path / "log").read_text()
+        assert len(model.paid) == 25
+        assert (
+            subprocess.run(
+                [*command, "--resume", str(tmp_path / "run")], stdout=log, stderr=log, timeout=240, check=False
+            ).returncode
+            == 0
+        ), (tmp_path / "log").read_text()
+    assert len(set(model.paid)) == len(model.paid)
+    interrupted = (tmp_path / "run" / "prompts.json").read_text()
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, len(steps) + 1))
+
+    # It is the run that it would have been without the interruption.
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    paid, model.paid, model.failing = model.paid, [], lambda said: False
+    train(plan_of(model, whole, *SMALL))
+    assert (whole / "run" / "prompts.json").read_text() == interrupted
+    assert sorted(model.paid) == sorted(paid)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["algorithm.max_calls=56"], r"max_calls = 56 can find nothing: .* need at least 57"),
+        (["agent.use=unprompted"], r"this agent declares none"),
+        (["algorithm.minibatch=25", "algorithm.max_calls=900"], r"minibatch = 25: there are 24 training tasks"),
+    ],
+)
+def test_what_can_find_nothing_is_refused_before_the_first_rollout(
+    model: Model, tmp_path: Path, overrides: list[str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        train(plan_of(model, tmp_path, *overrides))
+    assert model.paid == []
+    assert not (tmp_path / "run").exists()

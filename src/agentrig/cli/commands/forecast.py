@@ -1,0 +1,135 @@
+"""`agentrig forecast`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from agentrig.cli.options import configured, make_plan, stdout_to_stderr
+from agentrig.cli.progress import progress
+from agentrig.errors import AgentrigError, RunStopped
+
+
+@click.command()
+@configured
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    metavar="N",
+    help="How many tasks; by default those of a step, in at most 256 rollouts.",
+)
+@click.option("--rollouts", type=click.IntRange(1, 1024), metavar="N", help="Rollouts of each; the run's group size.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def forecast(words: Sequence[str], limit: int | None, rollouts: int | None, as_json: bool, **options: Any) -> None:
+    """Say whether a recipe's model can learn from its tasks, and what a run takes; nothing is trained or kept.
+
+    A few training tasks are rolled out as in training. pass@k is how likely at least one of k rollouts of a task is
+    correct. Reinforcement learning learns from groups (the rollouts of one task) whose rewards differ. One update is
+    measured on a learner that is thrown away. Exit status 1 if the verdict is not "good". Ctrl-C ends it and shows
+    what is known so far.
+
+    \b
+    agentrig forecast mini
+    agentrig forecast my-run.toml --limit 64 --rollouts 8 algorithm.temperature=1.2
+    """
+    from agentrig.run.forecast import Trial
+
+    with stdout_to_stderr(as_json):
+        trial = Trial.of(make_plan(words, options), tasks=limit or 0, rollouts=rollouts or 0)
+        expected = trial.n * len(trial.tasks)
+        click.echo(f"{expected} rollouts: starting the agent and the model's server …", err=True)
+        ended: BaseException | None = None
+        try:
+            with progress(expected) as shown:
+                trial.roll_out(shown)
+            trial.update()
+        except (AgentrigError, KeyboardInterrupt) as error:
+            if not trial.groups or (isinstance(error, RunStopped) and not trial.complete):
+                raise
+            ended = error
+    found = trial.forecast()
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        for line in _lines(found):
+            click.echo(line)
+    if ended is not None:
+        raise ended
+    if found["verdict"]["kind"] != "good":
+        raise SystemExit(1)
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of a forecast."""
+    from agentrig.device_memory import in_gib
+    from agentrig.figures import amount, counted, duration, percent
+    from agentrig.run.metrics import failure_lines
+
+    n, groups, each, step, gain = (found[k] for k in ("rollouts_per_task", "groups", "per_rollout", "step", "gain"))
+    sampled = f"temperature {found['sampling']['temperature']:g}"
+    so_far = "" if found["complete"] else "so far: "
+    yield f"{so_far}{amount(found['tasks'], 'task')} of split {found['split']}, {amount(n, 'rollout')} each, {sampled}"
+    shown = [k for k in range(1, n + 1) if k == n or k & (k - 1) == 0]  # the powers of 2
+    yield "  ".join(f"pass@{k} {percent(found['pass_at_k'][str(k)])}%" for k in shown)
+    low, high = groups["ci95"]
+    differ = f"groups that differ: {groups['differ']} of {groups['n']}"
+    if groups["n"]:
+        differ += f", {groups['differ'] / groups['n']:.0%} (95%: {low:.0%} to {high:.0%})"
+        if n != groups["size"] > 1 < n:
+            word = "at least " if n < groups["size"] else ""
+            differ += f"; {word}about {groups['share']:.0%} with {groups['size']} rollouts a task, as in the run"
+    if groups["taught"] not in (None, groups["differ"]):
+        differ += f"; the run's credit learns from {groups['taught']}"
+    yield differ
+    yield f"failures: {counted(found['failures']) if found['failures'] else 'none'}"
+    yield from (f"  {line}" for line in failure_lines(found["failures"], found["reasons"]))
+    yield (
+        f"a rollout: {each['calls']:.1f} calls ({each['trained_calls']:.1f} trained), {each['prompt_tokens']:.0f} "
+        f"tokens of prompts ({each['trained_prompt_tokens']:.0f}), {each['response_tokens']:.0f} sampled "
+        f"({each['trained_response_tokens']:.0f})"
+    )
+    if step["rollout_s"] is not None:
+        update = "not known" if step["update_s"] is None else f"about {duration(step['update_s'])}"
+        yield f"a step: rollouts about {duration(step['rollout_s'])}, update {update} ({step['updated']})"
+    if step["memory"]:
+        peak = f"; this process had {in_gib(step['peak_bytes'])} at most" if step["peak_bytes"] else ""
+        yield f"{step['memory']}{peak}"
+    if found["run"]["seconds"] is not None:
+        without = "" if step["update_s"] is not None else ", without updates"
+        yield f"a run: {found['run']['steps']} steps, about {duration(found['run']['seconds'])}{without}"
+    yield from _gain(found, gain)
+    yield f"verdict: {found['verdict']['kind']}. {found['verdict']['message']}"
+
+
+def _gain(found: dict[str, Any], gain: dict[str, Any]) -> Iterator[str]:
+    """Yield what a gain takes to be significant."""
+    from agentrig.figures import duration, percent
+
+    n, least, more, once = (
+        gain["held_out"],
+        gain["least_tasks"],
+        gain["least_tasks_with_worse"],
+        found["pass_at_k"]["1"],
+    )
+    test = "(exact sign test, p < 0.05)"
+    if n < least:
+        yield f"no gain can be significant on {n} held-out tasks {test}: use at least {least}"
+        return
+    worse = f" if none becomes worse, or {percent(more / n)} if {gain['worse']} do" if gain["worse"] else ""
+    yield f"a gain is significant from {percent(least / n)} points on the {n} held-out tasks on{worse} {test}"
+    if once is not None and 1 - once < least / n:
+        yield f"  the model can gain {percent(1 - once)} points at most: use harder tasks, or more held-out ones"
+    if found["verdict"]["kind"] != "good" or gain["steps"] is None:
+        return
+    when = f"after about {gain['steps']} steps"
+    if gain["seconds"] is not None:
+        when += f", {duration(gain['seconds'])}"
+    if gain["steps"] > found["run"]["steps"]:
+        when = f"not within {found['run']['steps']} steps"
+    yield (
+        f"  {when}: this assumes that the run moves pass@1 to pass@{found['rollouts_per_task']}, in even steps. How "
+        "fast a model really learns can't be known before"
+    )

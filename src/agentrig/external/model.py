@@ -1,0 +1,59 @@
+"""The server `endpoint`: a model that already runs behind an OpenAI-compatible address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Self
+
+from agentrig.endpoints import Endpoint
+from agentrig.external.config import EndpointConfig
+from agentrig.servers import MakeServer, ServerError, ServerPlan
+
+
+class EndpointServer:
+    """Implements `agentrig.servers.Server` for a model that nobody here starts, ends or trains.
+
+    Args:
+        config: Its keys.
+        plan: What the algorithm would have served; it is not used.
+    """
+
+    dtype, context = "", 0
+
+    def __init__(self, config: EndpointConfig, plan: ServerPlan) -> None:
+        key = config.api_key.reveal() if config.api_key is not None else "none"
+        url = config.base_url.rstrip("/")
+        self.endpoints: Sequence[Endpoint] = [
+            Endpoint(base_url=url, model=config.model, api_key=key, token_ids=config.token_ids)
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def take(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        """Refuse: the weights are not ours."""
+        raise ServerError(
+            'the server "endpoint" can\'t take new weights: leave [server] out to train weights, or train prompts'
+        )
+
+    def held(self) -> Sequence[Mapping[str, str]] | None:
+        """Return None: nothing is known of its tensors."""
+        return None
+
+    def sleep(self) -> None:
+        """Do nothing."""
+
+    def wake(self) -> None:
+        """Do nothing."""
+
+    def check(self) -> None:
+        """Do nothing: the rollouts show whether it answers."""
+
+
+def make(config: EndpointConfig) -> MakeServer:
+    """Return what makes the server of a plan."""
+    return partial(EndpointServer, config)

@@ -1,0 +1,89 @@
+"""Notices that a plugin's code replaced functions which the run itself uses, or closed the run's files."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from agentrig.errors import PluginError
+from agentrig.processes.ends import end_now
+from agentrig.processes.locks import held_descriptors
+
+log = logging.getLogger(__name__)
+
+USED = (
+    (builtins, ("open", "print", "len", "isinstance")),
+    (json, ("dumps", "loads", "dump", "load")),
+    (os, ("open", "close", "read", "write", "replace", "unlink", "stat", "fsync", "fork", "kill", "getpid")),
+    (time, ("time", "monotonic", "perf_counter", "sleep")),
+)
+"""Module, and those of its functions without which no run goes on."""
+
+_changes = threading.Lock()
+_under_way = 0
+_before: dict[tuple[Any, str], Any] = {}
+
+
+@contextmanager
+def left_alone(who: str, cure: str, tell: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Run a plugin's code in this process; what it replaced is put back after it.
+
+    Blocks may be open at once in several threads: what there was before the first of them counts.
+
+    Args:
+        who: Whose code it is, for the message.
+        cure: What to do.
+        tell: Is given the words on replaced functions instead of the error: the code will run elsewhere.
+
+    Raises:
+        PluginError: It replaced a function, or closed a file of the run.
+    """
+    global _under_way
+    with _changes:
+        if not _under_way:
+            _before.update({(module, name): getattr(module, name) for module, names in USED for name in names})
+        _under_way += 1
+    files = held_descriptors()
+    try:
+        yield
+    finally:
+        with _changes:
+            replaced = [each for each, function in _before.items() if getattr(*each, None) is not function]
+            for module, name in replaced:
+                setattr(module, name, _before[module, name])
+            _under_way -= 1
+            if not _under_way:
+                _before.clear()
+        closed = [name for descriptor, name in files.items() if _is_closed(descriptor)]
+        did = []
+        if replaced:
+            did.append(f"replaced {_listed([f'{module.__name__}.{name}' for module, name in replaced])}")
+        if closed:
+            did.append(f"closed files and connections of this command, such as {closed[0]}")
+        text = f"{who} {' and '.join(did)}, which this command needs itself"
+        if did and tell is not None and not closed:
+            tell(f"{text}: put back")
+        elif did:
+            if closed:  # other threads use what is gone: they would hang, or print tracebacks
+                log.error("%s.\n  %s", text, cure)
+                end_now(1)
+            raise PluginError(f"{text}.\n  {cure}")
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _is_closed(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return True
+    return False

@@ -1,0 +1,364 @@
+"""What a run would learn from, and what it would take: a few training tasks are rolled out before anything is trained.
+
+tasks of the first step → rollouts as in training → pass@k, groups that differ, verdict
+                                                  → one update of a learner that is thrown away → seconds a step
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+
+from agentrig.algorithms import LoopAlgorithm, Session
+from agentrig.endpoints import Endpoint
+from agentrig.errors import ConfigError, RunStopped
+from agentrig.figures import amount, least_gain, mean, wilson
+from agentrig.hardware import Hardware
+from agentrig.learners import LoopSettings, TrainSample
+from agentrig.plan import Plan
+from agentrig.processes.scratch import temporary_files
+from agentrig.rollouts import Rollout
+from agentrig.run.evaluate import run_agent
+from agentrig.run.guards import (
+    EARLY,
+    check_failures,
+    check_sampling,
+    check_triplets,
+    warn_of_constraints,
+    warn_of_fields,
+    warn_of_unseen,
+)
+from agentrig.run.loop import samples_of
+from agentrig.run.metrics import count_failures, reason_of
+from agentrig.run.setup import Setup
+from agentrig.run.splits import load_splits
+from agentrig.run.verdict import differing, judge, pass_at
+from agentrig.runners.engine import RolloutEngine
+from agentrig.servers import ServerMemory
+from agentrig.tasks import Task, tasks_of_step
+from agentrig.traces import Span, mapping
+
+ROLLOUTS = 256
+"""Most rollouts of a forecast that does not say how many tasks; a small model on two cores takes seconds for them."""
+
+TASKS = 32
+"""Tasks of a forecast where the algorithm has no `tasks_per_step`."""
+
+GROUP = 8
+"""Rollouts of a task where the algorithm has no `group_size`."""
+
+UPDATE_S = 20.0
+"""An update that would take longer is measured on one group."""
+
+WORSE = 0.05
+"""Share of the held-out tasks that are assumed to become worse while others become better."""
+
+
+@attrs.define(kw_only=True, eq=False)
+class Trial:
+    """Rollouts of some training tasks, and one update; `forecast` says what is known at any time.
+
+    Attributes:
+        plan: The run's.
+        tasks: Those of the first step, or some of them, or more.
+        n: Rollouts of each task.
+        split: The split that the tasks are from.
+        held_out: Number of held-out tasks, which a run measures before and after.
+        validated: Number of validation tasks.
+        groups: The groups that are complete, failures included.
+        complete: Whether all of them are.
+        start_s: Seconds until the first rollout began.
+        rollouts_s: Seconds from there to the latest complete group.
+        update_s: Seconds of the update of a step with as many tasks as there are groups; None if it is not known.
+        updated: How it was measured, or why it was not.
+        taught: Number of groups that the run's credit gives a gradient; None if it is not known.
+        memory: The memory plan of a run; '' if the algorithm has none.
+        peak: Most bytes that this process had in the update, with all that it has imported; None if the learner is on a
+            device, or nothing was updated.
+    """
+
+    plan: Plan
+    tasks: Sequence[Task]
+    n: int
+    split: str
+    held_out: int
+    validated: int
+    groups: list[Sequence[Rollout]] = attrs.field(factory=list)
+    complete: bool = False
+    start_s: float = 0.0
+    rollouts_s: float = 0.0
+    update_s: float | None = None
+    updated: str = "not measured"
+    taught: int | None = None
+    memory: str = ""
+    peak: int | None = None
+
+    @classmethod
+    def of(cls, plan: Plan, *, tasks: int = 0, rollouts: int = 0) -> Trial:
+        """Choose the tasks.
+
+        Args:
+            plan: The run's.
+            tasks: How many; 0 for those of a step, at most as many as `ROLLOUTS` rollouts have.
+            rollouts: Rollouts of each; 0 for the group size of the run.
+
+        Raises:
+            ConfigError: There are fewer training tasks, or the algorithm does not learn from rewards.
+        """
+        settings = plan.configs["algorithm"]
+        if getattr(settings, "demonstrations", ""):
+            raise ConfigError(
+                f"{plan.components['algorithm'].spec.name} learns from demonstrations; a forecast says what the rewards "
+                "of a run can teach. Name an algorithm that learns from them, such as --algorithm grpo"
+            )
+        splits = load_splits(plan)
+        split, train = splits["train"]
+        if tasks > len(train):
+            raise ConfigError(
+                f"--limit {tasks}: the split {split} has {amount(len(train), 'task')}; ask for at most so many"
+            )
+        n = rollouts or _group_size(plan)
+        few = tasks or min(getattr(settings, "tasks_per_step", TASKS), max(1, ROLLOUTS // n), len(train))
+        return cls(
+            plan=plan,
+            tasks=tasks_of_step(train, n=few, step=1, seed=plan.run.seed),
+            n=n,
+            split=split,
+            held_out=len(splits["report"][1]),
+            validated=len(splits["validation"][1]),
+        )
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """The rollouts of the groups that are complete."""
+        return [rollout for group in self.groups for rollout in group]
+
+    def roll_out(self, each: Callable[[Rollout], None] = lambda rollout: None) -> None:
+        """Run the agent on the tasks, sampled as in training.
+
+        Args:
+            each: Called with every rollout of a group that is complete.
+
+        Raises:
+            RunStopped: A run would stop in its first step, because all rollouts fail, or no call can be trained on.
+            AgentrigError: The agent can't be built, or the model's server is dead.
+        """
+        plan, begun = self.plan, time.perf_counter()
+        algorithm: Any = plan.components["algorithm"].spec
+        limit, adapter = plan.run.failure_limit, plan.components["adapter"].spec.name
+        expected = self.n * len(self.tasks)
+
+        def body(engine: RolloutEngine, served: Sequence[Endpoint]) -> None:
+            sampled = [endpoint.with_sampling(**_sampling(plan)) for endpoint in served]
+            first = time.perf_counter()
+            self.start_s = first - begun
+
+            def arrived(groups: Mapping[int, Sequence[Rollout]]) -> None:
+                self.rollouts_s = time.perf_counter() - first
+                self.groups += [groups[i] for i in sorted(groups)]
+                for rollout in (rollout for group in groups.values() for rollout in group):
+                    each(rollout)
+                if len(self.rollouts) >= EARLY and all(r.failure for r in self.rollouts):
+                    check_failures(self.rollouts, limit, step=1, mode="train", expected=expected)
+
+            found = engine.run(self.tasks, n=self.n, endpoint=sampled, step=1, mode="train", on_groups=arrived)
+            check_failures(found, limit, step=1, mode="train")
+            warn_of_unseen(found)
+            warn_of_fields(found)
+            warn_of_constraints(found, step=1)
+            if algorithm.credit:  # it learns from calls
+                check_triplets(found, step=1, adapter=adapter)
+                check_sampling(found, sampled[0].sampling, step=1)
+
+        try:
+            run_agent(plan, body)
+        except RunStopped as stopped:
+            if stopped.cause != "failures" or not any(r.value is not None for r in self.rollouts):
+                raise
+        self.complete = True  # with more failures than a run allows: the verdict says it
+
+    def update(self) -> None:
+        """Update a new learner with the rollouts, to measure it; it is thrown away.
+
+        Raises:
+            ConfigError: The model does not fit into the device's memory.
+            AgentrigError: The update failed.
+        """
+        algorithm: LoopAlgorithm = self.plan.build("algorithm")
+        if not hasattr(algorithm, "learner"):
+            self.updated = (
+                f"not measured: algorithm {self.plan.components['algorithm'].spec.name} has a loop of its own"
+            )
+            return
+        samples, _ = samples_of(self.plan.build("credit"), self.rollouts)
+        taught = list(dict.fromkeys(sample.group for sample in samples if sample.advantage))
+        self.taught = len(taught)
+        hardware = Setup(self.plan).hardware()
+        with temporary_files() as folder, tempfile.TemporaryDirectory(dir=folder) as directory:
+            session = _LearnerSession(self.plan, hardware, self.tasks, Path(directory))
+            if fit := getattr(algorithm, "fit", None):
+                fit(algorithm.serving(hardware, None), session)
+            learner = algorithm.learner(cast(Session, session))
+            self.memory = session.memory
+            if not taught:
+                self.updated = "not measured: no group gives a gradient"
+                return
+
+            def seconds(some: Sequence[TrainSample]) -> float:
+                start = time.perf_counter()
+                learner.update(some, step=1)
+                return time.perf_counter() - start
+
+            one = seconds([sample for sample in samples if sample.group == taught[0]])
+            self.update_s = one * len(taught)
+            self.updated = "estimated from the update of one group"
+            if self.update_s <= UPDATE_S:
+                self.update_s = seconds(samples)
+                self.updated = f"measured on {amount(len(self.groups), 'group')}"
+            if hardware.torch_device == "cpu":
+                unit = 1 if sys.platform == "darwin" else 1 << 10
+                self.peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+    def forecast(self) -> dict[str, Any]:
+        """Return what is known, as `agentrig forecast --json` prints it; call it when a group is complete."""
+        rollouts, size = self.rollouts, _group_size(self.plan)
+        scored = [[r for r in group if r.value is not None] for group in self.groups]
+        right = [(len(group), sum(bool(r.correct) for r in group)) for group in scored]
+        rewards = [[r.value for r in group if r.value is not None] for group in scored]
+        differ = sum(len(set(values)) > 1 for values in rewards)
+        judged = sum(bool(values) for values in rewards)
+        verdict = judge(self.groups, size, failure_limit=self.plan.run.failure_limit)
+        return {
+            "complete": self.complete,
+            "split": self.split,
+            "tasks": len(self.groups),
+            "rollouts_per_task": self.n,
+            "sampling": _sampling(self.plan),
+            "pass_at_k": {str(k): pass_at(k, right) for k in range(1, self.n + 1)},
+            "reward": mean([value for values in rewards for value in values]),
+            "groups": {
+                "n": judged,
+                "differ": differ,
+                "taught": self.taught,
+                "ci95": list(wilson(differ, judged)),
+                "size": size,
+                "share": differing(rewards, size) if judged else None,
+            },
+            "failures": count_failures(rollouts),
+            "reasons": {r.failure: reason_of(r) for r in reversed(rollouts) if r.failure is not None},
+            "per_rollout": _per_rollout(rollouts),
+            **self._time(pass_at(1, right), pass_at(self.n, right)),
+            "verdict": attrs.asdict(verdict),
+        }
+
+    def _time(self, once: float | None, best: float | None) -> dict[str, Any]:
+        """Return what a step and the run take, and when a gain could be significant.
+
+        Args:
+            once: pass@1.
+            best: pass@n.
+        """
+        settings, n = self.plan.configs["algorithm"], self.held_out
+        a_rollout = self.rollouts_s / len(self.rollouts)
+        loop = settings if isinstance(settings, LoopSettings) else None
+        steps = loop.steps if loop is not None else None
+        step: dict[str, Any] = {
+            "rollout_s": None,
+            "update_s": None,
+            "memory": self.memory or None,
+            "peak_bytes": self.peak,
+        }
+        step_s = None
+        if loop is not None:
+            step["rollout_s"] = a_rollout * loop.tasks_per_step * loop.group_size
+            scaled = loop.tasks_per_step / len(self.groups)
+            step["update_s"] = None if self.update_s is None else self.update_s * scaled
+            parts = step["rollout_s"], step["update_s"] or 0.0
+            step_s = max(parts) if loop.max_staleness else sum(parts)
+
+        def wall(steps: int) -> float | None:
+            if step_s is None or loop is None:
+                return None
+            every = loop.validate_every
+            validated = self.validated * (1 + steps // every) if every else 0
+            return self.start_s + steps * step_s + a_rollout * (2 * n + validated)
+
+        worse = round(WORSE * n)
+        needed = least_gain(worse) - worse
+        until = None
+        if steps and n and once is not None and best is not None and best > once:
+            until = math.ceil(needed / n / ((best - once) / steps))
+        return {
+            "step": {**step, "updated": self.updated, "seconds": step_s},
+            "run": {"start_s": self.start_s, "steps": steps, "seconds": wall(steps) if steps else None},
+            "gain": {
+                "held_out": n,
+                "least_tasks": least_gain(),
+                "worse": worse,
+                "least_tasks_with_worse": needed,
+                "steps": until,
+                "seconds": None if until is None else wall(until),
+            },
+        }
+
+
+class _LearnerSession:
+    """What `fit` and `learner` of an algorithm use of `agentrig.algorithms.Session`, without a run."""
+
+    first_step, checkpoint, resumes, stopping, solved, measured = 1, None, "", False, False, None
+    lines: Sequence[Mapping[str, Any]] = ()
+
+    def __init__(self, plan: Plan, hardware: Hardware, tasks: Sequence[Task], directory: Path) -> None:
+        self.hardware, self.seed, self.train_tasks, self.directory = hardware, plan.run.seed, tasks, directory
+        self.calls = plan.runners.n * plan.runners.threads
+        self.server_memory: ServerMemory | None = Setup(plan).server_memory()
+        self.memory = ""
+
+    def note(self, text: str) -> None:
+        """A run puts it into its report."""
+
+    def record(self, name: str, value: Mapping[str, Any]) -> None:
+        """Keep the memory plan."""
+        if name == "memory":
+            self.memory = str(value.get("line", ""))
+
+
+def _group_size(plan: Plan) -> int:
+    return int(getattr(plan.configs["algorithm"], "group_size", GROUP))
+
+
+def _sampling(plan: Plan) -> dict[str, float]:
+    """Return the sampling fields of training."""
+    settings = plan.configs["algorithm"]
+    return {name: float(getattr(settings, name, 1.0)) for name in ("temperature", "top_p")}
+
+
+def _per_rollout(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Return the means of calls and tokens of a rollout, failures included, and how many of them are trained on."""
+    calls = [call for r in rollouts for call in r.trace.llm_calls()]
+    triplets = [triplet for r in rollouts for triplet in r.triplets]
+    totals = {
+        "calls": len(calls),
+        "trained_calls": len(triplets),
+        "prompt_tokens": sum(_tokens(call, "prompt") for call in calls),
+        "trained_prompt_tokens": sum(len(t.prompt_ids) for t in triplets),
+        "response_tokens": sum(_tokens(call, "response") for call in calls),
+        "trained_response_tokens": sum(len(t.response_ids) for t in triplets),
+    }
+    return {name: total / len(rollouts) for name, total in totals.items()}
+
+
+def _tokens(call: Span, part: str) -> int:
+    """Return the tokens of a call's prompt or response: its ids, or what another server says."""
+    ids = call.attributes.get(f"{part}_token_ids")
+    said = mapping(mapping(call.attributes.get("response")).get("usage"))
+    found = said.get("prompt_tokens" if part == "prompt" else "completion_tokens")
+    return len(ids) if ids else found if isinstance(found, int) else 0

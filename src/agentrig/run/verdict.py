@@ -1,0 +1,139 @@
+"""Whether a model can be trained by reward, judged from a few sampled rollouts: pass@k, groups that differ, a cure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+import attrs
+
+from agentrig.figures import mean
+from agentrig.rollouts import Rollout
+from agentrig.run.metrics import count_failures, failure_lines, reason_of
+
+SOLVED = 0.95
+"""Share of correct answers from which a model has nothing to learn."""
+
+EASY = 0.75
+"""Share of correct answers from which groups are alike because the tasks are easy."""
+
+DIFFER = 0.2
+"""Share of groups whose rewards must differ for a model that training is recommended for."""
+
+LITTLE = 0.05
+"""How far the mean reward must be above the least one for that, while no answer is correct."""
+
+WARM_UP = "warm up first (agentrig warmup, docs/how-to/laptop.md), make the tasks easier, or take a larger model"
+
+
+@attrs.frozen(kw_only=True)
+class Verdict:
+    """Whether a model can be trained by reward.
+
+    Attributes:
+        kind: `good`; `solved`: little is left to learn; `hopeless`: too few groups differ, so hardly anything can be
+            learned; `failing`: too many rollouts failed to tell.
+        message: Why, and what to do.
+    """
+
+    kind: Literal["good", "solved", "hopeless", "failing"]
+    message: str
+
+
+def pass_at(k: int, tasks: Sequence[tuple[int, int]]) -> float | None:
+    """Return pass@k: how likely is at least one of k rollouts of a task correct? The mean over the tasks.
+
+    For each task with n rollouts, c of them correct, it is the unbiased 1 - C(n - c, k) / C(n, k) (Chen et al. 2021,
+    arXiv:2107.03374, equation 1).
+
+    Args:
+        k: At least 1.
+        tasks: n and c of each task. Those with n < k are left out: rollouts that failed are not counted in n.
+
+    Returns:
+        None if no task has k rollouts.
+    """
+    return mean([1 - math.comb(n - c, k) / math.comb(n, k) for n, c in tasks if n >= k])
+
+
+def differing(groups: Sequence[Sequence[float]], size: int) -> float:
+    """Return the share of tasks for which the rewards of `size` rollouts are not all the same.
+
+    A task with n rollouts, c_v of them with the reward v, counts 1 - sum_v C(c_v, m) / C(n, m) with m = min(n, size):
+    without bias for n >= size, at most the true share for fewer. If no task has two rollouts, the share is estimated
+    as if all tasks were equally hard.
+
+    Args:
+        groups: The rewards of each task's rollouts, without failures.
+        size: Rollouts of one task in a training step.
+    """
+    if all(len(values) < 2 for values in groups):
+        counts = Counter(value for values in groups for value in values)
+        return 1 - math.fsum((count / counts.total()) ** size for count in counts.values())
+    shares = []
+    for values in groups:
+        m = min(len(values), size)
+        if m > 1:
+            alike = sum(math.comb(count, m) for count in Counter(values).values())
+            shares.append(1 - alike / math.comb(len(values), m))
+    return mean(shares) or 0.0
+
+
+def judge(groups: Sequence[Sequence[Rollout]], size: int, *, failure_limit: float = 1.0, cure: str = "") -> Verdict:
+    """Say whether a model can be trained by reward.
+
+    Args:
+        groups: Rollouts of training tasks, sampled as in training: those of one task are a group, and one is enough.
+        size: Rollouts of one task in a training step.
+        failure_limit: The share of rollouts that may fail in a step, `run.failure_limit`.
+        cure: What to do if too few groups differ; left out: what any model can do.
+    """
+    rollouts = [rollout for group in groups for rollout in group]
+    rewards = [[r.value for r in group if r.value is not None] for group in groups]
+    values = [value for group in rewards for value in group]
+    failures = count_failures(rollouts)
+    failed = sum(failures.values())
+    if not values or failed > failure_limit * len(rollouts):
+        reasons = {r.failure: reason_of(r) for r in reversed(rollouts) if r.failure is not None}
+        what = "No rollout was scored"
+        if values:
+            what = (
+                f"{failed} of {len(rollouts)} rollouts failed. A run stops in a step with more than "
+                f"{failure_limit:.0%} (run.failure_limit)"
+            )
+        lines = failure_lines(failures, reasons) or ["none ran"]
+        return Verdict(
+            kind="failing", message=f"{what}; see one with agentrig dev:\n" + "\n".join(f"  {line}" for line in lines)
+        )
+    accuracy = sum(bool(r.correct) for r in rollouts) / len(values)
+    if accuracy >= SOLVED:
+        message = "The model already solves nearly all training tasks: little is left for training. Use harder tasks."
+        return Verdict(kind="solved", message=message)
+    differ, average = differing(rewards, size), math.fsum(values) / len(values)
+    are = "are" if any(len(group) > 1 for group in rewards) else "would be"
+    learns = (
+        f"training learns from tasks whose {size} rollouts get rewards that differ, and these {are} about "
+        f"{differ:.0%} of the tasks"
+    )
+    why, general = "", f"Raise the temperature (algorithm.temperature), {WARM_UP}."
+    if min(values) == max(values) and not accuracy:
+        why = (
+            f"every sampled answer has the reward {values[0]:g}, and none is correct: reinforcement learning would "
+            "start at zero and learn nothing"
+        )
+        general = f"{WARM_UP[0].upper()}{WARM_UP[1:]}; raising the temperature (algorithm.temperature) may help too."
+    elif differ < DIFFER:
+        why = f"{learns} only"
+        if accuracy >= EASY:
+            general = "Most tasks are solved: use harder ones, or raise the temperature (algorithm.temperature)."
+    elif not accuracy and average - min(values) < LITTLE:
+        why = (
+            f"no sampled answer is correct, and the mean reward is {average:.3g}, hardly more than the least: training "
+            "would hardly begin"
+        )
+    if why:
+        return Verdict(kind="hopeless", message=f"Don't train this model by reward yet: {why}. {cure or general}")
+    enough = learns if accuracy else f"no sampled answer is correct yet, but {learns}"
+    return Verdict(kind="good", message=f"You can train this model by reward: {enough}.")

@@ -1,0 +1,80 @@
+"""The keys of `gepa` and of the server `endpoint`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrig_prompts.algorithm import Gepa
+
+from agentrig.endpoints import Endpoint
+from agentrig.external.model import EndpointServer
+from agentrig.servers import ServerPlan
+from effects import Elsewhere, Flip, Settings, config_of
+
+ASKING = "plugins/agentrig-prompts/tests/test_gepa_asking.py::"
+RUNS = "plugins/agentrig-prompts/tests/test_gepa_run.py::"
+MODEL = "tests/external/test_model.py::"
+NOWHERE: Any = None
+BASE = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
+
+
+def served(settings: Settings) -> ServerPlan:
+    """Return what the run's server serves."""
+    return Gepa(config_of("algorithm.gepa", settings))._plan(NOWHERE)
+
+
+def sampling(settings: Settings) -> Mapping[str, Any]:
+    """Return the sampling fields of the agent's calls."""
+    return Gepa(config_of("algorithm.gepa", settings))._sampled([Endpoint(**BASE)])[0].sampling
+
+
+def endpoint(settings: Settings) -> Endpoint:
+    """Return what the server `endpoint` gives to a run."""
+    plan = ServerPlan(model=Path("m"), name="policy", hardware=NOWHERE)
+    return EndpointServer(config_of("server.endpoint", settings), plan).endpoints[0]
+
+
+def elsewhere(test: str) -> Elsewhere:
+    """Return the entry of a key that needs a model."""
+    return Elsewhere(test, "it needs a scripted model, or a run")
+
+
+WAITS = f"{ASKING}test_a_model_that_stays_away_stops_the_run_with_the_command_that_goes_on"
+REFLECTS = f"{ASKING}test_a_reflection_sees_inputs_outputs_and_feedback_and_is_paid_once"
+REFUSED = f"{RUNS}test_what_can_find_nothing_is_refused_before_the_first_rollout"
+
+TABLE: Mapping[str, Flip | Elsewhere] = {
+    "model": Flip(a="/a", b="/b", look=lambda s: str(served(s).model), shows=lambda a, b: (a, b) == ("/a", "/b")),
+    "dtype": Flip(
+        a="float32", b="bfloat16", look=lambda s: served(s).dtype, shows=lambda a, b: (a, b) == ("float32", "bfloat16")
+    ),
+    "temperature": Flip(a=0.0, b=0.7, look=lambda s: sampling(s)["temperature"], shows=lambda a, b: (a, b) == (0, 0.7)),
+    "reply_tokens": Flip(a=8, b=16, look=lambda s: sampling(s)["max_tokens"], shows=lambda a, b: (a, b) == (8, 16)),
+    "reflection_base_url": elsewhere(REFLECTS),
+    "reflection_model": elsewhere(REFLECTS),
+    "reflection_temperature": elsewhere(REFLECTS),
+    "reflection_api_key": elsewhere(f"{ASKING}test_the_reflecting_model_gets_its_own_key"),
+    "max_calls": elsewhere(REFUSED),
+    "max_tokens": elsewhere(f"{ASKING}test_max_tokens_stops_the_search_and_a_value_too_small_is_refused"),
+    "minibatch": elsewhere(REFUSED),
+    "perfect": elsewhere(f"{ASKING}test_an_answer_with_the_perfect_reward_is_not_reflected_on"),
+    "retries": elsewhere(f"{ASKING}test_a_run_in_which_everything_fails_stops"),
+    "patience_s": elsewhere(WAITS),
+}
+
+ENDPOINT: Mapping[str, Flip | Elsewhere] = {
+    "base_url": Flip(
+        a="http://a:1/v1", b="http://b:1/v1/", beside={"model": "m"}, look=lambda s: endpoint(s).base_url,
+        shows=lambda a, b: (a, b) == ("http://a:1/v1", "http://b:1/v1"),
+    ),
+    "model": Flip(
+        a="one", b="two", beside={"base_url": BASE["base_url"]}, look=lambda s: endpoint(s).model,
+        shows=lambda a, b: (a, b) == ("one", "two"),
+    ),
+    "api_key": elsewhere(f"{MODEL}test_a_model_elsewhere_is_asked_with_its_key_and_cannot_be_trained"),
+    "token_ids": Flip(
+        a=False, b=True, beside=BASE, look=lambda s: endpoint(s).token_ids, shows=lambda a, b: (a, b) == (False, True)
+    ),
+}  # fmt: skip
