@@ -16,7 +16,7 @@ import pytest
 from agentrig import setting
 from agentrig.errors import ConfigError, LookupFailed
 from agentrig.plan import Plan, parse_override, read_run_file, resolve, to_toml
-from agentrig.settings import structure
+from agentrig.settings import SYNONYMS, structure
 
 
 @pytest.fixture
@@ -85,6 +85,7 @@ def test_plugins_of_the_command_line_are_relative_to_where_it_was_given(
         ("algorithm.endpoint=3", "expected str"),
         ("algorithm.steps=-1", "'steps' must be >= 0: -1"),
         ("run.failure_limit=1.5", "'failure_limit' must be <= 1: 1.5"),
+        ("algorithm.max_steps=3", 'has no key "max_steps". Did you mean "steps"?'),
         ("run.dir=x", '[run] a run has no key "dir". Did you mean "directory"?'),
         ("adapter.match=None", "adapter.match=None: None is no value. Write adapter.match= for an empty text"),
         ("run.sed=1", '[run] a run has no key "sed". Did you mean "seed"?'),
@@ -406,3 +407,12 @@ def test_a_plugin_file_that_a_run_file_names_too_is_loaded_once(
     plan = resolve(str(run), files=["examples/my_agent.py"])
     assert plan.components["agent"].spec.name == "vote"
     assert [p.name for p in plan.registry.plugins].count("my_agent") == 1
+
+
+def test_other_trainers_names_lead_to_keys_of_grpo() -> None:
+    known = {f.name for f in attrs.fields(resolve("mini").components["algorithm"].spec.config)}
+    assert [name for ours in SYNONYMS.values() for name in ours if name not in known] == []
+    with pytest.raises(ConfigError, match=r'has no key "learning_rate". Did you mean "lr"\?'):
+        resolve("mini", overrides=["algorithm.learning_rate=3"])
+    with pytest.raises(ConfigError, match=r'Did you mean "clip_low" or "clip_high"\?'):
+        resolve("mini", overrides=["algorithm.epsilon=3"])

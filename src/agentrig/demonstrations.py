@@ -163,7 +163,8 @@ class StartPlan:
         seed: Of the weights and of the order.
         threads: Of torch.
         enough: Whether the model in `directory` has learned enough: to be called between passes, from half of them
-            on, when the model has been written. True ends the training. None to do all passes.
+            on, when the model has been written, and only as often as it takes about a fifth of the time. True ends
+            the training. None to do all passes.
     """
 
     directory: Path

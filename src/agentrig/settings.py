@@ -7,7 +7,7 @@ import math
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from types import UnionType
@@ -23,6 +23,36 @@ if TYPE_CHECKING:
 
 
 C = TypeVar("C")
+
+SYNONYMS: Mapping[str, Sequence[str]] = {
+    "learning_rate": ("lr",),
+    "batch_size": ("tasks_per_step", "mini_batches"),
+    "train_batch_size": ("tasks_per_step",),
+    "ppo_mini_batch_size": ("mini_batches",),
+    "per_device_train_batch_size": ("tokens_per_batch",),
+    "gradient_accumulation_steps": ("tokens_per_batch",),
+    "epochs": ("steps", "ppo_epochs"),
+    "num_train_epochs": ("steps",),
+    "total_epochs": ("steps",),
+    "max_steps": ("steps",),
+    "num_iterations": ("ppo_epochs",),
+    "num_generations": ("group_size",),
+    "rollout_n": ("group_size",),
+    "beta": ("kl_loss_coef",),
+    "kl_coef": ("kl_loss_coef",),
+    "epsilon": ("clip_low", "clip_high"),
+    "clip_ratio": ("clip_low", "clip_high"),
+    "epsilon_high": ("clip_high",),
+    "max_new_tokens": ("max_tokens",),
+    "max_completion_length": ("max_tokens",),
+    "max_response_length": ("max_tokens",),
+    "max_model_len": ("max_length",),
+    "model_name_or_path": ("model",),
+    "lora_r": ("lora_rank",),
+    "eval_steps": ("validate_every",),
+    "save_steps": ("save_every",),
+}
+"""What other trainers call a key, to what ours are called, for messages."""
 
 
 def setting(
@@ -94,7 +124,7 @@ def structure(
     for key, value in keys.items():
         if key not in fields:
             raise ConfigError(
-                f'[{section}] {owner} has no key "{key}".{elsewhere(key) or nearest(key, fields)}\n'
+                f'[{section}] {owner} has no key "{key}".{elsewhere(key) or _similar(key, fields)}\n'
                 f"  its keys: {', '.join(fields) or 'none; its spec gives no settings class (config=…)'}"
             )
         if fields[key].metadata.get("secret"):
@@ -122,6 +152,13 @@ def structure(
         raise ConfigError(f"[{section}] {owner}: {error.args[0] if error.args else error}") from error
 
 
+def _similar(key: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean "lr"?`` for a key that others call `key`, else for the nearest one; or ''."""
+    known = list(known)
+    ours = [f'"{name}"' for name in SYNONYMS.get(key, ()) if name in known]
+    return f" Did you mean {' or '.join(ours)}?" if ours else nearest(key, known)
+
+
 def check_any(
     classes: Sequence[type], keys: Mapping[str, Any], *, owner: str, section: str, elsewhere: Callable[[str], str]
 ) -> None:
@@ -139,7 +176,7 @@ def check_any(
     for key in keys:
         if key not in known:
             raise ConfigError(
-                f'[{section}] {owner} has a key "{key}".{elsewhere(key) or nearest(key, known)}\n'
+                f'[{section}] {owner} has a key "{key}".{elsewhere(key) or _similar(key, known)}\n'
                 f"  their keys: {', '.join(known) or 'none'}"
             )
 

@@ -480,6 +480,8 @@ def test_dev_shows_every_span(here: Path, model: ModelServer, toy_file: str) -> 
     assert text.exit_code == 0, text.output
     for seen in ("write_query", "Is 100 odd?", "odd"):
         assert seen in text.stdout
+    right = sum(bool(r["correct"]) for r in rows)
+    assert text.stdout.splitlines()[-1] == f"{right} of 2 rollouts right"
     assert not (here / "runs").exists()
     assert "gold-" not in text.stdout + result.stdout
 
@@ -490,6 +492,7 @@ def test_a_failed_rollout_sets_the_exit_status_of_dev(here: Path, model: ModelSe
         result = invoke(*words, "tasks.do=['', 'raise']", *shown)
         assert result.exit_code == 1
         assert "this agent cannot count" in result.stdout
+        assert shown or result.stdout.endswith(" of 2 rollouts right, 1 failed\n")
 
 
 def test_dev_says_when_no_call_would_be_trained_on(here: Path, model: ModelServer, toy_file: str) -> None:

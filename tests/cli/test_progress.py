@@ -18,6 +18,28 @@ def test_a_terminal_gets_one_line_that_goes_away(capsys: pytest.CaptureFixture[s
     assert said == "\r  1 of 2 rollouts, 1 right\r  2 of 2 rollouts, 1 right\r\x1b[K"
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_seconds_before_the_first_rollout_are_counted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    now, shown = [100.0], Progress(2, terminal=terminal)
+    monkeypatch.setattr("agentrig.cli.progress.time.monotonic", lambda: now[0])
+
+    def sleep(seconds: float) -> bool:
+        now[0] += seconds
+        if now[0] >= 120:
+            shown(SimpleNamespace(correct=True))
+        return False
+
+    shown.wait(SimpleNamespace(wait=sleep))  # type: ignore[arg-type]
+    said = capsys.readouterr().err
+    if terminal:
+        assert said.startswith("\r  no rollout has ended yet: 1 s\r  no rollout has ended yet: 2 s")
+        assert said.endswith(" 19 s\r\x1b[K\r  1 of 2 rollouts, 1 right")
+    else:
+        assert said == "  no rollout has ended yet: 10 s\n"
+
+
 def test_a_file_gets_a_line_each_half_minute(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,7 @@ def test_every_call_of_an_agent_with_two_nodes_is_counted_once(
     assert summary["calls"]["dropped"] == {name: 2 * n for name, n in dropped.items()}
     (found,) = line(read_run(run))
     said = "40 handed over to the algorithm toy-number, which does not say what it did with them"
-    assert found.text.startswith(f"136 calls: {said}, 96 dropped: 40 {reason}, 16 ")
+    assert found.text.startswith(f"136 calls: {said}, 96 left out on purpose: 40 {reason}, 16 ")
     page = (run / "report.html").read_text("utf-8")
     assert said in page
     assert f"dropped: {reason}" in page

@@ -53,6 +53,7 @@ def test_tasks_that_cannot_be_loaded_are_no_fault_of_the_agent(tmp_path: Path) -
     keys = [f"tasks.file={rows}", "tasks.private=['answer']"]
     named = validate(FILE, "--tasks", "table", "--only", "agent.calls-endpoint", *keys)
     assert named.exit_code == 0, named.output
+    assert named.stdout.splitlines()[-1] == "all passed"
 
 
 def test_an_installed_package_that_cannot_be_loaded_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +113,23 @@ def test_a_part_that_breaks_a_trial_is_red(tmp_path: Path, right: str, wrong: st
     assert f"failed   {caught}" in result.stdout
     assert said in result.stdout
     assert "what to do: " in result.stdout
+    assert result.stdout.splitlines()[-1] == f"1 failed: {caught}"
+
+
+def test_a_recipe_that_passes_names_the_next_command(tmp_path: Path) -> None:
+    file = tmp_path / "my_recipe.py"
+    file.write_text(
+        "from agentrig import RecipeSpec, hookimpl\n\n\n@hookimpl\ndef register_recipes():\n"
+        "    settings = {'algorithm': {'use': 'grpo', 'steps': 2}, 'tasks': {'use': 'mini-sql'},\n"
+        "                'agent': {'use': 'langgraph-sql'}, 'reward': {'use': 'spider-exec'}}\n"
+        "    yield RecipeSpec(name='sorts', summary='Learns to sort numbers.', settings=settings)\n"
+    )
+    result = validate(str(file))
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1] == (
+        f"all passed; next: agentrig train sorts --plugin {file} "
+        f"(for a new small model, before it: agentrig warmup sorts --plugin {file})"
+    )
 
 
 def test_a_key_of_a_part_is_used() -> None:

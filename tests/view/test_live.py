@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -100,7 +101,7 @@ def test_the_line_of_a_step_has_every_figure():
     )
     shown, buffer = display()
     shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25, "validation_reward": -0.25}))
-    assert "reward 0.500  accuracy 25.0%  validation 48.2% (reward -0.250)" in buffer.getvalue()
+    assert "reward 0.500  training accuracy (sampled) 25.0%  validation 48.2% (reward -0.250)" in buffer.getvalue()
     shown, buffer = display()
     shown.on_step_end(event=StepEnd(step=1, metrics={"step": 1, "reward": None, "tokens_per_s": None, "time_s": {}}))
     assert buffer.getvalue() == "step 1\n"
@@ -146,6 +147,8 @@ def test_the_panel_counts_running_rollouts():
         shown.on_rollout_end(rollout=attrs.evolve(rollout_of(0, right=False, mode="train", step=4), score=score))
         shown.on_rollout_end(rollout=rollout_of(1, right=False, mode="train", step=4))
         text = panel(shown)
+        assert re.search(r"held out +50\.0% before training", text)
+        assert re.search(r"training accuracy \(sampled\) +25\.0%", text)
         for expected in ("step 3 of 20", "48.2% (reward -0.250) at step 3", "1,830 tokens/s", "rollouts 60%", "0.500"):
             assert expected in text
         for expected in ("eta 2:50", "25.0%", "2 rollouts, 1 right, reward 0.350"):

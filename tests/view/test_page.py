@@ -452,3 +452,10 @@ def test_words_of_the_ledger_say_what_they_mean() -> None:
     found = str(explained("20 calls: 9 zero-variance-group, 2 <b>"))
     assert found.startswith('20 calls: 9 <abbr title="all rollouts of its group got the same reward: ')
     assert found.endswith(">zero-variance-group</abbr>, 2 &lt;b&gt;")
+
+
+def test_the_time_of_the_steps_is_no_wall_time(tmp_path: Path) -> None:
+    assert "<dt>wall time</dt>" in render([read_run(write_run(tmp_path / "ended", steps=2))])
+    page = render([read_run(write_run(tmp_path / "cut", steps=2, ended=False))])
+    assert "<dt>time of the steps</dt>" in page
+    assert "<dt>wall time</dt>" not in page

@@ -38,7 +38,7 @@ def test_a_trained_call_has_its_advantage_and_each_token_its_probability(tmp_pat
     assert "train, step 2" in trained
     assert "How many singers are older than 30?" in trained
     assert "Never shown to the agent" in trained
-    assert all("report, step" in text for text in shown if "train, step" not in text)
+    assert all("held out, step" in text for text in shown if "train, step" not in text)
 
 
 def test_what_cannot_be_read_is_named_and_not_shown_as_if_it_were_missing(tmp_path: Path) -> None:

@@ -191,6 +191,11 @@ def test_the_end_of_a_run_says_whether_its_gain_may_be_chance(tmp_path: Path, li
     assert "validation tasks measured at both ends" in ending(run)
 
 
+def test_a_run_that_got_worse_shows_a_task_that_did(tmp_path: Path):
+    assert "right before, wrong after" in ending(write_run(tmp_path / "worse", steps=8, lift=-0.2, held_out=60))
+    assert "right before, wrong after" not in ending(write_run(tmp_path / "better", steps=8, lift=0.6, held_out=60))
+
+
 def test_the_end_of_a_run_names_the_commands_that_work_with_it(tmp_path: Path):
     run = write_run(tmp_path / "my run", steps=2)
     quoted = f"'{run}'"

@@ -240,9 +240,13 @@ def test_the_list_of_runs_has_the_rewards_of_each_step(tmp_path: Path) -> None:
     assert [len(each.split()) for each in points] == [len(read_run(run).steps)]
 
 
-def test_before_and_after_is_a_page_that_begins_with_examples(tmp_path: Path) -> None:
+def test_before_and_after_is_a_page_that_begins_with_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = write_run(tmp_path / "run", steps=2)
     with serving(directory) as link:
+        assert "THE RIGHT ANSWER" not in page(link, "run/run/examples")  # its tasks cannot be loaded here
+        with monkeypatch.context() as patched:
+            patched.setattr("agentrig.view.samples.gold_of", lambda directory, task: ({"gold": "THE RIGHT ANSWER"}, ""))
+            assert "THE RIGHT ANSWER" in page(link, "run/run/examples")
         text = page(link, "run/run/examples")
         assert 'href="' + link[link.index("/", 8) :] + 'run/run/examples"' in page(link, "run/run")
     files = read_run(directory).of_mode("report")
@@ -474,6 +478,6 @@ def test_tasks_by_step_are_shown_once_a_task_was_seen_in_two_steps(tmp_path: Pat
 def read_whole(link: str) -> str:
     """Return the page of rewards once all rollouts are read."""
     end = time.monotonic() + 30
-    while "are read" in (text := page(link, "run/run/rewards")) and time.monotonic() < end:
+    while "files so far" in (text := page(link, "run/run/rewards")) and time.monotonic() < end:
         time.sleep(0.1)
     return text

@@ -78,6 +78,20 @@ def test_enough_ends_the_training_between_epochs_from_half_of_them_on(make_model
     assert len(fine_tune(make_model(), data, epochs=1, enough=lambda: True, log=None).losses) == 1
 
 
+def test_trials_take_about_a_fifth_of_the_time(make_model, data, monkeypatch):
+    asked, clock = [], itertools.count()  # each look at the clock takes 100 ms
+
+    def enough():
+        asked.append(1)
+
+    now = SimpleNamespace(perf_counter=lambda: 0.1 * next(clock) + 6 * len(asked))
+    monkeypatch.setattr(warmup, "time", now)
+    stats = fine_tune(make_model(), data, epochs=200, enough=enough, log=None)
+    assert len(stats.losses) == 200
+    whole = now.perf_counter()
+    assert 2 <= len(asked) <= 0.2 * whole / 6 + 1
+
+
 @pytest.mark.parametrize("max_seconds", [0.0, 0.5])
 def test_the_end_of_the_time_ends_the_questions_too(make_model, data, monkeypatch, max_seconds):
     """A model that is not trained any more gives the same answer again."""

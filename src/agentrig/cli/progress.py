@@ -11,6 +11,9 @@ from typing import Any
 
 import click
 
+STARTING_S = 10.0
+"""Seconds between two lines before the first rollout has ended, in a file or a pipe; a terminal has one that counts."""
+
 RARELY_S = 30.0
 """Seconds between two lines where nobody watches: in a file or a pipe."""
 
@@ -27,6 +30,7 @@ class Progress:
         self._of, self._terminal = of, terminal
         self._lock = threading.Lock()
         self._ended = self._right = 0
+        self._waited = False
         self._said = time.monotonic()
 
     def __call__(self, rollout: Any) -> None:
@@ -36,14 +40,29 @@ class Progress:
             self._right += bool(rollout.correct)
             text = f"  {self._ended} of {self._of} rollouts, {self._right} right"
             if self._terminal:
+                self._clear(self._waited and self._ended == 1)
                 click.echo(f"\r{text}", err=True, nl=False)
             elif time.monotonic() - self._said >= RARELY_S:
                 self._said = time.monotonic()
                 click.echo(text, err=True)
 
+    def wait(self, done: threading.Event) -> None:
+        """Count the seconds until the first rollout ends, or until `done` is set."""
+        start = time.monotonic()
+        while not done.wait(1.0 if self._terminal else STARTING_S):
+            with self._lock:
+                if self._ended:
+                    return
+                self._waited = True
+                text = f"  no rollout has ended yet: {time.monotonic() - start:.0f} s"
+                click.echo(f"\r{text}" if self._terminal else text, err=True, nl=not self._terminal)
+
     def clear(self) -> None:
         """Remove the line from a terminal."""
-        if self._terminal and self._ended:
+        self._clear(self._terminal and bool(self._ended or self._waited))
+
+    def _clear(self, there: bool) -> None:
+        if there:
             click.echo("\r\x1b[K", err=True, nl=False, color=True)
 
 
@@ -51,7 +70,12 @@ class Progress:
 def progress(of: int) -> Iterator[Progress]:
     """Give a `Progress`, and remove its line at the end."""
     shown = Progress(of, terminal=sys.stderr.isatty())
+    done = threading.Event()
+    waiting = threading.Thread(target=shown.wait, args=(done,), daemon=True, name="progress")
+    waiting.start()
     try:
         yield shown
     finally:
+        done.set()
+        waiting.join()
         shown.clear()

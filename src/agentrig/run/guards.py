@@ -322,7 +322,7 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -
         cause = "tasks-too-hard"
         cure = (
             "All wrong: use a model that is sometimes right (algorithm.model), or easier tasks. The small model that "
-            "ships with agentrig knows only the prompts of examples/my_agent.py. `agentrig warmup` makes one for your "
+            "ships with agentrig knows only the SQL prompts of the recipe mini. `agentrig warmup` makes one for your "
             "own tasks from a few right answers (docs/how-to/laptop.md)"
         )
     else:

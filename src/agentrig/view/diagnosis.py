@@ -55,10 +55,13 @@ OF_SAMPLES = {policy.collapsed, policy.unexploring, groups.zero_variance, outcom
 
 
 NOTHING_WRONG = "Nothing held learning back."
-"""What is said about a run without problems that got better for certain, or goes on."""
+"""What is said about a run without problems that got better for certain."""
 
-NO_GAIN = "No fault was found, but there is no significant gain either: what the run gained may be chance."
-"""What is said about another run without problems."""
+GOES_ON = "No fault so far; the run goes on, and the gain is measured at its end."
+"""What is said about a run without problems that goes on."""
+
+NO_GAIN = "No fault was found, but there is no significant gain either: what the run {} may be chance."
+"""What is said about another run without problems: it gained or lost."""
 
 LOSS = (
     "No fault was found, but accuracy fell significantly: of {} tasks measured at both ends, {} went from wrong to "
@@ -69,11 +72,6 @@ LOSS = (
 KEEP_BEST = ', and let the run end with its best weights (algorithm.final = "best")'
 """What is added if it ended with its last weights."""
 
-MORE_STEPS = "Train for more steps"
-"""What is then to be done, unless `outcome.more_tasks` knows better."""
-
-MORE_TASKS = ", or measure more held-out tasks (run.report_tasks)"
-"""What is added if the run has measured only some of its held-out tasks."""
 
 REWARD_ONLY = (
     "No fault was found. There is no significant gain in accuracy; the mean reward of training rose by {:.2g}."
@@ -93,7 +91,7 @@ class Diagnosis:
         status: as of `agentrig.view.figures.status`.
         steps: Steps that have ended.
         gained: Whether it got better for certain, or solved its tasks.
-        measures_some: Whether `run.report_tasks` keeps some held-out tasks from being measured.
+        lost: Whether it got worse on the tasks that were measured at both ends, significantly or not.
         loss: What to say if the accuracy fell significantly; else empty.
         reward_rise: By how much the mean reward of training rose, if the accuracy did not rise significantly with it.
         problems: What held learning back, the first cause first; what follows from another cause comes after it.
@@ -110,7 +108,7 @@ class Diagnosis:
     status: str
     steps: int
     gained: bool
-    measures_some: bool = False
+    lost: bool = False
     loss: str = ""
     reward_rise: float | None = None
     problems: Sequence[Finding]
@@ -145,17 +143,19 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
         problems = [f for f in problems if f.cause != "low-entropy"]
     solved = bool(data.summary.get("solved"))
     better = gained(evidence) or solved
+    rise = None if solved else reward_rise(evidence)
+    advice = outcome.next_step if better and rise is None else outcome.more
     ends = [f for f in outcome.ended(evidence) if f.level == "warn"]
     return Diagnosis(
         run=data.name,
         status=figures.status(data),
         steps=len(data.steps),
         gained=better,
-        measures_some=bool(evidence.value("run.report_tasks")),
+        lost=evidence.changed[1] > evidence.changed[0],
         loss=_loss(evidence) if fewer_right(evidence) and not solved else "",
-        reward_rise=None if solved else reward_rise(evidence),
+        reward_rise=rise,
         problems=problems,
-        next_step="" if problems or data.running else (outcome.next_step if better else outcome.more_tasks)(evidence),
+        next_step="" if problems or data.running else advice(evidence),
         warnings=[*ends, *(f for f in found if f.level == "warn")],
         checks=[f for f in found if f.level in ("ok", "fact")],
         missing=list(dict.fromkeys([*data.missing, *evidence.missing])),
@@ -204,14 +204,15 @@ def verdict(diagnosis: Diagnosis) -> str:
     if not diagnosis.steps:
         return "Nothing is known: metrics.jsonl has no figures of a training step."
     unseen = UNSEEN.format(", ".join(diagnosis.unseen)) if diagnosis.unseen else ""
-    if diagnosis.loss and diagnosis.status != "running":
+    if diagnosis.status == "running":
+        return GOES_ON + unseen
+    if diagnosis.loss:
         return diagnosis.loss + unseen
-    if diagnosis.reward_rise is not None and diagnosis.status != "running":
-        return REWARD_ONLY.format(diagnosis.reward_rise) + unseen
-    if diagnosis.gained or diagnosis.status == "running":
-        return f"{NOTHING_WRONG}{unseen} {diagnosis.next_step}".strip()
-    more = f"{MORE_STEPS}{MORE_TASKS if diagnosis.measures_some else ''}."
-    return f"{NO_GAIN} {diagnosis.next_step or more}{unseen}"
+    if diagnosis.reward_rise is not None:
+        said = REWARD_ONLY.format(diagnosis.reward_rise)
+    else:
+        said = NOTHING_WRONG if diagnosis.gained else NO_GAIN.format("lost" if diagnosis.lost else "gained")
+    return f"{said}{unseen} {diagnosis.next_step}".strip()
 
 
 def headline(diagnosis: Diagnosis) -> str:

@@ -41,6 +41,7 @@ def templates(*packages: str) -> Environment:
         key=key,
         points=points_of,
         explained=explained,
+        split=lambda mode: "held out" if mode == "report" else mode,
         path=lambda text: quote(str(text), safe=""),
     )
     return environment

@@ -87,7 +87,7 @@ class LiveDisplay:
         self._rewards: deque[float] = deque(maxlen=SMOOTHING)
         self._step_times: deque[float] = deque(maxlen=SMOOTHING)
         self._report_s = 0.0  # what the measurement before training took; the one after it is expected to take as long
-        self._validation = ""
+        self._validation = self._held_out = ""
         self._failures: Counter[str] = Counter()
         self._batch = Batch()
         self._said = self._start
@@ -137,6 +137,7 @@ class LiveDisplay:
         self._open()
         if changed and former.judged and former.doing.startswith(_DOING["report"]):
             share, what = percent(former.right / former.judged), former.doing.removeprefix("measuring ")
+            self._held_out = f"{share}% {what.removeprefix('held-out accuracy ')}"
             self._say(f"{what}: {share}% of {former.judged} tasks")
         # Without a panel, a long measurement would look like a hang.
         if rollout.mode == "report" and not self._console.is_terminal:
@@ -234,6 +235,7 @@ class LiveDisplay:
         """Return the current panel."""
         with self._lock:
             rows = [("now", str(self._batch))] if self._batch.doing else []
+            rows += [("held out", self._held_out)] if self._held_out else []
             rows += self._figures(self._validation, self._failures)
             done, eta = self._done, self._eta()
         figures = Table.grid(padding=(0, 2, 0, 0))
@@ -263,7 +265,7 @@ class LiveDisplay:
         shares = [f"{figures.PART_NAMES.get(part, part)} {share:.0f}%" for part, share in parts if share >= 0.5]
         rows = [
             ("reward", reward),
-            ("accuracy", _measured(m.get("accuracy"))),
+            ("training accuracy (sampled)", _measured(m.get("accuracy"))),
             ("validation", validation),
             ("speed", "  ".join(speed)),
             ("time", ": ".join(filter(None, [f"{wall:.1f} s", ", ".join(shares)])) if wall else ""),

@@ -229,7 +229,11 @@ def _tiles(run: RunData, row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     unfinished = f"; ended in step {begun}" if run.error and begun > (row["steps"] or 0) else ""
     tiles = [
         ("steps", count(row["steps"]), f"{plain(row['s_per_step'], 1)} s each{unfinished}"),
-        ("wall time", NOTHING if wall is None else duration(3600 * wall), ""),
+        (
+            "time of the steps" if number(run.summary.get("wall_s")) is None else "wall time",
+            NOTHING if wall is None else duration(3600 * wall),
+            "",
+        ),
         ("rollouts", count(total), f"{training}{count(failed)} failed"),
     ]
     if reward is not None:

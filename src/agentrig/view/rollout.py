@@ -216,7 +216,8 @@ def readable(
     row = {**dict.fromkeys(COLUMNS), **row}
     trace = Trace(rollout_id=str(row["id"]), spans=spans_of(row["spans"]))
     reasons = [("message", str(row["message"]))] if row["message"] else []
-    for key, item in {**mapping(row["components"]), **mapping(row["details"])}.items():
+    parts = {f"part {key}": item for key, item in mapping(row["components"]).items()}
+    for key, item in {**parts, **mapping(row["details"])}.items():
         if item not in (None, "", {}, []):
             reasons.append((str(key), text_of(item, longest)))
     return Readable(

@@ -30,9 +30,11 @@ MOST_DISAGREEMENTS = 6
 
 LEFT_OUT = "this file leaves it out, and `agentrig report RUN --gold` adds it"
 
+WORSE = "right before, wrong after"
+
 KINDS = {
     (False, True): ("wrong before, right after", 3),
-    (True, False): ("right before, wrong after", 1),
+    (True, False): (WORSE, 1),
     (False, False): ("wrong both times", 1),
     (True, True): ("right both times", 1),
 }
@@ -71,7 +73,9 @@ def before_after(evidence: Evidence, missing: list[str]) -> dict[str, Any] | Non
             sides = [readable(row, {}, None, LONGEST_TEXT, 0) for row in rows]
             facts = [(key, text) for key, text in sides[0].input if len(text) <= SHORT and not text.startswith("/")]
             facts = [("task", task), *(fact for fact in facts if fact[1] not in ("", sides[0].title))]
-            shown.append({"title": sides[0].title, "facts": facts, "outcome": words, "sides": sides})
+            shown.append(
+                {"task": task, "gold": [], "title": sides[0].title, "facts": facts, "outcome": words, "sides": sides}
+            )
     better, worse, _, judged = evidence.changed
     chance = figures.chance(better, worse)
     told = {"better": better, "worse": worse, "chance": chance, "judged": judged}
@@ -128,6 +132,13 @@ def last_group(run: RunData, missing: list[str]) -> tuple[dict[str, Any], list[d
     return {"step": files[0].step, "title": question(rows[0]), "rollouts": [chip(row) for row in members]}, rows
 
 
+def add_gold(run: RunData, pairs: Mapping[str, Any] | None) -> None:
+    """Add the private part of their tasks to what `before_after` returned, where it can be loaded."""
+    for pair in pairs["shown"] if pairs else ():
+        private, _ = gold_of(run.directory, pair["task"])
+        pair["gold"] = [(key, text_of(value, LONGEST_TEXT)) for key, value in private.items()]
+
+
 def shown(run: RunData, view: Mapping[str, Any], *, gold: bool) -> dict[str, Any]:
     """Return the rollouts that a run's examples mention, and those of a group of the last step, for one file.
 
@@ -140,6 +151,8 @@ def shown(run: RunData, view: Mapping[str, Any], *, gold: bool) -> dict[str, Any
         `shown`, `group`, `to` (where their links lead), `damage` and `missing` (what cannot be read), for templates.
     """
     missing = list(view["missing"])
+    if gold:
+        add_gold(run, view["pairs"])
     group, rows = last_group(run, missing)
     rows += [each["row"] for each in view["reward_disagreements"]]
     rows += [side.row for pair in (view["pairs"] or {"shown": ()})["shown"] for side in pair["sides"]]

@@ -25,7 +25,7 @@ from agentrig.view.causes.outcome import changes
 from agentrig.view.diagnosis import diagnose, headline
 from agentrig.view.reading import Seen, dig, mapping, read_run
 from agentrig.view.rollout import Call, Node, Readable, readable_rollout, text_of
-from agentrig.view.samples import before_after
+from agentrig.view.samples import WORSE, before_after
 from agentrig.view.table import failures, interval
 
 LONGEST_ID = 100
@@ -158,7 +158,10 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
     for change in changes(evidence):
         yield f"{change.text[0].upper()}{change.text[1:]}."
     pairs = before_after(evidence, [])
-    for pair in pairs["shown"][:1] if pairs else ():
+    shown = pairs["shown"][:1] if pairs else []
+    if pairs and pairs["worse"] >= pairs["better"]:  # not only the one that got better
+        shown += [pair for pair in pairs["shown"][1:] if pair["outcome"] == WORSE][:1]
+    for pair in shown:
         yield ""
         yield printable(f"{pair['outcome']}: {cut(pair['title'], LONGEST_ANSWER)}")
         table = _ends("")

@@ -74,6 +74,7 @@ def dev(
             keep=True,
             each=shown,
         )
+    failed = [rollout for rollout in found.rollouts if rollout.failure]
     if as_json:
         click.echo(json.dumps([row_of(r) for r in found.rollouts], indent=2))
     else:
@@ -92,5 +93,9 @@ def dev(
         warning = f"no call of this agent would be trained on.\n  {why}" if why else ""
     if warning:
         click.echo(f"agentrig: warning: {message_lines(warning)}", err=True)
-    if any(rollout.failure for rollout in found.rollouts):
+    if not as_json:
+        ends = [f"{sum(bool(r.correct) for r in found.rollouts)} of {amount(len(found.rollouts), 'rollout')} right"]
+        ends += [f"{len(failed)} failed"] if failed else []
+        click.echo(", ".join(ends))
+    if failed:
         raise SystemExit(1)

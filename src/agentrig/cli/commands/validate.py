@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -78,8 +80,22 @@ def validate(
     else:
         for figures in found["trials"]:
             click.echo(_shown(figures, scripted=not (endpoint or model)))
+        click.echo(_verdict(found["reports"], word, files))
     if not found["ok"]:
         raise SystemExit(1)
+
+
+def _verdict(reports: Sequence[Mapping[str, Any]], word: str | None, files: Sequence[str]) -> str:
+    """Return the last line: which checks failed, or that none did and what is next."""
+    failed = [r["check"] for report in reports for r in report["results"] if r["status"] == "failed"]
+    if failed:
+        return f"{len(failed)} failed: {', '.join(dict.fromkeys(failed))}"
+    recipe = next((report["subject"] for report in reports if report["kind"] == "recipe"), "")
+    if not recipe:
+        return "all passed"
+    own = [file for file in (re.sub(r"(?<=\.py):.*", "", word or ""), *files) if file.endswith(".py")]
+    name = shlex.join([recipe.rpartition(":")[2], *(part for file in own for part in ("--plugin", file))])
+    return f"all passed; next: agentrig train {name} (for a new small model, before it: agentrig warmup {name})"
 
 
 def _shown(figures: Mapping[str, Any], *, scripted: bool) -> str:

@@ -222,6 +222,7 @@ def _make(
     tried: list[Any] = []
 
     def enough() -> bool:
+        click.echo(f"  trying the model on {amount(len(labels.measured), 'training task')} …")
         found = measure(labels.measured, wanted.directory)
         click.echo(f"  {_measured('so far', found, labels)}")
         tried.append(found)

@@ -73,7 +73,7 @@ def ledger(evidence: Evidence) -> Iterator[Finding]:
 
 
 def line(run: RunData) -> list[Finding]:
-    """Return the ledger's line: `20 114 calls: 19 968 trained, 146 dropped: 146 failed-rollout`."""
+    """Return the ledger's line: `20 114 calls: 19 968 trained, 146 left out on purpose: 146 failed-rollout`."""
     found = calls.books(run, "calls")
     if not found.get("recorded"):
         return []
@@ -91,7 +91,7 @@ def line(run: RunData) -> list[Finding]:
     if found.get("dropped"):
         reasons = {k.removeprefix("dropped: "): n for k, n in found.items() if k.startswith("dropped: ") and n}
         listed = ", ".join(f"{count(n)} {reason}" for reason, n in sorted(reasons.items(), key=lambda r: -r[1]))
-        parts.append(f"{count(found['dropped'])} dropped: {listed}")
+        parts.append(f"{count(found['dropped'])} left out on purpose: {listed}")
     text = f"{count(found['recorded'])} calls: {', '.join(parts)}"
     return [Finding("warn" if found.get("unaccounted") else "fact", text)]
 

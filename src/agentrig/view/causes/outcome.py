@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from agentrig.figures import SIGNIFICANT, amount, count, number, percent, sign_test
+from agentrig.plan import RESUME, resume_command
+from agentrig.run.damage import read_object
 from agentrig.run.past import contradictions
 from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence
@@ -15,7 +20,7 @@ from agentrig.view.causes.trend import at_least, at_most, quarter
 FEW = 10
 """A run of fewer steps is too short to say that it does not learn."""
 
-REPEATS = 0.3
+REPEATS = 0.15
 """Least share of right training rollouts of a model that may have memorised its training tasks …"""
 
 ELSEWHERE = 1 / 3
@@ -168,9 +173,10 @@ def memorised(evidence: Evidence) -> Iterator[Finding]:
         f"are right, and {known} of {n} {split} tasks",
         seen=(n - known, n, f"{split} tasks"),
         since=evidence.since("right"),
-        settings=("tasks.use", "algorithm.model"),
+        settings=(_tasks_key(evidence), "algorithm.model"),
         advice="More steps do not help. Train on more tasks, or more varied ones; a model of agentrig warmup needs "
-        "more labels (--labels), or demonstrations that vary. Are held-out tasks of the same kind as training tasks?",
+        f"more labels, or demonstrations that vary{_more_labels(evidence)}. Are held-out tasks of the same kind as "
+        "training tasks?",
         lost=1.0,
         explains=("tasks-too-easy", "zero-variance-groups", "no-exploration", "low-entropy"),
     )
@@ -204,7 +210,7 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
 def next_step(evidence: Evidence) -> str:
     """Return what to do after a gain, with the figures that say so: more steps, more tasks, or the weakest slice.
 
-    Reads the held-out rollouts once more if the first two say nothing.
+    Reads the held-out rollouts once more if the others say nothing.
     """
     run = evidence.run
     if run.summary.get("solved"):
@@ -212,22 +218,47 @@ def next_step(evidence: Evidence) -> str:
     steps, values = figures.validation(run)
     if len(values) > 2 and values[-1] == max(values) > values[-2]:
         shares = f"{percent(values[-2])}% at step {steps[-2]}, {percent(values[-1])}% at step {steps[-1]}"
-        return f"Validation accuracy was still rising at the end ({shares}): train for more steps (algorithm.steps)."
+        return f"Validation accuracy was still rising at the end ({shares}): {train_on(evidence)}."
     if more := more_tasks(evidence):
         return more
-    classes = [
-        (of["after"], name, part, of["n"])
-        for name, parts in tables.held_out(run, [])["slices"].items()
-        for part, of in parts.items()
-        if name != "calls" and of["after"] is not None and of["n"] >= FEW_TASKS  # that is of rollouts, not of tasks
-    ]
-    share, name, part, n = min(classes, key=lambda found: found[0], default=(1.0, "", "", 0))
-    if share == 1.0:
+    if len(values) <= 2:
+        return f"Validation was measured too seldom to say whether it still rose. To find out, {train_on(evidence)}."
+    return weak_slice(evidence)
+
+
+def weak_slice(evidence: Evidence) -> str:
+    """Return which class of the held-out tasks is right significantly less often than the others, or ''.
+
+    Fisher's exact test, one-sided; its p is multiplied by the number of classes that were looked at (Bonferroni).
+    """
+    found = []
+    for name, parts in tables.held_out(evidence.run, [])["slices"].items():
+        known = {part: (of["n"], round(of["after"] * of["n"])) for part, of in parts.items() if of["after"] is not None}
+        every, rights = (sum(pair[i] for pair in known.values()) for i in (0, 1))
+        for part, (n, right) in known.items():
+            if name != "calls" and n >= FEW_TASKS:  # the calls are of rollouts, not of tasks
+                found.append((_fewer(right, n, rights, every), name, part, right / n, n))
+    p, name, part, share, n = min(found, default=(1.0, "", "", 0.0, 0))
+    if p * len(found) > SIGNIFICANT:
         return ""
-    return (
-        f"Held-out tasks with {name} = {part} are right least often ({percent(share)}% of {n}): train on more tasks "
-        "like these."
-    )
+    file = evidence.value("tasks.file")
+    cure = f"add rows like these to {file} (tasks.file)" if file else f"see why: agentrig watch {_path(evidence)}"
+    return f"Held-out tasks with {name} = {part} are right least often ({percent(share)}% of {n}): {cure}."
+
+
+def _fewer(right: int, n: int, rights: int, every: int) -> float:
+    """Return how likely n of all tasks have so few right ones by chance, or fewer."""
+    ways = sum(math.comb(n, k) * math.comb(every - n, rights - k) for k in range(min(right, rights) + 1))
+    return ways / math.comb(every, rights)
+
+
+def more(evidence: Evidence) -> str:
+    """Return what to do in a run without a fault and without a significant gain."""
+    if found := more_tasks(evidence):
+        return found
+    said = train_on(evidence)
+    measured = ", or measure more held-out tasks (run.report_tasks)" if evidence.value("run.report_tasks") else ""
+    return f"{said[0].upper()}{said[1:]}{measured}."
 
 
 def more_tasks(evidence: Evidence) -> str:
@@ -242,8 +273,39 @@ def more_tasks(evidence: Evidence) -> str:
         return ""
     return (
         f"{percent(right / scored)}% of the last training rollouts are right, and {percent(known / n)}% of the "
-        f"{split} tasks: train on more tasks (tasks.use)."
+        f"{split} tasks: train on more tasks ({_tasks_key(evidence)})."
     )
+
+
+def train_on(evidence: Evidence) -> str:
+    """Return the advice to train for more steps, with the command: twice as many, or the rest of a run that stopped."""
+    run = evidence.run
+    steps, done = number(evidence.value("algorithm.steps")), len(run.steps)
+    if steps is None:
+        return "train for more steps"
+    wanted = "" if steps > done else f"algorithm.steps={2 * done}"
+    again = resume_command(str(run.manifest.get("resumes") or RESUME), Path(_path(evidence)), wanted)
+    return f"train for more steps: {again}"
+
+
+def _path(evidence: Evidence) -> str:
+    return shlex.quote(str(evidence.run.directory))
+
+
+def _tasks_key(evidence: Evidence) -> str:
+    """Return the key that chooses the run's tasks: a table has a file."""
+    return "tasks.file" if evidence.value("tasks.file") else "tasks.use"
+
+
+def _more_labels(evidence: Evidence) -> str:
+    """Return the command that warms up with more labels, '' if the starting model is not of a warm-up."""
+    model = Path(str(evidence.value("algorithm.model") or ""))
+    try:
+        labels = len(read_object(model / "warmup.json")["labels"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return " (--labels)"
+    run = shlex.quote(str(evidence.run.directory / "config.toml"))
+    return f": agentrig warmup {run} --labels {4 * labels} --out {shlex.quote(f'{model}-{4 * labels}')}"
 
 
 def _strings(value: Any) -> list[str]:

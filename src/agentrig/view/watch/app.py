@@ -36,6 +36,7 @@ from agentrig.view.page import before_and_after, differing_settings, of_diagnosi
 from agentrig.view.prices import Prices
 from agentrig.view.reading import RunData
 from agentrig.view.rollout import differences, readable, text_of
+from agentrig.view.samples import add_gold
 from agentrig.view.tokens import tokenizer_of
 from agentrig.view.watch import rewards, views
 from agentrig.view.watch.notes import can_write, read_notes, write_notes
@@ -215,6 +216,7 @@ class Pages:
         data = run.data()
         missing = list(data.unread)
         found = before_and_after(data, missing, run.seen)
+        add_gold(data, found["pairs"])
         shown = {**found, "at": "", "tables": found["slices"], "missing": missing, "running": data.running}
         return self._page(request, "examples", events=None, title=data.name, run=shown, key=run.key)
 
