@@ -116,8 +116,8 @@ class Trial:
         settings = plan.configs["algorithm"]
         if getattr(settings, "demonstrations", ""):
             raise ConfigError(
-                f"{plan.components['algorithm'].spec.name} learns from demonstrations; a forecast says what rewards can "
-                "teach. Name an algorithm that learns from them, such as --algorithm grpo"
+                f"{plan.components['algorithm'].spec.name} learns from demonstrations; a forecast says what rewards "
+                "can teach. Name an algorithm that learns from them, such as --algorithm grpo"
             )
         splits = load_splits(plan)
         split, train = splits["train"]
