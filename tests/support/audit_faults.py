@@ -195,9 +195,9 @@ FAULTS = {
     "the same tasks from the third step on": Fault(
         link="tasks",
         settings=("algorithm.steps=4",),
-        code="from agentrig.run import loop\nreal = loop.tasks_of_step\n"
-        "loop.tasks_of_step = lambda tasks, *, n, step, seed: real(tasks, n=n, step=min(step, 2), seed=seed)",
-        names="its sampling should have drawn",
+        code="from agentrig.run import drawing\nreal = drawing.tasks_of_step\n"
+        "drawing.tasks_of_step = lambda tasks, *, n, step, seed: real(tasks, n=n, step=min(step, 2), seed=seed)",
+        names="which uniform does not draw then",
     ),
     "one task only": Fault(
         link="tasks",
