@@ -50,7 +50,7 @@ def main() -> None:
     failed = run_all(jobs, options.out, options.at_once)
     if failed:
         sys.exit(f"these runs did not end well: {', '.join(failed)}; see their logs in {options.out}")
-    agentrig(["compare", *(str(options.out / name) for name in names)])
+    sys.exit(agentrig(["compare", *(str(options.out / name) for name in names)]))
 
 
 def run_all(jobs: dict[str, tuple[list[str], str]], out: Path, at_once: int) -> list[str]:

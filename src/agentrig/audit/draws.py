@@ -79,30 +79,33 @@ def _order(ids: Sequence[str], seed: int, *, first: int, last: int) -> list[str]
     return found
 
 
-def _history(step: Step) -> list[list[Seen]]:
-    """Return the groups of each step before.
+def _history(step: Step) -> list[Sequence[Seen]]:
+    """Return the groups of each step before; a step's file is read once.
 
     Raises:
         CannotLook: A step's file is gone.
     """
-    steps = []
+    known = step.record.groups
     for one in range(1, step.number):
-        groups: dict[str, list[dict[str, object]]] = {}
-        for row in step.record.table("rollouts", "train", one, "group", "task_id", "value", "correct"):
-            groups.setdefault(row["group"], []).append(row)
-        if not groups:
-            raise CannotLook(f"the rollouts of step {one} are not there, so what should have been drawn is not known")
-        steps.append(
-            [
-                Seen(
-                    str(rows[0]["task_id"]),
-                    [float(row["value"]) for row in rows if isinstance(row["value"], float)],
-                    all(row["correct"] is True for row in rows),
-                )
-                for rows in groups.values()
-            ]
+        if one not in known:
+            known[one] = _groups(step, one)
+    return [known[one] for one in range(1, step.number)]
+
+
+def _groups(step: Step, at: int) -> Sequence[Seen]:
+    groups: dict[str, list[dict[str, object]]] = {}
+    for row in step.record.table("rollouts", "train", at, "group", "task_id", "value", "correct"):
+        groups.setdefault(row["group"], []).append(row)
+    if not groups:
+        raise CannotLook(f"the rollouts of step {at} are not there, so what should have been drawn is not known")
+    return [
+        Seen(
+            str(rows[0]["task_id"]),
+            [float(row["value"]) for row in rows if isinstance(row["value"], float)],
+            all(row["correct"] is True for row in rows),
         )
-    return steps
+        for rows in groups.values()
+    ]
 
 
 def _by_difficulty(ids: Sequence[str], n: int, stream: str, history: Sequence[Sequence[Seen]]) -> list[str]:

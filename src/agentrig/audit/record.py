@@ -149,6 +149,7 @@ class Record:
     Attributes:
         lines: Its lines of metrics by step; one that a crash has cut short is left out.
         settings: Section `[algorithm]`.
+        groups: What `agentrig.audit.draws` has read of each step's groups: a run's every step looks at those before.
 
     Raises:
         ConfigError: It has no `config.toml`.
@@ -164,6 +165,7 @@ class Record:
         if self.demonstrations:
             self.settings = {**IMITATED, **self.settings}
         self.lines: dict[int, Mapping[str, Any]] = {}
+        self.groups: dict[int, Sequence[Any]] = {}
         file = path / "metrics.jsonl"
         for text in file.read_text("utf-8", "replace").splitlines() if file.is_file() else ():
             with suppress(ValueError, RecursionError):
