@@ -68,15 +68,19 @@ class Step:
 
     @property
     def figures(self) -> Mapping[str, Any]:
-        """The algorithm's figures in that line.
+        """The algorithm's figures in that line."""
+        return self.told("algorithm")
+
+    def told(self, key: str) -> Mapping[str, Any]:
+        """Return an object of that line; an empty one if it has none.
 
         Raises:
-            RunFileError: They are no object.
+            RunFileError: It is no object.
         """
-        found = self.line.get("algorithm", {})
+        found = self.line.get(key, {})
         if not isinstance(found, dict):
             file = self.record.path / "metrics.jsonl"
-            raise RunFileError(f"{file} is damaged: in the line of step {self.number}, algorithm is {found!r:.80}")
+            raise RunFileError(f"{file} is damaged: in the line of step {self.number}, {key} is {found!r:.80}")
         return found
 
     @cached_property
@@ -160,7 +164,7 @@ class Step:
         import torch
 
         first = Precision(torch.float32, device=device)
-        if self.line.get("digests", {}).get("dtype", "bfloat16") != "bfloat16":
+        if self.told("digests").get("dtype", "bfloat16") != "bfloat16":
             return first, attrs.evolve(first, dtype=torch.float64)
         if self.settings.get("lora_rank") and not merged:
             return first, attrs.evolve(first, cast=True)
