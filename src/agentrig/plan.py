@@ -369,7 +369,7 @@ def resolve(
         ),
         second_rewards=second,
         gateway=gateway,
-        prompts=checked(merged["prompts"], agent.prompts, agent=agent.name),
+        prompts=checked(merged["prompts"], agent.declared(configs["agent"]), agent=agent.name),
     )
 
 
