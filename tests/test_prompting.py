@@ -131,6 +131,13 @@ def test_a_spec_with_a_broken_template_is_refused() -> None:
             AgentSpec(name="broken", summary="x", build=lambda config: len, prompts=wrong)  # type: ignore[arg-type]
 
 
+def test_prompts_may_depend_on_the_settings() -> None:
+    spec = AgentSpec(name="x", summary="x", build=lambda config: len, prompts=lambda config: {"system": config})
+    assert spec.declared("Say {question}") == {"system": "Say {question}"}
+    with pytest.raises(ValueError, match="AgentSpec x: the prompt system: it is no template"):
+        spec.declared("open {")
+
+
 def test_programs_and_services_get_prompts_in_their_input() -> None:
     specs = {spec.name: spec for spec in register_agents()}
     assert [specs[name].prompts for name in ("command", "http")] == [None, None]

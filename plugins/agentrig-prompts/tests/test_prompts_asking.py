@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import attrs
+import httpx
 import pytest
 from agentrig_prompts.asking import Asking, Stopping
 from agentrig_prompts.config import ApoConfig, GepaConfig
@@ -209,6 +210,17 @@ def test_a_key_that_is_refused_stops_the_run_at_once(tmp_path: Path, model: Mode
         ask.better(REFLECT, PROMPT, "system", [])
     assert "refuses the request: 401 no key" in str(stopped.value.__cause__)
     assert "reflection_api_key" in str(stopped.value.__cause__)
+
+
+def test_an_answer_that_is_no_chat_completion_is_named(
+    tmp_path: Path, model: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask, record = asking(Session(tmp_path), model.url)
+    answered = httpx.Response(200, text="<html>Welcome</html>")
+    ask._waits = lambda endpoint, request: (answered, False)  # type: ignore[method-assign]
+    assert ask.critique(REFLECT, PROMPT, "system", []) is None
+    assert ask.refused == record.calls == 1
+    assert f"{model.url} did not answer with a chat completion: <html>Welcome" in caplog.text
 
 
 def test_a_torn_line_is_dropped_and_a_damaged_one_named(tmp_path: Path) -> None:

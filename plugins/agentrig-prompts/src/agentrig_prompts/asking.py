@@ -158,6 +158,7 @@ class Asking:
             text, tokens = str(answer["choices"][0]["message"]["content"] or ""), _used(answer)
         except (ValueError, LookupError, TypeError):
             text, tokens = "", 0  # refused, as a reply without a prompt is
+            log.warning("the model at %s did not answer with a chat completion: %.200s", model.base_url, response.text)
         self._record.add(key, calls=1, tokens=tokens, settled=True, reply=text)
         self.reflection_s += time.perf_counter() - start
         return text
