@@ -33,6 +33,7 @@ class Model(LocalServer):
         paid: What each answered request said, in order.
         keys: The keys that requests came with.
         temperatures: Those of reflections.
+        answers: What it answers to everything else.
         reflects: What it answers to a request for a better prompt, or for a critique.
         failing: Called with each request before it is paid: True for an answer of status 500, or a number of seconds
             for which the server is away from now on.
@@ -43,6 +44,7 @@ class Model(LocalServer):
         self.paid: list[str] = []
         self.keys: set[str] = set()
         self.temperatures: list[Any] = []
+        self.answers: Callable[[str], str] = answer
         self.reflects: Callable[[str], Any] = reflect
         self.failing: Callable[[str], bool | float] = lambda said: False
         self.back = 0.0
@@ -58,7 +60,7 @@ class _Handler(QuietHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        said = body["messages"][-1]["content"]
+        said = "\n".join(message["content"] for message in body["messages"])
         if self._away():
             return
         with self.server.lock:
@@ -77,7 +79,7 @@ class _Handler(QuietHandler):
             self.server.temperatures.append(body.get("temperature"))
             text = self.server.reflects(said)
         else:
-            text = answer(said)
+            text = self.server.answers(said)
         message = {"role": "assistant", "content": text}
         usage = {"prompt_tokens": len(said) // 4, "completion_tokens": len(str(text)) // 4 + 1}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
@@ -103,7 +105,7 @@ def answer(prompt: str) -> str:
 
 def reflect(asked: str) -> str:
     """Write a prompt with the rules of the one before, and one more that the feedback names; or say which that is."""
-    prompt = re.search(r"```\n(.*?)\n```", asked, re.S)[1]  # type: ignore[index]
+    prompt = re.search(r"```\n(.*?)\n```\n\nThe prompt is", asked, re.S)[1]  # type: ignore[index]
     named = re.findall(r"the rule for (\w+) is (\w+)", asked)
     kind, rule = next((each for each in named if each[1] not in prompt), ("", ""))
     if REFLECTIONS[1] in asked:
