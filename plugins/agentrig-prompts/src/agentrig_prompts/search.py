@@ -63,9 +63,7 @@ class PromptAlgorithm:
                 session.report(endpoints, when="after", step=search.ended)
 
     @contextmanager
-    def serve(
-        self, *, hardware: Hardware, checkpoint: Path | None, server: MakeServer
-    ) -> Iterator[Endpoint | Sequence[Endpoint]]:
+    def serve(self, *, hardware: Hardware, checkpoint: Path | None, server: MakeServer) -> Iterator[list[Endpoint]]:
         """Serve the model.
 
         Raises:
