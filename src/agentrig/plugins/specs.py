@@ -57,8 +57,10 @@ def _recorded(spec: AgentSpec, attribute: attrs.Attribute[str], calls: Any) -> N
         raise ValueError(f'AgentSpec {spec.name}: calls is {calls!r:.80}; write calls="tap" or calls="gateway"')
 
 
-def _templates(spec: AgentSpec, attribute: attrs.Attribute[Any], prompts: Any) -> None:
+def _templates(spec: AgentSpec, attribute: attrs.Attribute[Any] | None, prompts: Any) -> None:
     """Reject prompts that are no templates."""
+    if callable(prompts):
+        return
     if prompts is not None and not isinstance(prompts, Mapping):
         raise ValueError(f"AgentSpec {spec.name}: prompts is {prompts!r:.80}; write {{NAME: TEMPLATE}}")
     for name, template in (prompts or {}).items():
@@ -134,8 +136,9 @@ class AgentSpec(Spec):
             starts the gateway for such an agent.
         prompts: Its prompts, name to template (`{question}` is a field, as `str.format` has it). In a rollout
             `agentrig.prompts()` returns those in force: a run may replace them (`[prompts]`, `--prompts`), and an
-            algorithm may improve them. A program or a service gets them in its input, as `prompts`. None for an agent
-            that takes whatever prompts a run names.
+            algorithm may improve them. A program or a service gets them in its input, as `prompts`. Prompts that depend
+            on the settings are a function: `prompts(config)` returns them. None for an agent that takes whatever
+            prompts a run names.
     """
 
     kind: ClassVar[str] = "agent"
@@ -147,7 +150,21 @@ class AgentSpec(Spec):
     whole_rows: bool = False
     demonstrate: Callable[[Any], Demonstrate] | None = None
     calls: str = attrs.field(default="tap", validator=_recorded)
-    prompts: Mapping[str, str] | None = attrs.field(factory=dict, validator=_templates)
+    prompts: Mapping[str, str] | Callable[[Any], Mapping[str, str]] | None = attrs.field(
+        factory=dict, validator=_templates
+    )
+
+    def declared(self, config: Any) -> Mapping[str, str] | None:
+        """Return the prompts of an agent with these settings; None if it takes any.
+
+        Raises:
+            ValueError: The spec's function returns no templates.
+        """
+        if not callable(self.prompts):
+            return self.prompts
+        found = self.prompts(config)
+        _templates(self, None, found)
+        return found
 
 
 @attrs.frozen(kw_only=True)
