@@ -88,7 +88,7 @@ def recorded(rollouts: list[Rollout], given: list[list[float | None]], credit: d
     record.config = {"credit": credit, "adapter": {"use": "all"}, "algorithm": {"use": "grpo"}}
     record.settings, record.__dict__["_manifest"] = record.config["algorithm"], manifest
     tables = {"rollouts": rows, "calls": calls}
-    record.table = lambda folder, mode, step, *names: [{n: row[n] for n in names} for row in tables[folder]]
+    record.table = lambda folder, mode, step, *names: [{n: row.get(n) for n in names} for row in tables[folder]]
     trained = {(c["rollout"], c["span"]): c["advantage"] for c in calls if c["advantage"] is not None}
     read = [_row({name: row[name] for name in COLUMNS}) for row in rows]
     calls_of = {(call.rollout, call.span): call for row in read for call in row.calls}

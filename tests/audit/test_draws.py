@@ -44,6 +44,7 @@ def recorded(rule: str, seed: int, *, steps: int = 8, **settings: Any) -> tuple[
         draws.see(groups_of(rollouts))
     record = SimpleNamespace(
         config={"run": {"seed": seed}},
+        credit=("dr-grpo", {}),
         groups={},
         steps=lambda mode: sorted(tables),
         table=lambda folder, mode, step, *names: [{n: row[n] for n in names} for row in tables.get(step, ())],

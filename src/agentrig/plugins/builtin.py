@@ -21,6 +21,7 @@ from agentrig import (
     TasksSpec,
     credit,
     hookimpl,
+    refusals,
 )
 from agentrig.errors import AgentrigError
 from agentrig.external.checks import check_service
@@ -140,29 +141,44 @@ def register_credits() -> Iterable[CreditSpec]:
 
         return decided
 
-    for function, config, relative, name, summary in (
-        (credit.dr_grpo, credit.GroupConfig, True, "dr-grpo", "Reward minus the group's mean (Dr. GRPO)."),
-        (credit.grpo, credit.GroupConfig, True, "grpo", "That, over the group's standard deviation (GRPO)."),
-        (credit.rloo, credit.RelativeConfig, True, "rloo", "Reward minus the mean of the group's others (RLOO)."),
+    by_step = "Reward minus the group's mean, over the step's standard deviation (REINFORCE++ with baseline)."
+    dynamic = "grpo, with overlong replies punished and groups of equal rewards sampled again (DAPO)."
+    replies = refusals.refuses_replies
+    for function, config, name, summary, more in (
         (
-            *(credit.reinforce_pp, credit.RelativeConfig, True, "reinforce++"),
-            "Reward minus the group's mean, over the step's standard deviation (REINFORCE++ with baseline).",
+            credit.dr_grpo,
+            credit.GroupConfig,
+            "dr-grpo",
+            "Reward minus the group's mean (Dr. GRPO).",
+            {"relative": True},
         ),
+        (credit.grpo, credit.GroupConfig, "grpo", "That, over the group's standard deviation.", {"relative": True}),
+        (credit.rloo, credit.RelativeConfig, "rloo", "Reward minus the mean of the others.", {"relative": True}),
+        (credit.reinforce_pp, credit.RelativeConfig, "reinforce++", by_step, {"relative": True}),
+        (credit.dapo, credit.DapoConfig, "dapo", dynamic, {"admit": credit.differ, "refuses": refusals.refuses_dapo}),
         (
             credit.best_of_group,
             credit.ImitationConfig,
-            False,
             "best-of-group",
-            "Imitates the best of each group (RAFT).",
+            "Imitates the best (RAFT).",
+            {"refuses": replies},
         ),
-        (credit.rft, credit.ImitationConfig, False, "rft", "Imitates each correct answer of a group once (RFT)."),
-        (credit.turn, credit.TurnConfig, False, "turn", "Call by call, for a reward that scores calls."),
+        (credit.rft, credit.ImitationConfig, "rft", "Imitates each correct answer once (RFT).", {"refuses": replies}),
+        (credit.turn, credit.TurnConfig, "turn", "Call by call, if the reward scores calls.", {"refuses": replies}),
     ):
 
         def build(settings: Any, function: Any = function) -> Any:
             return partial(function, config=settings)
 
-        yield CreditSpec(name=name, summary=summary, config=config, build=build, relative=relative)
+        yield CreditSpec(name=name, summary=summary, config=config, build=build, **more)
+    yield CreditSpec(
+        name="opd",
+        summary="Token by token, what a teacher says of what was sampled (on-policy distillation).",
+        config=credit.TeacherConfig,
+        build=imported("agentrig.teacher:Distillation"),
+        refuses=refusals.refuses_opd,
+        rewarded=False,
+    )
     yield CreditSpec(name=OWN, summary="What the algorithm itself decides.", build=own, relative=True)
 
 

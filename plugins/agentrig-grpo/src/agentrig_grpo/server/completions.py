@@ -60,6 +60,30 @@ def parse(body: bytes, *, model: str, vocabulary: int) -> CompletionRequest:
     return request
 
 
+@attrs.frozen(kw_only=True)
+class TextRequest(Addressed):
+    """The body of a request to tokenize a text."""
+
+    prompt: str = attrs.field()
+    add_special_tokens: bool = attrs.field(default=False)
+
+    @add_special_tokens.validator
+    def _none_added(self, field: Any, value: bool) -> None:
+        if value:
+            raise BadField("is not implemented by this server", field.name, code="unsupported_parameter")
+
+
+def text_of(body: bytes, *, model: str) -> str | None:
+    """Return the text that a request asks to tokenize; None for one that has messages.
+
+    Raises:
+        Refused: See `protocol.checked`.
+    """
+    if b'"prompt"' not in body or b'"messages"' in body:
+        return None
+    return protocol.checked(body, TextRequest, converter(), model=model).prompt
+
+
 @cache
 def _rules() -> cattrs.Converter:
     rules = converter()
