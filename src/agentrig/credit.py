@@ -215,9 +215,11 @@ def dapo(groups: Sequence[Sequence[Rollout]], config: DapoConfig) -> Iterator[li
 
 def overlong(rollout: Rollout, buffer: int) -> float:
     """Return the punishment of a rollout's longest replies, see `dapo`: 0 for none, at least -1."""
+    if not (buffer and rollout.triplets):
+        return 0.0
     requests = {call.id: mapping(call.attributes.get("request")) for call in rollout.trace.llm_calls()}
     lowest = 0.0
-    for triplet in rollout.triplets if buffer else ():
+    for triplet in rollout.triplets:
         request = requests.get(triplet.span_id, {})
         limits = [request[name] for name in LIMIT if isinstance(request.get(name), int)]
         if limits:

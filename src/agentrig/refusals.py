@@ -32,8 +32,8 @@ class Learning:
     own_loop: bool = False
 
 
-BY_REPLY = ("gspo",)
-"""The losses, by `Learning.loss`, with one ratio for a whole reply."""
+BY_REPLY = ("gspo", "geo_mean")
+"""The losses, by `Learning.loss`, with one ratio for a whole reply; the second is verl's."""
 
 
 def refuses_replies(config: Any, learning: Learning) -> str:

@@ -62,14 +62,16 @@ class Distillation:
             if ids is not None and theirs is not None and ids != theirs:
                 place = next((i for i, pair in enumerate(zip(ids, theirs, strict=False)) if len(set(pair)) > 1), None)
                 raise CannotScore(
-                    f"it has another tokenizer than the model that is trained: a trial text has {len(ids)} tokens "
-                    f"there and {len(theirs)} here"
+                    f"it has another tokenizer than the model that is trained: a trial text has {len(theirs)} "
+                    f"tokens there and {len(ids)} here"
                     + ("" if place is None else f", and they differ from token {place} on")
                 )
             if ids is None or theirs is None:
                 which = "the model's own server" if ids is None else "it"
                 raise CannotScore(f"whether it has the same tokens is not known: {which} has no /tokenize, as vLLM has")
-            self._score(ids[:1], ids[1:])
+            found = self._score(ids[:1], ids[1:])
+            if len(set(found)) == 1:
+                raise CannotScore(f"its answer has the log-probability {found[0]:g} for each of {len(found)} tokens")
         except (CannotScore, CannotAnswer) as error:
             raise ConfigError(
                 f"[credit] opd: the teacher {self.teacher.model} at {self.teacher.base_url} can't be used: {error}"
@@ -81,9 +83,10 @@ class Distillation:
             try:
                 return self._score(prompt, reply)
             except (CannotScore, CannotAnswer) as error:
+                words = str(error).splitlines()[0]
                 if isinstance(error, CannotScore) or wait is None:
                     raise RunStopped(
-                        f"the teacher {self.teacher.model} at {self.teacher.base_url} can't be used any more: {error}. "
+                        f"the teacher {self.teacher.model} at {self.teacher.base_url} can't be used any more: {words}. "
                         "The step is lost: start the teacher, then resume the run",
                         cause="teacher-failed",
                     ) from None
@@ -100,8 +103,6 @@ class Distillation:
         found = ask(self.teacher, [*prompt, *reply]).logprobs[len(prompt) - 1 :]
         if strange := [value for value in found if not -math.inf < value <= ROUNDING]:
             raise CannotScore(f"its answer has the log-probability {strange[0]}, which is none")
-        if len(found) > 1 and len(set(found)) == 1 and found[0] != 0:
-            raise CannotScore(f"its answer has the log-probability {found[0]:g} for each of {len(found)} tokens")
         return found
 
 

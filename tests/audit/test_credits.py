@@ -29,6 +29,8 @@ CREDITS: list[tuple[str, dict[str, Any]]] = [
     ("grpo", {"weighting": "call"}),
     ("rloo", {"negative_scale": 0.25}),
     ("reinforce++", {"negative_scale": 0.5}),
+    ("dapo", {}),
+    ("dapo", {"overlong_buffer_len": 2, "negative_scale": 0.5, "max_num_gen_batches": 1}),
     ("best-of-group", {}),
     ("rft", {}),
     ("turn", {}),

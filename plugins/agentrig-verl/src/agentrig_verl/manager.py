@@ -58,6 +58,7 @@ class LoopManager:
 
         Raises:
             agentrig.errors.RunStopped: See `Session.rollouts`.
+            ConfigError: The loss has one ratio for a whole reply, and a rollout has several calls.
         """
         uids = [str(uid) for uid in prompts["uid"]]
         indices = [int(i) for i in prompts["index"]]
@@ -71,18 +72,14 @@ class LoopManager:
 
         with explained(self.session, self.endpoints):
             rollouts = self.session.rollouts(tasks, n=n, endpoint=self.endpoints, step=step, on_groups=write_groups)
+        loss = self.config.actor_rollout_ref.actor.policy_loss.loss_mode
+        check_single_calls(loss, (rollout.id for rollout in rollouts for _ in rollout.triplets))
         self.worths = self.credited(rollouts)
         self.trajectories = lightened([t for uid in uids for t in found.get(uid, ())])
         self.figures = _figures(rollouts, found, self.config.data.max_prompt_length)
 
     def credited(self, rollouts: Sequence[Rollout]) -> dict[Call, CallWorth]:
-        """Return what the run's credit says that each call of a step is worth; nothing if verl itself computes it.
-
-        Raises:
-            ConfigError: The loss has one ratio for a whole reply, and a rollout has several calls.
-        """
-        loss = self.config.actor_rollout_ref.actor.policy_loss.loss_mode
-        check_single_calls(loss, (rollout.id for rollout in rollouts for _ in rollout.triplets))
+        """Return what the run's credit says that each call of a step is worth; nothing if verl itself computes it."""
         if self.config.algorithm.adv_estimator != "grpo":
             return {}
         worths = worths_of_calls(self.session.credit, rollouts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, NewType
 
@@ -10,7 +11,7 @@ import attrs
 import cattrs
 
 from agentrig.http_server import Refused
-from agentrig_grpo.server import protocol
+from agentrig_grpo.server import protocol, values
 from agentrig_grpo.server.chat import Chat
 from agentrig_grpo.server.engine import Decoder, Request, Score
 from agentrig_grpo.server.fields import BadField, Between, converter
@@ -79,8 +80,10 @@ def text_of(body: bytes, *, model: str) -> str | None:
     Raises:
         Refused: See `protocol.checked`.
     """
-    if b'"prompt"' not in body or b'"messages"' in body:
-        return None
+    with suppress(values.BadValue):
+        data = values.read(body)
+        if isinstance(data, dict) and "prompt" not in data:
+            return None
     return protocol.checked(body, TextRequest, converter(), model=model).prompt
 
 
