@@ -124,7 +124,7 @@ def test_what_a_teacher_says_brings_the_policy_closer_to_it() -> None:
     """The reverse KL divergence over all tokens after a prompt, of which the credit sees samples only."""
     student, teacher = make_model(seed=1), make_model(seed=5)
     with torch.no_grad():
-        teacher.lm_head.weight.mul_(30)
+        teacher.lm_head.weight.mul_(3)
     prompt = list(range(5, 15))
 
     def logs(model: Any) -> torch.Tensor:
@@ -149,7 +149,7 @@ def test_what_a_teacher_says_brings_the_policy_closer_to_it() -> None:
         heard = {("r", f"c{i}"): [float(said[t])] for i, t in enumerate(tokens)}
         samples, _ = samples_of(lambda groups, heard=heard: opd(groups, heard), group)
         learner.update(samples, step=step)
-    assert before > 0.1
+    assert before > 1
     assert divergence() < before / 2
 
 

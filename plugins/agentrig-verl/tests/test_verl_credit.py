@@ -144,6 +144,7 @@ def test_advantages_of_single_calls_agree_with_verl(needs_verl: None) -> None:
     assert ours == pytest.approx((theirs[:, 0] * (4 / 3) ** 0.5).tolist(), abs=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("tokens", [1, 6, 7, 9, 10])
 def test_overlong_replies_cost_what_verls_dapo_takes(needs_verl: None, tokens: int) -> None:
     import torch
@@ -154,7 +155,8 @@ def test_overlong_replies_cost_what_verls_dapo_takes(needs_verl: None, tokens: i
     manager.overlong_buffer_cfg = OmegaConf.create({"enable": True, "len": 4, "penalty_factor": 1.0, "log": False})
     manager.max_resp_len, manager.reward_router_address, manager.is_async_reward_score = 10, None, False
     manager.tokenizer, manager.compute_score = SimpleNamespace(decode=lambda ids, **_: ""), lambda **_: 0.25
-    fields = {"responses": torch.zeros(tokens), "attention_mask": torch.ones(3 + tokens)}
+    counts = {"dtype": torch.int64}
+    fields = {"responses": torch.zeros(tokens, **counts), "attention_mask": torch.ones(3 + tokens, **counts)}
     row = SimpleNamespace(batch=fields, non_tensor_batch={"data_source": "", "reward_model": {"ground_truth": ""}})
 
     async def scored() -> Any:
