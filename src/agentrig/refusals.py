@@ -19,7 +19,7 @@ class Learning:
         loss: Its loss, by the name that `algorithm.loss` of `grpo` has for it; '' if it is another one.
         temperature: Of training rollouts.
         top_p: Of training rollouts.
-        max_tokens: Most tokens of one reply.
+        max_tokens: Most tokens of one reply, where that is known.
         max_staleness: How many versions the weights that sample may be behind.
         own_loop: Whether the algorithm has a loop of its own.
     """
@@ -27,7 +27,7 @@ class Learning:
     loss: str = ""
     temperature: float = 1.0
     top_p: float = 1.0
-    max_tokens: int = 256
+    max_tokens: int = 1 << 24
     max_staleness: int = 0
     own_loop: bool = False
 
@@ -49,23 +49,28 @@ def refuses_replies(config: Any, learning: Learning) -> str:
     return ""
 
 
-def refuses_dapo(config: Any, learning: Learning) -> str:
-    """Say why `dapo` can't work with these settings; '' if it can."""
-    buffer, most = config.overlong_buffer_len, config.max_num_gen_batches
-    if buffer * 2 > learning.max_tokens:
-        return (
-            f"overlong_buffer_len = {buffer} is more than half of a reply's {learning.max_tokens} tokens: set it to "
-            f"{learning.max_tokens // 5}, or to 0 for none"
-        )
-    if most > 1 and learning.own_loop:
+def refuses_gate(config: Any, learning: Learning) -> str:
+    """Say why a credit's gate (`CreditSpec.admit`) can't work with these settings; '' if it can."""
+    if config.max_num_gen_batches > 1 and learning.own_loop:
         return (
             "dynamic sampling is not possible: this algorithm has a loop of its own, which asks for a step's tasks "
             "once. Set credit.max_num_gen_batches = 1"
         )
-    if most > 1 and learning.max_staleness:
+    if config.max_num_gen_batches > 1 and learning.max_staleness:
         return (
             "dynamic sampling and max_staleness = 1 exclude each other: a step's later batches would be of other "
             "weights. Set credit.max_num_gen_batches = 1, or max_staleness = 0"
+        )
+    return ""
+
+
+def refuses_dapo(config: Any, learning: Learning) -> str:
+    """Say why `dapo` can't work with these settings; '' if it can."""
+    buffer = config.overlong_buffer_len
+    if buffer * 2 > learning.max_tokens:
+        return (
+            f"overlong_buffer_len = {buffer} is more than half of a reply's {learning.max_tokens} tokens: set it to "
+            f"{learning.max_tokens // 5}, or to 0 for none"
         )
     return ""
 

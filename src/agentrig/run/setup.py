@@ -25,7 +25,7 @@ from agentrig.plugins.building import built
 from agentrig.plugins.registry import Component
 from agentrig.pools import MakePool, RunnerPool
 from agentrig.processes.replaced import left_alone
-from agentrig.refusals import Learning
+from agentrig.refusals import Learning, refuses_gate
 from agentrig.runners.engine import RolloutEngine
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
@@ -106,20 +106,20 @@ class Setup:
         Raises:
             ConfigError: It has none.
         """
-        credit, algorithm = self.plan.components["credit"].spec, self.plan.components["algorithm"].spec
-        refuses, config = getattr(credit, "refuses", None), self.plan.configs["algorithm"]
-        if refuses is None:
-            return
-        own: Any = getattr(algorithm, "learning", None)
+        credit: Any = self.plan.components["credit"].spec
+        algorithm: Any = self.plan.components["algorithm"].spec
+        config, own = self.plan.configs["algorithm"], getattr(algorithm, "learning", None)
         if own is not None:
             learning = own(config)
         elif isinstance(config, LoopSettings):
             keys = "temperature", "top_p", "max_tokens", "max_staleness"
             learning = Learning(loss=getattr(config, "loss", ""), **{key: getattr(config, key) for key in keys})
         else:
-            return
-        if why := refuses(self.plan.configs["credit"], learning):
-            raise ConfigError(f"[credit] {credit.name} with the algorithm {algorithm.name}: {why}")
+            learning = Learning(own_loop=True)
+        gate = refuses_gate if getattr(credit, "admit", None) is not None else None
+        for refuses in (getattr(credit, "refuses", None), gate):
+            if refuses is not None and (why := refuses(self.plan.configs["credit"], learning)):
+                raise ConfigError(f"[credit] {credit.name} with the algorithm {algorithm.name}: {why}")
 
     def server(self) -> MakeServer:
         """Return what starts the plan's server, for the algorithm that asks for it; its heavy imports happen here.
