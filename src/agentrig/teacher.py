@@ -58,17 +58,14 @@ class Distillation:
     def ready(self, student: Endpoint) -> None:
         """Check that the teacher answers, has the student's tokens, and that its answers are log-probabilities."""
         try:
-            ids, theirs = (_tokens(each) for each in (student, self.teacher))
-            if ids is not None and theirs is not None and ids != theirs:
+            ids, theirs = _tokens(student), _tokens(self.teacher)
+            if ids != theirs:
                 place = next((i for i, pair in enumerate(zip(ids, theirs, strict=False)) if len(set(pair)) > 1), None)
                 raise CannotScore(
                     f"it has another tokenizer than the model that is trained: a trial text has {len(theirs)} "
                     f"tokens there and {len(ids)} here"
                     + ("" if place is None else f", and they differ from token {place} on")
                 )
-            if ids is None or theirs is None:
-                which = "the model's own server" if ids is None else "it"
-                raise CannotScore(f"whether it has the same tokens is not known: {which} has no /tokenize, as vLLM has")
             found = self._score(ids[:1], ids[1:])
             if len(set(found)) == 1:
                 raise CannotScore(f"its answer has the log-probability {found[0]:g} for each of {len(found)} tokens")
@@ -83,11 +80,11 @@ class Distillation:
             try:
                 return self._score(prompt, reply)
             except (CannotScore, CannotAnswer) as error:
-                words = str(error).splitlines()[0]
                 if isinstance(error, CannotScore) or wait is None:
+                    cure = "See to its answers" if isinstance(error, CannotScore) else "Start it again"
                     raise RunStopped(
-                        f"the teacher {self.teacher.model} at {self.teacher.base_url} can't be used any more: {words}. "
-                        "The step is lost: start the teacher, then resume the run",
+                        f"the teacher {self.teacher.model} at {self.teacher.base_url} can't be used any more: "
+                        f"{str(error).splitlines()[0]}. The step is lost. {cure}, then resume the run",
                         cause="teacher-failed",
                     ) from None
                 time.sleep(wait)
@@ -106,10 +103,11 @@ class Distillation:
         return found
 
 
-def _tokens(endpoint: Endpoint) -> Sequence[int] | None:
-    """Return the token ids of `TRIAL`; None from a server that does not tokenize text.
+def _tokens(endpoint: Endpoint) -> Sequence[int]:
+    """Return the token ids of `TRIAL`.
 
     Raises:
+        CannotScore: The server does not tokenize text, so that tokens can't be compared.
         CannotAnswer: The server does not answer.
     """
     body = {"model": endpoint.model, "prompt": TRIAL, "add_special_tokens": False}
@@ -118,11 +116,11 @@ def _tokens(endpoint: Endpoint) -> Sequence[int] | None:
     try:
         headers = {"Authorization": f"Bearer {endpoint.api_key}", **endpoint.headers}
         reply = httpx.post(url, json=body, headers=headers, timeout=60)
-        tokens = reply.raise_for_status().json()["tokens"]
-        return [int(token) for token in tokens]
-    except httpx.HTTPStatusError as error:
-        if error.response.status_code in UNKNOWN:
-            return None
-        raise CannotAnswer(f"{url}: {error.response.status_code} {error.response.text[:200]}") from None
+        if reply.status_code in UNKNOWN:
+            raise CannotScore(f"tokens can't be compared: POST {url} answers {reply.status_code} {reply.text[:200]}")
+        found = [int(token) for token in reply.raise_for_status().json()["tokens"]]
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         raise CannotAnswer(f"{url} does not answer: {type(error).__name__}: {error}") from None
+    if len(found) < 2:
+        raise CannotScore(f"tokens can't be compared: {url} makes {len(found)} of a text of {len(TRIAL)} characters")
+    return found
