@@ -141,30 +141,27 @@ def register_credits() -> Iterable[CreditSpec]:
 
         return decided
 
-    by_step = "Reward minus the group's mean, over the step's standard deviation (REINFORCE++ with baseline)."
-    dynamic = "grpo, with overlong replies punished and groups of equal rewards sampled again (DAPO)."
-    replies = refusals.refuses_replies
-    for function, config, name, summary, more in (
+    relative: dict[str, Any] = {"relative": True}
+    replies: dict[str, Any] = {"refuses": refusals.refuses_replies}
+    gated: dict[str, Any] = {"admit": credit.differ, "refuses": refusals.refuses_dapo}
+    for name, function, config, more, summary in (
+        ("dr-grpo", credit.dr_grpo, credit.GroupConfig, relative, "Reward minus the group's mean (Dr. GRPO)."),
+        ("grpo", credit.grpo, credit.GroupConfig, relative, "That, over the group's standard deviation (GRPO)."),
+        ("rloo", credit.rloo, credit.RelativeConfig, relative, "Reward minus the mean of the group's others (RLOO)."),
         (
-            credit.dr_grpo,
-            credit.GroupConfig,
-            "dr-grpo",
-            "Reward minus the group's mean (Dr. GRPO).",
-            {"relative": True},
+            *("reinforce++", credit.reinforce_pp, credit.RelativeConfig, relative),
+            "Reward minus the group's mean, over the step's standard deviation (REINFORCE++ with baseline).",
         ),
-        (credit.grpo, credit.GroupConfig, "grpo", "That, over the group's standard deviation.", {"relative": True}),
-        (credit.rloo, credit.RelativeConfig, "rloo", "Reward minus the mean of the others.", {"relative": True}),
-        (credit.reinforce_pp, credit.RelativeConfig, "reinforce++", by_step, {"relative": True}),
-        (credit.dapo, credit.DapoConfig, "dapo", dynamic, {"admit": credit.differ, "refuses": refusals.refuses_dapo}),
         (
-            credit.best_of_group,
-            credit.ImitationConfig,
-            "best-of-group",
-            "Imitates the best (RAFT).",
-            {"refuses": replies},
+            *("dapo", credit.dapo, credit.DapoConfig, gated),
+            "grpo, with overlong replies punished and groups of equal rewards sampled again (DAPO).",
         ),
-        (credit.rft, credit.ImitationConfig, "rft", "Imitates each correct answer once (RFT).", {"refuses": replies}),
-        (credit.turn, credit.TurnConfig, "turn", "Call by call, if the reward scores calls.", {"refuses": replies}),
+        (
+            *("best-of-group", credit.best_of_group, credit.ImitationConfig, replies),
+            "Imitates the best of each group (RAFT).",
+        ),
+        ("rft", credit.rft, credit.ImitationConfig, replies, "Imitates each correct answer of a group once (RFT)."),
+        ("turn", credit.turn, credit.TurnConfig, replies, "Call by call, for a reward that scores calls."),
     ):
 
         def build(settings: Any, function: Any = function) -> Any:
