@@ -30,6 +30,10 @@ COLUMNS = ("id", "task_id", "group", "failure", "status", "value", "correct", "o
 """Columns of a file of rollouts; the last three hold JSON."""
 
 
+LATER = ("token_advantages", "teacher_logprobs")
+"""Columns that runs of earlier versions lack."""
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Call:
     """One answered call to the run's model: the rollout's id, its span's id, and the JSON that its client sent and got.
@@ -262,8 +266,9 @@ class Record:
             return []
         with readable(file):
             there = pq.read_schema(file).names
-            if lacking := [name for name in columns if name not in there]:
+            if lacking := [name for name in columns if name not in there and name not in LATER]:
                 raise ValueError(f"it has no column {lacking[0]}")
+            columns = tuple(name for name in columns if name in there)
             schema = pa.schema([(name, types.get(name, pa.string())) for name in columns])
             read = pq.read_table(file, columns=list(columns)).select(columns).cast(schema)
             found: list[dict[str, Any]] = read.to_pylist()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,12 @@ from agentrig.errors import RunFileError
 
 if TYPE_CHECKING:
     import torch
+
+
+def advantage_of(row: Mapping[str, Any]) -> Any:
+    """Return the advantage in a row of `calls`, or a list with that of each token; None if it has none."""
+    tokens = row.get("token_advantages")
+    return row["advantage"] if tokens is None else json.loads(tokens)
 
 
 def work_clock() -> Callable[[], float]:
@@ -94,10 +101,10 @@ class Step:
         return {(call.rollout, call.span): call for row in self.rows for call in row.calls}
 
     @cached_property
-    def trained(self) -> dict[tuple[str, str], float]:
-        """The advantage of each call that the algorithm took, by rollout and span."""
-        rows = self.record.table("calls", "train", self.number, "rollout", "span", "advantage")
-        return {(row["rollout"], row["span"]): row["advantage"] for row in rows if row["advantage"] is not None}
+    def trained(self) -> dict[tuple[str, str], float | Sequence[float]]:
+        """The advantage of each call that the algorithm took, or of each of its tokens, by rollout and span."""
+        rows = self.record.table("calls", "train", self.number, "rollout", "span", "advantage", "token_advantages")
+        return {(row["rollout"], row["span"]): advantage_of(row) for row in rows if row["advantage"] is not None}
 
     @cached_property
     def made(self) -> int:
