@@ -55,7 +55,7 @@ RECIPES: Mapping[str, Recipe] = {
         ["run.train_tasks=600", "algorithm.steps=40", "algorithm.lr=5e-4"],
         [
             *("run.train_tasks=600", "--labels", "300", "--model", "new", "--parameters", "6e5", "--lr", "4e-3"),
-            *("--tokens-per-batch", "1024", "--passes", "30", "--until", "0.15", "--minutes", "5"),
+            *("--threads", "2", "--tokens-per-batch", "1024", "--passes", "24", "--until", "0.15", "--minutes", "5"),
         ],
         SOURCE,
     ),
