@@ -27,6 +27,7 @@ from agentrig.errors import AgentrigError, ConfigError, exhausted, nearest
 from agentrig.rows import read_rows
 from agentrig.tasks import Task
 from agentrig.text import LONE_SURROGATE
+from agentrig.traces import mapping, message_of
 
 LEARN = "learn"
 """Field of a demonstration server's answer: false for a reply that is not to be learned (`Reply.learn`)."""
@@ -355,6 +356,22 @@ def _reply(message: Mapping[str, Any]) -> Reply:
     if not isinstance(reasoning, str):
         raise Unfit("the reasoning of the reply is no text", f"{reasoning!r:.80}")
     return Reply(content=text, tool_calls=calls or (), reasoning=reasoning)
+
+
+def recorded_call(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was recorded of a call: `messages`, `reply`, `tools`, and both lists of token ids if there are both.
+
+    Args:
+        attributes: Of the call's span. What was not recorded is None, a reply empty.
+    """
+    request = mapping(attributes.get("request"))
+    ids = {key: attributes[key] for key in TOKENS if attributes.get(key)}
+    return {
+        "messages": request.get("messages"),
+        "reply": message_of(attributes),
+        "tools": request.get("tools"),
+        **(ids if len(ids) == len(TOKENS) else {}),
+    }
 
 
 def row_of(turn: Turn) -> dict[str, Any]:

@@ -12,14 +12,13 @@ from typing import Any
 
 import attrs
 
-from agentrig.demonstrations import StartingModel, StartPlan, Turn, gold_of
+from agentrig.demonstrations import StartingModel, StartPlan, Turn
 from agentrig.errors import ConfigError, PluginError
 from agentrig.plan import Plan
 from agentrig.rollouts import Rollout
-from agentrig.run.demonstrated import demonstrator, line_of
-from agentrig.run.demonstration_server import Conversation, demonstrating
+from agentrig.run.demonstration_server import Conversation, demonstrating, demonstrator
 from agentrig.run.evaluate import Evaluation, evaluate
-from agentrig.run.metrics import reason_of
+from agentrig.run.metrics import line_of, reason_of
 from agentrig.run.setup import Setup
 from agentrig.run.splits import load_splits
 from agentrig.run.verdict import SOLVED, Verdict, judge
@@ -131,10 +130,7 @@ def demonstrate(
             does not count as correct.
         PluginError: The demonstrator, the agent or the reward failed on a task; the first one is named.
     """
-    says, who = demonstrator(plan, gold=gold)
-    if who.startswith("the tasks'"):
-        for task in labels:
-            gold_of(task, gold)
+    says, who = demonstrator(plan, labels, gold=gold)
     work = [task for task in labels for _ in range(repeats)]
     with demonstrating(work, says, seed=seed) as (endpoints, conversations):
         found = evaluate(plan, tasks=work, endpoint=endpoints, mode="dev", as_mode="train", keep=True)

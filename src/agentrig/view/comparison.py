@@ -241,11 +241,10 @@ def compared(
 
 
 def _about(run: RunData, known: dict[Path, RunData]) -> dict[str, Any]:
-    credit = dig(run.manifest, "components", "credit", "name") or run.setting("credit", "use")
     return {
         "method": _algorithm(run),
-        "credit": credit,
-        "chain": [_algorithm(each) for each in reversed(_ancestors(run, known))],
+        "credit": _credit(run),
+        "chain": [_method(each) for each in reversed(_ancestors(run, known))],
         "start": start_of(run).name,
         "seed": run.manifest.get("seed", run.setting("run", "seed")),
         "machine": figures.machine(run) or "an unknown machine",
@@ -254,6 +253,16 @@ def _about(run: RunData, known: dict[Path, RunData]) -> dict[str, Any]:
 
 def _algorithm(run: RunData) -> str:
     return str(dig(run.manifest, "components", "algorithm", "name") or run.setting("algorithm", "use") or "?")
+
+
+def _credit(run: RunData) -> Any:
+    return dig(run.manifest, "components", "credit", "name") or run.setting("credit", "use")
+
+
+def _method(run: RunData) -> str:
+    """Return a run's algorithm, with its credit where that has another name."""
+    algorithm, credit = _algorithm(run), _credit(run)
+    return algorithm if credit in (None, "own", algorithm) else f"{algorithm}, credit {credit}"
 
 
 def _usage(run: RunData, known: dict[Path, RunData], seen: Seen, missing: list[str]) -> dict[str, Any]:
@@ -478,8 +487,7 @@ def _run(line: Mapping[str, Any]) -> str:
     """Name the runs of a line, their method, start and seeds, and how they ended if they did not finish."""
     runs, starts, seeds = line["runs"], line["starts"], ", ".join(map(str, line["seeds"]))
     told = [*runs[:NAMES], *([f"and {len(runs) - NAMES} more"] if len(runs) > NAMES else [])]
-    credit = "" if line["credit"] in (None, "own", line["method"]) else f", credit {line['credit']}"
-    told.append(f"{' → '.join(line['chain'])}{credit}")
+    told.append(" → ".join(line["chain"]))
     told.append(f"from {starts[0]}{f' and {len(starts) - 1} more' if len(starts) > 1 else ''}")
     told.append(f"seed{'s' if len(runs) > 1 else ''} {seeds}")
     odd = {status: n for status, n in line["status"].items() if status != "finished"}
