@@ -16,7 +16,7 @@ import attrs
 from agentrig.adapters import triplet_of
 from agentrig.agents import Outcome
 from agentrig.correctness import Correctness
-from agentrig.demonstrations import TOKENS, Call, demonstration_of, read_demonstrations, recorded_call
+from agentrig.demonstrations import OPTIONS, TOKENS, Call, demonstration_of, read_demonstrations, recorded_call, row_of
 from agentrig.errors import ConfigError
 from agentrig.learners import Imitating
 from agentrig.pools import Result
@@ -149,9 +149,9 @@ def chats(path: Path, correctness: Correctness) -> tuple[list[Rollout], str]:
         value = 1.0 if turn.reward is None else float(turn.reward)
         if not correctness.decide("ok", value, True if turn.reward is None else None):
             continue
-        name = f"line-{number}"
+        name, sent = f"line-{number}", {key: v for key, v in row_of(turn).items() if key in ("tools", OPTIONS)}
         said = {
-            "request": {"messages": list(turn.messages), **({"tools": list(turn.tools)} if turn.tools else {})},
+            "request": {**sent, "messages": list(turn.messages)},
             "response": {"id": name, "choices": [{"index": 0, "message": turn.reply.message()}]},
             **{key: list(getattr(turn, key)) for key in TOKENS},
         }
@@ -224,7 +224,6 @@ def _encoded(span: Span, learner: Imitating) -> tuple[Span, bool]:
     said = dict(span.attributes)
     line = recorded_call(said)
     turn = demonstration_of({**line, "messages": [*(line["messages"] or ()), line["reply"]]})
-    turn = attrs.evolve(turn, options=mapping(mapping(said.get("request")).get("chat_template_kwargs")))
     prompt, reply = learner.encode(turn)
     end = "tool_calls" if turn.reply.tool_calls else "stop"
     if list(reply) == list(turn.response_token_ids):  # it may have been cut at a limit

@@ -5,23 +5,34 @@ Held-out tasks are read once, to make sure that no labelled task is one of them;
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Sequence
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
 
 import attrs
 
-from agentrig.demonstrations import StartingModel, StartPlan, Turn
-from agentrig.errors import ConfigError, PluginError
+from agentrig.algorithms import Measurement
+from agentrig.demonstrations import StartingModel, StartPlan, Turn, write_demonstrations
+from agentrig.errors import AgentrigError, ConfigError, PluginError, RunStopped
+from agentrig.observers import StepEnd
 from agentrig.plan import Plan
+from agentrig.plugins.auto import OWN
+from agentrig.plugins.specs import TasksSpec
 from agentrig.rollouts import Rollout
 from agentrig.run.demonstration_server import Conversation, demonstrating, demonstrator
+from agentrig.run.directory import RunDirectory
 from agentrig.run.evaluate import Evaluation, evaluate
 from agentrig.run.metrics import line_of, reason_of
 from agentrig.run.setup import Setup
 from agentrig.run.splits import load_splits
+from agentrig.run.training import train
 from agentrig.run.verdict import SOLVED, Verdict, judge
+from agentrig.settings import structure
 from agentrig.tasks import Task, overlap
 
 PAGE = "docs/how-to/laptop.md"
@@ -33,6 +44,21 @@ REPEATS = 4
 
 REJECTED = 0.1
 """Largest share of demonstrations that the reward may reject."""
+
+LEARNS = "sft"
+"""The algorithm whose run trains a starting model."""
+
+STEP = 2048
+"""Most demonstrations of a step of that run."""
+
+WARMUP = 0.03
+"""Share of its updates over which the learning rate rises."""
+
+TRIALS = 0.2
+"""Of the time so far, trials of the model may have taken this share when the next one begins …"""
+
+TRIALS_S = 5.0
+"""… or so many seconds."""
 
 
 @attrs.frozen(kw_only=True)
@@ -172,13 +198,58 @@ def _check_failures(plan: Plan, pairs: Sequence[tuple[Rollout, Conversation]], w
     )
 
 
+@attrs.frozen
+class _Labelled:
+    """The task set of a warm-up's run: no task of it is held out."""
+
+    tasks: Mapping[str, Sequence[Task]]
+    splits = ("labels", "measured")
+    roles: ClassVar[Mapping[str, str]] = {"train": "labels", "validation": "measured"}
+    optional = ("validation", "report")
+
+    def load(self, split: str) -> Sequence[Task]:
+        """Return the tasks."""
+        return self.tasks[split]
+
+
+@attrs.define
+class _Progress:
+    """An observer that says what each step of a warm-up did; `began` is when the first one began."""
+
+    log: Callable[[str], None]
+    steps: int
+    began: float = 0.0
+
+    def on_step_end(self, event: StepEnd) -> None:
+        """Say the loss."""
+        self.began = self.began or time.perf_counter() - event.metrics["step_s"]
+        figures = event.metrics["algorithm"]
+        rate = f"{figures['learner_tokens_per_s']:.0f} tokens/s"
+        self.log(f"step {event.step}/{self.steps} loss {figures['loss']:.4f} {rate}")
+
+
 def make_start(
-    plan: Plan, wanted: StartPlan, turns: Sequence[Turn], log: Callable[[str], None] = lambda line: None
+    plan: Plan,
+    wanted: StartPlan,
+    labels: Labels,
+    turns: Sequence[Turn],
+    log: Callable[[str], None] = lambda line: None,
+    enough: Callable[[Callable[[], Measurement | None]], bool] | None = None,
 ) -> StartingModel:
-    """Train a starting model on demonstrations with the plan's algorithm.
+    """Make a starting model: the plan's algorithm chooses one, and a run of `sft` trains it on demonstrations.
+
+    Args:
+        plan: With agent, reward and algorithm.
+        wanted: How the model is made.
+        labels: Its `measured` tasks are those of validation.
+        turns: The demonstrations.
+        log: Called with a line of progress for each step.
+        enough: Asked between two steps, from half of them on, unless that took more than `TRIALS` of the time so far
+            and `TRIALS_S`, with a function that validates the model: True ends the training. Its time does not count.
 
     Raises:
         ConfigError: The algorithm makes none, or a demonstration does not fit the model.
+        AgentrigError: The training has diverged, or the run's checks found a fault; no model is written.
     """
     spec: Any = plan.components["algorithm"].spec
     if spec.make_start is None:
@@ -189,8 +260,91 @@ def make_start(
             "  Any algorithm can train the directory that it writes"
         )
     Setup(plan).hardware()  # before torch is imported: its idle threads must not spin
-    found: StartingModel = spec.make_start(plan.configs["algorithm"], wanted, turns, log)
-    return found
+    made: StartingModel = spec.make_start(plan.configs["algorithm"], wanted, turns)
+    with TemporaryDirectory(dir=wanted.directory.parent, prefix=f"{wanted.directory.name}-") as folder:
+        run = _run_of(plan, wanted, made, labels, turns, Path(folder))
+        progress = _Progress(log, run.configs["algorithm"].steps)
+        run.registry.add_observer(progress, "warm-up")
+        tried = 0.0
+
+        def ends(step: int, measure: Callable[[], Measurement | None]) -> bool:
+            nonlocal tried
+            now = time.perf_counter()
+            if progress.began and now - progress.began - tried >= 60 * wanted.minutes:
+                return True
+            if enough is None or 2 * step < progress.steps or tried > max(TRIALS_S, TRIALS * (now - progress.began)):
+                return False
+            found = enough(measure)
+            tried += time.perf_counter() - now
+            return found
+
+        begun = time.perf_counter()
+        try:
+            train(run, enough=ends)
+        except RunStopped as stopped:
+            if stopped.cause != "diverged":
+                raise
+            less = f"Give a smaller learning rate than --lr {wanted.lr:g}" if wanted.lr else "Give one: --lr 1e-4"
+            raise AgentrigError(f"the warm-up has diverged, so no model is written. {less}\n  {stopped}") from stopped
+        wall_s = time.perf_counter() - (progress.began or begun) - tried
+        directory = RunDirectory(Path(folder) / "run")
+        checkpoint, _ = directory.checkpoints.latest()
+        assert checkpoint is not None
+        own = shutil.ignore_patterns("trainer", "keep", ".files.json")
+        shutil.copytree(checkpoint, wanted.directory, ignore=own, dirs_exist_ok=True)
+        lines = [line["algorithm"] for line in directory.metrics()]
+    updates = round(sum(line["updates"] for line in lines))
+    return attrs.evolve(made, steps=updates, losses=tuple(line["loss"] for line in lines), wall_s=wall_s)
+
+
+def _run_of(
+    plan: Plan, wanted: StartPlan, made: StartingModel, labels: Labels, turns: Sequence[Turn], folder: Path
+) -> Plan:
+    """Return the plan of the run that trains a starting model, in a folder; a step is a pass, or a part of one."""
+    file = folder / "demonstrations.jsonl"
+    write_demonstrations(file, turns)
+    found, settings = plan.registry, plan.configs["algorithm"]
+    component = found.find("algorithm", LEARNS)
+    n = min(len(turns), STEP)
+    steps = math.ceil(wanted.passes * len(turns) / n)
+    n = max(1, min(n, round(wanted.passes * len(turns))))
+    updates = max(1, min(n, 1000, round(made.updates * n / len(turns))))
+    temperature = float(getattr(settings, "temperature", 1.0))
+    keys = {
+        "demonstrations": str(file),
+        "model": str(wanted.directory),
+        "steps": steps,
+        "tasks_per_step": n,
+        "mini_batches": updates,
+        "lr": made.lr,
+        "warmup_steps": max(1, round(WARMUP * steps * updates)),
+        "lr_scheduler_type": "linear",
+        "max_tokens": getattr(settings, "max_tokens", 256),
+        "val_temperature": temperature,
+        "validate_every": 0,
+        "save_every": steps,
+    }
+    algorithm = structure(component.spec.config, keys, owner=LEARNS, section="algorithm")
+    credit = found.find("credit", OWN)
+    tasks = {"labels": labels.tasks, "measured": labels.measured}
+    spec = TasksSpec(name=plan.components["tasks"].spec.name, summary="", build=lambda config: _Labelled(tasks))
+    hardware = plan.configs["hardware"]
+    if hasattr(hardware, "threads"):
+        hardware = attrs.evolve(hardware, threads=wanted.threads)
+    changed = {"algorithm": component, "credit": credit, "tasks": attrs.evolve(plan.components["tasks"], spec=spec)}
+    configs = {"algorithm": algorithm, "credit": credit.spec.config(), "hardware": hardware}
+    own = attrs.evolve(
+        plan.run, directory=str(folder), name="run", seed=wanted.seed, train="", validation="", report="",
+        train_tasks=0, validation_tasks=0, report_tasks=0, second_reward=[], failure_limit=1.0,
+    )  # fmt: skip
+    return attrs.evolve(
+        plan,
+        run=own,
+        components={**plan.components, **changed},
+        configs={**plan.configs, **configs},
+        observers=(),
+        second_rewards=(),
+    )
 
 
 def measure(
