@@ -62,7 +62,7 @@ def test_a_new_model_learns_its_demonstrations_in_one_thread(tmp_path: Path) -> 
     finally:
         torch.set_num_threads(threads)
     assert found.losses[-1] < 0.1 < found.losses[0]
-    assert (len(found.losses), len(short[0])) == (200, 3)
+    assert (len(found.losses), found.steps, len(short[0])) == (50, 200, 3)
     assert short[0] == short[1]
     steps = [made(tmp_path / f"{n}", passes=1.0, tokens_per_batch=n).updates for n in (40, 1000)]
     assert steps[0] > steps[1] == 1

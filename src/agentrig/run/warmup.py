@@ -48,8 +48,11 @@ REJECTED = 0.1
 LEARNS = "sft"
 """The algorithm whose run trains a starting model."""
 
+STEPS = 50
+"""Passes that have a step of that run each; of more, a step has several."""
+
 STEP = 2048
-"""Most demonstrations of a step of that run."""
+"""Most demonstrations of a step."""
 
 WARMUP = 0.03
 """Share of its updates over which the learning rate rises."""
@@ -300,14 +303,14 @@ def make_start(
 def _run_of(
     plan: Plan, wanted: StartPlan, made: StartingModel, labels: Labels, turns: Sequence[Turn], folder: Path
 ) -> Plan:
-    """Return the plan of the run that trains a starting model, in a folder; a step is a pass, or a part of one."""
+    """Return the plan of the run that trains a starting model; a step is a pass, a part of one, or several."""
     file = folder / "demonstrations.jsonl"
     write_demonstrations(file, turns)
     found, settings = plan.registry, plan.configs["algorithm"]
     component = found.find("algorithm", LEARNS)
-    n = min(len(turns), STEP)
-    steps = math.ceil(wanted.passes * len(turns) / n)
-    n = max(1, min(n, round(wanted.passes * len(turns))))
+    shown = wanted.passes * len(turns)
+    steps = max(min(math.ceil(wanted.passes), STEPS), math.ceil(shown / STEP))
+    n = max(1, round(shown / steps))
     updates = max(1, min(n, 1000, round(made.updates * n / len(turns))))
     temperature = float(getattr(settings, "temperature", 1.0))
     keys = {
