@@ -59,7 +59,7 @@ def _calls(
             found = Unfit("the call continues a message of the assistant")
         else:
             said = recorded_call(attributes)
-            more = {"task": rollout.task.id, "reward": rollout.value}
-            more |= {"tokenizer": model} if TOKENS[0] in said else {}
-            found = line_of(**said, **more, finish=attributes.get("finish_reason"), error=call.error)
+            said |= {"task": rollout.task.id, "reward": rollout.value}
+            said |= {"tokenizer": model} if TOKENS[0] in said else {}
+            found = line_of(**said, finish=attributes.get("finish_reason"), error=call.error)
         yield where, found

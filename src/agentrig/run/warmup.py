@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 
@@ -201,18 +201,18 @@ def _check_failures(plan: Plan, pairs: Sequence[tuple[Rollout, Conversation]], w
     )
 
 
-@attrs.frozen
 class _Labelled:
     """The task set of a warm-up's run: no task of it is held out."""
 
-    tasks: Mapping[str, Sequence[Task]]
-    splits = ("labels", "measured")
-    roles: ClassVar[Mapping[str, str]] = {"train": "labels", "validation": "measured"}
-    optional = ("validation", "report")
+    def __init__(self, labels: Labels) -> None:
+        self._tasks = {"labels": labels.tasks, "measured": labels.measured}
+        self.splits: Sequence[str] = tuple(self._tasks)
+        self.roles: Mapping[str, str] = {"train": "labels", "validation": "measured"}
+        self.optional = ("validation", "report")
 
     def load(self, split: str) -> Sequence[Task]:
         """Return the tasks."""
-        return self.tasks[split]
+        return self._tasks[split]
 
 
 @attrs.define
@@ -327,10 +327,9 @@ def _run_of(
         "validate_every": 0,
         "save_every": steps,
     }
-    algorithm = structure(component.spec.config, keys, owner=LEARNS, section="algorithm")
+    algorithm: Any = structure(component.spec.config, keys, owner=LEARNS, section="algorithm")
     credit = found.find("credit", OWN)
-    tasks = {"labels": labels.tasks, "measured": labels.measured}
-    spec = TasksSpec(name=plan.components["tasks"].spec.name, summary="", build=lambda config: _Labelled(tasks))
+    spec = TasksSpec(name=plan.components["tasks"].spec.name, summary="", build=lambda config: _Labelled(labels))
     hardware = plan.configs["hardware"]
     if hasattr(hardware, "threads"):
         hardware = attrs.evolve(hardware, threads=wanted.threads)
