@@ -18,7 +18,7 @@ import attrs
 
 from agentrig.algorithms import Measurement
 from agentrig.demonstrations import StartingModel, StartPlan, Turn, write_demonstrations
-from agentrig.errors import AgentrigError, ConfigError, PluginError, RunStopped
+from agentrig.errors import AgentrigError, ConfigError, PluginError
 from agentrig.observers import StepEnd
 from agentrig.plan import Plan
 from agentrig.plugins.auto import OWN
@@ -44,6 +44,9 @@ REPEATS = 4
 
 REJECTED = 0.1
 """Largest share of demonstrations that the reward may reject."""
+
+DIVERGED = "diverged"
+"""What a message says of weights that are NaN or infinite, and the cause of a run that stops for them."""
 
 LEARNS = "sft"
 """The algorithm whose run trains a starting model."""
@@ -281,21 +284,25 @@ def make_start(
             tried += time.perf_counter() - now
             return found
 
-        begun = time.perf_counter()
+        begun, directory = time.perf_counter(), RunDirectory(Path(folder) / "run")
         try:
             train(run, enough=ends)
-        except RunStopped as stopped:
-            if stopped.cause != "diverged":
+            lines = [line["algorithm"] for line in directory.metrics()]
+            if not all(isinstance(line["loss"], float) for line in lines):
+                raise AgentrigError(f"it has {DIVERGED}: the loss is NaN or infinite")
+        except AgentrigError as error:
+            if getattr(error, "cause", "") != DIVERGED and DIVERGED not in str(error):  # the server finds it, too
                 raise
-            less = f"Give a smaller learning rate than --lr {wanted.lr:g}" if wanted.lr else "Give one: --lr 1e-4"
-            raise AgentrigError(f"the warm-up has diverged, so no model is written. {less}\n  {stopped}") from stopped
+            less = f"a smaller learning rate than --lr {wanted.lr:g}" if wanted.lr else "a learning rate: --lr 1e-4"
+            raise AgentrigError(f"the warm-up has diverged, so no model is written. Give {less}\n  {error}") from error
+        except KeyboardInterrupt as error:
+            error.args = ("the warm-up was interrupted: no model is written",)  # and not how its run is resumed
+            raise
         wall_s = time.perf_counter() - (progress.began or begun) - tried
-        directory = RunDirectory(Path(folder) / "run")
         checkpoint, _ = directory.checkpoints.latest()
         assert checkpoint is not None
         own = shutil.ignore_patterns("trainer", "keep", ".files.json")
         shutil.copytree(checkpoint, wanted.directory, ignore=own, dirs_exist_ok=True)
-        lines = [line["algorithm"] for line in directory.metrics()]
     updates = round(sum(line["updates"] for line in lines))
     return attrs.evolve(made, steps=updates, losses=tuple(line["loss"] for line in lines), wall_s=wall_s)
 
