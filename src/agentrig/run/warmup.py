@@ -234,6 +234,22 @@ class _Progress:
         self.log(f"step {event.step}/{self.steps} loss {figures['loss']:.4f} {rate}")
 
 
+def check_makes_start(plan: Plan) -> None:
+    """Stop when the plan's algorithm makes no starting models.
+
+    Raises:
+        ConfigError: It makes none.
+    """
+    spec: Any = plan.components["algorithm"].spec
+    if spec.make_start is None:
+        able = [c.spec.name for c in plan.registry.components("algorithm") if getattr(c.spec, "make_start", None)]
+        raise ConfigError(
+            f"algorithm {spec.name} makes no starting models; let one that does make it: --algorithm "
+            f"{able[0] if able else 'NAME (none is installed: agentrig-grpo has one)'}.\n"
+            "  Any algorithm can train the directory that it writes"
+        )
+
+
 def make_start(
     plan: Plan,
     wanted: StartPlan,
@@ -257,14 +273,8 @@ def make_start(
         ConfigError: The algorithm makes none, or a demonstration does not fit the model.
         AgentrigError: The training has diverged, or the run's checks found a fault; no model is written.
     """
+    check_makes_start(plan)
     spec: Any = plan.components["algorithm"].spec
-    if spec.make_start is None:
-        able = [c.spec.name for c in plan.registry.components("algorithm") if getattr(c.spec, "make_start", None)]
-        raise ConfigError(
-            f"algorithm {spec.name} makes no starting models; let one that does make it: --algorithm "
-            f"{able[0] if able else 'NAME (none is installed: agentrig-grpo has one)'}.\n"
-            "  Any algorithm can train the directory that it writes"
-        )
     Setup(plan).hardware()  # before torch is imported: its idle threads must not spin
     made: StartingModel = spec.make_start(plan.configs["algorithm"], wanted, turns)
     with TemporaryDirectory(dir=wanted.directory.parent, prefix=f"{wanted.directory.name}-") as folder:
