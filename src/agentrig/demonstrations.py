@@ -243,6 +243,8 @@ def gold_reply(key: str = "") -> Demonstrate:
 
 
 OPTIONS = "chat_template_kwargs"
+"""The key of a request, and of a line of a file, that has `Turn.options`."""
+
 TEXTS = ("task", "tokenizer", "source")
 TOKENS = ("prompt_token_ids", "response_token_ids")
 """Optional keys of a line of a file."""

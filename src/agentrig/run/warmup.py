@@ -275,10 +275,15 @@ def make_start(
     """
     check_makes_start(plan)
     spec: Any = plan.components["algorithm"].spec
+    whole = [turn for turn in turns if turn.reply.content.strip() or turn.reply.tool_calls]
+    if not whole:
+        raise ConfigError("every demonstrated reply is empty: there is nothing to learn")
+    if len(whole) < len(turns):
+        log(f"{len(turns) - len(whole)} of {len(turns)} demonstrated replies are empty: they are left out")
     Setup(plan).hardware()  # before torch is imported: its idle threads must not spin
-    made: StartingModel = spec.make_start(plan.configs["algorithm"], wanted, turns)
+    made: StartingModel = spec.make_start(plan.configs["algorithm"], wanted, whole)
     with TemporaryDirectory(dir=wanted.directory.parent, prefix=f"{wanted.directory.name}-") as folder:
-        run = _run_of(plan, wanted, made, labels, turns, Path(folder))
+        run = _run_of(plan, wanted, made, labels, whole, Path(folder))
         progress = _Progress(log, run.configs["algorithm"].steps)
         run.registry.add_observer(progress, "warm-up")
         tried = 0.0
