@@ -217,7 +217,7 @@ def test_a_run_that_came_from_another_is_compared_with_the_start_of_that_one(tmp
         row = next(row for row in found.rows if row["run"] == "grpo-1")
         assert list(row["usage"]) == ["qwen2-mini"], "by this name it has a price"
         assert row["against_start"]["better"] == sum(ended[task] and not begun[task] for task in begun)
-        assert "credit rft → grpo" in found.text()
+        assert "credit rft → grpo" in found.text(width=200)
     # alone, they began with two runs: the first one's start is no start of the other
     found = compare(second)
     assert [row["against_start"]["reason"] for row in found.rows] == [None, "other-start"]
