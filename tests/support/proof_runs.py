@@ -40,6 +40,7 @@ class ProofSession:
         self.train_tasks = [Task(id=str(i), input={"question": f"name {i} " + "count " * words}) for i in range(6)]
         self.directory, self.hardware, self.seed = directory, CPU, 3
         self.first_step, self.checkpoint, self.stopping, self.solved = first_step, checkpoint, False, False
+        self.enough = None
         self.measured: Measurement | None = None
         self.credit = partial(dr_grpo, config=GroupConfig())
         self.steps: list[dict[str, Any]] = []

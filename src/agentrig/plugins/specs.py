@@ -221,8 +221,8 @@ class AlgorithmSpec(Spec):
         credit: The credit of a run that names none. Each algorithm in the run's loop names one, for example "dr-grpo";
             one with a loop of its own does if it uses `session.credit`. "" for an algorithm that takes no credit: a run
             that names one is refused.
-        make_start: `make_start(config, plan, turns, log)` makes a starting model for `agentrig warmup`
-            (`agentrig.demonstrations.MakeStart`); None for an algorithm that can't.
+        make_start: `make_start(config, plan, turns)` chooses a model for `agentrig warmup` and writes it, not trained
+            yet (`agentrig.demonstrations.MakeStart`); None for an algorithm that can't.
         formulas: Which formulas of `grpo` it has, so that the auditor can compute them again: `update` (settings,
             sampling of tasks, loss, optimizer). What else an algorithm does is not looked at.
         learning: `learning(config)` returns how it learns what a credit says (`agentrig.refusals.Learning`), for an

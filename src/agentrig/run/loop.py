@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, cast
 
 import attrs
 
-from agentrig.algorithms import Algorithm, LoopAlgorithm
+from agentrig.algorithms import Algorithm, LoopAlgorithm, Measurement
 from agentrig.background import in_background
 from agentrig.credit import Credit, imitate, worths_of_calls
 from agentrig.endpoints import Endpoint
@@ -124,8 +124,8 @@ class Loop:
             if session.checkpoint is None and settings.validate_every:
                 self._validate(0)
 
-            step, ahead = session.first_step - 1, None
-            while step < settings.steps and not (session.stopping or session.solved):
+            step, ahead, enough = session.first_step - 1, None, False
+            while step < settings.steps and not (session.stopping or session.solved or enough):
                 step += 1
                 self.saving.check()
                 fresh = ahead is None
@@ -168,6 +168,8 @@ class Loop:
                     step % settings.validate_every == 0 or (last and settings.final == "best")
                 ):
                     self._validate(step)
+                if session.enough is not None and not last:
+                    enough = session.enough(step, partial(self._measured, step))
                 validated = time.perf_counter()
 
                 if session.auditing.due and self.saving.size <= AUDITED:
@@ -184,7 +186,7 @@ class Loop:
                     digests=digests,
                     calls=[*self._entries(samples), *left_out],
                 )
-                last = step == settings.steps or session.stopping or session.solved
+                last = step == settings.steps or session.stopping or session.solved or enough
                 if self.saving.due(step) or last:
                     self._save(step, weights_of=step)
 
@@ -316,6 +318,11 @@ class Loop:
             self.best = Best(step, accuracy, reward, kept=self.settings.final == "best")
             if self.best.kept:
                 self.learner.keep()
+
+    def _measured(self, step: int) -> Measurement | None:
+        """Validate, whether the step is one of `validate_every` or not."""
+        self._validate(step)
+        return self.session.measured
 
     def _take_best(self, step: int) -> None:
         """End a run with the weights that did best in validation."""

@@ -65,6 +65,9 @@ from agentrig.text import flat, without_nan
 
 log = logging.getLogger(__name__)
 
+Enough = Callable[[int, Callable[[], Measurement | None]], bool]
+"""Whether a run ends before its last step: asked with each step that was learned, and what validates its weights."""
+
 
 class RunSession:
     """Implements `agentrig.algorithms.Session`; `plan`, `engine` and `runtime` are for bridges.
@@ -108,6 +111,7 @@ class RunSession:
         self.first_step = self.step = past.step + 1  # step: that is under way; the last one while the run ends
         self.checkpoint, self.resumed = past.checkpoint, resumed
         self.stopping = self.written = False  # written: the summary of a complete run is
+        self.enough: Enough | None = None
         self._saved_step = past.step
         self.plan, self.engine, self.runtime = plan, engine, runtime
         self.credit: Credit = plan.build("credit") if credit is None else credit
