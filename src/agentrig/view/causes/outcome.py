@@ -45,7 +45,6 @@ EXPLAINS: Mapping[str, tuple[str, ...]] = {
 """What follows from a cause that only the run itself can see."""
 
 SETTINGS: Mapping[str, tuple[str, ...]] = {
-    "failures": ("run.failure_limit",),
     "unmatched-calls": ("adapter.match",),
     "no-token-ids": ("server.use",),
     "other-server": ("agent.use",),
@@ -83,11 +82,11 @@ def ended(evidence: Evidence) -> Iterator[Finding]:
     cause = str(error.get("cause") or "error")
     first, _, rest = message.partition("\n")
     steps = [facts.step for facts in evidence.steps] or [int(line["step"]) for line in run.steps]
-    yield problem(
-        cause,
+    yield Finding(
+        "problem",
         first or kind,
-        seen=(1, max(1, len(steps)), "steps"),
-        since=max(steps, default=0),
+        cause=cause,
+        since=max(steps, default=None),
         settings=SETTINGS.get(cause, ()),
         advice="\n".join(line.strip() for line in rest.splitlines()),
         lost=1.0,
@@ -233,7 +232,7 @@ def weak_slice(evidence: Evidence) -> str:
     """
     found = []
     for name, parts in tables.held_out(evidence.run, [])["slices"].items():
-        known = {part: (of["n"], round(of["after"] * of["n"])) for part, of in parts.items() if of["after"] is not None}
+        known = {part: (n, round(of["after"] * n)) for part, of in parts.items() if (n := of["n_after"])}
         every, rights = (sum(pair[i] for pair in known.values()) for i in (0, 1))
         for part, (n, right) in known.items():
             if name != "calls" and n >= FEW_TASKS:  # the calls are of rollouts, not of tasks
@@ -283,9 +282,24 @@ def train_on(evidence: Evidence) -> str:
     steps, done = number(evidence.value("algorithm.steps")), len(run.steps)
     if steps is None:
         return "train for more steps"
-    wanted = "" if steps > done else f"algorithm.steps={2 * done}"
-    again = resume_command(str(run.manifest.get("resumes") or RESUME), Path(_path(evidence)), wanted)
-    return f"train for more steps: {again}"
+    return f"train for more steps: {_resume(evidence, '' if steps > done else f'algorithm.steps={2 * done}')}"
+
+
+def unfinished(evidence: Evidence) -> str:
+    """Return where a run stopped before its gain was measured, and how it goes on; '' for another run."""
+    run, done = evidence.run, len(evidence.run.steps)
+    measured = figures.held_out(run)["accuracy"]["after"] is not None
+    if measured or figures.status(run) not in ("stopped", "crashed"):
+        return ""
+    steps = number(evidence.value("algorithm.steps"))
+    of = f" of {steps:.0f}" if steps else ""
+    where = f"after step {done}{of}, and its gain was not measured" if done else "before its first step had ended"
+    return f"The run stopped {where}. Go on with: {_resume(evidence)}."
+
+
+def _resume(evidence: Evidence, wanted: str = "") -> str:
+    resumes = str(evidence.run.manifest.get("resumes") or RESUME)
+    return resume_command(resumes, Path(_path(evidence)), wanted)
 
 
 def _path(evidence: Evidence) -> str:
