@@ -358,6 +358,7 @@ def test_several_runs_share_a_page_beside_the_first_of_them(tmp_path: Path):
     assert page.headings[:1] == ["Comparison"]
     assert ["", "a", "_other$run$"] in page.rows
     assert ["algorithm.lr", "0.0003", "0.001"] in page.rows
+    assert '<td class="n run" data-label="a">0.0003</td>' in path.read_text(), "it wraps, so that no column is cut"
     heads = [row[0] for row in page.rows if row]
     assert heads[heads.index("By half") :][:3] == ["By half", "  first", "  second"]
     assert heads[heads.index("By turn") :][:2] == ["By turn", "  right at turn 1"]

@@ -257,7 +257,7 @@ def details(found: Finding) -> list[str]:
     facts = [f"{found.count:,} of {found.of:,} {found.unit}".replace(",", "\u2009")] if found.count is not None else []
     if found.since is not None:
         facts.append(f"since step {found.since}")
-    lines = [", ".join(facts)] if facts else []
+    lines = [", ".join(facts)] if facts and found.since != 0 else []  # before step 1, the text says it all
     lines += [line for line in found.advice.splitlines() if line]
     if found.settings:
         lines.append(f"settings: {', '.join(found.settings)}")

@@ -82,11 +82,11 @@ def ended(evidence: Evidence) -> Iterator[Finding]:
     cause = str(error.get("cause") or "error")
     first, _, rest = message.partition("\n")
     steps = [facts.step for facts in evidence.steps] or [int(line["step"]) for line in run.steps]
-    yield Finding(
-        "problem",
+    yield problem(
+        cause,
         first or kind,
-        cause=cause,
-        since=max(steps, default=None),
+        seen=(1, max(1, len(steps)), "steps"),
+        since=max(steps, default=0),
         settings=SETTINGS.get(cause, ()),
         advice="\n".join(line.strip() for line in rest.splitlines()),
         lost=1.0,
