@@ -26,6 +26,8 @@ from agentrig.run.resume import resume_plan
 from agentrig.run.session import RunSession
 from agentrig.run.training import train
 from agentrig.view.diagnosis import diagnose
+from agentrig.view.page import render
+from agentrig.view.reading import read_run
 
 MakePlan = Callable[..., Plan]
 
@@ -236,6 +238,9 @@ def test_an_interrupted_run_keeps_a_checkpoint_and_resumes(
     assert manifest["recipe"] == "toy"
     assert len(manifest["resumed"]) == 1
     assert manifest["warnings"] == []
+    told = (run / "log.jsonl").read_text() if (run / "log.jsonl").is_file() else ""
+    assert "ending after this step" not in told, "the page of a run that went on would say it"
+    assert f", resumed {manifest['resumed'][0][:16].replace('T', ' ')}</p>" in render([read_run(run)])
 
 
 class Stop:

@@ -169,6 +169,8 @@ def test_a_resumed_run_goes_on_at_its_step_with_its_mean_and_one_of_unknown_leng
     shown.on_run_start(event=attrs.evolve(start(first_step=12), directory=write_run(tmp_path / "run", steps=11)))
     assert "resuming at step 12" in buffer.getvalue()
     assert "step 11 of 20" in panel(shown)
+    before = json.loads((tmp_path / "run" / "progress.json").read_text())["before"]["accuracy"]
+    assert f"{100 * before:.1f}% before training" in panel(shown)
     rewards = [json.loads(line)["reward"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     shown.on_step_end(StepEnd(step=12, metrics={"reward": 0.25, "step_s": 1.0}))
     assert f"reward 0.250 (mean of 12: {(sum(rewards) + 0.25) / 12:.3f})" in buffer.getvalue()

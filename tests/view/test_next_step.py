@@ -18,7 +18,7 @@ from agentrig.view.causes.evidence import Evidence, StepFacts, reason_of
 from agentrig.view.causes.outcome import changes, memorised, more, more_tasks, weak_slice
 from agentrig.view.causes.policy import collapsed
 from agentrig.view.causes.rewards import one_reason
-from agentrig.view.diagnosis import GOES_ON, NO_GAIN, NOTHING_WRONG, diagnose, headline, verdict
+from agentrig.view.diagnosis import GOES_ON, NO_GAIN, NOTHING_WRONG, UNCHANGED, UNMEASURED, diagnose, headline, verdict
 from agentrig.view.page import render
 from agentrig.view.reading import read_run
 from agentrig.view.watch.app import serving
@@ -69,7 +69,7 @@ def test_a_training_accuracy_far_above_the_held_out_one_asks_for_more_tasks(tmp_
 
 def sliced(monkeypatch: pytest.MonkeyPatch, parts: dict[str, tuple[int, int]]) -> None:
     """Let the held-out tasks have these classes: how many tasks, and how many of them are right at the end."""
-    classes = {part: {"n": n, "before": 0.1, "after": right / n} for part, (n, right) in parts.items()}
+    classes = {part: {"n_after": n, "before": 0.1, "after": right / n} for part, (n, right) in parts.items()}
     monkeypatch.setattr("agentrig.view.tables.held_out", lambda run, missing: {"slices": {"database": classes}})
 
 
@@ -106,6 +106,29 @@ def test_more_steps_come_with_the_whole_command(tmp_path: Path) -> None:
     found = attrs.evolve(diagnose(run), gained=True, reward_rise=0.11)
     assert verdict(found).endswith(f"the mean reward of training rose by 0.11. {said}")
     assert verdict(attrs.evolve(found, status="running")) == GOES_ON
+
+
+def test_a_run_that_stopped_early_is_told_to_go_on_and_not_that_its_gain_may_be_chance(tmp_path: Path) -> None:
+    run = with_steps(write_run(tmp_path / "run", steps=2, lift=0.0, ended=False), 9)
+    (run / "error.json").write_text(json.dumps({"error": "KeyboardInterrupt", "message": "stopped", "cause": ""}))
+    assert verdict(diagnose(run)) == (
+        f"The run stopped after step 2 of 9, and its gain was not measured. Go on with: agentrig train --resume {run}."
+    )
+    none = with_steps(write_run(tmp_path / "none", steps=0, ended=False), 9)
+    (none / "error.json").write_text(json.dumps({"error": "Interrupted", "message": "stopped", "cause": ""}))
+    assert verdict(diagnose(none)) == (
+        f"The run stopped before its first step had ended. Go on with: agentrig train --resume {none}."
+    )
+
+
+def test_an_accuracy_that_did_not_change_or_was_not_measured_is_no_gain_that_may_be_chance(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=3, lift=0.0)
+    first, last = sorted((run / "rollouts").glob("report-*"))
+    last.write_bytes(first.read_bytes())
+    assert verdict(diagnose(run)).startswith(UNCHANGED)
+    for file in (run / "rollouts").glob("[rv]*-*"):
+        file.unlink()
+    assert verdict(diagnose(run)).startswith(UNMEASURED)
 
 
 def test_more_steps_are_the_next_step_where_validation_was_measured_too_seldom(tmp_path: Path) -> None:
@@ -163,7 +186,8 @@ def test_the_pages_say_it_and_whether_the_gain_may_be_chance(tmp_path: Path, lif
     assert f"<h2>What held learning back</h2><p>{said}</p>" in why
     for text in (main, render([read_run(run)])):
         head = text[text.index('<div class="accuracy">') :].split("95% intervals")[0]
-        assert re.search(rf"points</b> \(sign test p [^)]*: {words}\)", head)
+        assert re.search(rf"points{'</b>' if lift else ''} \(sign test p [^)]*: {words}\)", head)
+        assert ('<b class="good">' in head) == (lift > 0), "only a gain that is no chance is green"
 
 
 def test_no_low_entropy_is_found_where_nothing_was_trained(tmp_path: Path) -> None:

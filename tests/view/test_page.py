@@ -17,8 +17,8 @@ from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.view import build_report, compare
 from agentrig.view.diagnosis import diagnose
-from agentrig.view.html import explained
-from agentrig.view.page import render
+from agentrig.view.html import Links, explained
+from agentrig.view.page import render, view
 from agentrig.view.reading import read_run, rollout_rows
 from agentrig.view.table import CELLS, results, row_of, text_of
 
@@ -128,7 +128,7 @@ def test_the_figures_are_those_of_the_run(finished: Path, page: Page):
     assert f"n = {accuracy['n']}" in page.text
     assert page.rows[0] == ["", "demo"]
     cells = dict(row for row in page.rows if len(row) == 2)
-    row = {key: cells[heading] for key, (heading, _) in CELLS.items()}
+    row = {key: cells.get(heading) for key, (heading, _) in CELLS.items()}
     assert (row["model"], row["context"], row["turns"]) == ("qwen2-mini", "2048", "3")
     found = row_of(read_run(finished))
     assert (found["context"], found["context_tokens"]) == (2048, 512)
@@ -143,6 +143,7 @@ def test_every_part_of_the_page_is_there(page: Page):
     expected += "Held-out rollouts by turn, Wrong answers, Failures, Parts of the reward, Second rewards, "
     expected += "Agent names, Algorithm, Before and after, Rollouts, Run"
     assert page.headings == re.split(r", | (?=Results|Checks|Held)", expected)
+    assert ["Node", "Calls", "Kept", "Share"] in page.rows
     assert ["check_query", "440", "0", "0.0%"] in page.rows
     assert ["write_query", "320", "300", "93.8%"] in page.rows
     assert ["llm-error", "0", "3", "0", "the model <server> did not answer"] in page.rows
@@ -151,6 +152,52 @@ def test_every_part_of_the_page_is_there(page: Page):
     assert ["columns", "0.5", "0.5", "0.5"] in page.rows
     assert page.text.count("step 20: trained reward") == 1
     assert "spider-exec-strict 0.5 (reads no table)" in page.text
+
+
+def test_a_run_that_failed_before_its_first_step_says_why_and_shows_no_dashes(tmp_path: Path):
+    directory = write_run(tmp_path / "failed", steps=0, ended=False)
+    failed = [rollout_of(i, right=False, mode="report", step=0, failure="agent-error") for i in range(8)]
+    RunDirectory(directory).write_rollouts(failed, mode="report", step=0)
+    message = "step 0: 8 of 8 report rollouts failed\n  8 x agent-error: for example ValueError: my bug (agent.py:16)"
+    told = {"error": "RunStopped", "message": message, "cause": "failures"}
+    (directory / "error.json").write_text(json.dumps(told))
+    (directory / "progress.json").unlink()
+    assert row_of(read_run(directory))["failures"] == {"agent-error": 8}
+    page = Page(build_report([directory]))
+    top = page.text[: page.text.index("Curves")]
+    assert "0 in training, 8 failed" in top
+    assert "ValueError: my bug (agent.py:16)" in top
+    assert ["Failures", "8 (8 agent-error)"] in page.rows
+    assert not [row for row in page.rows if row[-1:] == ["–"]]
+    assert not re.search("–|not there|no training step|1 of 1 steps|settings: run.failure_limit", top)
+
+
+def test_every_task_that_changed_is_listed_and_the_examples_are_spread(finished: Path, page: Page):
+    pairs = view(read_run(finished))["pairs"]
+    changed = pairs["changed"]
+    assert [len(tasks) for tasks in changed.values()] == [pairs["better"], pairs["worse"]]
+    better = [each["task"] for each in changed["wrong before, right after"]]
+    shown = [each["task"] for each in pairs["shown"]][:3]
+    assert shown == [better[i * len(better) // 6] for i in (1, 3, 5)]
+    for words, tasks in changed.items():
+        assert f"{len(tasks)} {words}" in page.text
+        assert all(each["task"] in page.text for each in tasks)
+    one, other = changed["wrong before, right after"][0]["ids"]
+    assert Links(run="/run/demo").both(one, other) == f"/run/demo/rollout/{one}?against={other}"
+
+
+def test_a_class_with_other_tasks_after_training_has_a_number_of_them_for_both(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=2, held_out=8)
+    turns = (1, 1, 1, 1, 1, 2, 2, 2)
+    after = [rollout_of(i, right=i < 4, mode="report", step=2, turns=n) for i, n in enumerate(turns)]
+    RunDirectory(directory).write_rollouts(after, mode="report", step=2)
+    (calls,) = (table for table in view(read_run(directory))["slices"] if table.title == "Held-out accuracy by calls")
+    assert [head for head, _ in calls.heads] == ["Calls", "Before", "After"]
+    assert [row[-1] for row in calls.rows] == ["80.0% of 5", "0.0% of 3"]
+    assert [row[1].split(" of ")[1] for row in calls.rows] == ["4", "4"]
+    assert "other tasks" in calls.note
+    (half,) = (table for table in view(read_run(directory))["slices"] if table.title == "Held-out accuracy by half")
+    assert [head for head, _ in half.heads] == ["Half", "Tasks", "Before", "After"]
 
 
 def test_the_held_out_accuracy_is_broken_down_by_slice(finished: Path, page: Page):
@@ -311,6 +358,7 @@ def test_several_runs_share_a_page_beside_the_first_of_them(tmp_path: Path):
     assert page.headings[:1] == ["Comparison"]
     assert ["", "a", "_other$run$"] in page.rows
     assert ["algorithm.lr", "0.0003", "0.001"] in page.rows
+    assert '<td class="n run" data-label="a">0.0003</td>' in path.read_text(), "it wraps, so that no column is cut"
     heads = [row[0] for row in page.rows if row]
     assert heads[heads.index("By half") :][:3] == ["By half", "  first", "  second"]
     assert heads[heads.index("By turn") :][:2] == ["By turn", "  right at turn 1"]

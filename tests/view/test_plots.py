@@ -45,6 +45,17 @@ def test_held_out_accuracy_is_drawn_with_its_intervals(tmp_path: Path) -> None:
     assert drawn["accuracy"].legend[-1].color == drawn["accuracy"].legend[0].color, "of the training rollouts"
 
 
+def test_the_first_step_has_its_number_and_a_dot_is_not_hidden_by_a_diamond(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", steps=8))
+    drawn = {plot.name: plot for plot in plots_of([run])}
+    drawing = parsed(drawn["accuracy"])
+    assert "0" in [text.text for text in drawing.iter("text") if text.get("text-anchor") == "start"]
+    marks = [tag.tag.rpartition("}")[2] for tag in drawing.iter() if tag.get("class", "").startswith("dot")]
+    assert marks.index("path") < marks.index("circle")
+    labels = [line["label"] for line in json.loads(points_of(drawn["accuracy"]))["lines"]]
+    assert labels[:2] == ["training, each step", "mean of up to 16 steps"]
+
+
 def test_several_runs_have_a_number_each_at_their_curve_and_in_the_legend(tmp_path: Path) -> None:
     """There are more runs than colours."""
     names = ["one", "<two>", *(f"run-{i}" for i in range(3, 10))]

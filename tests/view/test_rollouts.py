@@ -17,7 +17,7 @@ from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.traces import FEEDBACK, NODE, REWARD
 from agentrig.view import build_report
-from agentrig.view.rollout import readable
+from agentrig.view.rollout import differences, question, readable, readable_rollout
 
 
 def whole(page: Path) -> list[str]:
@@ -116,3 +116,45 @@ def test_gold_answers_are_in_the_file_only_if_asked_for(
     text = page.read_text()
     assert bool(re.search(r"gold-[0-9a-f]{12}", text)) is asked
     assert ("`agentrig report RUN --gold` adds it" in text) is not asked
+
+
+def test_two_rollouts_say_who_speaks_and_each_text_once() -> None:
+    short, long = (readable_rollout(rollout_of(0, right=n == 1, mode="train", step=1, turns=n)) for n in (1, 2))
+    rows = differences(short, long)
+    assert rows[:2] == [
+        ("same", line, line) for line in ("▸ write_query · user", "How many singers are older than 30?")
+    ]
+    said = [line for _, line, _ in rows if line]
+    assert not any('"role"' in line for line in said)
+    assert said.count("VERDICT: CORRECT") == 1
+    assert said[-2:] == ["▸ answer", short.answer]
+    assert rows[-2][0] == "same"
+    assert ("b", "", "▸ rewrite_query · model") in rows
+    assert "▸ execute_query · result" in said
+
+
+def test_lines_that_both_have_are_folded() -> None:
+    first = rollout_of(0, right=True, mode="train", step=1)
+    asked = {"request": {"messages": [{"role": "user", "content": "\n".join(map(str, range(100)))}]}}
+    spans = [
+        attrs.evolve(span, attributes={**span.attributes, **asked}) if "request" in span.attributes else span
+        for span in first.trace.spans
+    ]
+    seen = readable_rollout(attrs.evolve(first, trace=attrs.evolve(first.trace, spans=tuple(spans))))
+    rows = differences(seen, seen)
+    assert len(rows) < 30
+    assert any(re.fullmatch(r"… \d+ lines that are the same …", line) for _, line, _ in rows)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"words": "two thousand"}, "two thousand"),
+        ({"db": "zoo", "question": "How many?"}, "How many?"),
+        ({"a": "one", "n": 3, "b": ""}, "one · 3"),
+        ({"words": "x" * 1000}, f"{'x' * 300} … (cut from 1000 characters)"),
+        ({}, "task-7"),
+    ],
+)
+def test_a_task_without_a_question_is_named_by_its_input(given: dict[str, Any], said: str) -> None:
+    assert question({"input": given, "task_id": "task-7"}) == said

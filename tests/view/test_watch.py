@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrig.errors import AgentrigError
+from agentrig.processes.locks import Lock
 from agentrig.testing.run_directory import write_run
 from agentrig.view import build_report
 from agentrig.view.reading import read_run, rollout_rows
@@ -263,6 +264,20 @@ def test_before_and_after_is_a_page_that_begins_with_examples(tmp_path: Path, mo
     assert first is not None, "each side begins with its verdict"
 
 
+def test_the_examples_of_a_run_that_goes_on_say_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=16, ended=False)
+    lock = Lock(run / "run.lock")
+    assert lock.take()
+    try:
+        with serving(run) as link:
+            text = page(link, "run/run/examples")
+    finally:
+        lock.release()
+    assert "So far, of 30 tasks" in " ".join(text.split())
+    assert "(validation split, step 8 and step 16)" in text
+    assert 'data-label="live"' in text
+
+
 def test_a_copy_of_a_run_is_shown_without_its_task_set(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "two", tmp_path / "copied")
     (tmp_path / "copied" / "config.toml").write_text("[tasks]\nuse = 'nobody-has-it'\n")
@@ -281,6 +296,7 @@ def test_runs_side_by_side_show_the_settings_that_differ(link: str) -> None:
 def test_a_filter_keeps_its_values_and_wrong_ones_are_told(link: str) -> None:
     text = page(link, "run/two/traces", score="right", text="a")
     assert 'value="right"' in text
+    assert "score: right, wrong, part, failed, or 0.2..0.8" in text
     assert "is no score: write right, failed" in page(link, "run/two/traces", score="fine")
     assert "No rollout is like that" in page(link, "run/two/traces", text="zzz-nobody-said-this")
 

@@ -19,6 +19,10 @@ MOST = 1000
 """Warnings that a start of a run writes; the terminal has them all."""
 
 
+PASSING = "agentrig.processes.ends"
+"""The logger of what a signal does: that is for the person at the terminal, and soon over."""
+
+
 class Warnings(logging.Handler):
     """Appends the warnings and errors of agentrig and of its plugins to a file, once `begin` has named it."""
 
@@ -40,7 +44,7 @@ class Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, or keep it until `begin`."""
-        if not record.name.startswith("agentrig") or self._left <= 0:
+        if not record.name.startswith("agentrig") or record.name == PASSING or self._left <= 0:
             return
         self._left -= 1
         text = cut(storable(record.getMessage()), 2000)

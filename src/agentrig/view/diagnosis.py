@@ -78,6 +78,12 @@ REWARD_ONLY = (
 )
 """What is said about a run without problems whose reward rose, and not the accuracy of the tasks that it measured."""
 
+UNMEASURED = "No fault was found. The gain is not known: no tasks were measured both before and after training."
+"""What is said about a run without problems that measured too little."""
+
+UNCHANGED = "No fault was found, but accuracy is the same before and after training."
+"""What is said about a run without problems in which as many tasks became right as wrong."""
+
 UNSEEN = " What the auditor looked at in no step: {}."
 """What is added to each of these sentences."""
 
@@ -93,6 +99,7 @@ class Diagnosis:
         gained: Whether it got better for certain, or solved its tasks.
         lost: Whether it got worse on the tasks that were measured at both ends, significantly or not.
         loss: What to say if the accuracy fell significantly; else empty.
+        no_gain: What to say of a gain that is not known, or none at all; else empty.
         reward_rise: By how much the mean reward of training rose, if the accuracy did not rise significantly with it.
         problems: What held learning back, the first cause first; what follows from another cause comes after it.
         warnings: What to know before you trust the run.
@@ -110,6 +117,7 @@ class Diagnosis:
     gained: bool
     lost: bool = False
     loss: str = ""
+    no_gain: str = ""
     reward_rise: float | None = None
     problems: Sequence[Finding]
     warnings: Sequence[Finding]
@@ -146,6 +154,7 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
     rise = None if solved else reward_rise(evidence)
     advice = outcome.next_step if better and rise is None else outcome.more
     ends = [f for f in outcome.ended(evidence) if f.level == "warn"]
+    stopped = outcome.unfinished(evidence)
     return Diagnosis(
         run=data.name,
         status=figures.status(data),
@@ -153,9 +162,10 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
         gained=better,
         lost=evidence.changed[1] > evidence.changed[0],
         loss=_loss(evidence) if fewer_right(evidence) and not solved else "",
+        no_gain="" if better else stopped or (_no_gain(evidence) if data.steps else ""),
         reward_rise=rise,
         problems=problems,
-        next_step="" if problems or data.running else advice(evidence),
+        next_step="" if problems or data.running or (stopped and not better) else advice(evidence),
         warnings=[*ends, *(f for f in found if f.level == "warn")],
         checks=[f for f in found if f.level in ("ok", "fact")],
         missing=list(dict.fromkeys([*data.missing, *evidence.missing])),
@@ -170,6 +180,11 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
 def _loss(evidence: Evidence) -> str:
     better, worse, _, judged = evidence.changed
     return LOSS.format(judged, better, worse, KEEP_BEST if evidence.value("algorithm.final") == "last" else "")
+
+
+def _no_gain(evidence: Evidence) -> str:
+    better, worse, _, judged = evidence.changed
+    return UNMEASURED if not judged else UNCHANGED if better == worse else ""
 
 
 def ranked(found: Sequence[Finding], ended: Sequence[Finding]) -> list[Finding]:
@@ -202,7 +217,7 @@ def _above(finding: Finding, others: Sequence[Finding]) -> set[str]:
 def verdict(diagnosis: Diagnosis) -> str:
     """Return the sentence about a run without problems."""
     if not diagnosis.steps:
-        return "Nothing is known: metrics.jsonl has no figures of a training step."
+        return diagnosis.no_gain or "Nothing is known: metrics.jsonl has no figures of a training step."
     unseen = UNSEEN.format(", ".join(diagnosis.unseen)) if diagnosis.unseen else ""
     if diagnosis.status == "running":
         return GOES_ON + unseen
@@ -211,7 +226,8 @@ def verdict(diagnosis: Diagnosis) -> str:
     if diagnosis.reward_rise is not None:
         said = REWARD_ONLY.format(diagnosis.reward_rise)
     else:
-        said = NOTHING_WRONG if diagnosis.gained else NO_GAIN.format("lost" if diagnosis.lost else "gained")
+        chance = NO_GAIN.format("lost" if diagnosis.lost else "gained")
+        said = NOTHING_WRONG if diagnosis.gained else diagnosis.no_gain or chance
     return f"{said}{unseen} {diagnosis.next_step}".strip()
 
 
@@ -241,7 +257,7 @@ def details(found: Finding) -> list[str]:
     facts = [f"{found.count:,} of {found.of:,} {found.unit}".replace(",", "\u2009")] if found.count is not None else []
     if found.since is not None:
         facts.append(f"since step {found.since}")
-    lines = [", ".join(facts)] if facts else []
+    lines = [", ".join(facts)] if facts and found.since != 0 else []  # before step 1, the text says it all
     lines += [line for line in found.advice.splitlines() if line]
     if found.settings:
         lines.append(f"settings: {', '.join(found.settings)}")

@@ -269,6 +269,6 @@ def progress(run: RunData) -> str:
     if done >= steps:
         return f"all {steps:.0f} steps, measuring held-out accuracy"
     seconds = mean(series(run, "step_s")[1][-SMOOTHING:])
-    measured = " and the last measurement" if run.progress.get("before") else ""
-    left = "" if seconds is None else f", about {duration((steps - done) * seconds)} of steps{measured} left"
+    measured = ", then the last measurement" if run.progress.get("before") else ""
+    left = "" if seconds is None else f", about {duration((steps - done) * seconds)} left{measured}"
     return f"step {done + 1} of {steps:.0f}{left}"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import attrs
 
@@ -75,6 +75,10 @@ class Links:
         if self.run:
             return f"{self.run}/rollout/{quote(str(id), safe='')}"
         return f"#{self.anchors[id]}" if id in self.anchors else ""
+
+    def both(self, one: str, other: str) -> str:
+        """Return where two rollouts are shown side by side."""
+        return f"{self.rollout(one)}?{urlencode({'against': other})}" if self.run else ""
 
     def task(self, id: str) -> str:
         """Return where a task's rollouts are shown."""

@@ -107,8 +107,11 @@ class LiveDisplay:
             self._steps, self._done = event.steps, event.first_step - 1
             self._start = time.monotonic()
         if event.first_step > 1:
-            before = [number(m.get("reward")) for m in read_run(event.directory).steps if m["step"] < event.first_step]
-            self._rewards.extend(reward for reward in before if reward is not None)
+            run = read_run(event.directory)
+            rewards = [number(m.get("reward")) for m in run.steps if m["step"] < event.first_step]
+            self._rewards.extend(reward for reward in rewards if reward is not None)
+            accuracy = figures.held_out(run)["accuracy"]["before"]
+            self._held_out = "" if accuracy is None else f"{percent(accuracy)}% before training"
         parts = [] if self._announced else [f"run {event.directory}"]
         left = None if event.steps is None else event.steps - event.first_step + 1
         parts += [] if left is None else [f"{amount(left, 'step')} of training to do"]

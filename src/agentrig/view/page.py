@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrig.errors import RunFileError
-from agentrig.figures import NOTHING, count, duration, figure, mean, number, percent, plain
+from agentrig.figures import NOTHING, SIGNIFICANT, count, duration, figure, mean, number, percent, plain, sign_test
 from agentrig.run.damage import reading
 from agentrig.text import flat
+from agentrig.traces import items
 from agentrig.view import figures, table, tables
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.comparison import compared
@@ -104,6 +105,7 @@ def view(
         "shown": [],
         "name": run.name,
         "recipe": run.recipe,
+        "resumed": [str(when) for when in items(run.manifest.get("resumed"))],
         "status": row["status"],
         "progress": figures.progress(run),
         "about": _about(run),
@@ -133,7 +135,14 @@ def before_and_after(run: RunData, missing: list[str], seen: Seen, *, whole: boo
     evidence = Evidence.of_ends(run, seen)
     better, worse, _, _ = evidence.changed
     chance = figures.chance(better, worse) if evidence.where.startswith("held-out") and better + worse else ""
-    found = {**figures.held_out(run), "split": _split(run), "chance": chance}
+    measured = figures.held_out(run)
+    found = {**measured, "measured": any(number(measured["accuracy"][end]) is not None for end in tables.ENDS)}
+    found |= {
+        "running": run.running,
+        "split": _split(run),
+        "chance": chance,
+        "significant": bool(chance) and sign_test(better, worse) <= SIGNIFICANT,
+    }
     if not whole:
         return {**found, "pairs": None, "reward_disagreements": [], "held_out": {}, "slices": []}
     pairs, held_out = before_after(evidence, missing), tables.held_out(run, missing)
@@ -227,15 +236,12 @@ def _tiles(run: RunData, row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     training = "" if row["train_rollouts"] is None else f"{count(row['train_rollouts'])} in training, "
     begun = max((file.step for file in run.of_mode("train")), default=0)
     unfinished = f"; ended in step {begun}" if run.error and begun > (row["steps"] or 0) else ""
-    tiles = [
-        ("steps", count(row["steps"]), f"{plain(row['s_per_step'], 1)} s each{unfinished}"),
-        (
-            "time of the steps" if number(run.summary.get("wall_s")) is None else "wall time",
-            NOTHING if wall is None else duration(3600 * wall),
-            "",
-        ),
-        ("rollouts", count(total), f"{training}{count(failed)} failed"),
-    ]
+    each = "" if row["s_per_step"] is None else f"{plain(row['s_per_step'], 1)} s each"
+    tiles = [("steps", count(row["steps"]), f"{each}{unfinished}".removeprefix("; "))]
+    if wall is not None:
+        name = "time of the steps" if number(run.summary.get("wall_s")) is None else "wall time"
+        tiles.append((name, duration(3600 * wall), ""))
+    tiles.append(("rollouts", count(total), f"{training}{count(failed)} failed"))
     if reward is not None:
         tiles.append(("training reward", f"{reward['first']:.3f} → {reward['last']:.3f}", "first and last steps"))
     steps, values = figures.validation(run)

@@ -211,7 +211,11 @@ def read_run(directory: Path) -> RunData:
             f"config.toml was edited: {name} is {now!r:.80}, and the run had {was!r:.80}"
             for name, now, was in edited_settings(config, manifest)
         ]
-    lines = str(_read(directory / "metrics.jsonl", _text, missing, needed=not running) or "")
+    saved = not running and any((directory / "checkpoints").glob("step-*"))
+    error = {} if running else _read(directory / "error.json", read_object, missing, needed=False)
+    several = len(list((directory / "rollouts").glob("train-*"))) > 1
+    stepless = bool(error) and not saved and not several  # its error says why no step has ended
+    lines = str(_read(directory / "metrics.jsonl", _text, missing, needed=not (running or stepless)) or "")
     told, damaged = read_metrics(lines)
     files: list[RolloutFile] = []
     try:
@@ -223,7 +227,6 @@ def read_run(directory: Path) -> RunData:
             f"{directory} is not a run directory: it has no config.toml, manifest.json, metrics.jsonl or rollouts/"
         )
     summary = {} if running else _read(directory / "summary.json", _summary, missing, needed=False)
-    error = {} if running else _read(directory / "error.json", read_object, missing, needed=False)
     if not running and not any(os.path.lexists(directory / name) for name in ENDED):
         missing.append(
             "summary.json is not there, and no process holds run.lock: the run was killed, or this is a copy of a "
@@ -243,7 +246,6 @@ def read_run(directory: Path) -> RunData:
         from agentrig.run.auditing import audit_faults
 
         missing += audit_faults(directory)
-    saved = not running and any((directory / "checkpoints").glob("step-*"))
     progress = _read(directory / "progress.json", read_object, missing, needed=saved)
     if not running:
         try:
@@ -259,9 +261,9 @@ def read_run(directory: Path) -> RunData:
     ):
         missing += [f"{name} is damaged: {fault}" for fault in measurement_faults(held, keys)]
     by_step = {line["step"]: {**line, "algorithm": mapping(line.get("algorithm"))} for line in told}
-    if not told and not running and not done:
+    if not told and not (running or done or stepless):
         missing.append("no training step has ended")
-    if not files and not running:
+    if not files and not (running or stepless):
         missing.append("rollouts/ holds no rollouts")
     return RunData(
         directory=directory,

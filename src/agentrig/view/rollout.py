@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -41,6 +41,15 @@ HEADINGS = frozenset({NODE, MODEL, "agent.name", "tool.name"})
 
 TASK_KEYS = ("question", "prompt", "instruction", "text")
 """Keys of a task's input that may have its question, the likeliest first."""
+
+WHO = "▸ "
+"""Begins a line that says who speaks."""
+
+AROUND = 6
+"""Lines that are shown at both ends of many that are the same."""
+
+QUESTION = 300
+"""Characters of a question that is made of other keys."""
 
 
 @attrs.frozen(kw_only=True)
@@ -126,7 +135,7 @@ class Readable:
 
     Attributes:
         row: Its row of the rollout file.
-        title: The task's question, or its id.
+        title: The task's question, as `question` has it.
         verdict: `right`, `wrong`, `part` or `failed`.
         score: Its value, or its failure.
         input: The task's input, key and text.
@@ -191,10 +200,25 @@ class Readable:
         return [step for step in steps if step.error or step.facts or [key for key, _ in step.texts] != ["output"]]
 
     @property
-    def texts(self) -> list[str]:
-        """What the model replied, and what nodes and tools returned."""
-        several = ([part.call.reply] if part.call else [text for _, text in part.texts] for part in self.parts)
-        return [text for texts in several for text in texts]
+    def conversation(self) -> list[tuple[str, str]]:
+        """Who said what, in order: messages and replies, what nodes and tools returned beside them, and the answer."""
+        steps, said, found = {node.id for node in self.nodes}, self.said, list[tuple[str, str]]()
+        for part in self.parts:
+            if part.call:
+                for message in part.call.messages:
+                    lines = [message.text, *(f"→ {call}" for call in message.calls)]
+                    found.append((f"{part.call.node} · {message.role}", "\n".join(filter(None, lines))))
+                found.append((f"{part.call.node} · model", part.call.reply))
+            elif part.kind != "node" or part.id in steps:
+                outputs = [(key, text) for key, text in part.texts if not is_said(text, said)]
+                said |= {text.strip() for _, text in outputs}
+                found += [(f"{part.name} · {key}", text) for key, text in outputs]
+        return [*found, ("answer", self.answer)]
+
+    @property
+    def said(self) -> set[str]:
+        """The messages and replies of its calls."""
+        return {text.strip() for call in self.calls for text in (call.reply, *(m.text for m in call.messages))}
 
 
 def readable(
@@ -240,9 +264,12 @@ def readable_rollout(rollout: Rollout) -> Readable:
 
 
 def question(row: Mapping[str, Any]) -> str:
-    """Return the task's question, or its id if it has none."""
+    """Return the task's question; without one all that its input holds, and without an input its id."""
     given = mapping(row.get("input"))
-    return next((given[key] for key in TASK_KEYS if isinstance(given.get(key), str)), "") or str(row.get("task_id"))
+    if asked := next((given[key] for key in TASK_KEYS if isinstance(given.get(key), str)), ""):
+        return asked
+    whole = " · ".join(text_of(value) for value in given.values() if value not in (None, "", [], {}))
+    return cut(whole, QUESTION) or str(row.get("task_id"))
 
 
 def score_of(score: Mapping[str, Any]) -> str:
@@ -261,20 +288,39 @@ def chip(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": row["id"], "verdict": kind, "text": text, "said": said}
 
 
+def is_said(text: str, said: Collection[str]) -> bool:
+    """Whether a node's output is only what calls show: a reply or a prompt, or messages of them."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    texts = [dig(each, "content") for each in found] if isinstance(found, list) and found else [text]
+    return all(isinstance(each, str) and each.strip() in said for each in texts)
+
+
 def differences(a: Readable, b: Readable) -> list[tuple[str, str, str]]:
-    """Compare what was said and answered in two rollouts, line by line.
+    """Compare who said what in two rollouts, line by line.
 
     Returns:
-        Rows of a table of two columns: `same`, `changed`, `a` or `b` (only there), and both lines.
+        Rows of a table of two columns: `same`, `changed`, `a` or `b` (only there), and both lines. A line before each
+        text says who speaks; the middle of many lines that are the same is one row with their number.
     """
-    ours, theirs = ([line for text in [*r.texts, r.answer] for line in text.splitlines()] for r in (a, b))
+    ours, theirs = ([line for said in r.conversation for line in _lines(*said)] for r in (a, b))
     rows: list[tuple[str, str, str]] = []
     for tag, a0, a1, b0, b1 in difflib.SequenceMatcher(a=ours, b=theirs, autojunk=False).get_opcodes():
-        one, other = ours[a0:a1], theirs[b0:b1]
+        one, other = ([line for _, line, _ in lines] for lines in (ours[a0:a1], theirs[b0:b1]))
+        if tag == "equal" and len(one) > 4 * AROUND:
+            fold = [f"… {len(one) - 2 * AROUND} lines that are the same …"]
+            one = other = [*one[:AROUND], *fold, *one[-AROUND:]]
         for i in range(max(len(one), len(other))):
-            kind = "same" if tag == "equal" else "a" if i >= len(other) else "b" if i >= len(one) else "changed"
+            kind = "a" if i >= len(other) else "b" if i >= len(one) else "same" if one[i] == other[i] else "changed"
             rows.append((kind, one[i] if i < len(one) else "", other[i] if i < len(other) else ""))
     return rows
+
+
+def _lines(who: str, text: str) -> list[tuple[str, str, str]]:
+    """Return the lines of what somebody said, each with what it must be equal in: the first one in the whole text."""
+    return [(who, f"{WHO}{who}", text), *((who, line, "") for line in text.splitlines())]
 
 
 def text_of(value: Any, longest: int = LONGEST_TEXT) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrig.figures import number
@@ -13,7 +13,7 @@ from agentrig.view.causes.evidence import Evidence
 from agentrig.view.gold import gold_of
 from agentrig.view.html import Links
 from agentrig.view.reading import SECOND, RunData, mapping, rollout_rows
-from agentrig.view.rollout import COLUMNS, chip, question, readable, score_of, text_of
+from agentrig.view.rollout import COLUMNS, QUESTION, chip, question, readable, score_of, text_of
 from agentrig.view.tokens import tokenizer_of
 
 LONGEST_TEXT = 4_000
@@ -44,8 +44,8 @@ KINDS = {
 def before_after(evidence: Evidence, missing: list[str]) -> dict[str, Any] | None:
     """Choose tasks that were measured before and after training, and return their rollouts.
 
-    It chooses the first tasks of each kind by id, including tasks that got worse, so that the choice is
-    reproducible and not biased.
+    It chooses tasks of each kind at equal distances in the order of their ids, including tasks that got worse, so that
+    the choice is reproducible and not biased.
 
     Args:
         evidence: Has the first and the last measurement.
@@ -53,7 +53,8 @@ def before_after(evidence: Evidence, missing: list[str]) -> dict[str, Any] | Non
 
     Returns:
         `where` they were measured, how many tasks were `judged` both times and got `better` and `worse`, whether that
-        may be `chance`, and the few that are `shown`; None without two measurements.
+        may be `chance`, all whose verdict `changed` (the words for it, and each task with the ids of its two rollouts),
+        and the few that are `shown`; None without two measurements.
     """
     if evidence.ends is None:
         return None
@@ -62,9 +63,15 @@ def before_after(evidence: Evidence, missing: list[str]) -> dict[str, Any] | Non
     groups: dict[tuple[bool, bool], list[str]] = {kind: [] for kind in KINDS}
     for task in sorted(first.keys() & last.keys()):
         groups[first[task][1], last[task][1]].append(task)
-    chosen = [(task, words) for kind, (words, most) in KINDS.items() for task in groups[kind][:most]]
+    chosen = [(task, words) for kind, (words, most) in KINDS.items() for task in spread(groups[kind], most)]
     ids = {end[task][0] for task, _ in chosen for end in evidence.ends}
     files = evidence.run.measured()
+    changed = {KINDS[kind][0]: groups[kind] for kind in KINDS if kind[0] != kind[1]}
+    asked = {first[task][0]: task for tasks in changed.values() for task in tasks}
+    titles = {
+        asked[row["id"]]: question({**row, "task_id": asked[row["id"]]})
+        for row in rollout_rows(files[:1], ("id", "input"), ids=asked.keys(), missing=missing)
+    }
     whole = {row["id"]: row for row in rollout_rows([files[0], files[-1]], COLUMNS, ids=ids, missing=missing)}
     shown = []
     for task, words in chosen:
@@ -79,7 +86,22 @@ def before_after(evidence: Evidence, missing: list[str]) -> dict[str, Any] | Non
     better, worse, _, judged = evidence.changed
     chance = figures.chance(better, worse)
     told = {"better": better, "worse": worse, "chance": chance, "judged": judged}
-    return {"where": evidence.where, "shown": shown, **told}
+    lists = {
+        words: [
+            {"task": task, "title": cut(titles[task], QUESTION), "ids": [end[task][0] for end in evidence.ends]}
+            for task in tasks
+            if task in titles
+        ]
+        for words, tasks in changed.items()
+        if tasks
+    }
+    return {"where": evidence.where, "shown": shown, "changed": lists, **told}
+
+
+def spread(tasks: Sequence[str], most: int) -> list[str]:
+    """Return so many of the tasks at equal distances, or all."""
+    n = min(most, len(tasks))
+    return [tasks[(2 * i + 1) * len(tasks) // (2 * n)] for i in range(n)]
 
 
 def reward_disagreements(run: RunData, missing: list[str]) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ def svg(plot: Plot) -> Markup:
     """Return a plot as an SVG element, with its content as text for those who cannot see it."""
     lines, frame = _framed(plot)
     shapes = list(frame.axes(plot.unit))
-    for line in sorted(lines, key=lambda each: not each.faint):
+    for line in sorted(lines, key=lambda each: (not each.faint, each.mark == "dot")):  # a diamond would hide a dot
         shapes += _line(line, frame, plot.unit)
     shapes += _tags(plot.tagged, frame)
     spoken = "; ".join(
@@ -52,7 +52,7 @@ def points_of(plot: Plot) -> str:
     lines, frame = _framed(plot)
     told = [
         {
-            "label": _said(plot, line),
+            "label": said,
             "run": line.run,
             "mode": line.mode,
             "points": [
@@ -60,7 +60,7 @@ def points_of(plot: Plot) -> str:
                 for step, x, y in zip(line.at, line.xs, line.ys, strict=True)
             ],
         }
-        for line in lines
+        for said, line in zip(_beside(plot, lines), lines, strict=True)
     ]
     ends = {"left": LEFT, "right": WIDTH - frame.right, "bottom": HEIGHT - BOTTOM, "from": frame.x0, "to": frame.x1}
     of = max(math.ceil(len(whole.xs) / len(line.xs)) for whole, line in zip(plot.lines, lines, strict=True))
@@ -80,6 +80,14 @@ def _framed(plot: Plot) -> tuple[list[Line], Frame]:
 def _said(plot: Plot, line: Line) -> str:
     """Return the name of a curve: its label, and beside other runs what it shows of its run."""
     return ", ".join(filter(None, [line.label or plot.name, line.kind, "each step" if line.faint else ""]))
+
+
+def _beside(plot: Plot, lines: Sequence[Line]) -> Iterator[str]:
+    """Yield the name of each curve; a mean behind its own steps is named only by what it is a mean of."""
+    name = ""
+    for line, said in zip(lines, (_said(plot, line) for line in lines), strict=True):
+        yield said.removeprefix(f"{name}, ") if name else said
+        name = said.removesuffix(", each step") if line.faint else ""
 
 
 def key(line: Line) -> Markup:
@@ -179,8 +187,9 @@ class Frame:
         apart = (self.x1 - self.x0) / 6
         for value in _ticks(self.x0, self.x1, _clock(apart) if self.axis == "time" else max(1.0, _round(apart))):
             x, text = self.x(value), f"{value:.0f}" if self.axis == "step" else _short(value, self.axis)
-            if x > LEFT + 40:  # the axis has its name there
-                yield f'<text class="tick" x="{x:.1f}" y="{HEIGHT - 7:g}" text-anchor="middle">{text}</text>'
+            # the name of the axis is on the left
+            at = f'x="{x:.1f}" text-anchor="middle"' if x > LEFT + 20 else f'x="{x - 4:.1f}" text-anchor="start"'
+            yield f'<text class="tick" {at} y="{HEIGHT - 7:g}">{text}</text>'
         yield f'<text class="tick" x="{LEFT - 7:g}" y="{HEIGHT - 7:g}" text-anchor="end">{self.axis}</text>'
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrig.correctness import turn_order
-from agentrig.figures import NOTHING, counted, mean, number, percent, plain
+from agentrig.figures import NOTHING, counted, mean, percent, plain
 from agentrig.text import printable
 from agentrig.view import figures, tables
-from agentrig.view.reading import RunData, mapping
+from agentrig.view.reading import RunData, rollout_rows
 
 
 def _shown(value: Any) -> str:
@@ -62,7 +63,10 @@ NOTE = (
     "last steps; prompt and response tokens are those of trained calls."
 )
 
-OF_CLASSES = " By class: the percentage of correct answers of its tasks; by turn: the share of the rollouts."
+OF_CLASSES = (
+    " By class: the percentage of correct answers of its tasks; by calls, a task may be in another class after "
+    "training. By turn: the share of the rollouts."
+)
 
 SHOWN = 8
 """Classes of a slice that a comparison in the terminal shows: those with most tasks."""
@@ -92,7 +96,7 @@ def row_of(run: RunData) -> dict[str, Any]:
         "prompt_tokens": figures.change(run, "prompt_tokens"),
         "response_tokens": figures.change(run, "response_tokens"),
         "gpus": figures.accelerators(run),
-        "steps": len(run.steps) or run.summary.get("steps"),
+        "steps": len(run.steps) or run.summary.get("steps") or 0,
         "hours": figures.hours(run),
         "s_per_step": mean(seconds),
         "time_s": figures.time_split(run),
@@ -123,9 +127,18 @@ def rollout_counts(run: RunData) -> dict[str, int | None]:
 
 
 def failures(run: RunData) -> dict[str, int]:
-    """Return how many rollouts failed, by kind: the summary's count, else that of the training steps."""
-    stated = mapping(run.summary.get("failures"))
-    return {str(k): int(number(v) or 0) for k, v in stated.items()} if run.summary else figures.totals(run, "failures")
+    """Return how many rollouts failed, by kind.
+
+    The summary's counts; without one, and of a run that ended in a step, which they leave out, those of the training
+    steps and of the files of other rollouts.
+    """
+    if run.summary and not run.error:
+        return {str(kind): int(n) for kind, n in figures.counts(run.summary.get("failures")).items()}
+    counted = {int(line["step"]) for line in run.steps}
+    others = [file for file in run.files if file.mode != "train" or file.step not in counted]
+    found = Counter(figures.totals(run, "failures"))
+    found.update(str(row["failure"]) for row in rollout_rows(others, ("failure",)) if row["failure"])
+    return dict(found)
 
 
 def text_of(shown: tables.Table, *, width: int | None = None) -> str:
@@ -178,6 +191,7 @@ def results(rows: Sequence[Mapping[str, Any]], most: int = tables.CLASSES) -> ta
             )
     lines.append(["Failures", *(counted(row["failures"]) for row in rows)])
     lines.append(["Status", *(str(row["status"]) for row in rows)])
+    lines = [line for line in lines if not line[0] or {*"".join(line[1:])} - {*f"{NOTHING} →"} or not any(line[1:])]
     heads = [("", "head"), *((str(row["run"]), "run" if len(rows) > 1 else "n") for row in rows)]
     return tables.Table(title="Results", heads=heads, rows=lines, note=NOTE + (OF_CLASSES if classes else ""))
 

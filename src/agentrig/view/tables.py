@@ -77,8 +77,9 @@ def held_out(run: RunData, missing: list[str]) -> dict[str, Any]:
     """Return what the held-out rollouts are broken down by, as `agentrig report --json` prints it.
 
     Returns:
-        `slices`: of each slice of the tasks, of each of its classes, the number of tasks `n` and the accuracy `before`
-        and `after` training. `by_turn`: before and after, how many rollouts became right or wrong at which turn.
+        `slices`: of each slice of the tasks, of each of its classes, the accuracy `before` and `after` training, of how
+        many tasks each (`n_before`, `n_after`), and the larger number `n`.
+        `by_turn`: before and after, how many rollouts became right or wrong at which turn.
         `wrong`: before and after, why answers are wrong, to how many.
     """
     files = run.of_mode("report")
@@ -100,7 +101,11 @@ def held_out(run: RunData, missing: list[str]) -> dict[str, Any]:
         turns[when] = by_turn(calls)
     classes = {
         name: {
-            part: {"n": max(map(len, of.values())), **{end: mean(of[end]) for end in ENDS}}
+            part: {
+                "n": max(map(len, of.values())),
+                **{end: mean(of[end]) for end in ENDS},
+                **{f"n_{end}": len(of[end]) for end in ENDS},
+            }
             for part, of in parts.items()
         }
         for name, parts in right.items()
@@ -118,14 +123,23 @@ def slices(found: Mapping[str, Any]) -> list[Table]:
     ends, every = {end.capitalize(): "n" for end in ENDS}, []
     for name, parts in found["slices"].items():
         kept = largest({part: of["n"] for part, of in parts.items()}, CLASSES)
-        rows = [[part, count(parts[part]["n"]), *(_percent(parts[part][end]) for end in ENDS)] for part in kept]
-        heads = {name.capitalize(): "name", "Tasks": "n", **ends}
         note = f"The {len(kept)} classes with most tasks, of {len(parts)}." if len(kept) < len(parts) else ""
+        if any(0 < parts[part][f"n_{end}"] < parts[part]["n"] for part in kept for end in ENDS):
+            heads = {name.capitalize(): "name", **ends}
+            rows = [[part, *(_share_of(parts[part], end) for end in ENDS)] for part in kept]
+            note = f"A row has other tasks before than after. {note}".rstrip()
+        else:
+            heads = {name.capitalize(): "name", "Tasks": "n", **ends}
+            rows = [[part, count(parts[part]["n"]), *(_percent(parts[part][end]) for end in ENDS)] for part in kept]
         every.append(Table(title=f"Held-out accuracy by {name}", heads=heads, rows=rows, note=note, narrow=True))
     turns = sorted(_shares(found["by_turn"]), key=lambda row: turn_order(row[0]))
     every.append(Table(title="Held-out rollouts by turn", heads={"Rollouts": "name", **ends}, rows=turns, narrow=True))
     why = [[WRONG.get(why, why), *counts] for why, *counts in _shares(found["wrong"])]
     return [*every, Table(title="Wrong answers", heads={"Why": "", **ends}, rows=why, narrow=True)]
+
+
+def _share_of(part: Mapping[str, Any], end: str) -> str:
+    return f"{_percent(part[end])} of {count(part[f'n_{end}'])}" if part[f"n_{end}"] else NOTHING
 
 
 def _shares(counts: Mapping[str, Mapping[str, int]]) -> list[list[str]]:
@@ -177,10 +191,10 @@ def _nodes(run: RunData) -> Table:
         rows.append([name, count(n), count(kept), _percent(kept / n if n else None)])
     return Table(
         title="Agent names",
-        heads={"Node": "", "Calls": "n", "Trained": "n", "Share": "n"},
+        heads={"Node": "", "Calls": "n", "Kept": "n", "Share": "n"},
         rows=rows,
-        note="Calls to the model in training rollouts, by the graph node that made them. Trained means kept by the "
-        "adapter; the table of calls says what the algorithm did with them.",
+        note="Calls to the model in training rollouts, by the graph node that made them, and those that the adapter "
+        "kept. Of these, the algorithm may leave out some: the table of calls has them.",
         narrow=True,
         more=True,
     )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-import json
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -23,8 +22,8 @@ from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.outcome import changes
 from agentrig.view.diagnosis import diagnose, headline
-from agentrig.view.reading import Seen, dig, mapping, read_run
-from agentrig.view.rollout import Call, Node, Readable, readable_rollout, text_of
+from agentrig.view.reading import Seen, mapping, read_run
+from agentrig.view.rollout import Call, Node, Readable, is_said, readable_rollout, text_of
 from agentrig.view.samples import WORSE, before_after
 from agentrig.view.table import failures, interval
 
@@ -54,7 +53,7 @@ def span_tree(rollout: Rollout, *, gold: bool = False) -> Tree:
     tree = Tree(head, guide_style="dim")
     tree.add(_verdict(shown))
     _fields(tree, [(key, f"…/{PurePath(text).name}" if text.startswith("/") else text) for key, text in shown.input])
-    said = {text.strip() for call in shown.calls for text in (call.reply, *(message.text for message in call.messages))}
+    said = shown.said
     long = len(shown.answer) > SHORT_ANSWER and shown.answer.strip() in said
     _fields(tree, [("answer", "the text of a reply below" if long else shown.answer)] if shown.answer else [])
     _fields(tree, [(f"private.{key}", text_of(value)) for key, value in rollout.task.private.items()] if gold else [])
@@ -67,7 +66,7 @@ def span_tree(rollout: Rollout, *, gold: bool = False) -> Tree:
         if node.call:
             _call(branch, node.call, node.facts)
         else:
-            _fields(branch, [*(field for field in node.texts if not _is_said(field[1], said)), *node.facts])
+            _fields(branch, [*(field for field in node.texts if not is_said(field[1], said)), *node.facts])
         if node.error:
             branch.add(Text(printable(node.error), style="red"))
     return tree
@@ -79,16 +78,6 @@ def span_text(rollout: Rollout, *, width: int = 120) -> str:
     with console.capture() as shown:
         console.print(span_tree(rollout))
     return "\n".join(line.rstrip() for line in shown.get().splitlines())
-
-
-def _is_said(text: str, said: Collection[str]) -> bool:
-    """Whether a node's output is only what calls show: a reply or a prompt, or messages of them."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    texts = [dig(each, "content") for each in found] if isinstance(found, list) and found else [text]
-    return all(isinstance(each, str) and each.strip() in said for each in texts)
 
 
 def _heading(node: Node) -> Text:

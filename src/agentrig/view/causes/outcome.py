@@ -46,7 +46,6 @@ EXPLAINS: Mapping[str, tuple[str, ...]] = {
 """What follows from a cause that only the run itself can see."""
 
 SETTINGS: Mapping[str, tuple[str, ...]] = {
-    "failures": ("run.failure_limit",),
     "unmatched-calls": ("adapter.match",),
     "no-token-ids": ("server.use",),
     "other-server": ("agent.use",),
@@ -234,7 +233,7 @@ def weak_slice(evidence: Evidence) -> str:
     """
     found = []
     for name, parts in tables.held_out(evidence.run, [])["slices"].items():
-        known = {part: (of["n"], round(of["after"] * of["n"])) for part, of in parts.items() if of["after"] is not None}
+        known = {part: (n, round(of["after"] * n)) for part, of in parts.items() if (n := of["n_after"])}
         every, rights = (sum(pair[i] for pair in known.values()) for i in (0, 1))
         for part, (n, right) in known.items():
             if name != "calls" and n >= FEW_TASKS:  # the calls are of rollouts, not of tasks
@@ -286,9 +285,24 @@ def train_on(evidence: Evidence) -> str:
     lost = bool(run.progress.get(SAVED)) and not any((run.directory / "checkpoints").glob("step-*"))
     if steps is None or lost:
         return "train for more steps"
-    wanted = "" if steps > done else f"algorithm.steps={2 * done}"
-    again = resume_command(str(run.manifest.get("resumes") or RESUME), Path(_path(evidence)), wanted)
-    return f"train for more steps: {again}"
+    return f"train for more steps: {_resume(evidence, '' if steps > done else f'algorithm.steps={2 * done}')}"
+
+
+def unfinished(evidence: Evidence) -> str:
+    """Return where a run stopped before its gain was measured, and how it goes on; '' for another run."""
+    run, done = evidence.run, len(evidence.run.steps)
+    measured = figures.held_out(run)["accuracy"]["after"] is not None
+    if measured or figures.status(run) not in ("stopped", "crashed"):
+        return ""
+    steps = number(evidence.value("algorithm.steps"))
+    of = f" of {steps:.0f}" if steps else ""
+    where = f"after step {done}{of}, and its gain was not measured" if done else "before its first step had ended"
+    return f"The run stopped {where}. Go on with: {_resume(evidence)}."
+
+
+def _resume(evidence: Evidence, wanted: str = "") -> str:
+    resumes = str(evidence.run.manifest.get("resumes") or RESUME)
+    return resume_command(resumes, Path(_path(evidence)), wanted)
 
 
 def _path(evidence: Evidence) -> str:

@@ -217,8 +217,8 @@ class Pages:
         missing = list(data.unread)
         found = before_and_after(data, missing, run.seen)
         add_gold(data, found["pairs"])
-        shown = {**found, "at": "", "tables": found["slices"], "missing": missing, "running": data.running}
-        return self._page(request, "examples", events=None, title=data.name, run=shown, key=run.key)
+        shown = {**found, "at": "", "tables": found["slices"], "missing": missing}
+        return self._page(request, "examples", events=run.key, title=data.name, run=shown, key=run.key)
 
     def compare(self, request: Request) -> Response:
         """Show runs side by side: their rows, curves, and the settings in which they differ."""
