@@ -339,18 +339,38 @@ def _reward(run: RunData) -> Any:
 
 
 def _reference(runs: Sequence[RunData], known: dict[Path, RunData]) -> RunData:
-    """Return the run whose measurement before training is the common start.
+    """Return the run whose measurement before training is the common start: most runs can be compared with it."""
 
-    It is the first one with the held-out tasks and the reward of the first run, and with the earliest start in the
-    first run's line.
-    """
-    judged = _tasks(runs[0]), _reward(runs[0])
-    for start in reversed(_lineage(runs[0], known)):
+    def compared(start: RunData) -> int:
+        return sum(_reason(run, start, known) is None for run in runs)
+
+    return max((_measured_start(run, runs, known) for run in runs), key=compared)
+
+
+def _measured_start(first: RunData, runs: Sequence[RunData], known: dict[Path, RunData]) -> RunData:
+    """Return the run that measured the earliest start in a run's line, on its held-out tasks and with its reward."""
+    judged = _tasks(first), _reward(first)
+    for start in reversed(_lineage(first, known)):
         for run in runs:
             measured = figures.held_out(run)["accuracy"]["before"] is not None
             if measured and start_of(run).id == start and (_tasks(run), _reward(run)) == judged:
                 return run
-    return runs[0]
+    return first
+
+
+def _reason(run: RunData, reference: RunData, known: dict[Path, RunData]) -> str | None:
+    """Return why a run cannot be compared with the common start, a key of `NOT_COMPARED`; None if it can."""
+    if _tasks(run) is None:
+        return "tasks-unknown"
+    if _tasks(run) != _tasks(reference):
+        return "other-tasks"
+    if _reward(run) != _reward(reference):
+        return "other-reward"
+    if start_of(reference).id not in _lineage(run, known):
+        return "other-start"
+    if figures.held_out(reference)["accuracy"]["before"] is None:
+        return "start-not-measured"
+    return "not-measured" if figures.held_out(run)["accuracy"]["after"] is None else None
 
 
 def _judged(
@@ -369,20 +389,9 @@ def _judged(
     """
     found: dict[str, Any] = {"run": reference.name, "reason": None}
     found |= dict.fromkeys(("gain", "better", "worse", "n", "p"))
-    first = figures.held_out(reference)["accuracy"]["before"]
-    after = figures.held_out(run)["accuracy"]["after"]
-    if _tasks(run) is None:
-        return found | {"reason": "tasks-unknown"}
-    if _tasks(run) != _tasks(reference):
-        return found | {"reason": "other-tasks"}
-    if _reward(run) != _reward(reference):
-        return found | {"reason": "other-reward"}
-    if start_of(reference).id not in _lineage(run, known):
-        return found | {"reason": "other-start"}
-    if first is None:
-        return found | {"reason": "start-not-measured"}
-    if after is None:
-        return found | {"reason": "not-measured"}
+    if reason := _reason(run, reference, known):
+        return found | {"reason": reason}
+    first, after = figures.held_out(reference)["accuracy"]["before"], figures.held_out(run)["accuracy"]["after"]
     begun, ended = reference.of_mode("report")[:1], run.of_mode("report")[1:][-1:]
     sides: list[Measured] = [
         each.of(file, measured_of, missing) for each, files in ((seen_there, begun), (seen, ended)) for file in files
