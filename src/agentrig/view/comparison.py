@@ -20,7 +20,7 @@ from agentrig.figures import NOTHING, SIGNIFICANT, count, duration, mean, number
 from agentrig.text import flat
 from agentrig.traces import LLM_CALL, SERVER, items, mapping, token_count
 from agentrig.view import figures, table, tables
-from agentrig.view.causes.evidence import Measured, measured_of
+from agentrig.view.causes.evidence import Measured, changed, measured_of
 from agentrig.view.prices import Prices
 from agentrig.view.reading import RolloutFile, RunData, Seen, dig, read_run, rollout_rows
 
@@ -396,12 +396,11 @@ def _judged(
     sides: list[Measured] = [
         each.of(file, measured_of, missing) for each, files in ((seen_there, begun), (seen, ended)) for file in files
     ]
-    if len(sides) < 2 or not (both := sides[0].keys() & sides[1].keys()):
+    better, worse, _, n = changed(*sides) if len(sides) == 2 else (0, 0, 0, 0)
+    if not n:
         return found | {"reason": "unreadable"}
-    better = sum(sides[1][task][1] and not sides[0][task][1] for task in both)
-    worse = sum(sides[0][task][1] and not sides[1][task][1] for task in both)
     p = sign_test(better, worse)
-    return found | {"gain": after - first, "better": better, "worse": worse, "n": len(both), "p": p}
+    return found | {"gain": after - first, "better": better, "worse": worse, "n": n, "p": p}
 
 
 def _priced(row: Mapping[str, Any], prices: Prices) -> dict[str, Any]:

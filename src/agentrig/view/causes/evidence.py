@@ -209,13 +209,15 @@ class Evidence:
     @cached_property
     def changed(self) -> tuple[int, int, int, int]:
         """Of the tasks measured at both ends: how many got right, wrong, another answer; and how many there are."""
-        if self.ends is None:
-            return 0, 0, 0, 0
-        first, last = self.ends
-        both = [(first[task], last[task]) for task in first.keys() & last.keys()]
-        better = sum(b[1] and not a[1] for a, b in both)
-        worse = sum(a[1] and not b[1] for a, b in both)
-        return better, worse, sum(a[2] != b[2] for a, b in both), len(both)
+        return changed(*self.ends) if self.ends else (0, 0, 0, 0)
+
+
+def changed(first: Measured, last: Measured) -> tuple[int, int, int, int]:
+    """Of the tasks in two measurements: how many got right, wrong, another answer; and how many there are."""
+    both = [(first[task], last[task]) for task in first.keys() & last.keys()]
+    better = sum(b[1] and not a[1] for a, b in both)
+    worse = sum(a[1] and not b[1] for a, b in both)
+    return better, worse, sum(a[2] != b[2] for a, b in both), len(both)
 
 
 def total(steps: Iterable[StepFacts], key: str) -> int:
