@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,9 @@ def test_a_part_that_breaks_a_trial_is_red(tmp_path: Path, right: str, wrong: st
     assert said in result.stdout
     assert "what to do: " in result.stdout
     assert result.stdout.splitlines()[-1] == f"1 failed: {caught}"
+    if caught == "play.scored":
+        assert re.search(r"failures +reward-invalid 4\n", result.stdout)
+        assert re.search(r"reward mean +gold not scored, nonsense not scored\n", result.stdout)
 
 
 def test_a_recipe_that_passes_names_the_next_command(tmp_path: Path) -> None:

@@ -103,8 +103,10 @@ def _shown(figures: Mapping[str, Any], *, scripted: bool) -> str:
     lines = [f"What would be trained of {figures['agent']}"]
     for name, value in figures.items():
         if name != "agent" and list(value if isinstance(value, Mapping) else ()) != ["(no node)"]:
-            text = ", ".join(f"{k} {v}" for k, v in value.items()) or "none" if isinstance(value, Mapping) else value
-            lines.append(f"  {_NAMES.get(name, name.replace('_', ' ')):<28} {text}")
+            if isinstance(value, Mapping):
+                shown = (f"{k} {'not scored' if v is None else v}" for k, v in value.items())
+                value = ", ".join(shown) or "none"
+            lines.append(f"  {_NAMES.get(name, name.replace('_', ' ')):<28} {value}")
     if scripted:
         lines.append("  A token is a byte here; a model's tokenizer makes fewer: agentrig dev shows them")
     return "\n".join(lines)
