@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from agentrig.figures import number
+from agentrig.rollouts import mode_name
 from agentrig.view.reading import RolloutFile, RunData, Seen, dig, is_correct, mapping, rollout_rows
 
 OVERLONG = re.compile(
@@ -180,8 +181,7 @@ class Evidence:
         if not files:
             return cls(run=run, steps=(), ends=None, where="", missing=missing)
         ends = seen.of(files[0], measured_of, missing), seen.of(files[-1], measured_of, missing)
-        split = "held-out" if files[0].mode == "report" else "validation"
-        where = f"{split} split, step {files[0].step} and step {files[-1].step}"
+        where = f"{mode_name(files[0].mode)} split, step {files[0].step} and step {files[-1].step}"
         return cls(run=run, steps=(), ends=ends, where=where, missing=missing)
 
     def total(self, key: str) -> int:
