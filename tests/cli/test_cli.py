@@ -550,11 +550,17 @@ def test_a_report_without_matplotlib_has_no_images(ended_run: Callable[..., Path
     assert not (tmp_path / "plots").exists()
 
 
-def test_why_without_a_run_is_about_the_newest_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_and_report_without_a_run_are_about_the_newest_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    none = CliRunner().invoke(main, ["why"])
-    assert (none.exit_code, "there is no run in the folder runs" in none.output) == (2, True)
+    for command, status, said in (
+        ("why", 2, "there is no run in the folder runs: name one, agentrig why RUN"),
+        ("report", 1, "there is no run in the folder runs: name one, agentrig report RUN"),
+        ("watch", 1, "there is no folder runs here: start a run (agentrig train), or name a run or a folder of runs"),
+    ):
+        none = CliRunner().invoke(main, [command])
+        assert (none.exit_code, said in none.output) == (status, True), none.output
     for age, name in ((100, "old"), (0, "new"), (50, "older")):
         run = write_run(tmp_path / "runs" / name, steps=3)
         os.utime(run / "manifest.json", (time.time() - age,) * 2)
     assert CliRunner().invoke(main, ["why"]).output.startswith("new: ")
+    assert "report: runs/new/report.html" in CliRunner().invoke(main, ["report"]).output

@@ -146,6 +146,20 @@ def model_options(command: F) -> F:
     )(command)
 
 
+def newest_run(command: str) -> Path:
+    """Return the newest run in the folder `runs`.
+
+    Raises:
+        AgentrigError: There is none.
+    """
+    from agentrig.errors import AgentrigError
+
+    began = {file.parent: file.stat().st_mtime for file in Path("runs").glob("*/manifest.json")}
+    if not began:
+        raise AgentrigError(f"there is no run in the folder runs: name one, agentrig {command} RUN")
+    return max(began, key=began.__getitem__)
+
+
 def measured_server(endpoint: str | None, model: str | None, checkpoint: Path | None) -> Any:
     """Return the server from `model_options` or from the environment; None means the algorithm's own server."""
     from agentrig.endpoints import environment_endpoint
