@@ -113,7 +113,7 @@ def test_the_keys_that_recipes_set_are_shown_first() -> None:
 
 @pytest.mark.slow
 def test_the_first_example_of_validate_works_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy(Path(__file__).parents[2] / "examples" / "my_agent.py", tmp_path)
+    shutil.copy(Path(__file__).parents[2] / "examples" / "vote_agent.py", tmp_path / "my_agent.py")
     monkeypatch.chdir(tmp_path)
     first = re.search(r"^ +agentrig (validate my_agent.py .*)$", invoke("validate", "--help").stdout, re.MULTILINE)
     assert first is not None
