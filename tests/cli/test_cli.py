@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -486,6 +487,16 @@ def test_dev_shows_every_span(here: Path, model: ModelServer, toy_file: str) -> 
     assert text.stdout.splitlines()[-1] == f"{right} of 2 rollouts right"
     assert not (here / "runs").exists()
     assert "gold-" not in text.stdout + result.stdout
+
+
+def test_dev_ends_with_the_command_that_trains(here: Path, model: ModelServer, toy_file: str) -> None:
+    keys = [f"algorithm.endpoint={model.url}", "tasks.do=['', '']"]
+    words = ["toy", "--plugin", toy_file, "--adapter", "agent-match"]
+    result = invoke("dev", *words, "--limit", "8", *keys)
+    assert result.exit_code == 0, result.output
+    said, _, command = result.stdout.splitlines()[-1].partition("; next: agentrig train ")
+    assert re.fullmatch(r"[1-8] of 8 rollouts right", said)
+    assert sorted(shlex.split(command)) == sorted([*words, *keys])
 
 
 def test_a_failed_rollout_sets_the_exit_status_of_dev(here: Path, model: ModelServer, toy_file: str) -> None:
