@@ -24,6 +24,7 @@ from agentrig.credit import GroupConfig, dr_grpo
 from agentrig.delivery import Delivery
 from agentrig.hardware import Cpu, CpuConfig
 from agentrig.rollouts import Rollout
+from agentrig.run.gate import Gate
 from agentrig.run.loop import Loop
 from agentrig.servers import MakeServer, Server, ServerPlan
 from agentrig.testing.scripted import LocalServer, QuietHandler, serving
@@ -48,10 +49,14 @@ class ProofSession:
         directory.mkdir(exist_ok=True)
         self.delivery, self.resumed = Delivery(directory), checkpoint is not None
         self.auditing, self.start_weights = SimpleNamespace(due=False), ""
+        self.gate = Gate()
 
     @property
     def lines(self) -> Sequence[Any]:
         return self.steps
+
+    def check_teacher(self, servers: Sequence[Endpoint]) -> None:
+        """There is none."""
 
     def note(self, text: str) -> None:
         """Do nothing."""

@@ -199,7 +199,7 @@ class Trial:
             )
             return
         samples, _ = samples_of(self.plan.build("credit"), self.rollouts)
-        taught = list(dict.fromkeys(sample.group for sample in samples if sample.advantage))
+        taught = list(dict.fromkeys(sample.group for sample in samples if sample.learned))
         self.taught = len(taught)
         hardware = Setup(self.plan).hardware()
         with temporary_files() as folder, tempfile.TemporaryDirectory(dir=folder) as directory:

@@ -92,6 +92,7 @@ def _train(
     hardware = setup.hardware()
     setup.check_server(hardware)
     setup.check_algorithm()
+    setup.check_credit()
 
     # Every component that the run names, before tasks are loaded or a model is started: the run fails here if one of
     # them can't be built. The agent is built in a runner, while the model's server starts and the learner loads.
