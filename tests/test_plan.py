@@ -404,9 +404,18 @@ def test_a_plugin_file_that_a_run_file_names_too_is_loaded_once(
     root = Path(__file__).resolve().parents[1]
     run = root / "examples" / "my_run.toml"
     monkeypatch.chdir(root)
-    plan = resolve(str(run), files=["examples/my_agent.py"])
+    plan = resolve(str(run), files=["examples/vote_agent.py"])
     assert plan.components["agent"].spec.name == "vote"
-    assert [p.name for p in plan.registry.plugins].count("my_agent") == 1
+    assert [p.name for p in plan.registry.plugins].count("vote_agent") == 1
+
+
+def test_the_config_of_a_run_has_the_name_of_the_runs_recipe(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('recipe = "mini"\n')
+    assert resolve(str(file)).recipe == "config"
+    for text, name in (('{"recipe": "dates"}', "dates"), ("[]", "config"), ("{", "config")):
+        (tmp_path / "manifest.json").write_text(text)
+        assert resolve(str(file)).recipe == name
 
 
 def test_other_trainers_names_lead_to_keys_of_grpo() -> None:

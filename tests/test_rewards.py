@@ -163,13 +163,20 @@ def test_rewards_and_own_rewards() -> None:
 def test_a_reward_that_raises_is_invalid_for_that_outcome_alone() -> None:
     def reward(task: Task, outcome: Outcome, budget_s: float) -> Score:
         if task.id == "1":
-            raise KeyError("db")
-        return Score.ok(1.0)
+            return Score.ok(task.private["db"])
+        return Score.ok(sum(map(float, task.private["gold"])) if task.id == "2" else 1.0)
 
     scores = Scorer(reward, budget_s=5)(ITEMS[:3])
-    assert [s.status for s in scores] == ["ok", "invalid", "ok"]
+    assert [s.status for s in scores] == ["ok", "invalid", "invalid"]
     assert re.search(
-        r"^the reward raised KeyError: 'db' \(test_rewards\.py:\d+ in reward\)$", scores[1].details["reason"]
+        r"^the reward raised KeyError: 'db' \(test_rewards\.py:\d+ in reward\); the task has nothing in input and gold "
+        r"in private$",
+        scores[1].details["reason"],
+    )
+    assert (
+        scores[2]
+        .details["reason"]
+        .endswith('; the task\'s gold is a number: to read it from a CSV file as text, set tasks.text=["gold"]')
     )
 
 

@@ -361,7 +361,7 @@ def resolve(
     agent: Any = components["agent"].spec
     _check_gateway(gateway, agent)
     return Plan(
-        recipe=_plain_name(Path(name).stem if _is_file(name) else name),
+        recipe=_recipe_name(name),
         run=run,
         runners=configs["runners"],
         components=components,
@@ -379,6 +379,15 @@ def resolve(
 
 def _is_file(source: str) -> bool:
     return source.endswith(".toml") or "/" in source
+
+
+def _recipe_name(source: str) -> str:
+    """Return a recipe's name, a run file's stem, or the recipe of the run that a `config.toml` is of."""
+    path = Path(source)
+    if path.name == "config.toml":
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return str(json.loads(read_text(path.with_name("manifest.json")))["recipe"])
+    return _plain_name(path.stem if _is_file(source) else source)
 
 
 def _read_source(name: str) -> tuple[str, dict[str, Any]]:

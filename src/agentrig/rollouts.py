@@ -17,6 +17,11 @@ from agentrig.traces import Trace
 Mode = Literal["train", "validation", "report", "dev"]
 
 
+def mode_name(mode: str) -> str:
+    """Return what a message calls the rollouts of a mode: `report` ones are held-out."""
+    return "held-out" if mode == "report" else mode
+
+
 @attrs.frozen(kw_only=True)
 class Rollout:
     """One attempt of an agent at a task, run, scored and adapted.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -13,6 +14,7 @@ import attrs
 from agentrig.errors import ConfigError, nearest
 from agentrig.rows import read_rows
 from agentrig.settings import setting, structure
+from agentrig.text import cut, words_of
 
 T = TypeVar("T")
 
@@ -48,6 +50,30 @@ class Task:
     def input_text(self) -> str:
         """Return the input as JSON text: about the least that an agent tells the model."""
         return json.dumps(dict(self.input), ensure_ascii=False, default=str)
+
+
+FIELDS_SHOWN = 200
+"""Most characters of the names of a task's fields in a message."""
+
+
+def field_hint(error: BaseException, **parts: Any) -> str:
+    """Return which fields a task has, or which of them hold numbers, if that may explain an error; else ''.
+
+    Args:
+        error: What an agent or a reward raised: for a key that is not there, or a number in place of a text.
+        parts: What the agent or reward got of the task: `input`, `private`. What is no mapping is left out.
+    """
+    known = {part: fields for part, fields in parts.items() if isinstance(fields, Mapping)}
+    _, _, text = words_of(error).partition(": ")
+    if isinstance(error, KeyError) and not all(text.strip("'\"") in fields for fields in known.values()):
+        names = (f"{', '.join(map(str, fields)) or 'nothing'} in {part}" for part, fields in known.items())
+        return f"; the task has {cut(' and '.join(names), FIELDS_SHOWN)}"
+    told = re.search(r"\b(int|float)\b", text) if isinstance(error, TypeError | AttributeError) else None
+    found = [name for f in known.values() for name, value in f.items() if told and type(value).__name__ == told[1]]
+    if not found:
+        return ""
+    numbers = f"{found[0]} is a number" if len(found) == 1 else f"{', '.join(found)} are numbers"
+    return f"; the task's {numbers}: to read it from a CSV file as text, set tasks.text={json.dumps(found)}"
 
 
 class Tasks(Protocol):

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -113,7 +114,7 @@ def test_the_keys_that_recipes_set_are_shown_first() -> None:
 
 @pytest.mark.slow
 def test_the_first_example_of_validate_works_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy(Path(__file__).parents[2] / "examples" / "my_agent.py", tmp_path)
+    shutil.copy(Path(__file__).parents[2] / "examples" / "vote_agent.py", tmp_path / "my_agent.py")
     monkeypatch.chdir(tmp_path)
     first = re.search(r"^ +agentrig (validate my_agent.py .*)$", invoke("validate", "--help").stdout, re.MULTILINE)
     assert first is not None
@@ -488,6 +489,16 @@ def test_dev_shows_every_span(here: Path, model: ModelServer, toy_file: str) -> 
     assert "gold-" not in text.stdout + result.stdout
 
 
+def test_dev_ends_with_the_command_that_trains(here: Path, model: ModelServer, toy_file: str) -> None:
+    keys = [f"algorithm.endpoint={model.url}", "tasks.do=['', '']"]
+    words = ["toy", "--plugin", toy_file, "--adapter", "agent-match"]
+    result = invoke("dev", *words, "--limit", "8", *keys)
+    assert result.exit_code == 0, result.output
+    said, _, command = result.stdout.splitlines()[-1].partition("; next: agentrig train ")
+    assert re.fullmatch(r"[1-8] of 8 rollouts right", said)
+    assert sorted(shlex.split(command)) == sorted([*words, *keys])
+
+
 def test_a_failed_rollout_sets_the_exit_status_of_dev(here: Path, model: ModelServer, toy_file: str) -> None:
     words = ["dev", "toy", "--plugin", toy_file, "--endpoint", model.url, "--limit", "2", "--split", "train"]
     for shown in ([], ["--json"]):
@@ -550,11 +561,17 @@ def test_a_report_without_matplotlib_has_no_images(ended_run: Callable[..., Path
     assert not (tmp_path / "plots").exists()
 
 
-def test_why_without_a_run_is_about_the_newest_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_and_report_without_a_run_are_about_the_newest_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    none = CliRunner().invoke(main, ["why"])
-    assert (none.exit_code, "there is no run in the folder runs" in none.output) == (2, True)
+    for command, status, said in (
+        ("why", 2, "there is no run in the folder runs: name one, agentrig why RUN"),
+        ("report", 1, "there is no run in the folder runs: name one, agentrig report RUN"),
+        ("watch", 1, "there is no folder runs here: start a run (agentrig train), or name a run or a folder of runs"),
+    ):
+        none = CliRunner().invoke(main, [command])
+        assert (none.exit_code, said in none.output) == (status, True), none.output
     for age, name in ((100, "old"), (0, "new"), (50, "older")):
         run = write_run(tmp_path / "runs" / name, steps=3)
         os.utime(run / "manifest.json", (time.time() - age,) * 2)
     assert CliRunner().invoke(main, ["why"]).output.startswith("new: ")
+    assert "report: runs/new/report.html" in CliRunner().invoke(main, ["report"]).output

@@ -96,7 +96,7 @@ def test_the_table_names_check_result_evidence_and_cure(recipe, few):
 
 
 def test_a_users_own_agent_is_checked(recipe, few):
-    example = str(Path(__file__).resolve().parents[2] / "examples" / "my_agent.py")
+    example = str(Path(__file__).resolve().parents[2] / "examples" / "vote_agent.py")
     few(imports.check_imports)  # it builds the agent
     words = ["doctor", recipe(), "--hardware", "cpu", "--agent", "vote", "--json"]
     done = CliRunner().invoke(main, [*words, "--plugin", example])

@@ -65,6 +65,25 @@ def test_a_whole_number_that_no_reader_takes_says_what_to_return() -> None:
     assert "return it as hex()" in found.outcome.message
 
 
+@pytest.mark.parametrize(
+    ("field", "given", "said"),
+    [
+        ("text", {"words": "two", "digits": "2"}, "; the task has words, digits in input"),
+        ("digits", {"digits": 22}, "digits is a number: to read it from a CSV file as text, set tasks.text=['digits']"),
+        ("answer", {"answer": None, "digits": 2}, ""),
+        ("digits", "no fields", ""),
+    ],
+)
+def test_an_error_about_a_field_of_the_task_names_its_fields(field: str, given: Any, said: str) -> None:
+    def agent(task_input: Any, endpoint: Any) -> str:
+        return " ".join([*task_input[field]])
+
+    message = run_agent(agent, Job(id="r", input=given, endpoint=NOWHERE)).outcome.message
+    before, _, after = message.rpartition(" in agent)")
+    assert before, message
+    assert after.replace('"', "'").removeprefix("; the task's ") == said
+
+
 def test_a_key_of_this_process_is_in_no_answer() -> None:
     with masked("key-of-this-rollout", "<the rollout's key>"):
         found = run_agent(lambda given, endpoint: {"k": "key-of-this-rollout"}, Job(id="r", input={}, endpoint=NOWHERE))

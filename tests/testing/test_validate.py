@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,9 @@ def test_a_part_that_breaks_a_trial_is_red(tmp_path: Path, right: str, wrong: st
     assert said in result.stdout
     assert "what to do: " in result.stdout
     assert result.stdout.splitlines()[-1] == f"1 failed: {caught}"
+    if caught == "play.scored":
+        assert re.search(r"failures +reward-invalid 4\n", result.stdout)
+        assert re.search(r"reward mean +gold not scored, nonsense not scored\n", result.stdout)
 
 
 def test_a_recipe_that_passes_names_the_next_command(tmp_path: Path) -> None:
@@ -129,9 +133,13 @@ def test_a_recipe_that_passes_names_the_next_command(tmp_path: Path) -> None:
     result = validate(str(file))
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[-1] == (
-        f"all passed; next: agentrig train sorts --plugin {file} "
-        f"(for a new small model, before it: agentrig warmup sorts --plugin {file})"
+        f"all passed; next: agentrig warmup sorts --plugin {file} (makes a small model; "
+        f"with one of yours: agentrig train sorts --plugin {file} algorithm.model=DIR)"
     )
+    other = tmp_path / "with_model.py"
+    other.write_text(file.read_text().replace("'steps': 2", "'model': 'mini'"))
+    result = validate(str(other), "--only", "recipe.loads")
+    assert result.stdout.splitlines()[-1] == f"all passed; next: agentrig train sorts --plugin {other}"
 
 
 def test_a_key_of_a_part_is_used() -> None:

@@ -133,11 +133,25 @@ def test_a_run_that_cannot_be_compared_says_why_instead_of_a_number(real: Mappin
     assert "crashed" in found.table().rows[2][0]
     assert "unread" in found.table().rows[4][0]
     assert found.rows[4]["at_least"]
-    # the first run decides what the common start is: without a measurement there is none
     assert compare([early, first]).start["run"] == "first"
     alone = compare([early])
     assert alone.rows[0]["against_start"]["reason"] == "start-not-measured"
     assert "The common start is" not in alone.text()
+
+
+def test_the_common_start_is_the_one_that_most_runs_can_be_compared_with(tmp_path: Path) -> None:
+    stopped = write_run(tmp_path / "a", steps=1, ended=False)
+    changed(stopped, model="/models/another")
+    good, better = (write_run(tmp_path / name, steps=2, seed=seed) for seed, name in enumerate("bc"))
+    for runs in ([stopped, good], [good, stopped], [stopped, good, better]):
+        found = compare(runs, each=True)
+        assert found.start["run"] == "b"
+        assert {row["run"]: row["against_start"]["reason"] for row in found.rows} == {
+            run.name: "other-start" if run is stopped else None for run in runs
+        }
+    ended = write_run(tmp_path / "d", steps=1)
+    changed(ended, model="/models/another")
+    assert [compare(runs).start["run"] for runs in ([ended, good], [good, ended], [ended, good, better])] == list("dbb")
 
 
 def test_a_running_run_is_shown_with_what_it_has(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import attrs
 import httpx
 import pytest
 
-from agentrig.testing.run_directory import write_run
+from agentrig.run.directory import RunDirectory
+from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.view.causes.evidence import Evidence, StepFacts, reason_of
 from agentrig.view.causes.outcome import changes, memorised, more, more_tasks, weak_slice
 from agentrig.view.causes.policy import collapsed
@@ -33,6 +34,14 @@ def with_lines(run: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     return run
 
 
+def validated(run: Path, rights: dict[int, int]) -> None:
+    """Let so many of 30 validation tasks be right at these steps."""
+    for step, n in rights.items():
+        rollouts = [rollout_of(i, right=i < n, mode="validation", step=step) for i in range(30)]
+        RunDirectory(run).write_rollouts(rollouts, mode="validation", step=step)
+    with_lines(run, lambda line: line.update({"validation_accuracy": rights.get(line["step"], 0) / 30 or None}))
+
+
 def unvalidated(line: dict[str, Any]) -> None:
     line.pop("validation_accuracy", None)
 
@@ -44,14 +53,13 @@ def level(line: dict[str, Any]) -> None:
 
 def test_a_validation_that_still_rises_asks_for_more_steps(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", lift=0.6, held_out=60)
-    values = {8: 0.5, 16: 0.6, 24: 0.7}
-    with_lines(run, lambda line: line.update({"validation_accuracy": values.get(line["step"])}))
-    shares = "60.0% at step 16, 70.0% at step 24"
+    validated(run, {8: 15, 16: 18, 24: 24})  # 6 more of 30, and none fewer
+    shares = "60.0% at step 16, 80.0% at step 24"
     said = f"Validation accuracy was still rising at the end ({shares}): train for more steps."
     assert verdict(diagnose(run)) == f"{NOTHING_WRONG} {said}"
-    values[24] = 0.6
-    with_lines(run, lambda line: line.update({"validation_accuracy": values.get(line["step"])}))
-    assert "more steps" not in headline(diagnose(run))
+    for last in (18, 20, 23):  # 23: a rise by 5 tasks has p = 0.06
+        validated(run, {8: 15, 16: 18, 24: last})
+        assert "more steps" not in headline(diagnose(run))
 
 
 def test_a_training_accuracy_far_above_the_held_out_one_asks_for_more_tasks(tmp_path: Path) -> None:
@@ -188,6 +196,12 @@ def test_the_pages_say_it_and_whether_the_gain_may_be_chance(tmp_path: Path, lif
         head = text[text.index('<div class="accuracy">') :].split("95% intervals")[0]
         assert re.search(rf"points{'</b>' if lift else ''} \(sign test p [^)]*: {words}\)", head)
         assert ('<b class="good">' in head) == (lift > 0), "only a gain that is no chance is green"
+
+
+def test_groups_with_one_reward_are_said_with_what_the_others_are_for(tmp_path: Path) -> None:
+    run = with_lines(write_run(tmp_path / "run", steps=8), lambda line: line.update(zero_variance_groups=0.66))
+    (said,) = [f.text for f in diagnose(run).checks if "got the same reward" in f.text]
+    assert said.endswith("last 8 steps all rollouts got the same reward: training learns from the other 34%")
 
 
 def test_no_low_entropy_is_found_where_nothing_was_trained(tmp_path: Path) -> None:

@@ -191,6 +191,15 @@ def test_the_end_of_a_run_says_whether_its_gain_may_be_chance(tmp_path: Path, li
     assert "validation tasks measured at both ends" in ending(run)
 
 
+def test_the_end_of_a_run_has_its_second_reward(tmp_path: Path):
+    run = write_run(tmp_path / "run", steps=4, second_reward="strict")
+    rewards = [json.loads(line)["reward"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (said,) = [line for line in ending(run).splitlines() if line.startswith("second reward")]
+    shown = [f"{max(0, rewards[0] - less):.3g} → {max(0, rewards[-1] - less):.3g}" for less in (0.08, 0)]
+    assert said == f"second reward strict, first → last steps: {', trained reward '.join(shown)}"
+    assert "second reward" not in ending(write_run(tmp_path / "other", steps=2))
+
+
 def test_a_run_that_got_worse_shows_a_task_that_did(tmp_path: Path):
     assert "right before, wrong after" in ending(write_run(tmp_path / "worse", steps=8, lift=-0.2, held_out=60))
     assert "right before, wrong after" not in ending(write_run(tmp_path / "better", steps=8, lift=0.6, held_out=60))

@@ -120,6 +120,7 @@ def test_a_model_of_the_hub_is_downloaded_once(model_dir: Path, tmp_path: Path) 
 def test_a_hub_that_does_not_answer_is_named_with_the_command(tmp_path: Path) -> None:
     lines, _ = ready(tmp_path, "http://127.0.0.1:9")
     assert "[algorithm] model = 'acme/tiny': there is no such directory" in lines[0]
+    assert lines[1].endswith("; others: a local Hugging Face directory, or OWNER/NAME of the hub:")
     assert "hf download acme/tiny --local-dir models/tiny, then algorithm.model=models/tiny" in lines[2]
     assert lines[3].startswith("  the hub: ")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -144,6 +145,30 @@ def model_options(command: F) -> F:
     return click.option(
         "--checkpoint", type=click.Path(path_type=Path), metavar="DIR", help="A checkpoint, or a run directory."
     )(command)
+
+
+def typed_again(words: Sequence[str], options: dict[str, Any]) -> str:
+    """Return the words and options that select a configuration, to be typed again."""
+    shown = [*words]
+    for key, value in options.items():
+        name = {"files": "plugin", "observers": "observer", "trackers": "tracker"}.get(key, key)
+        values = value if isinstance(value, tuple) else [value] if isinstance(value, str | Path) and value else []
+        shown += [part for each in values for part in (f"--{name.replace('_', '-')}", str(each))]
+    return shlex.join(shown)
+
+
+def newest_run(command: str) -> Path:
+    """Return the newest run in the folder `runs`.
+
+    Raises:
+        AgentrigError: There is none.
+    """
+    from agentrig.errors import AgentrigError
+
+    began = {file.parent: file.stat().st_mtime for file in Path("runs").glob("*/manifest.json")}
+    if not began:
+        raise AgentrigError(f"there is no run in the folder runs: name one, agentrig {command} RUN")
+    return max(began, key=began.__getitem__)
 
 
 def measured_server(endpoint: str | None, model: str | None, checkpoint: Path | None) -> Any:

@@ -17,7 +17,7 @@ from agentrig.endpoints import LIMIT, SAMPLING_FIELDS
 from agentrig.errors import RunStopped
 from agentrig.figures import amount, number
 from agentrig.processes.servers import ServerError
-from agentrig.rollouts import Mode, Rollout
+from agentrig.rollouts import Mode, Rollout, mode_name
 from agentrig.run.metrics import count_failures, failure_lines, reason_of
 from agentrig.servers import Server
 from agentrig.text import cut, json_text
@@ -67,7 +67,7 @@ def check_failures(
         return
     first = f"the first {total}" if expected is not None and expected > len(rollouts) else f"{total}"
     lines = [
-        f"step {step}: {first} of {expected or len(rollouts)} {mode} rollouts failed "
+        f"step {step}: {first} of {expected or len(rollouts)} {mode_name(mode)} rollouts failed "
         f"(limit {limit:.0%}, run.failure_limit). Failed rollouts are not trained on."
     ]
     reasons = {r.failure: reason_of(r) for r in reversed(rollouts) if r.failure is not None}
@@ -250,7 +250,8 @@ def warn_of_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *
     """Warn when calls of a measurement were sampled with other settings than the run's; return whether any were."""
     others = _sampling_mismatches(list(_requests(rollouts, trained_only=False)), sampling)
     if others:
-        log.warning("%s: %s: the agent sends values of its own (docs/how-to/existing-agent.md)", mode, others)
+        told = "%s: %s: the agent sends values of its own (docs/how-to/existing-agent.md)"
+        log.warning(told, mode_name(mode), others)
     return bool(others)
 
 

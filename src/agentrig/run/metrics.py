@@ -11,7 +11,7 @@ from typing import Any
 from agentrig.algorithms import Measurement
 from agentrig.figures import mean
 from agentrig.rewards import Score
-from agentrig.rollouts import Rollout
+from agentrig.rollouts import Rollout, mode_name
 from agentrig.text import cut, storable
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def warn_of_new_failures(rollouts: Sequence[Rollout], known: Collection[str], *,
         why = next(iter(reason_of(first[kind]).strip().splitlines()), "")
         log.warning(
             "step %d: %d of %d %s rollouts failed (%s), for example at task %s: %s",
-            *(step, count, len(rollouts), mode, kind, first[kind].task.id, cut(storable(why), 500)),
+            *(step, count, len(rollouts), mode_name(mode), kind, first[kind].task.id, cut(storable(why), 500)),
         )
 
 

@@ -21,6 +21,7 @@ from agentrig.pools import AgentSource, Job, Result
 from agentrig.processes.confine import hint
 from agentrig.processes.ends import no_silent_end
 from agentrig.prompting import prompted
+from agentrig.tasks import field_hint
 from agentrig.text import cut, masked, plain_json, storable, words_of
 from agentrig.traces import Trace
 
@@ -113,7 +114,7 @@ def _called(
             own = answer if isinstance(answer, Judged) else Judged(answer=answer)
             outcome = Outcome(answer=json_values(own.answer), own_reward=_number(own.reward))
         except BaseException as error:  # BaseException: nothing else in this thread would handle a CancelledError
-            outcome = _failed(error)
+            outcome = _failed(error, job)
             recorder.fail(outcome.message)
     if visit is not None:
         try:
@@ -130,14 +131,15 @@ def _measured(job: Job) -> bool:
     return job.mode in ("val", "test")
 
 
-def _failed(error: BaseException) -> Outcome:
+def _failed(error: BaseException, job: Job) -> Outcome:
     """Return the outcome of a rollout whose agent raised an exception."""
     kind = failure_kind(error)
     message = words_of(error)
     if not FAILURE_KIND.fullmatch(kind):
         named = f"(its kind {cut(storable(kind), 60)!r} is no short name: letters, digits, -, _ and ., at most 40)"
         kind, message = "agent-error", f"{message} {named}"
-    place = place_of(error) if kind == "agent-error" else _answer_of(error, message)
+    own = kind == "agent-error"
+    place = place_of(error) + field_hint(error, input=job.input) if own else _answer_of(error, message)
     return Outcome(failure=kind, message=message + place + hint(message))
 
 

@@ -28,7 +28,7 @@ from agentrig.rewards import Reward, Score
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.pools import Worker
 from agentrig.runners.processes import Pool
-from agentrig.tasks import Task
+from agentrig.tasks import Task, field_hint
 from agentrig.text import copied, json_text, storable, words_of
 from agentrig.traces import Span, Trace
 
@@ -358,7 +358,7 @@ def score_one(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
         if isinstance(score, Score):
             return _sound(score)
     except BaseException as error:
-        return _raised(error)
+        return _raised(error, input=item[0].input, private=item[0].private)
     cure = "write def, not async def" if inspect.iscoroutine(score) else "for example Score.ok(0.5)"
     return Score.invalid(f"the reward returned {type(score).__name__}; it must return an agentrig.Score, {cure}")
 
@@ -440,8 +440,8 @@ def _copied(item: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-def _raised(error: BaseException) -> Score:
-    return Score.invalid(f"the reward raised {words_of(error)}{place_of(error)}")
+def _raised(error: BaseException, **task: Any) -> Score:
+    return Score.invalid(f"the reward raised {words_of(error)}{place_of(error)}{field_hint(error, **task)}")
 
 
 def _current_folder() -> str:

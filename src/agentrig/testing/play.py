@@ -57,6 +57,11 @@ class Trial:
     score: Score | None
     triplets: Sequence[Triplet]
 
+    @property
+    def failure(self) -> str | None:
+        """The failure's kind, as `Rollout.failure`."""
+        return self.play.failure or ("reward-invalid" if self.score and self.score.status == "invalid" else None)
+
 
 @attrs.define(kw_only=True, eq=False, slots=False)
 class PlaySubject(AgentSubject):
@@ -171,7 +176,7 @@ class PlaySubject(AgentSubject):
             "reward": str(self.judge),
             "adapter": str(self.adapter),
             "rollouts": len(trials),
-            "failures": dict(Counter(t.play.failure for t in trials if t.play.failure)),
+            "failures": dict(Counter(t.failure for t in trials if t.failure)),
             "reward_mean": {said: self.mean(said) for said in dict.fromkeys(t.said for t in trials)},
             "trained_by_node": dict(Counter(triplet.node or "(no node)" for triplet in triplets)),
             **{f"{name}_per_rollout": round(total / n, 2) for name, total in costs.items()},

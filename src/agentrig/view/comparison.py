@@ -20,7 +20,7 @@ from agentrig.figures import NOTHING, SIGNIFICANT, count, duration, mean, number
 from agentrig.text import flat
 from agentrig.traces import LLM_CALL, items, mapping, usage
 from agentrig.view import figures, table, tables
-from agentrig.view.causes.evidence import Measured, measured_of
+from agentrig.view.causes.evidence import Measured, changed, measured_of
 from agentrig.view.prices import Prices, priced
 from agentrig.view.reading import RolloutFile, RunData, Seen, dig, read_run, rollout_rows
 
@@ -359,18 +359,38 @@ def _reward(run: RunData) -> Any:
 
 
 def _reference(runs: Sequence[RunData], known: dict[Path, RunData]) -> RunData:
-    """Return the run whose measurement before training is the common start.
+    """Return the run whose measurement before training is the common start: most runs can be compared with it."""
 
-    It is the first one with the held-out tasks and the reward of the first run, and with the earliest start in the
-    first run's line.
-    """
-    judged = _tasks(runs[0]), _reward(runs[0])
-    for start in reversed(_lineage(runs[0], known)):
+    def compared(start: RunData) -> int:
+        return sum(_reason(run, start, known) is None for run in runs)
+
+    return max((_measured_start(run, runs, known) for run in runs), key=compared)
+
+
+def _measured_start(first: RunData, runs: Sequence[RunData], known: dict[Path, RunData]) -> RunData:
+    """Return the run that measured the earliest start in a run's line, on its held-out tasks and with its reward."""
+    judged = _tasks(first), _reward(first)
+    for start in reversed(_lineage(first, known)):
         for run in runs:
             measured = figures.held_out(run)["accuracy"]["before"] is not None
             if measured and start_of(run).id == start and (_tasks(run), _reward(run)) == judged:
                 return run
-    return runs[0]
+    return first
+
+
+def _reason(run: RunData, reference: RunData, known: dict[Path, RunData]) -> str | None:
+    """Return why a run cannot be compared with the common start, a key of `NOT_COMPARED`; None if it can."""
+    if _tasks(run) is None:
+        return "tasks-unknown"
+    if _tasks(run) != _tasks(reference):
+        return "other-tasks"
+    if _reward(run) != _reward(reference):
+        return "other-reward"
+    if start_of(reference).id not in _lineage(run, known):
+        return "other-start"
+    if figures.held_out(reference)["accuracy"]["before"] is None:
+        return "start-not-measured"
+    return "not-measured" if figures.held_out(run)["accuracy"]["after"] is None else None
 
 
 def _judged(
@@ -389,30 +409,18 @@ def _judged(
     """
     found: dict[str, Any] = {"run": reference.name, "reason": None}
     found |= dict.fromkeys(("gain", "better", "worse", "n", "p"))
-    first = figures.held_out(reference)["accuracy"]["before"]
-    after = figures.held_out(run)["accuracy"]["after"]
-    if _tasks(run) is None:
-        return found | {"reason": "tasks-unknown"}
-    if _tasks(run) != _tasks(reference):
-        return found | {"reason": "other-tasks"}
-    if _reward(run) != _reward(reference):
-        return found | {"reason": "other-reward"}
-    if start_of(reference).id not in _lineage(run, known):
-        return found | {"reason": "other-start"}
-    if first is None:
-        return found | {"reason": "start-not-measured"}
-    if after is None:
-        return found | {"reason": "not-measured"}
+    if reason := _reason(run, reference, known):
+        return found | {"reason": reason}
+    first, after = figures.held_out(reference)["accuracy"]["before"], figures.held_out(run)["accuracy"]["after"]
     begun, ended = reference.of_mode("report")[:1], run.of_mode("report")[1:][-1:]
     sides: list[Measured] = [
         each.of(file, measured_of, missing) for each, files in ((seen_there, begun), (seen, ended)) for file in files
     ]
-    if len(sides) < 2 or not (both := sides[0].keys() & sides[1].keys()):
+    better, worse, _, n = changed(*sides) if len(sides) == 2 else (0, 0, 0, 0)
+    if not n:
         return found | {"reason": "unreadable"}
-    better = sum(sides[1][task][1] and not sides[0][task][1] for task in both)
-    worse = sum(sides[0][task][1] and not sides[1][task][1] for task in both)
     p = sign_test(better, worse)
-    return found | {"gain": after - first, "better": better, "worse": worse, "n": len(both), "p": p}
+    return found | {"gain": after - first, "better": better, "worse": worse, "n": n, "p": p}
 
 
 def _alike(run: RunData, known: dict[Path, RunData]) -> str:

@@ -241,7 +241,7 @@ def words(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as text for a terminal."""
     head = f"{diagnosis.run}: {diagnosis.status}, {amount(diagnosis.steps, 'step')}"
     start = f"starts from {diagnosis.descent}" if diagnosis.descent else ""
-    lines = [*filter(None, [head, start, diagnosis.audited]), ""]
+    lines = [*filter(None, [head, start]), ""]
     if not diagnosis.problems:
         lines.append(verdict(diagnosis))
     for i, found in enumerate(diagnosis.problems, 1):
@@ -249,6 +249,7 @@ def words(diagnosis: Diagnosis) -> str:
     if diagnosis.warnings or diagnosis.missing:
         lines += ["", "Also know:"]
         lines += [f"- {text}" for text in [*(f.text for f in diagnosis.warnings), *diagnosis.missing]]
+    lines += ["", diagnosis.audited] if diagnosis.audited else []
     return "\n".join(lines)
 
 

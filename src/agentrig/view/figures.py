@@ -112,12 +112,12 @@ def validation(run: RunData, key: str = "accuracy") -> tuple[list[int], list[flo
     return (steps, values) if before is None else ([0, *steps], [before, *values])
 
 
-def change(run: RunData, key: str) -> dict[str, float] | None:
+def change(run: RunData, *key: str) -> dict[str, float] | None:
     """Return the means of a metric over a run's `first` and `last` steps; None for a run without it.
 
     Each mean is over 16 steps, or over a quarter of the run's steps if that is fewer.
     """
-    _, values = series(run, key)
+    _, values = series(run, *key)
     width = min(SMOOTHING, max(1, len(values) // 4))
     first, last = mean(values[:width]), mean(values[-width:])
     return None if first is None or last is None else {"first": first, "last": last}

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from agentrig.figures import NOTHING, amount, counted, duration, percent, plain
+from agentrig.figures import NOTHING, amount, counted, duration, figure, percent, plain
 from agentrig.plan import script_of
 from agentrig.prompting import PROMPTS_FILE
 from agentrig.rollouts import Rollout
@@ -22,7 +22,8 @@ from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.outcome import changes
 from agentrig.view.diagnosis import diagnose, headline
-from agentrig.view.reading import Seen, mapping, read_run
+from agentrig.view.plots import second_rewards
+from agentrig.view.reading import SECOND, Seen, mapping, read_run
 from agentrig.view.rollout import Call, Node, Readable, is_said, readable_rollout, text_of
 from agentrig.view.samples import WORSE, before_after
 from agentrig.view.table import failures, interval
@@ -143,6 +144,10 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
         if any(value is not None for value in reward.values()):
             table.add_row("mean reward", plain(reward["before"], 3), plain(reward["after"], 3))
         yield table
+    for name in second_rewards(run):
+        pair = figures.change(run, SECOND, name, "mean"), figures.change(run, "reward")
+        ends = [f"{figure(each['first'])} → {figure(each['last'])}" for each in pair if each]
+        yield f"second reward {name}, first → last steps: {', trained reward '.join(ends)}"
     evidence = Evidence.of(run, seen)
     for change in changes(evidence):
         yield f"{change.text[0].upper()}{change.text[1:]}."

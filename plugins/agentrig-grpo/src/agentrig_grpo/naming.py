@@ -64,7 +64,8 @@ def _absent(name: str) -> str:
         fetch = f"hf download {name} --local-dir models/{directory.name}, then algorithm.model=models/{directory.name}"
     return (
         f"[algorithm] model = {name!r}: {found}, and no shipped model has this name.{nearest(name, known)}\n"
-        f"  shipped models: {', '.join(known) or 'none'}; any other must be a local Hugging Face directory:\n"
+        f"  shipped models: {', '.join(known) or 'none'}; others: a local Hugging Face directory, or OWNER/NAME of the "
+        f"hub:\n"
         f"  {fetch}; agentrig warmup makes a small one for your tasks"
     )
 

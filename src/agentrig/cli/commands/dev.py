@@ -16,6 +16,7 @@ from agentrig.cli.options import (
     measured_server,
     model_options,
     stdout_to_stderr,
+    typed_again,
 )
 from agentrig.cli.progress import progress
 from agentrig.figures import amount
@@ -54,6 +55,7 @@ def dev(
     from agentrig.run.splits import split_of, task_set
     from agentrig.text import message_lines
 
+    again = f"agentrig train {typed_again(words, options)}".rstrip()
     plan = make_plan(words, options)
     server = measured_server(endpoint, model, checkpoint)
     name, tasks = eval_tasks(plan, split, limit, role="validation")
@@ -96,6 +98,7 @@ def dev(
     if not as_json:
         ends = [f"{sum(bool(r.correct) for r in found.rollouts)} of {amount(len(found.rollouts), 'rollout')} right"]
         ends += [f"{len(failed)} failed"] if failed else []
-        click.echo(", ".join(ends))
+        trainable = not failed and any(r.correct for r in found.rollouts) and server is None and checkpoint is None
+        click.echo(", ".join(ends) + (f"; next: {again}" if trainable else ""))
     if failed:
         raise SystemExit(1)

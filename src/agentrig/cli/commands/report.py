@@ -9,19 +9,20 @@ from pathlib import Path
 
 import click
 
+from agentrig.cli.options import newest_run
+
 
 @click.command()
-@click.argument(
-    "runs", metavar="RUN", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, file_okay=False)
-)
+@click.argument("runs", metavar="[RUN]", nargs=-1, type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write the page; the run by default.")
 @click.option("--gold", is_flag=True, help="Show the rollouts on the page with the private part of their tasks.")
 @click.option("--binned", is_flag=True, help="Draw training curves as the mean of each 16 steps, not a moving mean.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def report(runs: Sequence[Path], out: Path | None, gold: bool, binned: bool, as_json: bool) -> None:
-    """Rebuild the report of a run; several runs have `agentrig compare`.
+    """Rebuild the report of a run, without RUN of the newest in runs/; several runs have `agentrig compare`.
 
     \b
+    agentrig report
     agentrig report runs/mini-20260101-120000
     """
     from agentrig.view import build_report, compare
@@ -29,6 +30,7 @@ def report(runs: Sequence[Path], out: Path | None, gold: bool, binned: bool, as_
 
     if len(runs) > 1:
         raise click.UsageError(f"a report is of one run. For several: agentrig compare {shlex.join(map(str, runs))}")
+    runs = runs or [newest_run("report")]
     page = build_report(runs, out, gold=gold, binned=binned)
     (row,) = compare(runs).rows
     if as_json:

@@ -87,6 +87,8 @@ def validate(
 
 def _verdict(reports: Sequence[Mapping[str, Any]], word: str | None, files: Sequence[str]) -> str:
     """Return the last line: which checks failed, or that none did and what is next."""
+    from agentrig.testing.subject import Subject
+
     failed = [r["check"] for report in reports for r in report["results"] if r["status"] == "failed"]
     if failed:
         return f"{len(failed)} failed: {', '.join(dict.fromkeys(failed))}"
@@ -95,7 +97,13 @@ def _verdict(reports: Sequence[Mapping[str, Any]], word: str | None, files: Sequ
         return "all passed"
     own = [file for file in (re.sub(r"(?<=\.py):.*", "", word or ""), *files) if file.endswith(".py")]
     name = shlex.join([recipe.rpartition(":")[2], *(part for file in own for part in ("--plugin", file))])
-    return f"all passed; next: agentrig train {name} (for a new small model, before it: agentrig warmup {name})"
+    settings = Subject(kind="recipe", given=recipe).spec.settings
+    if any("model" in settings.get(section, {}) for section in ("algorithm", "server")):
+        return f"all passed; next: agentrig train {name}"
+    return (
+        f"all passed; next: agentrig warmup {name} (makes a small model; "
+        f"with one of yours: agentrig train {name} algorithm.model=DIR)"
+    )
 
 
 def _shown(figures: Mapping[str, Any], *, scripted: bool) -> str:
@@ -103,8 +111,10 @@ def _shown(figures: Mapping[str, Any], *, scripted: bool) -> str:
     lines = [f"What would be trained of {figures['agent']}"]
     for name, value in figures.items():
         if name != "agent" and list(value if isinstance(value, Mapping) else ()) != ["(no node)"]:
-            text = ", ".join(f"{k} {v}" for k, v in value.items()) or "none" if isinstance(value, Mapping) else value
-            lines.append(f"  {_NAMES.get(name, name.replace('_', ' ')):<28} {text}")
+            if isinstance(value, Mapping):
+                shown = (f"{k} {'not scored' if v is None else v}" for k, v in value.items())
+                value = ", ".join(shown) or "none"
+            lines.append(f"  {_NAMES.get(name, name.replace('_', ' ')):<28} {value}")
     if scripted:
         lines.append("  A token is a byte here; a model's tokenizer makes fewer: agentrig dev shows them")
     return "\n".join(lines)

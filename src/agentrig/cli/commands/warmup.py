@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 import click
 
 from agentrig.cli.options import Number, configured, make_plan, stdout_to_stderr
+from agentrig.cli.options import typed_again as _shown
 from agentrig.cli.progress import progress
 
 
@@ -285,16 +285,3 @@ def _measured(when: str, found: Any, labels: Any) -> str:
         lines = [f"{when}: no rollout on {where} was scored", *why]
         return "\n  ".join(lines)
     return f"{when}: {found.accuracy:.1%} of {found.n} {where} correct, mean reward {found.reward:.3g}, sampled"
-
-
-def _shown(words: Sequence[str], options: dict[str, Any]) -> str:
-    """Return the words and options that select the configuration, to be typed again."""
-    shown = [*words]
-    shown += [part for file in options["files"] for part in ("--plugin", file)]
-    shown += [
-        part
-        for name, value in options.items()
-        if isinstance(value, str) and value
-        for part in (f"--{name.replace('_', '-')}", value)
-    ]
-    return shlex.join(shown)

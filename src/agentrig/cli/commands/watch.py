@@ -12,7 +12,7 @@ import click
 
 @click.command()
 @click.argument(
-    "place", metavar="[RUN | DIRECTORY]", default="runs", type=click.Path(path_type=Path, exists=True, file_okay=False)
+    "place", metavar="[RUN | DIRECTORY]", required=False, type=click.Path(path_type=Path, exists=True, file_okay=False)
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="On this machine; any free one by default.")
 @click.option("--open/--no-open", "opens", default=False, help="Open the page in a browser.")
@@ -23,7 +23,7 @@ import click
     help="For comparisons: what tokens and machines cost, see `agentrig compare --help`.",
 )
 @click.option("--with-input", is_flag=True, hidden=True, help="End when standard input ends.")
-def watch(place: Path, port: int, opens: bool, prices: Path | None, with_input: bool) -> None:
+def watch(place: Path | None, port: int, opens: bool, prices: Path | None, with_input: bool) -> None:
     """Show runs in a browser, live: curves, failures, every trace, runs side by side.
 
     The page is for this machine only, and its link has a token that no other program knows. It reads the run
@@ -35,9 +35,15 @@ def watch(place: Path, port: int, opens: bool, prices: Path | None, with_input: 
     agentrig watch runs/mini-20260101-120000
     agentrig watch runs --port 8421
     """
+    from agentrig.errors import AgentrigError
     from agentrig.view import read_prices
     from agentrig.view.watch.app import serving
 
+    place = place or Path("runs")
+    if not place.is_dir():
+        raise AgentrigError(
+            f"there is no folder {place} here: start a run (agentrig train), or name a run or a folder of runs"
+        )
     with serving(place, port, prices=None if prices is None else read_prices(prices)) as link:
         click.echo(f"watching {place}: {link}")
         if with_input:  # `agentrig train --watch` ends it

@@ -8,6 +8,8 @@ from pathlib import Path
 import attrs
 import click
 
+from agentrig.cli.options import newest_run
+
 PROBLEMS = 1
 """Exit status when something held learning back."""
 
@@ -34,14 +36,8 @@ def why(context: click.Context, run: Path | None, as_json: bool) -> None:
     from agentrig.text import printable
     from agentrig.view.diagnosis import diagnose, words
 
-    def _newest() -> Path:
-        began = {file.parent: file.stat().st_mtime for file in Path("runs").glob("*/manifest.json")}
-        if not began:
-            raise AgentrigError("there is no run in the folder runs: name one, agentrig why RUN")
-        return max(began, key=began.__getitem__)
-
     try:
-        found = diagnose(run or _newest())
+        found = diagnose(run or newest_run("why"))
     except AgentrigError as error:
         click.echo(f"agentrig: {printable(str(error))}", err=True)
         context.exit(CANNOT)

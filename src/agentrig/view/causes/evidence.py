@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from agentrig.figures import number
+from agentrig.rollouts import mode_name
 from agentrig.view.reading import RolloutFile, RunData, Seen, dig, is_correct, mapping, rollout_rows
 
 OVERLONG = re.compile(
@@ -180,8 +181,7 @@ class Evidence:
         if not files:
             return cls(run=run, steps=(), ends=None, where="", missing=missing)
         ends = seen.of(files[0], measured_of, missing), seen.of(files[-1], measured_of, missing)
-        split = "held-out" if files[0].mode == "report" else "validation"
-        where = f"{split} split, step {files[0].step} and step {files[-1].step}"
+        where = f"{mode_name(files[0].mode)} split, step {files[0].step} and step {files[-1].step}"
         return cls(run=run, steps=(), ends=ends, where=where, missing=missing)
 
     def total(self, key: str) -> int:
@@ -209,13 +209,15 @@ class Evidence:
     @cached_property
     def changed(self) -> tuple[int, int, int, int]:
         """Of the tasks measured at both ends: how many got right, wrong, another answer; and how many there are."""
-        if self.ends is None:
-            return 0, 0, 0, 0
-        first, last = self.ends
-        both = [(first[task], last[task]) for task in first.keys() & last.keys()]
-        better = sum(b[1] and not a[1] for a, b in both)
-        worse = sum(a[1] and not b[1] for a, b in both)
-        return better, worse, sum(a[2] != b[2] for a, b in both), len(both)
+        return changed(*self.ends) if self.ends else (0, 0, 0, 0)
+
+
+def changed(first: Measured, last: Measured) -> tuple[int, int, int, int]:
+    """Of the tasks in two measurements: how many got right, wrong, another answer; and how many there are."""
+    both = [(first[task], last[task]) for task in first.keys() & last.keys()]
+    better = sum(b[1] and not a[1] for a, b in both)
+    worse = sum(a[1] and not b[1] for a, b in both)
+    return better, worse, sum(a[2] != b[2] for a, b in both), len(both)
 
 
 def total(steps: Iterable[StepFacts], key: str) -> int:

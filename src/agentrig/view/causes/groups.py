@@ -43,7 +43,9 @@ def _of_the_last_steps(evidence: Evidence) -> Iterator[Finding]:
         all_wrong = last == 1 and total(late, "groups") == total(late, "same_wrong") > 0
         left = "every answer was wrong, so nothing could be learned" if all_wrong else "little was left to learn from"
         much = last > ZERO_VARIANCE_LIMIT
-        yield Finding("warn" if much else "fact", f"{text}: {left}" if much else text)
+        if not much:
+            left = f"training learns from the other {1 - last:.0%}"
+        yield Finding("warn" if much else "fact", f"{text}: {left}")
 
 
 def _constant(evidence: Evidence, groups: int, same: int) -> Finding:

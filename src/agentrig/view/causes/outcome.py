@@ -14,9 +14,9 @@ from agentrig.run.checkpoints import SAVED
 from agentrig.run.damage import read_object
 from agentrig.run.past import contradictions
 from agentrig.view import figures, tables
-from agentrig.view.causes.evidence import Evidence
+from agentrig.view.causes.evidence import Evidence, changed, measured_of
 from agentrig.view.causes.finding import STOPPED, Finding, problem
-from agentrig.view.causes.trend import at_least, at_most, quarter
+from agentrig.view.causes.trend import at_least, at_most, more_right, quarter, rose
 
 FEW = 10
 """A run of fewer steps is too short to say that it does not learn."""
@@ -159,8 +159,7 @@ def memorised(evidence: Evidence) -> Iterator[Finding]:
     """A model that is right on the tasks of training and hardly ever on others: more steps would not help it."""
     late = evidence.steps[-quarter(evidence.steps) :]
     right, scored = (sum(getattr(facts, key) for facts in late) for key in ("right", "scored"))
-    better, worse, _, _ = evidence.changed
-    if evidence.ends is None or not scored or (better > worse and sign_test(better, worse) <= SIGNIFICANT):
+    if evidence.ends is None or not scored or more_right(evidence):
         return
     n, known = len(evidence.ends[1]), sum(correct for _, correct, _ in evidence.ends[1].values())
     surely_less = at_most(known, n) < at_least(right, scored)
@@ -210,13 +209,14 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
 def next_step(evidence: Evidence) -> str:
     """Return what to do after a gain, with the figures that say so: more steps, more tasks, or the weakest slice.
 
-    Reads the held-out rollouts once more if the others say nothing.
+    Reads the last two validations, and the held-out rollouts once more if the others say nothing.
     """
     run = evidence.run
     if run.summary.get("solved"):
         return ""
     steps, values = figures.validation(run)
-    if len(values) > 2 and values[-1] == max(values) > values[-2]:
+    last = [measured_of(file, []) for file in run.of_mode("validation") if file.step in steps[-2:]]
+    if len(values) > 2 and values[-1] == max(values) and len(last) == 2 and rose(*changed(*last)[:2]):
         shares = f"{percent(values[-2])}% at step {steps[-2]}, {percent(values[-1])}% at step {steps[-1]}"
         return f"Validation accuracy was still rising at the end ({shares}): {train_on(evidence)}."
     if more := more_tasks(evidence):

@@ -77,14 +77,18 @@ def gained(evidence: Evidence) -> bool:
 
 def more_right(evidence: Evidence) -> bool:
     """Whether significantly more of the tasks that were measured at both ends are right at the end."""
-    better, worse, _, _ = evidence.changed
+    return rose(*evidence.changed[:2])
+
+
+def rose(better: int, worse: int) -> bool:
+    """Whether significantly more tasks got right than wrong."""
     return better > worse and sign_test(better, worse) <= SIGNIFICANT
 
 
 def fewer_right(evidence: Evidence) -> bool:
     """Whether significantly fewer of the tasks that were measured at both ends are right at the end."""
-    better, worse, _, _ = evidence.changed
-    return worse > better and sign_test(better, worse) <= SIGNIFICANT
+    better, worse = evidence.changed[:2]
+    return rose(worse, better)
 
 
 def reward_rose(evidence: Evidence) -> bool:
@@ -92,8 +96,8 @@ def reward_rose(evidence: Evidence) -> bool:
     steps, width = evidence.steps, quarter(evidence.steps)
     if len(steps) < 2 or evidence.demonstrated:
         return False
-    rose = difference(rewards_of(steps[:width]), rewards_of(steps[-width:])) > LIKELY
-    return rose or reward_trend(evidence) > LIKELY
+    higher = difference(rewards_of(steps[:width]), rewards_of(steps[-width:])) > LIKELY
+    return higher or reward_trend(evidence) > LIKELY
 
 
 def reward_trend(evidence: Evidence) -> float:

@@ -1,4 +1,4 @@
-"""An agent of one's own in one file: `agentrig train mini --plugin examples/my_agent.py --agent vote`.
+"""An agent of one's own in one file: `agentrig train mini --plugin examples/vote_agent.py --agent vote`.
 
 It asks the model three times, runs the three queries, and answers with one whose result most of them agree on.
 """
