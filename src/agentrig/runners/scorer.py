@@ -138,6 +138,9 @@ class Scorer:
         sees_trace: Whether the reward is called with the rollout's trace too.
         plan: How a process builds the reward; None if it stays in threads.
         process: Whether it judges in processes from the start.
+
+    Attributes:
+        in_processes: Whether it judges in processes now.
     """
 
     def __init__(
@@ -151,7 +154,7 @@ class Scorer:
         plan: RewardPlan | None = None,
         process: bool = False,
     ) -> None:
-        self._plan, self._in_processes = plan, process and plan is not None
+        self._plan, self.in_processes = plan, process and plan is not None
         self._pool: RewardPool | None = None
         self._watch: Watch | None = None
         self._lock = threading.Lock()
@@ -183,7 +186,7 @@ class Scorer:
     def _scores(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
         if not items:
             return []
-        if self._in_processes:
+        if self.in_processes:
             return self._elsewhere(items)
         with left_alone(f"the reward{self._name()}", REWARD_CURE):
             try:
@@ -212,7 +215,7 @@ class Scorer:
         ending = threading.Lock()
 
         def work() -> None:
-            while not self._in_processes:
+            while not self.in_processes:
                 try:
                     i = todo.get_nowait()
                 except queue.Empty:
@@ -239,7 +242,7 @@ class Scorer:
                         scores[i] = self._late()
                         self._abandon(worker)
                         workers.append(self._thread(work))  # goes on without it
-            if self._in_processes and not any(scores[i] is None for i in list(started)):
+            if self.in_processes and not any(scores[i] is None for i in list(started)):
                 left = [i for i, score in enumerate(scores) if score is None]
                 for i, score in zip(left, self._elsewhere([items[i] for i in left]), strict=True):
                     scores[i] = score
@@ -251,8 +254,8 @@ class Scorer:
     def _abandon(self, worker: threading.Thread) -> None:
         """Interrupt a thread that does not end, and trust no other one."""
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident or 0), ctypes.py_object(SystemExit))
-        if self._plan is not None and not self._in_processes:
-            self._in_processes = True
+        if self._plan is not None and not self.in_processes:
+            self.in_processes = True
             log.warning(
                 "the reward %s did not end within its budget of %g s: it judges in processes from now on, which can be "
                 "ended (run.reward_process)",
