@@ -49,6 +49,9 @@ HELD_S = 30.0
 REWARD_CURE = "Write run.reward_process=true: then the reward judges in processes of its own, and harms no other"
 """What to do about a reward that changes the process that it judges in."""
 
+DETAILS_LIMIT = 4_000_000
+"""Longest details of a score, in characters of JSON: those of a process are within `ANSWER_LIMIT` even as a text."""
+
 NO_ANSWER = Score.invalid(
     "the agent computed a reward itself and has no answer that another reward could judge: use --reward own, or let it "
     "have an answer (lightning.agent(answer=...))"
@@ -78,7 +81,7 @@ class RewardWorker:
         many = getattr(self._reward, "score_many", None)
         with left_alone("the reward", REWARD_CURE, tell=log.debug):  # this process is its own: only the score matters
             if many is not None:
-                (score,) = _called(many, [job.input], self._budget_s)
+                (score,) = map(_sound, _called(many, [job.input], self._budget_s))
             else:
                 score = score_one(self._reward, job.input, self._budget_s)
         fields = attrs.asdict(score, recurse=False)
@@ -426,6 +429,9 @@ def _sound(score: Score) -> Score:
     Raises:
         ValueError: A field has a value that no score has.
     """
+    size = len(json_text(score.details))
+    if size > DETAILS_LIMIT:
+        return Score.invalid(f"the details of its score have {size} characters of JSON, {DETAILS_LIMIT} are allowed")
     return attrs.evolve(score)
 
 
