@@ -591,7 +591,7 @@ from agentrig.runners.scorer import Scorer
 from agentrig.traces import Trace
 
 def reward(task, outcome, budget_s):
-    os.closerange(3, 200)
+    CLOSE
     return Score.ok(1.0)
 
 lock = Lock(pathlib.Path(sys.argv[1]))
@@ -601,12 +601,13 @@ with no_silent_end():
 """
 
 
-def test_a_reward_that_closes_the_files_of_the_command_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("close", "named"), [("os.closerange(3, 200)", "/"), ("os.close(1)", "its standard output,")])
+def test_a_reward_that_closes_the_files_of_the_command_is_named(tmp_path: Path, close: str, named: str) -> None:
     """Its threads printed three tracebacks, and none named the reward."""
-    command = [sys.executable, "-c", CLOSES, str(tmp_path / "run.lock")]
+    command = [sys.executable, "-c", CLOSES.replace("CLOSE", close), str(tmp_path / "run.lock")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
-    assert ended.stderr.startswith("the reward closed files and connections of this command, such as ")
+    assert ended.stderr.startswith(f"the reward closed files and connections of this command, such as {named}")
     assert ended.stderr.count("run.reward_process=true") == 1
     assert "Traceback" not in ended.stderr
 
