@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import attrs
 import pytest
 from click.testing import CliRunner
 from rollouts import rollout
@@ -200,8 +201,12 @@ def test_an_agent_that_always_fails_ends_it_early(toy_plan: Callable[..., Plan])
 
 
 def test_an_agent_without_a_call_is_told_so_once(toy_plan: Callable[..., Plan], caplog: Any) -> None:
+    plan = toy_plan("tasks.do=['no-call']")
+    algorithm = plan.components["algorithm"]
+    learns = attrs.evolve(algorithm, spec=attrs.evolve(algorithm.spec, credit=True))
+    plan = attrs.evolve(plan, components={**plan.components, "algorithm": learns})
     with pytest.raises(RunStopped, match="No call to the model was recorded"):
-        Trial.of(toy_plan("tasks.do=['no-call']"), tasks=2, rollouts=2).roll_out()
+        Trial.of(plan, tasks=2, rollouts=2).roll_out()
     assert "No call" not in caplog.text
 
 
