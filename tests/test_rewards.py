@@ -27,8 +27,10 @@ from agentrig.errors import PluginError
 from agentrig.plan import Plan
 from agentrig.plugins import composing
 from agentrig.plugins.builtin import own
+from agentrig.pools import Job
 from agentrig.run.setup import Setup
-from agentrig.runners.scorer import GRACE_S, Scorer
+from agentrig.runners.attempt import run_agent
+from agentrig.runners.scorer import GRACE_S, NOWHERE, RewardWorker, Scorer
 from agentrig.traces import LLM_CALL, REWARD, Span, Trace
 
 ITEMS = [(Task(id=str(i), input={}, private={"gold": i}), Outcome(answer=i)) for i in range(12)]
@@ -119,6 +121,28 @@ def test_a_score_that_was_changed_after_it_was_made_is_invalid(many: bool) -> No
     score = Scorer(reward, budget_s=5)(ITEMS[:1])[0]
     assert (score.status, score.value) == ("invalid", None)
     assert "a score's value is nan" in score.details["reason"]
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("process", [False, True])
+def test_details_have_the_same_limit_in_threads_and_in_processes(many: bool, process: bool) -> None:
+    """Else one task that hangs, which moves the reward to processes, would change which scores count."""
+
+    def judged(details: Any) -> Score:
+        def one(*_: Any) -> Score:
+            return Score(status="ok", value=1.0, details=details)
+
+        reward: Any = _Batch(lambda items: [one() for _ in items]) if many else one
+        scorer = Scorer(reward, budget_s=60)
+        if not process:
+            return scorer(ITEMS[:1])[0]
+        done = run_agent(RewardWorker(reward, 60), Job(id="0", input=ITEMS[0][:2], endpoint=NOWHERE))
+        return scorer._score_of(done.outcome)
+
+    most = {"o": '"' * 1_999_000}
+    assert judged(most) == Score(status="ok", value=1.0, details=most, correct=None if process else True)
+    said = "the details of its score have 4100009 characters of JSON, 4000000 are allowed"
+    assert judged({"o": "x" * 4_100_000}) == Score.invalid(said)
 
 
 def test_components_and_details_are_mappings() -> None:
@@ -574,7 +598,7 @@ from agentrig.runners.scorer import Scorer
 from agentrig.traces import Trace
 
 def reward(task, outcome, budget_s):
-    os.closerange(3, 200)
+    CLOSE
     return Score.ok(1.0)
 
 lock = Lock(pathlib.Path(sys.argv[1]))
@@ -584,12 +608,13 @@ with no_silent_end():
 """
 
 
-def test_a_reward_that_closes_the_files_of_the_command_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("close", "named"), [("os.closerange(3, 200)", "/"), ("os.close(1)", "its standard output,")])
+def test_a_reward_that_closes_the_files_of_the_command_is_named(tmp_path: Path, close: str, named: str) -> None:
     """Its threads printed three tracebacks, and none named the reward."""
-    command = [sys.executable, "-c", CLOSES, str(tmp_path / "run.lock")]
+    command = [sys.executable, "-c", CLOSES.replace("CLOSE", close), str(tmp_path / "run.lock")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
-    assert ended.stderr.startswith("the reward closed files and connections of this command, such as ")
+    assert ended.stderr.startswith(f"the reward closed files and connections of this command, such as {named}")
     assert ended.stderr.count("run.reward_process=true") == 1
     assert "Traceback" not in ended.stderr
 

@@ -114,7 +114,9 @@ def test_a_column_is_of_one_kind_in_all_files(rows: Path, tmp_path: Path) -> Non
 
 def test_latin_1_bytes_are_named(rows: Path) -> None:
     rows.write_bytes(ROWS.replace("What is 4", "Qu\xe9 es 4").encode("latin-1"))
-    with pytest.raises(AgentrigError, match=r"line 6, character 6: the byte 0xe9 is not UTF-8"):
+    with pytest.raises(
+        AgentrigError, match=r"line 6, character 6: the byte 0xe9 is not UTF-8; if it is text, .* iconv -f ENCODING -t"
+    ):
         table(TableConfig(file=str(rows)))
 
 
@@ -154,6 +156,7 @@ def test_latin_1_bytes_are_named(rows: Path) -> None:
             "line 3 has 3 cells, and the header has 2: put a cell with a comma in",
         ),
         ("t.csv", b"question,answer\na,1\nb,2\nc,nan\n", 'among those of text: tasks.text=["answer"]'),
+        ("t.jsonl", b'{"question": "a', "t.jsonl, line 1 is no JSON: Unterminated string starting at column 14"),
         ("t.json", b"[\n{]", "t.json, line 2 is no JSON: Expecting property name"),
     ],
 )

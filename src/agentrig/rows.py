@@ -17,7 +17,7 @@ from agentrig.text import DEEP_WORDS, LARGE_WORDS, check_regular
 
 KINDS = "Parquet, JSON Lines, JSON, CSV or Arrow files, or a folder that Hugging Face datasets saved"
 NOT_UTF8 = "the byte {:#04x} is not UTF-8; {}"
-AS_UTF8 = "save it as UTF-8, for example by: iconv -f latin1 -t utf-8 OLD > NEW"
+AS_UTF8 = "if it is text, save it as UTF-8: iconv -f ENCODING -t utf-8 OLD > NEW (its encoding: latin1, gbk, …)"
 
 STARTS: Mapping[bytes, str] = {
     b"\xff\xfe": "is UTF-16 text; save it as UTF-8: iconv -f utf-16 -t utf-8 OLD > NEW",
@@ -270,7 +270,7 @@ def _parsed(text: str, path: Path, line: int = 0) -> Any:
         return json.loads(text, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         raise AgentrigError(
-            f"{path}, line {line or error.lineno} is no JSON: {error.msg} at column {error.colno}"
+            f"{path}, line {line or error.lineno} is no JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
         ) from None
     except RecursionError:
         raise AgentrigError(f"{place} {DEEP_WORDS}; write an inner part as text") from None

@@ -5,21 +5,27 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 from audited_runs import tiny_model, trained
 
+from agentrig.agents import Outcome
 from agentrig.audit import auditor
 from agentrig.audit.record import Row
 from agentrig.audit.sketch import Sketch
 from agentrig.audit.verdicts import LINKS, Verdict
 from agentrig.errors import RunStopped
 from agentrig.plan import Plan, resolve
+from agentrig.rewards import Score
 from agentrig.run import auditing
 from agentrig.run.auditing import Auditing
+from agentrig.run.setup import Setup
+from agentrig.runners.scorer import Scorer
 from agentrig.tasks import Task
+from agentrig.traces import Trace
 
 
 @pytest.mark.slow
@@ -148,6 +154,33 @@ def test_a_reward_that_does_not_end_holds_up_no_audit(toy_plan: Callable[..., Pl
         assert time.monotonic() - start < 15
     finally:
         watched.close()
+
+
+@pytest.mark.parametrize("whose", ["the run's", "the auditor's"])
+def test_once_a_reward_judges_in_processes_the_auditor_scores_there_too(
+    toy_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    """What the reward starts outlives the command otherwise: 16 processes of a reward did after one run."""
+    scored = []
+    monkeypatch.setattr(Scorer, "_elsewhere", lambda self, items: scored.extend(items) or [Score.ok(1.0)] * len(items))
+    plan = toy_plan("reward.spin=true", "run.reward_budget_s=0.1")
+    rest = dict.fromkeys(("failure", "status", "value", "correct", "own_reward"))
+    slow, quick = (
+        Row(id="r", task_id="t", group="g", input={}, answer=answer, spans=(), calls=(), **rest)
+        for answer in ("spin", "odd")
+    )
+    task = Task(id="t", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
+    with closing(Setup(plan).scorer()) as of_run, closing(Auditing(Path("unused"), plan, scorer=of_run)) as watched:
+        score = watched.sources().score
+        score(task, quick)
+        assert not scored, "until then it judges in threads"
+        if whose == "the run's":
+            of_run([(task, Outcome(answer="spin"), Trace(rollout_id="r"))])
+        else:
+            score(task, slow)
+        for _ in range(2):
+            score(task, quick)
+    assert len(scored) == 2
 
 
 def test_a_run_says_in_plain_words_what_was_checked(

@@ -77,8 +77,8 @@ def test_what_a_rule_draws_is_confirmed_and_any_other_task_named(rule: str) -> N
         if others:
             (fault, *_) = drawn(step, [others[0], *here[1:]])
             assert fault.result == "fault"
-            wrong = f"step 8 trained on {others[0]}, which {rule} does not draw then, instead of {here[0]}"
-            assert fault.detail == wrong
+            drew = f"step 8 trained on {others[0]}, which algorithm.task_sampling={rule}"
+            assert fault.detail == f"{drew} does not draw then, instead of {here[0]}"
             named += 1
     assert named > 10
 
@@ -203,6 +203,8 @@ def test_a_solved_task_that_is_drawn_all_the_same_is_named(
     even_tasks_are_solved: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SkipSolved, "_seen", lambda self, group: None)
-    wrong = "step 2 trained on train-2, which skip-solved does not draw then, instead of train-1"
+    wrong = (
+        "step 2 trained on train-2, which algorithm.task_sampling=skip-solved does not draw then, instead of train-1"
+    )
     with pytest.raises(RunStopped, match=f"\n  tasks: {wrong}"):
         trained(tmp_path, tiny_model(tmp_path), *SETTINGS)

@@ -1,4 +1,4 @@
-"""What the auditor notes without a fault: replies that no answer has, held-out tasks in the words of training."""
+"""What the auditor notes without a fault: replies that no answer has, texts that are cut, what it could not look at."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from agentrig import Task
-from agentrig.audit.scores import _unheard
-from agentrig.audit.tasks import _shared
+from agentrig import Score, Task
+from agentrig.audit.scores import _unheard, score
+from agentrig.audit.tasks import _cut, _shared
+from agentrig.audit.verdicts import CannotLook
 
 
 def rollouts(n: int, answer: str, *replies: str) -> list[Any]:
@@ -73,3 +74,54 @@ def test_labels_and_short_golds_are_no_sign_of_the_same_task() -> None:
     for gold in ("a label of some words", "{}"):
         found = dict(_shared(tasks(20, "show", gold), tasks(40, "list", gold)))
         assert found == {"training tasks too, by their input": 0}
+
+
+QUESTION, GOLD = "How many singers are there in task {}?", "SELECT count(*) FROM singer WHERE id = {}"
+
+
+def asked(*prompts: tuple[str, ...]) -> tuple[list[Any], dict[str, dict[str, str]]]:
+    """Return rollouts of whole rows, one a task, with what their calls asked, and the inputs of the tasks."""
+    rows: list[Any] = [
+        SimpleNamespace(task_id=str(i), calls=[SimpleNamespace(asked=text.format(i)) for text in texts])
+        for i, texts in enumerate(prompts)
+    ]
+    return rows, {str(i): {"question": QUESTION.format(i), "query": GOLD.format(i)} for i in range(len(prompts))}
+
+
+def test_a_gold_column_that_a_reply_comes_near_is_not_cut_off() -> None:
+    """The agent checks the policy's query, which is the gold one but for three characters."""
+    near = (QUESTION, f"{QUESTION} {GOLD[:-5]}'a'")
+    assert _cut(*asked(near, (QUESTION,), (QUESTION,))) == ""
+    assert _cut(*asked(near, near, near)) == "", "no first call has it: the agent was not given it to show"
+    example = (f"Answer such as {GOLD[:20]} name. {QUESTION}",)
+    assert _cut(*asked(example, (QUESTION,), (QUESTION,))) == "", "most tasks don't show the column"
+
+
+def test_a_question_that_is_cut_off_is_noted() -> None:
+    noted = _cut(*asked((QUESTION[:24], QUESTION[:20]), (QUESTION,), (QUESTION[:24], QUESTION)))
+    assert noted == "the prompts cut off inputs of 1 of 3 tasks: question of task 0, 24 of 37 characters"
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([], "no rollout was scored"),
+        ([("gone", "ok")] * 2, "the tasks of the 2 scored rollouts are not in the training split of the task set, loa"),
+        ([("here", "ok")], "the reward gave none of 1 scored answers a score at a second scoring"),
+        ([("here", "invalid")], "no rollout was scored"),
+    ],
+)
+def test_why_no_score_was_looked_at(rows: list[tuple[str, str]], why: str) -> None:
+    made = [
+        SimpleNamespace(
+            id=str(i), task_id=task, status=status, failure=None, value=None, answer="", group="g", calls=[]
+        )
+        for i, (task, status) in enumerate(rows)
+    ]
+    sources = SimpleNamespace(
+        splits={"train": [Task(id="here", input={})]}, seconds=0.0, score=lambda task, row: Score.invalid("out")
+    )
+    step: Any = SimpleNamespace(rows=made, line={}, sources=sources, number=1)
+    with pytest.raises(CannotLook) as failed:
+        list(score(step))
+    assert str(failed.value).startswith(why)

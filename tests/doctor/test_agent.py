@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 
 from agentrig.doctor import Situation, examination
@@ -43,6 +44,17 @@ def test_an_agent_without_a_call_to_train_on_is_a_warning(overrides: list[str], 
     assert finding.result == "warning"
     assert evidence in finding.evidence
     assert cure in finding.cure
+
+
+def test_a_module_to_preload_that_is_not_installed_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, plan = Cpu(), resolve("toy", files=[TOY], uses={"hardware": "cpu"})
+    agent = plan.components["agent"]
+    with_module = attrs.evolve(agent, spec=attrs.evolve(agent.spec, preload=("json", "no_such_module_x.y")))
+    plan = attrs.evolve(plan, components={**plan.components, "agent": with_module})
+    situation = Situation(hardware=cpu, candidates=[cpu], probes={"cpu": cpu.probe()}, plan=plan, versions={})
+    first, second = check_agent(situation)
+    assert (first.result, second.result) == ("ok", "warning")
+    assert second.evidence.startswith("its `preload` has no_such_module_x.y, not installed")
 
 
 def test_the_agent_is_not_played_where_the_run_could_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

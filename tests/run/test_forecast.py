@@ -202,6 +202,16 @@ def test_an_agent_that_always_fails_ends_it_early(toy_plan: Callable[..., Plan])
     assert 32 <= len(trial.rollouts) < 192
 
 
+def test_an_agent_without_a_call_is_told_so_once(toy_plan: Callable[..., Plan], caplog: Any) -> None:
+    plan = toy_plan("tasks.do=['no-call']")
+    algorithm = plan.components["algorithm"]
+    learns = attrs.evolve(algorithm, spec=attrs.evolve(algorithm.spec, credit=True))
+    plan = attrs.evolve(plan, components={**plan.components, "algorithm": learns})
+    with pytest.raises(RunStopped, match="No call to the model was recorded"):
+        Trial.of(plan, tasks=2, rollouts=2).roll_out()
+    assert "No call" not in caplog.text
+
+
 def test_a_reward_that_raises_and_a_dead_server_are_named(toy_plan: Callable[..., Plan]) -> None:
     with pytest.raises(RunStopped, match=r"4 of 4 train rollouts failed.*\n  4 x reward-invalid: .*the judge is out"):
         Trial.of(toy_plan("reward.invalid=true"), tasks=2, rollouts=2).roll_out()

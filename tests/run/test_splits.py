@@ -136,6 +136,14 @@ def test_a_wrong_row_ends_the_run_before_it_begins(
             "del Own.roles",
             'task set own: `roles` is None; write which split serves which role: roles = {"train": "train"',
         ),
+        (
+            "Own.splits = ('train', 'test')\ndel Own.roles",
+            'which split serves which role: roles = {"train": "train", "report": "test"}',
+        ),
+        (
+            "Own.splits = ('all',)\ndel Own.roles",
+            'which split serves which role: roles = {"train": "all"}; held-out tasks need a split of their own',
+        ),
         ("del Own.splits", "task set own: `splits` is None; write the names of the splits"),
         ("Own.splits = 'train'", "`splits` is 'train'; write the names"),
         ("Own.roles = {'train': 'trian'}", "`roles` has 'train': 'trian'; the roles are train, validation, report"),

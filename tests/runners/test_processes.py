@@ -169,7 +169,7 @@ def test_answers_that_cannot_be_sent_fail_immediately(model: ModelServer, start:
     assert "nested deeper than 254" in found["nested"].message
     assert "its answer contains itself" in found["ring"].message
     assert 'its span "note": attributes contains itself' in found["unsendable-ring"].message
-    assert "it has 11000002 characters of JSON, 10000000 are allowed" in found["huge"].message
+    assert "its answer has 11000002 characters of JSON, 10000000 are allowed" in found["huge"].message
     assert "the rollout's result cannot be sent from its process" in found["unsendable"].message
     assert 'its span "note": attributes["value"]["rows"][1] is of the type function' in found["unsendable"].message
     assert "Speechless: (its message raised RuntimeError)" in found["speechless"].message

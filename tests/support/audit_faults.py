@@ -197,7 +197,7 @@ FAULTS = {
         settings=("algorithm.steps=4",),
         code="from agentrig.run import drawing\nreal = drawing.tasks_of_step\n"
         "drawing.tasks_of_step = lambda tasks, *, n, step, seed: real(tasks, n=n, step=min(step, 2), seed=seed)",
-        names="which uniform does not draw then",
+        names="which algorithm.task_sampling=uniform does not draw then",
     ),
     "one task only": Fault(
         link="tasks",

@@ -8,17 +8,19 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from quick import quick_first
 
+from agentrig.audit.verdicts import LINKS
 from agentrig.errors import AgentrigError
 from agentrig.plan import resolve
 from agentrig.run.training import train
 from agentrig.testing.run_directory import write_run
 from agentrig.testing.scripted import ScriptedServer, scripted_server
-from agentrig.view.causes import trend, weights
+from agentrig.view.causes import evidence, outcome, trend, weights
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.diagnosis import diagnose
 from agentrig.view.reading import read_run
@@ -158,16 +160,46 @@ def test_nothing_is_wrong_with_the_same_run_without_a_fault(tmp_path: Path, serv
     assert (found.problems, found.steps, found.status) == ([], 8, "finished")
 
 
-@pytest.mark.parametrize(("error", "level"), [("KeyboardInterrupt", "ok"), ("RunStopped", "warn")])
-def test_a_proof_that_a_stop_cut_off_is_no_fault(ended_run: Callable[..., Path], error: str, level: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "cause", "text", "level"),
+    [
+        ("KeyboardInterrupt", "", "1 of 1 times; the run ended before the next check", "ok"),
+        ("RunStopped", "audit", "1 of 1 times; the run ended before the next check", "ok"),
+        ("RunStopped", "weights-not-arriving", "1 of 2 times", "warn"),
+    ],
+)
+def test_a_proof_that_was_not_reached_is_no_fault(
+    ended_run: Callable[..., Path], error: str, cause: str, text: str, level: str
+) -> None:
     run = ended_run("algorithm.steps=1", "run.validation_tasks=1")
     summary = json.loads((run / "summary.json").read_text())
     told = {"on": True, "proofs": 2, "arrived": 1}
     (run / "summary.json").write_text(json.dumps({**summary, "complete": False, "delivery": told}))
-    (run / "error.json").write_text(json.dumps({"error": error, "message": "ended at once", "cause": ""}))
-    found = [each for each in weights.delivery(Evidence.of(read_run(run))) if "new weights 1 of 2" in each.text]
-    assert [each.level for each in found] == [level]
-    assert ("stopped before the last of them was checked" in found[0].text) == (level == "ok")
+    (run / "error.json").write_text(json.dumps({"error": error, "message": "ended at once", "cause": cause}))
+    (found,) = weights.delivery(Evidence.of(read_run(run)))
+    assert (found.level, found.text) == (level, f"the model's server answered with the new weights {text}")
+
+
+def test_the_settings_of_a_fault_that_the_auditor_found_are_those_of_its_link(ended_run: Callable[..., Path]) -> None:
+    run = ended_run("algorithm.steps=1", "run.validation_tasks=1")
+    for links, keys in {"score": ["reward.use"], "tasks tasks held-out": ["tasks.use"]}.items():
+        faults = "\n".join(f"  {link}: 2 differ.\n    Likely causes: the reward" for link in links.split())
+        told = {"error": "RunStopped", "message": f"step 1: a fault:\n{faults}\n  See it again", "cause": "audit"}
+        (run / "error.json").write_text(json.dumps(told))
+        (problem,) = outcome.ended(Evidence.of(read_run(run)))
+        assert list(problem.settings) == keys
+    assert set(LINKS) == set(outcome.AUDITED)
+
+
+@pytest.mark.parametrize(("message", "example"), [(None, "the judge is out"), ("HTTP 500", "HTTP 500")])
+def test_an_example_of_a_failed_rollout_is_in_words(
+    monkeypatch: pytest.MonkeyPatch, message: str | None, example: str
+) -> None:
+    row = dict.fromkeys(evidence.COLUMNS) | {"failure": "reward-invalid", "message": message}
+    row["details"] = json.dumps({"reason": "the judge is out", "gold": "SELECT 1"})
+    monkeypatch.setattr(evidence, "rollout_rows", lambda *given, **more: [row])
+    file: Any = SimpleNamespace(step=1)
+    assert evidence.facts_of(file, []).examples == {"reward-invalid": example}
 
 
 def test_a_difference_of_few_values_is_never_certain() -> None:

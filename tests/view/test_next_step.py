@@ -84,6 +84,8 @@ def sliced(monkeypatch: pytest.MonkeyPatch, parts: dict[str, tuple[int, int]]) -
 def test_the_weakest_class_is_named_only_if_it_is_no_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = with_lines(write_run(tmp_path / "run", lift=0.6, held_out=60), level)
     others = {f"other {i}": (26, 20) for i in range(13)}
+    sliced(monkeypatch, {})  # as of a component of one's own, whose tasks have no slices
+    assert weak_slice(Evidence.of(read_run(run))) == ""
     sliced(monkeypatch, {**others, "music": (24, 15)})  # the lowest of 14: alone, its p is 0.1
     assert weak_slice(Evidence.of(read_run(run))) == ""
     sliced(monkeypatch, {**others, "music": (24, 6)})

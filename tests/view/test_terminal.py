@@ -43,6 +43,14 @@ def test_every_span_is_shown_once_below_its_parent():
     assert [depth(line) for line in order] == [4, 8, 12, 16]
 
 
+def test_long_details_of_a_score_are_cut():
+    rollout = rollout_of(0, right=True, mode="dev", step=0, turns=2)
+    for score in (Score.ok(1.0, feedback="x" * 5000), Score.invalid("x" * 5000)):
+        text = span_text(attrs.evolve(rollout, score=score))
+        assert text.count("x" * 70) < 2_000 / 70
+        assert "(cut from 5000 characters)" in " ".join(text.replace("│", "").split())
+
+
 def test_prompts_replies_tokens_timings_and_training_are_shown():
     text = span_text(rollout_of(0, right=True, mode="dev", step=0, turns=2))
     assert "user: How many singers are older than 30?" in text

@@ -81,8 +81,10 @@ def _compared(step: Step, taken: list[str]) -> Iterator[Verdict]:
         wanted = _without_solved(ids, n, seed, _history(step), int(step.settings["recheck_every"]))
     wrong, lacking = Counter(taken) - Counter(wanted), Counter(wanted) - Counter(taken)
     if wrong or lacking:
-        detail = f"step {step.number} trained on {some([*wrong.elements()])}, which {rule} does not draw then, "
-        yield fault(f"{detail}instead of {some([*lacking.elements()])}", CAUSES)
+        detail = (
+            f"step {step.number} trained on {some([*wrong.elements()])}, which algorithm.task_sampling={rule} does "
+        )
+        yield fault(f"{detail}not draw then, instead of {some([*lacking.elements()])}", CAUSES)
 
 
 def _again(step: Step, groups: Sequence[tuple[str, Sequence[float | None]]]) -> Iterator[Verdict]:

@@ -71,7 +71,15 @@ def score(step: Step) -> Iterator[Verdict]:
         notes = "; ".join(note for note in (_valid_now(step), _unheard(step)) if note)
         yield ok(f"{looked} of {len(step.rows)} scores", note=notes)
     else:
-        raise CannotLook("no rollout was scored")
+        scored = [row.task_id for row in step.rows if row.failure is None and row.status == "ok"]
+        if not scored:
+            raise CannotLook("no rollout was scored")
+        if {task.id for task in step.sources.splits["train"]}.isdisjoint(scored):
+            raise CannotLook(
+                f"the tasks of the {len(scored)} scored rollouts are not in the training split of the task set, loaded "
+                "again"
+            )
+        raise CannotLook(f"the reward gave none of {len(scored)} scored answers a score at a second scoring")
 
 
 def _exchanged(rows: Sequence[Row]) -> Iterator[Verdict]:

@@ -272,23 +272,33 @@ def _own_texts(rows: Sequence[Row], inputs: Mapping[str, Any]) -> Iterator[Verdi
 def _cut(rows: Sequence[Row], inputs: Mapping[str, Any]) -> str:
     """Return in how many tasks a text of the input is cut off in the messages; '' if none is.
 
-    It is cut if `TEXT` characters of its beginning are there and as many of its end are not. It may be meant to be.
+    It is cut if `TEXT` characters of its beginning are in the first call of a rollout, which repeats no reply, and as
+    many of its end are in none. It may be meant to be. Only a field that most tasks show belongs in the prompts: an
+    agent that gets whole rows has the gold in one of them.
     """
-    short, seen = dict[str, str](), set[str]()
+    every, seen = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)  # tasks by field
+    short: dict[str, dict[str, str]] = defaultdict(dict)
     for row in (row for row in rows if row.calls and isinstance(inputs.get(row.task_id), Mapping)):
+        first = " ".join(row.calls[0].asked.split())
         said = " ".join(" ".join(call.asked for call in row.calls).split())
         for key, value in inputs[row.task_id].items():
             text = " ".join(value.split()) if isinstance(value, str) else ""
-            if len(text) >= 2 * TEXT and text[:TEXT] in said:
-                seen.add(row.task_id)
-                if text[-TEXT:] not in said and row.task_id not in short:
+            if len(text) < 2 * TEXT:
+                continue
+            every[key].add(row.task_id)
+            if text[:TEXT] in first:
+                seen[key].add(row.task_id)
+                if text[-TEXT:] not in said and row.task_id not in short[key]:
                     most = TEXT
                     while text[: most + 1] in said:
                         most += 1
-                    short[row.task_id] = f"{key} of task {row.task_id}, {most} of {len(text)} characters"
-    if not short:
+                    short[key][row.task_id] = f"{key} of task {row.task_id}, {most} of {len(text)} characters"
+    shown = [key for key in every if 2 * len(seen[key]) > len(every[key])]
+    cut = {task: text for key in shown for task, text in short[key].items()}
+    if not cut:
         return ""
-    return f"the prompts cut off inputs of {len(short)} of {len(seen)} tasks: {some([*short.values()])}"
+    of = len(set().union(*(seen[key] for key in shown)))
+    return f"the prompts cut off inputs of {len(cut)} of {of} tasks: {some([*cut.values()])}"
 
 
 def _text(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import attrs
 
@@ -16,6 +17,7 @@ from agentrig.run.evaluate import evaluate
 from agentrig.run.guards import unseen_calls, untrained_calls, with_token_ids
 from agentrig.run.metrics import reason_of
 from agentrig.run.splits import read_split, split_of, task_set
+from agentrig.runners.processes import not_installed
 from agentrig.tasks import Task
 
 DEADLINE_S = 15.0
@@ -66,3 +68,9 @@ def check_agent(situation: Situation) -> Iterator[Finding]:
         kept = f"{len(rollout.triplets)} of {len(calls)} calls to the model"
         evidence = f"it played one training task: {kept} would be trained on ({name})"
         yield Finding(check="agent", result="ok", evidence=evidence)
+    spec: Any = plan.components["agent"].spec
+    if absent := not_installed(spec.preload):
+        evidence = f"its `preload` has {', '.join(absent)}, not installed: no runner can import it beforehand"
+        yield Finding(
+            check="agent", result="warning", evidence=evidence, cure="install it, or take it out of `preload`"
+        )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import builtins
 import json
 import logging
+import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -50,7 +52,7 @@ def left_alone(who: str, cure: str, tell: Callable[[str], None] | None = None) -
         if not _under_way:
             _before.update({(module, name): getattr(module, name) for module, names in USED for name in names})
         _under_way += 1
-    files = held_descriptors()
+    files = _outputs() | held_descriptors()
     try:
         yield
     finally:
@@ -75,6 +77,14 @@ def left_alone(who: str, cure: str, tell: Callable[[str], None] | None = None) -
                 log.error("%s.\n  %s", text, cure)
                 end_now(1)
             raise PluginError(f"{text}.\n  {cure}")
+
+
+def _outputs() -> dict[int, str]:
+    """Return the descriptors of the command's output that are open; a process that it has started may close its own."""
+    if multiprocessing.parent_process() is not None:
+        return {}
+    outputs = ((1, sys.__stdout__, "its standard output"), (2, sys.__stderr__, "its standard error"))
+    return {at: name for at, stream, name in outputs if stream is not None and not _is_closed(at)}
 
 
 def _listed(names: list[str]) -> str:

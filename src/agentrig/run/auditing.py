@@ -67,6 +67,7 @@ class Auditing:
         first: The first step, of a resumed run too.
         on: Whether to audit at all.
         tasks: Role to the tasks that the run uses; each is compared with the task set's own.
+        scorer: The run's: once that one judges in processes, the auditor's does.
     """
 
     def __init__(
@@ -77,8 +78,9 @@ class Auditing:
         first: int = 1,
         on: bool = True,
         tasks: Mapping[str, Sequence[Task]] | None = None,
+        scorer: Scorer | None = None,
     ) -> None:
-        self._run, self._plan, self._on, self._sure = run, plan, on, first + FIRST
+        self._run, self._plan, self._on, self._sure, self._scorer = run, plan, on, first + FIRST, scorer
         self._used = {
             role: {task.id: told(task.private) for task in rows} for role, rows in (tasks or {}).items() if on
         }
@@ -181,7 +183,7 @@ class Auditing:
 
     def sources(self) -> Sources:
         """Build task set and reward for the auditor; see `sources_of`."""
-        self._reward = self._reward or Reward(self._plan)
+        self._reward = self._reward or Reward(self._plan, self._scorer)
         return sources_of(self._plan, self._reward, used=self._used)
 
     def close(self) -> None:
@@ -288,19 +290,21 @@ class Reward:
 
     Args:
         plan: The run's plan.
+        of_run: The run's scorer, which may judge in processes from some time on.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self._setup, self._slow = Setup(plan), plan.run.reward_process
+    def __init__(self, plan: Plan, of_run: Scorer | None = None) -> None:
+        self._setup, self._slow, self._of_run = Setup(plan), False, of_run
         self._scorer: Scorer | None = None
 
     def __call__(self, task: Task, row: Row) -> Score:
         """Score a recorded answer to a task."""
-        if self._scorer is None or not self._slow:
+        if self._scorer is None or not (self._slow or self._scorer.in_processes):
             self.close()
             begun = time.monotonic()
             self._scorer = self._setup.scorer()
             self._slow = self._slow or time.monotonic() - begun > BUILD_S
+        self._scorer.in_processes |= self._of_run is not None and self._of_run.in_processes
         trace = Trace(rollout_id=row.id, spans=tuple(Span(**span) for span in row.spans))
         return self._scorer([(task, Outcome(answer=row.answer, own_reward=row.own_reward), trace)])[0]
 

@@ -172,11 +172,12 @@ class Trial:
 
             found = engine.run(self.tasks, n=self.n, endpoint=sampled, step=1, mode="train", on_groups=arrived)
             check_failures(found, limit, step=1, mode="train")
+            if algorithm.credit:  # it learns from calls
+                check_triplets(found, step=1, adapter=adapter)
             warn_of_unseen(found)
             warn_of_fields(found)
             warn_of_constraints(found, step=1)
-            if algorithm.credit:  # it learns from calls
-                check_triplets(found, step=1, adapter=adapter)
+            if algorithm.credit:
                 check_sampling(found, sampled[0].sampling, step=1)
 
         try:

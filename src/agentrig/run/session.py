@@ -117,7 +117,9 @@ class RunSession:
         self.credit: Credit = plan.build("credit") if credit is None else credit
         self.gate = Gate.of(plan.components["credit"].spec, plan.configs["credit"])
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
-        self.auditing = Auditing(run.path, plan, first=self.first_step, on=plan.run.audit, tasks=tasks)
+        self.auditing = Auditing(
+            run.path, plan, first=self.first_step, on=plan.run.audit, tasks=tasks, scorer=engine.scorer
+        )
         self._run = run
         self._learns = getattr(plan.components["algorithm"].spec, "trains", "weights") == "weights"
         self._second = second

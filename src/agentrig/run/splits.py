@@ -68,10 +68,12 @@ def check_set(tasks: Any, who: str) -> None:
             f'{who}: `splits` is {splits!r:.80}; write the names of the splits: splits = ("train", "test")'
         )
     roles = getattr(tasks, "roles", None)
-    example = ", ".join(f'"{role}": "{splits[min(i, len(splits) - 1)]}"' for i, role in enumerate(ROLES) if splits)
     if not isinstance(roles, Mapping):
+        able = ROLES if len(splits) > 2 else ("train", "report")
+        example = ", ".join(f'"{role}": "{split}"' for role, split in zip(able, splits, strict=False))
         raise PluginError(
             f"{who}: `roles` is {roles!r:.80}; write which split serves which role: roles = {{{example}}}"
+            + ("; held-out tasks need a split of their own" if len(splits) < 2 else "")
         )
     for role, split in roles.items():
         if role not in ROLES or split not in splits:

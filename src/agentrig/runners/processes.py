@@ -130,6 +130,12 @@ class _Worker(Worker):
     refused: str = ""
 
 
+def not_installed(preload: Iterable[str]) -> list[str]:
+    """Return the modules to preload that cannot be found."""
+    tops = {module: module.partition(".")[0] for module in preload}
+    return [module for module, top in tops.items() if top not in sys.modules and find_spec(top) is None]
+
+
 class Pool(BasePool[_Worker]):
     """Runner processes with a queue in front.
 
@@ -160,12 +166,8 @@ class Pool(BasePool[_Worker]):
         }
         self._absent = withheld(plan.environment)
         modules = [*preload]
-        for module in modules:
-            top = module.partition(".")[0]
-            if top not in sys.modules and find_spec(top) is None:
-                log.warning(
-                    "the agent %s has the module %s in its `preload`, and it is not installed", plan.name, module
-                )
+        for module in not_installed(modules):
+            log.warning("the agent %s has the module %s in its `preload`, and it is not installed", plan.name, module)
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([*PRELOAD, *modules])
         if n:

@@ -49,6 +49,9 @@ HELD_S = 30.0
 REWARD_CURE = "Write run.reward_process=true: then the reward judges in processes of its own, and harms no other"
 """What to do about a reward that changes the process that it judges in."""
 
+DETAILS_LIMIT = 4_000_000
+"""Longest details of a score, in characters of JSON: those of a process are within `ANSWER_LIMIT` even as a text."""
+
 NO_ANSWER = Score.invalid(
     "the agent computed a reward itself and has no answer that another reward could judge: use --reward own, or let it "
     "have an answer (lightning.agent(answer=...))"
@@ -78,7 +81,7 @@ class RewardWorker:
         many = getattr(self._reward, "score_many", None)
         with left_alone("the reward", REWARD_CURE, tell=log.debug):  # this process is its own: only the score matters
             if many is not None:
-                (score,) = _called(many, [job.input], self._budget_s)
+                (score,) = map(_sound, _called(many, [job.input], self._budget_s))
             else:
                 score = score_one(self._reward, job.input, self._budget_s)
         fields = attrs.asdict(score, recurse=False)
@@ -138,6 +141,9 @@ class Scorer:
         sees_trace: Whether the reward is called with the rollout's trace too.
         plan: How a process builds the reward; None if it stays in threads.
         process: Whether it judges in processes from the start.
+
+    Attributes:
+        in_processes: Whether it judges in processes now.
     """
 
     def __init__(
@@ -151,7 +157,7 @@ class Scorer:
         plan: RewardPlan | None = None,
         process: bool = False,
     ) -> None:
-        self._plan, self._in_processes = plan, process and plan is not None
+        self._plan, self.in_processes = plan, process and plan is not None
         self._pool: RewardPool | None = None
         self._watch: Watch | None = None
         self._lock = threading.Lock()
@@ -183,7 +189,7 @@ class Scorer:
     def _scores(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
         if not items:
             return []
-        if self._in_processes:
+        if self.in_processes:
             return self._elsewhere(items)
         with left_alone(f"the reward{self._name()}", REWARD_CURE):
             try:
@@ -212,7 +218,7 @@ class Scorer:
         ending = threading.Lock()
 
         def work() -> None:
-            while not self._in_processes:
+            while not self.in_processes:
                 try:
                     i = todo.get_nowait()
                 except queue.Empty:
@@ -239,7 +245,7 @@ class Scorer:
                         scores[i] = self._late()
                         self._abandon(worker)
                         workers.append(self._thread(work))  # goes on without it
-            if self._in_processes and not any(scores[i] is None for i in list(started)):
+            if self.in_processes and not any(scores[i] is None for i in list(started)):
                 left = [i for i, score in enumerate(scores) if score is None]
                 for i, score in zip(left, self._elsewhere([items[i] for i in left]), strict=True):
                     scores[i] = score
@@ -251,8 +257,8 @@ class Scorer:
     def _abandon(self, worker: threading.Thread) -> None:
         """Interrupt a thread that does not end, and trust no other one."""
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident or 0), ctypes.py_object(SystemExit))
-        if self._plan is not None and not self._in_processes:
-            self._in_processes = True
+        if self._plan is not None and not self.in_processes:
+            self.in_processes = True
             log.warning(
                 "the reward %s did not end within its budget of %g s: it judges in processes from now on, which can be "
                 "ended (run.reward_process)",
@@ -423,6 +429,9 @@ def _sound(score: Score) -> Score:
     Raises:
         ValueError: A field has a value that no score has.
     """
+    size = len(json_text(score.details))
+    if size > DETAILS_LIMIT:
+        return Score.invalid(f"the details of its score have {size} characters of JSON, {DETAILS_LIMIT} are allowed")
     return attrs.evolve(score)
 
 

@@ -34,6 +34,9 @@ LONGEST_ID = 100
 LONGEST_ANSWER = 400
 """Characters of an answer, or of a reward's reasons, that the end of a run shows."""
 
+LONGEST_DETAIL = 2_000
+"""Characters of each detail of a score that a rollout shows."""
+
 SHORT_ANSWER = 200
 """Characters of an answer that is shown beside its score, although a reply below has the same text."""
 
@@ -111,9 +114,10 @@ def _fields(branch: Tree, fields: Iterable[tuple[str, str]], *, style: str = "")
 
 
 def _verdict(shown: Readable) -> Text:
-    reasons = "; ".join(f"{key}: {text}" for key, text in shown.reasons)
+    told = [(key, cut(text, LONGEST_DETAIL)) for key, text in shown.reasons]
+    reasons = "; ".join(f"{key}: {text}" for key, text in told)
     if shown.verdict == "failed":
-        said = next((text for _, text in shown.reasons), "")
+        said = next((text for _, text in told), "")
         return Text(printable(f"failed: {shown.score}  {said}".rstrip()), style="bold red")
     text = Text(f"score {shown.score}", style="bold yellow" if shown.verdict == "wrong" else "bold green")
     text.append(f"  judged in {1000 * shown.row['reward_s']:.1f} ms", style="not bold dim")

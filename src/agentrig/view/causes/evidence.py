@@ -83,12 +83,16 @@ Measured = Mapping[str, tuple[str, bool, str]]
 
 def reason_of(details: Any) -> str:
     """Return the reason in a score's details (JSON), without what is quoted, numbers, and a last name; or ''."""
-    try:
-        told = str(mapping(json.loads(details or "{}")).get("reason") or "")
-    except (ValueError, RecursionError):
-        return ""
+    told = _reason(details)
     kind, _, name = told.rpartition(": ")
     return re.sub(r"""\d+|"[^"]*"|'[^']*'""", "…", kind if ": " in kind and " " not in name else told)[:120]
+
+
+def _reason(details: Any) -> str:
+    try:
+        return str(mapping(json.loads(details or "{}")).get("reason") or "")
+    except (ValueError, RecursionError):
+        return ""
 
 
 def facts_of(file: RolloutFile, missing: list[str]) -> StepFacts:
@@ -103,7 +107,7 @@ def facts_of(file: RolloutFile, missing: list[str]) -> StepFacts:
             kind = str(row["failure"])
             text = str(row["message"] or row["details"] or "")
             failures[kind] += 1
-            examples.setdefault(kind, text)
+            examples.setdefault(kind, str(row["message"] or _reason(row["details"]) or text))
             overlong += bool(OVERLONG.search(text))
         elif number(row["value"]) is not None:
             groups[str(row["group"] if row["group"] is not None else row["task_id"])].append(row)

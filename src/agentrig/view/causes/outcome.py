@@ -65,9 +65,21 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "server-failed": ("server.use",),
     "stale-rollouts": ("algorithm.max_staleness",),
     "out-of-memory": ("algorithm.tokens_per_batch",),
-    "audit": ("algorithm.use", "server.use", "adapter.use"),
 }
 """The settings of each cause that ends a run."""
+
+AUDITED: Mapping[str, tuple[str, ...]] = {
+    "tasks": ("tasks.use",),
+    "text": ("adapter.use", "server.use"),
+    "distribution": ("server.use",),
+    "score": ("reward.use",),
+    "advantages": ("credit.use", "adapter.use"),
+    "gradient": ("algorithm.use",),
+    "weights": ("algorithm.use",),
+    "delivery": ("server.use",),
+    "held-out": ("tasks.use",),
+}
+"""The settings of each link in which the auditor may find a fault."""
 
 
 def ended(evidence: Evidence) -> Iterator[Finding]:
@@ -83,13 +95,15 @@ def ended(evidence: Evidence) -> Iterator[Finding]:
     cause = str(error.get("cause") or "error")
     first, _, rest = message.partition("\n")
     steps = [facts.step for facts in evidence.steps] or [int(line["step"]) for line in run.steps]
+    lines = [line.strip() for line in rest.splitlines()]
+    links = [line.partition(":")[0] for line in lines] if cause == "audit" else []
     yield problem(
         cause,
         first or kind,
         seen=(1, max(1, len(steps)), "steps"),
         since=max(steps, default=0),
-        settings=SETTINGS.get(cause, ()),
-        advice="\n".join(line.strip() for line in rest.splitlines()),
+        settings=SETTINGS.get(cause) or tuple(dict.fromkeys(key for link in links for key in AUDITED.get(link, ()))),
+        advice="\n".join(lines),
         lost=1.0,
         explains=EXPLAINS.get(cause, ()),
         ended=True,
@@ -239,7 +253,7 @@ def weak_slice(evidence: Evidence) -> str:
             if name != "calls" and n >= FEW_TASKS:  # the calls are of rollouts, not of tasks
                 found.append((_fewer(right, n, rights, every), name, part, right / n, n))
     p, name, part, share, n = min(found, default=(1.0, "", "", 0.0, 0))
-    if p * len(found) > SIGNIFICANT:
+    if not found or p * len(found) > SIGNIFICANT:
         return ""
     file = evidence.value("tasks.file")
     cure = f"add rows like these to {file} (tasks.file)" if file else f"see why: agentrig watch {_path(evidence)}"

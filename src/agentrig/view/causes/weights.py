@@ -9,7 +9,7 @@ from agentrig.audit.verdicts import NO_WEIGHTS
 from agentrig.figures import GRAD_NORM, count, figure, number
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
-from agentrig.view.causes.finding import STOPPED, Finding, problem
+from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.reading import RunData, dig, mapping
 
 LR = ("algorithm.lr", "algorithm.verl.actor_rollout_ref.actor.optim.lr")
@@ -112,6 +112,10 @@ def delivery(evidence: Evidence) -> Iterator[Finding]:
         )
         return
     gap, bound = number(seen.get("difference")), number(seen.get("bound"))
+    error = run.error
+    reached = not error or error.get("cause") in ("weights-not-arriving", "sampled-differently", "server-failed")
+    ended = not reached and arrived == proofs - 1  # the run ended before that check
+    proofs -= ended
     text = f"the model's server answered with the new weights {count(arrived)} of {count(proofs)} times"
     if gap is not None:
         text += f": log-probabilities differ by at most {figure(gap)} (bound {figure(bound)})"
@@ -121,10 +125,9 @@ def delivery(evidence: Evidence) -> Iterator[Finding]:
     calls = number(seen.get("calls_difference"))
     if calls is not None:
         text += f"; recorded calls agree with the learner within {figure(calls)}"
-    stopped = run.error.get("error") in STOPPED and arrived == proofs - 1
-    if stopped:
-        text += "; the run was stopped before the last of them was checked"
-    yield Finding("ok" if stopped or arrived == proofs else "warn", text)
+    if ended:
+        text += "; the run ended before the next check"
+    yield Finding("ok" if arrived == proofs else "warn", text)
     notes = seen.get("notes")
     yield from (Finding("warn", str(note)) for note in (notes if isinstance(notes, list) else ()))
 
