@@ -40,8 +40,8 @@ def tasks(step: Step) -> Iterator[Verdict]:
     - `grpo` states which it draws (docs/learner.md), see `agentrig.audit.draws`; others may draw as they like.
     - The agent got the task's input as the task set, loaded again, has it, also by the runner's digest, and the
       recorded answer is what it returned; the run's tasks of all roles have the private part that the task set gives
-      them; each group has `group_size` rollouts of one task; and inputs of different tasks differ: if two tasks out of the split, taken at random, are more likely to
-      have the same input than not, the tasks are one task.
+      them; each group has `group_size` rollouts of one task; and inputs of different tasks differ: if two tasks out
+      of the split, taken at random, are more likely to have the same input than not, the tasks are one task.
     """
     split, rows = step.sources.splits["train"], step.rows
     if step.record.demonstrations not in ("", TASKS):
