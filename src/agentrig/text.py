@@ -112,6 +112,11 @@ def storable(text: str) -> str:
     return text if text.isascii() else LONE_SURROGATE.sub("\ufffd", text)
 
 
+def names_secret(text: str) -> bool:
+    """Return whether a text has the name of a secret in it, as `storable` leaves it."""
+    return any(name in text for name in _masks.values())
+
+
 def printable(text: str) -> str:
     """Return storable text for a terminal: control characters, which it would obey, as escapes such as `\\x1b`."""
     return CONTROLS.sub(lambda found: repr(found[0])[1:-1], storable(text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any, Literal
 import attrs
 import orjson
 
-from agentrig.text import json_text
+from agentrig.text import LONE_SURROGATE, json_text
 
 LLM_CALL = "openai.chat.completion"
 """Span name of an LLM call. Its attributes: `request` and `response` (the JSON bodies),
@@ -39,6 +40,12 @@ SENT = "agentrig.sent"
 
 HANDED = "agentrig.handed"
 """Attribute of a call that is no stream: `message_digest` of the message that the agent's client got back."""
+
+GIVEN = "agentrig.given"
+"""Attribute of a rollout's root span: `value_digest` of the input that the runner gave the agent, if it has names."""
+
+RETURNED = "agentrig.returned"
+"""Attribute of a rollout's root span: `value_digest` of what the agent returned, before it became JSON values."""
 
 REWARD = "agentrig.reward"
 """Attribute of a span: the reward that the agent itself gave at its start; read it with `agentrig.rewards.given`."""
@@ -86,6 +93,8 @@ ATTRIBUTES: Mapping[str, str] = {
     "output": "chain, tool: its output, cut at the same length",
     MISSED: "rollout (the root): by library, the number of unrecorded connections to the run's server",
     CUT: "rollout (the root): how many calls were under way when the rollout ended",
+    GIVEN: "rollout (the root): a digest of the input that the runner gave the agent, for the auditor",
+    RETURNED: "rollout (the root): a digest of the answer that the agent returned; not of one with a secret",
 }
 """The attributes of the tracer's spans: attribute to the kind of span and its meaning. Spans that an agent of Agent
 Lightning emits, or that its tracer records, have other attributes."""
@@ -208,12 +217,27 @@ class Span:
         return name if isinstance(name, str) else None
 
 
+_ONE_FORM = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+
+
 def message_digest(messages: Any) -> str | None:
     """Return a digest of JSON values; None if they can't be compared: with NaN or a lone surrogate, for example."""
     try:
-        return hashlib.blake2b(orjson.dumps(messages, option=orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()
+        return hashlib.blake2b(orjson.dumps(messages, option=_ONE_FORM), digest_size=16).hexdigest()
     except (TypeError, RecursionError):  # orjson's own error is a TypeError
         return None
+
+
+def value_digest(value: Any) -> str | None:
+    """Return a digest of plain data as JSON holds it, with U+FFFD for lone surrogates; None if it can't be compared."""
+    value = dict(value) if isinstance(value, Mapping) else value
+    found = message_digest(value)
+    if found is None:  # tuples with names, numbers of numpy, lone surrogates
+        try:
+            found = message_digest(json.loads(LONE_SURROGATE.sub("\ufffd", json.dumps(value, ensure_ascii=False))))
+        except Exception:  # a dict's or list's own methods may raise anything
+            return None
+    return found
 
 
 @attrs.frozen(kw_only=True, slots=False)

@@ -11,7 +11,6 @@ from agentrig.pools import Job, Result
 from agentrig.runners.attempt import packed, run_agent
 from agentrig.runners.scorer import NOWHERE
 from agentrig.testing.scripted import Reply, scripted_server
-from agentrig.text import masked
 
 
 def ask(task_input: Any, endpoint: Any) -> str:
@@ -82,9 +81,3 @@ def test_an_error_about_a_field_of_the_task_names_its_fields(field: str, given: 
     before, _, after = message.rpartition(" in agent)")
     assert before, message
     assert after.replace('"', "'").removeprefix("; the task's ") == said
-
-
-def test_a_key_of_this_process_is_in_no_answer() -> None:
-    with masked("key-of-this-rollout", "<the rollout's key>"):
-        found = run_agent(lambda given, endpoint: {"k": "key-of-this-rollout"}, Job(id="r", input={}, endpoint=NOWHERE))
-    assert found.outcome.answer == {"k": "<the rollout's key>"}

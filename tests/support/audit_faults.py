@@ -85,6 +85,19 @@ def run(self, tasks, *, n, mode, **more):
 RolloutEngine.run = run
 """
 
+JOBS = """
+from agentrig.runners import engine
+real, inputs = engine.Job, []
+def job(*, input, mode, **more):
+    if mode == "train":
+        inputs.append(input)
+        i = len(inputs) - 1
+        if i >= 8 and {which}:
+            input = {{**input, "database": inputs[i - 8]["database"]}}
+    return real(input=input, mode=mode, **more)
+engine.Job = job
+"""
+
 MEASURED = """
 import attrs
 from agentrig.runners.engine import RolloutEngine
@@ -214,6 +227,19 @@ FAULTS = {
         "    return [attrs.evolve(t, private=rows[i - 1].private) if i % 4 == 3 else t for i, t in enumerate(rows)]\n"
         "splits.read_split = read_split",
         names="another private part than the task set",
+    ),
+    "the last rollout of a group gets the database of another task": Fault(
+        link="tasks", code=JOBS.format(which="i % 8 == 7"), names="another input than the task's in 2 rollouts"
+    ),
+    "a whole group gets the database of another task": Fault(
+        link="tasks", code=JOBS.format(which="i < 16"), names="another input than the task's in 8 rollouts"
+    ),
+    "answers are cut before they are recorded and scored": Fault(
+        link="tasks",
+        where="runner",
+        code="from agentrig.runners import attempt\nreal = attempt.json_values\n"
+        "attempt.json_values = lambda answer: real(answer)[:4]",
+        names="the agent returned another answer than the one that is recorded",
     ),
     "the end-of-text token is dropped from the ids": Fault(
         link="text",

@@ -22,6 +22,7 @@ from agentrig.plan import resolve
 from agentrig.run import drawing, loop, session, splits
 from agentrig.run.setup import Setup
 from agentrig.run.training import train
+from agentrig.runners import engine
 from agentrig.runners.engine import RolloutEngine
 from agentrig.testing.tiny_model import make_model, make_tokenizer
 
@@ -43,7 +44,11 @@ class Words:
         if os.environ.get("AUDIT_EQUAL"):
             texts = texts[:1] * len(texts)
         return [
-            Task(id=f"{split}-{i}", input={"text": text}, private={"gold": text.split()[-1]})
+            Task(
+                id=f"{split}-{i}",
+                input={"text": text, "database": f"{len(text)}.db"},
+                private={"gold": text.split()[-1]},
+            )
             for i, text in enumerate(texts)
         ]
 
@@ -150,6 +155,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         LossInputs: ("look_up",),
         torch.nn.utils: ("clip_grad_norm_",),
         RolloutEngine: ("run",),
+        engine: ("Job",),
         splits: ("read_split",),
         Setup: ("scorer",),
         session.RunSession: ("report", "summary", "_line"),

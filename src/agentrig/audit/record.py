@@ -17,7 +17,7 @@ import attrs
 from agentrig.audit.verdicts import CannotLook
 from agentrig.errors import ConfigError, RunFileError
 from agentrig.text import check_regular, read_fault, read_text
-from agentrig.traces import HANDED, LLM_CALL, SENT, SERVER, items, mapping, weights_version
+from agentrig.traces import GIVEN, HANDED, LLM_CALL, RETURNED, SENT, SERVER, items, mapping, weights_version
 
 OTHERWISE = (
     "seed", "top_k", "min_p", "logit_bias", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens",
@@ -88,7 +88,11 @@ class Call:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Row:
-    """One rollout of a file: its columns, with JSON read, and its calls."""
+    """One rollout of a file: its columns, with JSON read, and its calls.
+
+    `given` and `returned` are the runner's digests of the agent's input and of what it returned
+    (`agentrig.traces.value_digest`); None where it took none.
+    """
 
     id: str
     task_id: str
@@ -102,6 +106,8 @@ class Row:
     answer: Any
     spans: Sequence[Mapping[str, Any]]
     calls: Sequence[Call]
+    given: str | None = None
+    returned: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -117,6 +123,7 @@ class Sources:
         again: Loads the tasks of all roles once more.
         digest: Returns the digest of named tensors that metrics.jsonl has of each step's weights.
         weights: Whether the run trains weights.
+        whole_rows: Whether the agent gets whole rows, with their gold.
     """
 
     splits: Mapping[str, Sequence[Any]]
@@ -126,6 +133,7 @@ class Sources:
     again: Callable[[], Mapping[str, Sequence[Any]]] | None = None
     digest: Callable[[Mapping[str, Any]], str] | None = None
     weights: bool = True
+    whole_rows: bool = False
 
 
 def told(private: Any) -> str:
@@ -295,8 +303,9 @@ def readable(file: Path, cure: str = "") -> Iterator[None]:
 
 def _row(row: Mapping[str, Any]) -> Row:
     read = {**row, **{name: json.loads(row[name]) for name in ("input", "answer", "spans")}}
-    calls = []
-    for span in read["spans"] if isinstance(read["spans"], list) else ():
+    calls, spans = [], items(read["spans"])
+    root = mapping(spans[0]["attributes"]) if spans else {}
+    for span in spans:
         said = span["attributes"]
         answered = span["name"] == LLM_CALL and span["error"] is None and SERVER not in said
         if answered and said.get("prompt_token_ids") and said.get("response_token_ids"):
@@ -314,4 +323,4 @@ def _row(row: Mapping[str, Any]) -> Row:
                 handed=said.get(HANDED),
             )
             calls.append(call)
-    return Row(**read, calls=calls)
+    return Row(**read, calls=calls, given=root.get(GIVEN), returned=root.get(RETURNED))

@@ -19,6 +19,7 @@ from agentrig.audit.step import Step
 from agentrig.audit.text import CAUSES as TEXT_CAUSES
 from agentrig.audit.text import differences
 from agentrig.audit.verdicts import UNSEEN, CannotLook, Verdict, fault, ok, some
+from agentrig.traces import value_digest
 
 HELD_OUT = 16
 """Calls of a measurement whose texts, tokens and log-probabilities are looked at."""
@@ -37,10 +38,10 @@ def tasks(step: Step) -> Iterator[Verdict]:
     """Check which tasks a step trained on.
 
     - `grpo` states which it draws (docs/learner.md), see `agentrig.audit.draws`; others may draw as they like.
-    - The agent got the task's input as the task set, loaded again, has it; the run's tasks of all roles have the
-      private part that the task set gives them; each group has `group_size` rollouts of one
-      task; and inputs of different tasks differ: if two tasks out of the split, taken at random, are more likely to
-      have the same input than not, the tasks are one task.
+    - The agent got the task's input as the task set, loaded again, has it, also by the runner's digest, and the
+      recorded answer is what it returned; the run's tasks of all roles have the private part that the task set gives
+      them; each group has `group_size` rollouts of one task; and inputs of different tasks differ: if two tasks out
+      of the split, taken at random, are more likely to have the same input than not, the tasks are one task.
     """
     split, rows = step.sources.splits["train"], step.rows
     if step.record.demonstrations not in ("", TASKS):
@@ -52,6 +53,7 @@ def tasks(step: Step) -> Iterator[Verdict]:
     if strange and step.record.knows_update:
         yield fault(f"{some(strange)}: not in the training split of the task set, loaded again", CAUSES)
     yield from _inputs(rows, known)
+    yield from _at_the_door(step, rows, split)
     yield from _private(step.sources)
     groups: dict[str, list[str]] = defaultdict(list)
     for row in rows:
@@ -79,6 +81,24 @@ def _inputs(rows: Sequence[Row], known: Mapping[str, str]) -> Iterator[Verdict]:
     changed = sorted({r.task_id for r in rows if known.get(r.task_id, _text(r.input)) != _text(r.input)})
     if changed:
         yield fault(f"the agent got another input than the task's in {some(changed)}", CAUSES)
+
+
+def _at_the_door(step: Step, rows: Sequence[Row], split: Sequence[Any]) -> Iterator[Verdict]:
+    """Compare what the runner gave each agent, and what that returned, with the task and the recorded answer."""
+    ids = {row.task_id for row in rows if row.given is not None}
+    inputs = {task.id: task.given(whole=step.sources.whole_rows) for task in split if task.id in ids}
+    digests = {name: value_digest(one) for name, one in inputs.items() if isinstance(one, Mapping)}
+    wrong = [row.id for row in rows if row.given is not None and digests.get(row.task_id) not in (None, row.given)]
+    if wrong:
+        detail = f"the runner gave the agent another input than the task's in {len(wrong)} rollouts: {some(wrong)}"
+        yield fault(detail, "what makes the jobs of tasks, or hands them to runners; a task that changed since")
+    scored = [row for row in rows if row.returned is not None and row.status is not None]
+    wrong = [row.id for row in scored if value_digest(row.answer) not in (None, row.returned)]
+    if wrong:
+        detail = f"the agent returned another answer than the one that is recorded in {len(wrong)} rollouts"
+        yield fault(
+            f"{detail}: {some(wrong)}", "what makes JSON of answers in the runner, or brings them to the reward"
+        )
 
 
 def _private(sources: Sources) -> Iterator[Verdict]:
@@ -128,6 +148,7 @@ def held_out(step: Step) -> Iterator[Verdict]:
                 detail = f"{of} has {len(rows)} rollouts of {len(split)} tasks, each once; {len(foreign)} of its tasks "
                 yield fault(f"{detail}are not in the split", "the measurement, or a task set that changed since")
             yield from _inputs(rows, {task.id: _text(task.input) for task in split})
+            yield from _at_the_door(step, rows, split)
             earlier = [one for one in measured if one < at]
             for verdict in moved(rows, record.rows(mode, max(earlier)) if earlier else ()):
                 yield attrs.evolve(verdict, detail=f"{of}: {verdict.detail}")

@@ -336,6 +336,7 @@ def sources_of(
         again=lambda: _load(plan),
         digest=fingerprint,
         weights=getattr(plan.components["algorithm"].spec, "trains", "weights") == "weights",
+        whole_rows=plan.sees_gold,
     )
 
 

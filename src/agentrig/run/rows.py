@@ -15,8 +15,8 @@ from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
 from agentrig.run.damage import entries, reading
 from agentrig.tasks import Task
-from agentrig.text import json_text, storable
-from agentrig.traces import SERVER, Span, Trace, reply_of
+from agentrig.text import json_text, names_secret, storable
+from agentrig.traces import RETURNED, SERVER, Span, Trace, reply_of
 
 
 def _span(s: Span) -> dict[str, Any]:
@@ -44,6 +44,10 @@ def row_of(r: Rollout, second: Mapping[str, Score] | None = None) -> dict[str, A
     calls, trained = r.trace.llm_calls(), {t.span_id for t in r.triplets}
     counted = [c for c in calls if (c.id in trained if trained else SERVER not in c.attributes)]
     score, verdicts = r.score, {name: _verdict(other) for name, other in (second or {}).items()}
+    answer, spans = json_text(r.outcome.answer), [_span(s) for s in r.trace.spans]
+    if names_secret(answer):  # then it is not what the agent returned
+        for span in spans[:1]:
+            span["attributes"] = {key: one for key, one in span["attributes"].items() if key != RETURNED}
     return {
         "id": r.id,
         "task_id": r.task.id,
@@ -61,7 +65,7 @@ def row_of(r: Rollout, second: Mapping[str, Score] | None = None) -> dict[str, A
         "second_rewards": json_text(verdicts) if verdicts else None,
         "input": json_text(dict(r.task.input)),
         "slices": json_text(slices_of(r)),
-        "answer": json_text(r.outcome.answer),
+        "answer": answer,
         "own_reward": r.outcome.own_reward,
         "start": r.start,
         "duration_s": r.duration_s,
@@ -74,7 +78,7 @@ def row_of(r: Rollout, second: Mapping[str, Score] | None = None) -> dict[str, A
         "response_tokens": sum(len(t.response_ids) for t in r.triplets),
         "nodes": json_text(sorted({nodes[0] for call in calls if (nodes := r.trace.nodes(call))})),
         "replies": storable("\n".join(filter(None, (reply_of(call.attributes) for call in calls)))),
-        "spans": json_text([_span(s) for s in r.trace.spans]),
+        "spans": json_text(spans),
     }
 
 

@@ -8,7 +8,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -22,8 +22,8 @@ from agentrig.processes.confine import hint
 from agentrig.processes.ends import no_silent_end
 from agentrig.prompting import prompted
 from agentrig.tasks import field_hint
-from agentrig.text import cut, masked, plain_json, storable, words_of
-from agentrig.traces import Trace
+from agentrig.text import LONE_SURROGATE, cut, masked, plain_json, storable, words_of
+from agentrig.traces import GIVEN, RETURNED, Trace, value_digest
 
 if TYPE_CHECKING:
     from agentrig.tracing.recorder import Recorder
@@ -106,13 +106,18 @@ def _called(
         prompted(job.prompts),
     ):
         try:
+            if isinstance(job.input, Mapping) and (digest := value_digest(job.input)):  # the agent may change it
+                recorder.about[GIVEN] = digest
             whole = getattr(agent, "run_job", None)
             answer = whole(job) if whole is not None else agent(job.input, job.endpoint)
             if inspect.isawaitable(answer):
                 waiting = _await(answer)
                 answer = asyncio.run_coroutine_threadsafe(waiting, loop).result() if loop else asyncio.run(waiting)
             own = answer if isinstance(answer, Judged) else Judged(answer=answer)
+            digest = value_digest(own.answer)
             outcome = Outcome(answer=json_values(own.answer), own_reward=_number(own.reward))
+            if digest:
+                recorder.about[RETURNED] = digest
         except BaseException as error:  # BaseException: nothing else in this thread would handle a CancelledError
             outcome = _failed(error, job)
             recorder.fail(outcome.message)
@@ -164,9 +169,9 @@ def json_values(answer: Any) -> Any:
         text = plain_json(answer, "its answer", strict=True)
         if len(text) > ANSWER_LIMIT:
             raise ValueError(f"its answer has {len(text)} characters of JSON, {ANSWER_LIMIT} are allowed")
-        values = json.loads(storable(text))
+        values = json.loads(text)
         if "\\ud" in text:  # an escape that may be half of a pair
-            values = json.loads(storable(json.dumps(values, ensure_ascii=False)))
+            values = json.loads(LONE_SURROGATE.sub("\ufffd", json.dumps(values, ensure_ascii=False)))
     except ValueError as error:
         raise AgentFailure(str(error), kind="bad-answer") from None
     except Exception as error:  # a dict's or list's own methods may raise anything

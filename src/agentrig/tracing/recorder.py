@@ -53,6 +53,7 @@ class Recorder:
         ended: Whether the rollout has ended; calls to the endpoint are refused then.
         under_way: What identifies the calls that have not ended.
         outside_in: The id of the span to which calls from outside of this process belong: the program's, or the root.
+        about: More attributes of the root span.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Recorder:
         self._cut = 0
         self.ended = False
         self.under_way: set[int] = set()
+        self.about: dict[str, str] = {}
 
     told = False
 
@@ -287,6 +289,7 @@ class Recorder:
             attributes={
                 **({MISSED: dict(self._missed)} if self._missed else {}),
                 **({CUT: cut} if cut else {}),
+                **self.about,
             },
         )
         return Trace(rollout_id=self.rollout_id, spans=(root, *self.finished()))
