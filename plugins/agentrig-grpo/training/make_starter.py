@@ -24,7 +24,7 @@ import numpy as np
 from starter_examples import FAMILIES, Conversation, conversation
 from tokenizers import Tokenizer
 
-REPLY, PROMPT = 255, 40
+REPLY, PROMPT = 255, 26
 """Weights in the loss: of a token of a reply, and of any other token. What repeats in a prompt teaches copying too."""
 
 REPEATS = 0.08
@@ -86,12 +86,14 @@ def padded(rows: Sequence[tuple[np.ndarray, np.ndarray]], multiple: int = 32) ->
     return ids, weights
 
 
-def batches(rng: random.Random, level: float, budget: int, longest: int, tokenizer: Tokenizer) -> list[Any]:
+def batches(
+    rng: random.Random, families: Sequence[str], level: float, budget: int, longest: int, tokenizer: Tokenizer
+) -> list[Any]:
     """Return `PARTS` batches or so of at most `budget` tokens, rows of similar length together."""
     rows: list[tuple[np.ndarray, np.ndarray]] = []
     tokens = 0
     while tokens < PARTS * budget:
-        made = encoded([conversation(rng, level) for _ in range(64)], tokenizer)
+        made = encoded([conversation(rng, level, families) for _ in range(64)], tokenizer)
         rows += [row for row in made if len(row[0]) <= longest]
         tokens = sum(len(ids) for ids, _ in rows)
     rows.sort(key=lambda row: len(row[0]))
@@ -105,13 +107,15 @@ def batches(rng: random.Random, level: float, budget: int, longest: int, tokeniz
     return found
 
 
-def produce(tokenizer_file: str, seed: int, level: Any, budget: int, longest: int, made: Any) -> None:
+def produce(
+    tokenizer_file: str, seed: int, families: Sequence[str], level: Any, budget: int, longest: int, made: Any
+) -> None:
     """Put batches into a queue for ever; what a process of its own runs. It ends when its parent does."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = Tokenizer.from_file(tokenizer_file)
     rng = random.Random(seed)
     while True:
-        found = batches(rng, level.value, budget, longest, tokenizer)
+        found = batches(rng, families, level.value, budget, longest, tokenizer)
         rng.shuffle(found)
         for batch in found:
             while True:
@@ -175,7 +179,7 @@ def repeated(rows: int, length: int, vocabulary: int, device: Any) -> tuple[Any,
     import torch
 
     period = torch.randint(4, length // 2 + 1, (rows, 1), device=device)
-    ids = torch.randint(2, vocabulary, (rows, length), device=device)
+    ids = torch.randint(16, vocabulary - 16, (rows, length), device=device)  # the first and last ones are special
     places = torch.arange(length, device=device).expand(rows, length)
     again = places >= period
     return ids.gather(1, places % period), again.float()
@@ -236,6 +240,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, float]:
     parser.add_argument("--tokens", type=int, default=0, help="tokens of a batch")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--level", type=float, default=1.0, help="size of the conversations, 0 to 1")
+    parser.add_argument("--families", default=",".join(FAMILIES), help="only these")
     parser.add_argument("--workers", type=int, default=0, help="processes that make conversations")
     parser.add_argument("--threads", type=int, default=1, help="of torch, on the CPU")
     parser.add_argument("--every", type=float, default=30.0, help="seconds between measurements")
@@ -274,8 +279,11 @@ def main(words: Sequence[str] | None = None) -> dict[str, float]:
 
     rng = random.Random(f"held out {options.seed}")
     held_out = {}
-    for family in FAMILIES:
-        rows = encoded([conversation(rng, options.level, family) for _ in range(options.held_out)], backend)
+    families = options.families.split(",")
+    if unknown := set(families) - set(FAMILIES):
+        parser.error(f"--families: there is no {', '.join(unknown)}; there are {', '.join(FAMILIES)}")
+    for family in families:
+        rows = encoded([conversation(rng, options.level, [family]) for _ in range(options.held_out)], backend)
         rows = sorted((row for row in rows if len(row[0]) <= options.longest), key=lambda row: len(row[0]))
         if len(rows) < options.held_out / 4:
             parser.error(f"--longest {options.longest}: most conversations of the family {family} are longer")
@@ -284,11 +292,11 @@ def main(words: Sequence[str] | None = None) -> dict[str, float]:
 
     context = multiprocessing.get_context("spawn")
     level, made = context.Value("d", 0.1 * options.level), context.Queue(maxsize=4 * PARTS)
-    arguments = str(options.out / "tokenizer.json"), level, budget, options.longest, made
-    processes = [
-        context.Process(target=produce, args=(arguments[0], 1000 * (options.seed + 1) + i, *arguments[1:]), daemon=True)
-        for i in range(workers)
-    ]
+    processes = []
+    for i in range(workers):
+        seed = 1000 * (options.seed + 1) + i
+        arguments = (str(options.out / "tokenizer.json"), seed, families, level, budget, options.longest, made)
+        processes.append(context.Process(target=produce, args=arguments, daemon=True))
     for process in processes:
         process.start()
     rename = renamer(backend, vocabulary, device)

@@ -653,12 +653,20 @@ FAMILIES: Mapping[str, Family] = {
 }
 """Name to a function that makes a conversation of that family from random numbers and a size from 0 to 1."""
 
-SHARES = {"copy": 0.14, "look-up": 0.2, "template": 0.12, "choose": 0.12, "tools": 0.27, "act": 0.15}
+SHARES: Mapping[str, float] = {
+    "copy": 0.14,
+    "look-up": 0.2,
+    "template": 0.12,
+    "choose": 0.12,
+    "tools": 0.27,
+    "act": 0.15,
+}
+"""How many of the conversations are of each family."""
 
 
-def conversation(rng: random.Random, level: float, family: str = "") -> Conversation:
-    """Return a conversation of a size up to `level`, from 0 to 1, of a family or of any."""
-    family = family or rng.choices(list(SHARES), list(SHARES.values()))[0]
+def conversation(rng: random.Random, level: float, families: Sequence[str] = tuple(FAMILIES)) -> Conversation:
+    """Return a conversation of a size up to `level`, from 0 to 1, of one of some families."""
+    family = rng.choices(families, [SHARES[name] for name in families])[0]
     size = level * rng.random() ** 0.7
     found = FAMILIES[family](rng, size)
     messages = list(found.messages)
