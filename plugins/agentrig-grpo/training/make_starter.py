@@ -156,8 +156,7 @@ def renamer(tokenizer: Tokenizer, vocabulary: int, device: Any) -> Any:
     from tokenizers import pre_tokenizers
 
     plain = set("Ġ\nĊĉ") | {c for c in pre_tokenizers.ByteLevel.alphabet() if c.isascii() and not c.isalnum()}
-    kept = {*KEYWORDS, *SMALL, *(f"Ġ{word}" for word in SMALL)}
-    kept |= {added.content for added in tokenizer.get_added_tokens_decoder().values()}
+    kept = {*KEYWORDS, *SMALL} | {added.content for added in tokenizer.get_added_tokens_decoder().values()}
     free = [i for token, i in tokenizer.get_vocab().items() if token not in kept and not any(c in plain for c in token)]
     digits = [i for token, i in tokenizer.get_vocab().items() if token in set("0123456789")]
     groups = [torch.tensor(sorted(set(free) - set(digits)), device=device), torch.tensor(sorted(digits), device=device)]

@@ -1,8 +1,8 @@
 """The starter's tokenizer: byte-level BPE with short pieces of words, for any text.
 
 A word has the same tokens wherever it stands: no piece joins letters with a space, a quote or a bracket before them. So
-copying a name is repeating tokens. Only words that hold sentences together have a token with their space. Digits are
-single tokens, and so are the runs of punctuation that JSON is written with.
+copying a name is repeating tokens. Digits are single tokens, and so are the runs of punctuation that JSON is written
+with.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 SPACE = "Ġ"
 """How byte-level BPE writes a space."""
 
-PIECES = 506
+PIECES = 584
 """Pieces of words that are learned from the common words."""
 
 JSON_RUNS = (
@@ -36,7 +36,6 @@ def build() -> Tokenizer:
     merges = _learned([*COMMON, *VERBS, *KEYWORDS], alphabet)
     for whole in [*KEYWORDS, *SMALL, *JSON_RUNS]:
         merges += _joined(whole, merges)
-    merges += [(SPACE, small) for small in SMALL]
     for run in [*JSON_RUNS, *'"{[(:,=-+/*|<>#$']:
         merges.append((SPACE, run))
     merges = list(dict.fromkeys(merges))

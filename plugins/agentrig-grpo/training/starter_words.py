@@ -15,7 +15,7 @@ the of to in a is and for it on with as at by from this that be are or an not wh
 please give me tell show find get look up need want we our my your you i do does has have was will can should there all
 only with its their them they if then than out one no yes
 """.split()
-"""Words that hold sentences together. With a space before them they are one token."""
+"""Words that hold sentences together, one token each."""
 
 KEYWORDS = """
 name description parameters type object properties string integer number boolean array items required enum true false
