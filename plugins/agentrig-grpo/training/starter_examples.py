@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
-from starter_words import COMMON, VERBS, made, word
+from starter_words import COMMON, SMALL, VERBS, made, word
 
 
 @attrs.frozen(kw_only=True)
@@ -224,7 +224,7 @@ def filler(rng: random.Random) -> str:
 
 def around(text: str, rng: random.Random) -> str:
     """Return a text, sometimes with a capital, quotes of its own, or words before or after it that say nothing."""
-    if rng.random() < 0.3:
+    if text.split(" ")[0] in SMALL and rng.random() < 0.4:  # else a name would lose its case
         text = text[:1].upper() + text[1:]
     chance = rng.random()
     if chance < 0.1:
@@ -266,7 +266,9 @@ def conversation_of(messages: Sequence[tuple[str, Any]], rng: random.Random, *, 
 def copying(rng: random.Random, size: float) -> Conversation:
     """A text is to be said again: all of it, what stands in quotes, or one part that is named."""
     many = 1 + int(size * 5)
-    way = rng.choice(("all", "quoted", "numbers", "slot", "list"))
+    way = rng.choice(("all", "quoted", "numbers", "slot", "list", "replace", "same"))
+    if way in ("replace", "same"):
+        return (replacing if way == "replace" else comparing)(rng, many)
     if way == "all":
         text = " ".join(name(rng) if rng.random() < 0.7 else number(rng) for _ in range(rng.randint(1, 1 + many * 2)))
         ask = rng.choice(("repeat: {}", "say {}", "repeat this:\n{}", "{}\nrepeat", "echo {}", "copy: {}"))
@@ -295,6 +297,46 @@ def copying(rng: random.Random, size: float) -> Conversation:
     ask = rng.choice(("write as a list: {}", "one on each line: {}", "list {}"))
     answer = "\n".join(lines)
     return Conversation(messages=conversation_of([("user", ask.format(", ".join(lines))), ("assistant", answer)], rng))
+
+
+def replacing(rng: random.Random, many: int) -> Conversation:
+    """A text is to be said again with one part of it replaced, left out or followed by another."""
+    parts = different(lambda: name(rng) if rng.random() < 0.7 else number(rng), rng.randint(2, 2 + many))
+    old, new = rng.choice(parts), name(rng)
+    mark = rng.choice((" ", ", ", "\n"))
+    way = rng.choice(("replace", "drop", "append"))
+    ask = {
+        "replace": (
+            "{t}\nreplace {o} by {n}",
+            "replace {o} with {n}: {t}",
+            "{t} . change {o} to {n}",
+            "{o} -> {n}\n{t}",
+        ),
+        "drop": ("{t}\nleave out {o}", "without {o}: {t}", "{t} . remove {o}"),
+        "append": ("{t}\nadd {n}", "append {n}: {t}", "{t} . put {n} at the end"),
+    }[way]
+    answer = {
+        "replace": [new if part == old else part for part in parts],
+        "drop": [part for part in parts if part != old],
+        "append": [*parts, new],
+    }[way]
+    text = rng.choice(ask).format(t=mark.join(parts), o=old, n=new)
+    return Conversation(messages=conversation_of([("user", text), ("assistant", mark.join(answer))], rng))
+
+
+def comparing(rng: random.Random, many: int) -> Conversation:
+    """Whether a list has something, or whether two things are the same: yes or no."""
+    parts = different(lambda: name(rng) if rng.random() < 0.6 else number(rng), rng.randint(1, 1 + many))
+    yes = rng.random() < 0.5
+    wanted = rng.choice(parts)
+    while not yes and wanted in parts:
+        wanted = name(rng) if rng.random() < 0.6 else number(rng)
+    if len(parts) == 1:
+        ask = rng.choice(("is {t} the same as {w}?", "{t} = {w} ?", "are they equal: {t} and {w}"))
+    else:
+        ask = rng.choice(("{t}\nis {w} there?", "does this list have {w}? {t}", "{w} in {t} ?"))
+    text = ask.format(t=", ".join(parts), w=wanted)
+    return Conversation(messages=conversation_of([("user", text), ("assistant", "yes" if yes else "no")], rng))
 
 
 def looking_up(rng: random.Random, size: float) -> Conversation:
@@ -510,8 +552,8 @@ def asking_tools(rng: random.Random, size: float) -> Conversation:
     asked = rng.sample(offered, min(len(offered), rng.choice((1, 1, 1, 2))))
     text = question(asked, key, found, rng)
     if extra:
-        cue = "{e} {v}" if not isinstance(extra_kind, list) or rng.random() < 0.5 else "{v}"
-        cue = rng.choice((cue, cue, f"with {cue}", f"for {cue}", f"{cue} ,"))
+        cue = "{e} {v}" if rng.random() < 0.5 else "{v}"
+        cue = rng.choice((cue, f"in {cue}", f"at {cue}", f"with {cue}", f"for {cue}", f"{cue} ,"))
         text = rng.choice(("{t} {c}", "{c} {t}", "{t} , {c}")).format(
             t=text, c=cue.format(e=extra.replace("_", " "), v=shown(extra_value))
         )
@@ -542,7 +584,9 @@ def asking_tools(rng: random.Random, size: float) -> Conversation:
             arguments[extra] = extra_value
         messages.append(call(names[f], arguments))
         others = {other: v for other, v in record.items() if other == f or other not in asked}
-        messages.append({"role": "tool", "content": result_text(others, f, rng, way)})
+        whole = len(asked) == 1 and len(found.records) > 1 and rng.random() < 0.15
+        said_by_tool = table_text(found, rng) if whole else result_text(others, f, rng, way)
+        messages.append({"role": "tool", "content": said_by_tool})
     said = {f: shown(record[f]) for f in asked}
     if rng.random() < 0.2:  # a last tool takes the answer
         last = rng.choice(("answer", "finish", "submit", "done", "reply"))

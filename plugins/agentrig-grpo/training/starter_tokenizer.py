@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 SPACE = "Ġ"
 """How byte-level BPE writes a space."""
 
-PIECES = 584
+PIECES = 586
 """Pieces of words that are learned from the common words."""
 
 JSON_RUNS = (
