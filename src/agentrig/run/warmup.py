@@ -176,13 +176,11 @@ def _check_failures(plan: Plan, pairs: Sequence[tuple[Rollout, Conversation]], w
     )
 
 
-def make_start(
-    plan: Plan, wanted: StartPlan, turns: Sequence[Turn], log: Callable[[str], None] = lambda line: None
-) -> StartingModel:
-    """Train a starting model on demonstrations with the plan's algorithm.
+def check_makes_start(plan: Plan) -> None:
+    """Stop when the plan's algorithm makes no starting models.
 
     Raises:
-        ConfigError: The algorithm makes none, or a demonstration does not fit the model.
+        ConfigError: It makes none.
     """
     spec: Any = plan.components["algorithm"].spec
     if spec.make_start is None:
@@ -192,6 +190,18 @@ def make_start(
             f"{able[0] if able else 'NAME (none is installed: agentrig-grpo has one)'}.\n"
             "  Any algorithm can train the directory that it writes"
         )
+
+
+def make_start(
+    plan: Plan, wanted: StartPlan, turns: Sequence[Turn], log: Callable[[str], None] = lambda line: None
+) -> StartingModel:
+    """Train a starting model on demonstrations with the plan's algorithm.
+
+    Raises:
+        ConfigError: The algorithm makes none, or a demonstration does not fit the model.
+    """
+    check_makes_start(plan)
+    spec: Any = plan.components["algorithm"].spec
     Setup(plan).hardware()  # before torch is imported: its idle threads must not spin
     found: StartingModel = spec.make_start(plan.configs["algorithm"], wanted, turns, log)
     return found
