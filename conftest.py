@@ -95,7 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: (item.path in alone, is_slow(item)))
 
 
-SLOW_S = 60.0  # what each worker may spend on the slow tests of `--touched`, and one test more
+SLOW_S = 30.0  # what each worker may spend on the slow tests of `--touched`, and one test more
 spent_s = 0.0
 
 

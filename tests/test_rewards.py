@@ -256,6 +256,7 @@ def test_a_reward_may_judge_in_processes_from_the_start(toy_plan: Callable[..., 
     assert "half" in str(score.details)
 
 
+@pytest.mark.slow
 def test_a_process_that_judges_too_long_is_killed_with_the_words_of_a_reward(
     toy_plan: Callable[..., Plan], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -340,6 +341,7 @@ print("ended", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_command_that_was_stopped_by_the_terminal_is_not_killed_when_it_goes_on() -> None:
     with subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         _, status = os.waitpid(process.pid, os.WUNTRACED)

@@ -142,6 +142,7 @@ def test_a_resumed_run_skips_what_was_solved_and_the_auditor_confirms_it(
     assert max(times[task] for task in SOLVED) < min(times[task] for task in times.keys() - SOLVED)
 
 
+@pytest.mark.slow
 def test_a_solved_task_that_is_drawn_all_the_same_is_named(
     even_tasks_are_solved: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

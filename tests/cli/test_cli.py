@@ -111,6 +111,7 @@ def test_the_keys_that_recipes_set_are_shown_first() -> None:
     assert set(described["settings"]) == set(keys)
 
 
+@pytest.mark.slow
 def test_the_first_example_of_validate_works_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(Path(__file__).parents[2] / "examples" / "my_agent.py", tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -339,6 +340,7 @@ def test_train_prints_its_summary(here: Path, model: ModelServer, toy_file: str)
     assert json.loads(report.stdout)["run"] == "one"
 
 
+@pytest.mark.slow
 def test_the_page_of_a_run_is_served_until_ctrl_c(here: Path, model: ModelServer, toy_file: str) -> None:
     keyboard, terminal = pty.openpty()
     words = [

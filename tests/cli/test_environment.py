@@ -149,6 +149,7 @@ def test_a_closed_output(words: list[str]) -> None:
     assert said == "agentrig: standard output is closed. Send it to a file, or away: agentrig … > /dev/null\n"
 
 
+@pytest.mark.slow
 def test_a_closed_error_output_ends_no_command(ended_run: Callable[..., Path]) -> None:
     run = ended_run("algorithm.steps=1", "run.validation_tasks=1")
     for words in (["plugins"], ["train", "--resume", str(run), "algorithm.steps=2"]):

@@ -113,6 +113,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
         yield Played(results, [body["messages"][-1]["content"] for body in server.bodies()], place)
 
 
+@pytest.mark.slow
 def test_rollouts_beside_it_are_answered_before_it_ends(played: Played) -> None:
     good = [f"good-{i}" for i in range(GOOD)]
     assert [played.results[name].outcome.answer for name in good] == ["good"] * GOOD

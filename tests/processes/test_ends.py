@@ -470,6 +470,7 @@ def register_rewards():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name", "said"),
     [

@@ -115,9 +115,15 @@ READ_AND_GO_ON = (
 @pytest.mark.parametrize(
     "name",
     [
-        *("run.lock", "manifest.json", "config.toml", "metrics.jsonl", "progress.json", "summary.json"),
-        *("checkpoints/latest", "checkpoints/step-00001", "checkpoints/step-00001/.files.json"),
-        *("rollouts/validation-00001.parquet", "rollouts", "calls/train-00001.parquet", *READ_AND_GO_ON),
+        *("metrics.jsonl", "checkpoints/step-00001", "rollouts/validation-00001.parquet", "log.jsonl"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (
+                *("run.lock", "manifest.json", "config.toml", "progress.json", "summary.json", "checkpoints/latest"),
+                *("checkpoints/step-00001/.files.json", "rollouts", "calls/train-00001.parquet"),
+                *(name for name in READ_AND_GO_ON if name != "log.jsonl"),
+            )
+        ),
     ],
 )
 def test_no_reader_of_a_run_waits_at_a_pipe(run: Path, tmp_path: Path, name: str) -> None:

@@ -99,6 +99,7 @@ def test_the_auditor_looks_at_each_link_but_the_sampling(whole: Path) -> None:
         assert step["text"]["detail"].startswith("12 calls")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replaced", "link"),
     [("update", "gradient"), ("encode", "text")],
@@ -123,6 +124,7 @@ def test_the_auditor_finds_a_token_that_was_replaced(
         learned(tmp_path, "run", model=tiny_model(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_weights_of_one_that_was_not_interrupted(whole: Path) -> None:
     run = learned(whole, "two", model=whole / "model", steps=2)
     train(resume_plan(run, overrides=["algorithm.steps=4"]), resume=run)

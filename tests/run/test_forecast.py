@@ -233,6 +233,7 @@ def test_a_server_that_dies_is_named_first(monkeypatch: pytest.MonkeyPatch) -> N
     assert trial.forecast()["tasks"] < 24 or trial.forecast()["failures"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_shows_what_is_known_so_far(model: Any, tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()

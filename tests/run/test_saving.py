@@ -302,6 +302,7 @@ def test_a_write_that_outlasts_the_next_step(tmp_path: Path) -> None:
     assert json.loads((slow / "summary.json").read_text())["checkpoints"]["written"] == 4
 
 
+@pytest.mark.slow
 def test_a_full_disk_during_a_write_in_the_background_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

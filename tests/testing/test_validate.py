@@ -24,6 +24,7 @@ def validate(*words: str) -> Result:
     return CliRunner().invoke(main, ["validate", *words])
 
 
+@pytest.mark.slow
 def test_a_domain_is_validated_and_its_costs_are_shown() -> None:
     result = validate(FILE, "--json", "--limit", "3")
     assert result.exit_code == 0, result.output
@@ -85,6 +86,7 @@ def test_what_is_tried_on_tasks_that_cannot_be_loaded_is_skipped(tmp_path: Path,
     assert found["trials"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("right", "wrong", "caught", "said"),
     [
@@ -170,6 +172,7 @@ def unchanged(tmp_path: Path) -> str:
     return str(tmp_path / "unchanged.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["chat", "wordy"])
 def test_an_unchanged_client_passes_what_the_tap_adds(unchanged: str, name: str) -> None:
     """It sends no sampling field of the run's, or a lower limit."""

@@ -29,6 +29,7 @@ MakePlan = Callable[..., Plan]
 FILE = str(Path(__file__).parents[1] / "support" / "tracker_plugin.py")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_is_one_run_of_tensorboard_while_other_trackers_fail_or_never_return(
     toy_plan: MakePlan, tmp_path: Path, toy_file: str
 ) -> None:

@@ -142,6 +142,7 @@ def test_failures_that_are_few_are_told_with_kind_and_example(tmp_path: Path) ->
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_memorised_is_not_told_to_go_on(tmp_path: Path, served: ScriptedServer) -> None:
     said = str(diagnose(toy_run(tmp_path, served, "algorithm.steps=3", "run.report_tasks=24", model=memory)))
     assert "1. memorised: " in said

@@ -230,6 +230,7 @@ def groups(n=6, size=4):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{}, {"lora_rank": 4}, {"mini_batches": 2, "ppo_epochs": 2}, {"kl_loss_coef": 0.1}], ids=str
 )

@@ -100,6 +100,7 @@ def killer(model: Model, at: int, process: list[subprocess.Popen[bytes]]) -> Non
 SMALL = ["algorithm.max_calls=80", "runners.threads=1", "run.report_tasks=4", "run.validation_tasks=4"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_pays_no_call_twice(model: Model, tmp_path: Path) -> None:
     (tmp_path / "killed.toml").write_text("")
     words = [*settings(model.url, tmp_path), *SMALL]

@@ -176,6 +176,7 @@ def slow_verdict(predicted: str, gold: str, path: Path) -> int | None:
     return int(found is not None and slow_same(wanted, found, "order by" in prepared(gold).lower()))
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=databases(), pair=pairs())
 def test_verdicts_agree_with_a_slow_implementation(
