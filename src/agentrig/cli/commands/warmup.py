@@ -152,7 +152,7 @@ def warmup(
         if of_new and model != "new":
             names = ", ".join(f"--{name}" for name in of_new)
             raise ConfigError(f"{names}: only for a new model, and --model {model} has its own; leave one of them out")
-        plan = make_plan(words, options)
+        plan = make_plan(words, dict(options))
         run.check_makes_start(plan)
         if model != "new":
             plan = make_plan([*words, f"algorithm.model={model}"], options)
