@@ -1,6 +1,6 @@
 """A domain with three tools, from the shipped starter and from random weights: warm-up, then `grpo`; see tools.md.
 
-    python tests/benchmarks/tools.py [--starts starter,new] [--seeds 0,1,2] [--out runs/tools] [train's section.key=value]
+    python tests/benchmarks/tools.py [--starts starter,new] [--seeds 0,1,2] [--out runs/tools] [section.key=value …]
 
 Both starts get the same labels and as many steps; the new model has as many parameters as the starter. Limits are
 steps, not minutes, so the load of the machine does not change what is learned. Prints `agentrig compare` of the runs.

@@ -52,9 +52,12 @@ def scripts() -> Any:
 @pytest.fixture(scope="module")
 def client(tokenizer: Any) -> Any:
     """A client of our server with the starter."""
-    with tool_models.served(tool_models.ToolModels(STARTER, {"starter": tokenizer}), "starter") as url:
-        with OpenAI(base_url=url, api_key="none", max_retries=0) as found:
-            yield found
+    models = tool_models.ToolModels(STARTER, {"starter": tokenizer})
+    with (
+        tool_models.served(models, "starter") as url,
+        OpenAI(base_url=url, api_key="none", max_retries=0) as found,
+    ):
+        yield found
 
 
 def test_all_shipped_models_together_are_small() -> None:
