@@ -16,7 +16,7 @@ from pathlib import Path
 from methods import agentrig
 
 DOMAIN = ["inventory", "--plugin", str(Path(__file__).with_name("inventory.py"))]
-WARMUP = ["--labels", "100", "--passes", "3", "--minutes", "60", "--tokens-per-batch", "2048", "--no-measure"]
+WARMUP = ["--labels", "100", "--passes", "2", "--minutes", "60", "--tokens-per-batch", "2048", "--no-measure"]
 STARTS = {"starter": [], "new": ["--parameters", "1.4e6"]}
 
 

@@ -144,8 +144,8 @@ def warmup(
 
     own = {name: options.pop(name) for name in _PLANNED}
     own["threads"] = options.pop("threads")
-    of_new = {"parameters": int(parameters), "tokenizer": tokenizer, "vocabulary": vocabulary}
-    of_new = {name: value for name, value in of_new.items() if value}
+    asked = {"parameters": int(parameters), "tokenizer": tokenizer, "vocabulary": vocabulary}
+    of_new: dict[str, Any] = {name: value for name, value in asked.items() if value}
     model = model or ("new" if of_new else "starter")
     given = _shown(words, options)
     with stdout_to_stderr(as_json):
