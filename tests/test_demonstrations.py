@@ -59,13 +59,14 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
             response_token_ids=[7],
             tokenizer="bytes",
             source="production",
+            options={"enable_thinking": False},
         ),
     ]
     file = tmp_path / "demonstrations.jsonl"
     write_demonstrations(file, turns)
     assert read_demonstrations(file) == turns
     keys = list(json.loads(file.read_text().split("\n")[1]))
-    assert keys == ["messages", "tools", "task", "tokenizer", "source", "reward", *IDS]
+    assert keys == ["messages", "tools", "task", "tokenizer", "source", "reward", *IDS, "chat_template_kwargs"]
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -117,6 +118,7 @@ def call(arguments: Any) -> dict[str, Any]:
         ({"messages": [ASKED, {**SAID, "content": "\ud83d"}]}, "holds half of a UTF-16 character: \\ud83d"),
         ({"messages": [ASKED, SAID], "more": float("inf")}, "holds NaN or an infinite number"),
         ({"messages": [ASKED, SAID], "task": 7}, "task is no text: 7"),
+        ({"messages": [ASKED, SAID], "chat_template_kwargs": [1]}, "chat_template_kwargs is no object: [1]"),
         ({"messages": [ASKED, SAID], "reward": True}, "reward is no number: True"),
         ({"messages": [ASKED, SAID], "reward": "1.0"}, "reward is no number: '1.0'"),
         ({"messages": [ASKED, SAID], **IDS, "prompt_token_ids": [1.0]}, "prompt_token_ids is no list of token ids"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,12 +11,13 @@ import attrs
 import pytest
 from rollouts import rollout, trace_of
 
-from agentrig import Score, Span, Triplet
-from agentrig.credit import worths_of_calls
+from agentrig import CreditSpec, Score, Span, Triplet, credit
+from agentrig.credit import differ, grpo, opd, overlong, worths_of_calls
 from agentrig.errors import AgentrigError, ConfigError, LookupFailed
 from agentrig.plan import resolve
 from agentrig.plugins.loading import load
 from agentrig.rollouts import Rollout
+from agentrig.run.setup import Setup
 from agentrig.settings import structure
 from agentrig.traces import REWARD
 
@@ -29,6 +31,7 @@ GOLDEN: dict[str, list[list[float | None]]] = {
     # 1 - (0 + 0) / 2, and 0 - (1 + 0) / 2
     "rloo": [[1.0, -0.5, -0.5, None], [0.0, 0.0]],
     "reinforce++": [[2 / 3 / SIXTH, -1 / 3 / SIXTH, -1 / 3 / SIXTH, None], [0.0, 0.0]],
+    "dapo": [[2 / math.sqrt(3), -1 / math.sqrt(3), -1 / math.sqrt(3), None], [0.0, 0.0]],
     "best-of-group": [[1.0, None, None, None], [None, None]],
 }
 """What each credit gives a group with the rewards 1, 0, 0 and a failure, and one with 0.5 twice."""
@@ -63,7 +66,7 @@ def test_rft_imitates_each_correct_answer_once() -> None:
     assert list(credit_of("rft")([made, group(0.0, 0.0)])) == [[1.0, None, 1.0, None, None], [None, None]]
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr-grpo", "rloo", "reinforce++"])
+@pytest.mark.parametrize("name", ["grpo", "dr-grpo", "rloo", "reinforce++", "dapo"])
 def test_negative_worths_are_scaled(name: str) -> None:
     full, half = (credit_of(name, negative_scale=scale)([group(1.0, 0.0, 0.0)]) for scale in (1.0, 0.5))
     (a,), (b,) = list(full), list(half)
@@ -119,6 +122,151 @@ def test_rewards_that_overflow_are_named(name: str, value: float) -> None:
 def test_the_largest_rewards_have_finite_worths(name: str) -> None:
     (found,) = credit_of(name)([group(1e9, -1e9, 0.0)])
     assert all(w is None or math.isfinite(w) for w in found)
+
+
+# --- long replies ---
+
+LIMITED: list[tuple[int, dict[str, Any], float]] = [
+    # at most 10 tokens, of which the last 4 cost: 0 up to 6, then a quarter each
+    (5, {"max_tokens": 10}, 0.0), (6, {"max_tokens": 10}, 0.0), (7, {"max_tokens": 10}, -0.25),
+    (8, {"max_completion_tokens": 10}, -0.5), (10, {"max_tokens": 10, "max_completion_tokens": 12}, -1.0),
+    (11, {"max_tokens": 10}, -1.0), (99, {}, 0.0), (3, {"max_tokens": 6}, 0.0), (6, {"max_tokens": 6}, -1.0),
+]  # fmt: skip
+"""Tokens of a reply, its request, and what it costs by equation 13 with a buffer of 4."""
+
+
+def spoken(value: float, *replies: tuple[int, dict[str, Any]]) -> Rollout:
+    """Return a rollout of some calls, each with its number of tokens and its request."""
+    trace = trace_of(*["write"] * len(replies))
+    requests = {f"c{i}": {"request": request} for i, (_, request) in enumerate(replies)}
+    spans = [attrs.evolve(s, attributes={**s.attributes, **requests.get(s.id, {})}) for s in trace.spans]
+    triplets = [Triplet(prompt_ids=[1], response_ids=[2] * n, span_id=f"c{i}") for i, (n, _) in enumerate(replies)]
+    return rollout(value, trace=attrs.evolve(trace, spans=spans), triplets=triplets)
+
+
+@pytest.mark.parametrize(("tokens", "request_", "costs"), LIMITED, ids=str)
+def test_overlong_replies_are_punished_as_the_paper_says(tokens: int, request_: dict[str, Any], costs: float) -> None:
+    group = [spoken(1.0, (tokens, request_)), spoken(0.0, (1, request_)), rollout(failure="x")]
+    worths = next(iter(credit_of("dapo", overlong_buffer_len=4)([group])))
+    gap = 1.0 + costs  # the deviation of two numbers is their distance over the root of 2
+    assert worths == [
+        pytest.approx(gap and 1 / math.sqrt(2), abs=1e-5),
+        pytest.approx(-(gap and 1 / math.sqrt(2)), abs=1e-5),
+        None,
+    ]
+    equal = [spoken(1.0, (tokens, request_)), spoken(1.0, (1, request_))]
+    worths = next(iter(credit_of("dapo", overlong_buffer_len=4)([equal])))
+    assert worths[0] == pytest.approx(-(costs and 1 / math.sqrt(2)), abs=1e-5)
+    assert next(iter(credit_of("dapo", overlong_buffer_len=0)([equal]))) == [0.0, 0.0]
+
+
+def test_of_several_replies_the_longest_costs() -> None:
+    calls = [(10, {"max_tokens": 10}), (7, {"max_tokens": 10}), (1, {"max_tokens": 10})]
+    assert overlong(spoken(1.0, *calls), 4) == -1.0
+    assert overlong(spoken(1.0, *calls[1:]), 4) == -0.25
+
+
+def test_a_group_is_admitted_where_rewards_differ() -> None:
+    assert differ(group(1.0, 0.0))
+    for values in ([], [1.0], [1.0, None], [0.5, 0.5, None], [None, None]):
+        assert not differ(group(*values))
+    spec: Any = load().find("credit", "dapo").spec
+    assert spec.admit is differ
+
+
+def test_a_gate_needs_a_limit() -> None:
+    with pytest.raises(ValueError, match=r"CreditSpec mine: admit needs a limit; write .*GateConfig"):
+        CreditSpec(name="mine", summary="Mine.", build=lambda config: grpo, admit=differ)
+
+
+# --- tokens ---
+
+
+def test_a_teacher_judges_each_token() -> None:
+    """log p_teacher - log p_student: 0.5 and -1.25 for the first call, 0 for the second."""
+    triplets = [
+        Triplet(prompt_ids=[1], response_ids=[2, 3], logprobs=[-1.0, -0.25], span_id="c0"),
+        Triplet(prompt_ids=[1], response_ids=[4], logprobs=[-2.0], span_id="c1"),
+    ]
+    made = rollout(0.0, trace=trace_of("write", "write"), triplets=triplets)
+    heard = {("r", "c0"): [-0.5, -1.5], ("r", "c1"): [-2.0]}
+    groups = [[made, rollout(failure="x")]]
+    assert list(opd(groups, heard)) == [[[[0.5, -1.25], [0.0]], None]]
+    assert worths_of_calls(lambda _: opd(groups, heard), groups[0]) == [[[0.5, -1.25], [0.0]], []]
+    bare = attrs.evolve(made, triplets=[attrs.evolve(triplets[0], logprobs=None)])
+    with pytest.raises(AgentrigError, match=r"call c0 has none: use a server that returns `logprobs`"):
+        list(opd([[bare]], heard))
+
+
+@pytest.mark.parametrize("wrong", [[1.0], [1.0, math.nan], [1.0, None], [1.0, 2.0, 3.0], "ab"], ids=str)
+def test_worths_of_tokens_are_checked(wrong: Any) -> None:
+    made = rollout(1.0, trace=trace_of("w"), triplets=[Triplet(prompt_ids=[1], response_ids=[2, 3], span_id="c0")])
+    with pytest.raises(AgentrigError, match=r"for each call .* a number or a list with one for each token"):
+        worths_of_calls(lambda groups: [[[wrong]]], [made])
+
+
+# --- sizes, and combinations without meaning ---
+
+
+def test_a_credit_is_short_and_names_its_paper() -> None:
+    """No estimator over 45 lines with its docstring, and no rule over 30 without."""
+    for function in (*(vars(credit)[n] for n in ("grpo", "dr_grpo", "rloo", "reinforce_pp", "dapo", "opd")),
+                     credit.best_of_group, credit.rft, credit.turn):  # fmt: skip
+        lines = inspect.getsource(function).splitlines()
+        said = (function.__doc__ or "").splitlines()
+        assert len(lines) <= 45, function.__name__
+        assert len(lines) - len(said) <= 30, function.__name__
+        assert "arXiv:" in function.__doc__ or "Williams" in function.__doc__
+
+
+TEACHER = ("credit.use=opd", "credit.base_url=http://127.0.0.1:9/v1", "credit.model=t")
+GSPO = (
+    "algorithm.loss=gspo", "algorithm.clip_low=3e-4", "algorithm.clip_high=4e-4",
+    "algorithm.loss_agg_mode=seq-mean-token-mean",
+)  # fmt: skip
+MEANINGLESS: list[tuple[Sequence[str], str]] = [
+    (("credit.use=rft", *GSPO), "rft with the algorithm grpo: it has no meaning with loss = gspo"),
+    (("credit.use=best-of-group", *GSPO), "best-of-group .* one ratio for a whole reply: use the loss clip"),
+    (("credit.use=turn", *GSPO), "turn .* one ratio for a whole reply"),
+    ((*TEACHER, *GSPO), "opd .* one ratio for a whole reply"),
+    ((*TEACHER, "algorithm.temperature=0.7"), "opd .* rollouts have temperature 0.7 and top_p 1: set both to 1"),
+    ((*TEACHER, "algorithm.top_p=0.9"), "temperature 1 and top_p 0.9"),
+    (
+        ("credit.use=dapo", "credit.overlong_buffer_len=99", "algorithm.max_tokens=100"),
+        "set it to 20, or to 0 for none",
+    ),
+    (("credit.use=dapo", "algorithm.max_staleness=1"), "dynamic sampling and max_staleness = 1 exclude each other"),
+    (("algorithm.use=verl", "credit.use=dapo"), "verl: dynamic sampling is not possible: .*max_num_gen_batches = 1"),
+    (
+        ("algorithm.use=verl", "credit.use=rft", "algorithm.verl.actor_rollout_ref.actor.policy_loss.loss_mode=gspo"),
+        "rft with the algorithm verl: it has no meaning with loss = gspo",
+    ),
+    (
+        ("algorithm.use=verl", *TEACHER, "algorithm.verl.actor_rollout_ref.rollout.temperature=0.5"),
+        "rollouts have temperature 0.5",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "why"), MEANINGLESS, ids=str)
+def test_a_combination_without_meaning_is_refused(words: Sequence[str], why: str) -> None:
+    plan = resolve("mini", overrides=words)
+    with pytest.raises(ConfigError, match=why):
+        Setup(plan).check_credit()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (), GSPO, ("credit.use=rft", "algorithm.loss=cispo"), ("credit.use=dapo", "algorithm.clip_high=0.28"),
+        TEACHER, ("credit.use=dapo", "credit.max_num_gen_batches=1", "algorithm.max_staleness=1"),
+        ("algorithm.use=verl", "credit.use=dapo", "credit.max_num_gen_batches=1"),
+        ("algorithm.use=verl", "credit.use=rloo"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_combination_with_a_meaning_is_not(words: Sequence[str]) -> None:
+    Setup(resolve("mini", overrides=words)).check_credit()
 
 
 # --- turns ---

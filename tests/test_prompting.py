@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import agentrig_lightning
 import attrs
 import pytest
 from prompted_plugin import PROMPTS
@@ -84,6 +85,12 @@ def test_a_run_file_and_overrides_replace_prompts_and_the_run_keeps_them(tmp_pat
     again.write_text(to_toml(plan.as_dict()))
     assert resolve(str(again), files=[str(PLUGIN)]).prompts == plan.prompts
 
+    for text in ('Say:\n\n"""{question}"""\\\n', "\n{question}\r\n", "{question}\\n"):
+        written = to_toml(plan_of(tmp_path, prompts={"system": text}).as_dict())
+        again.write_text(written, newline="")
+        assert resolve(str(again), files=[str(PLUGIN)]).prompts == {"system": text}
+        assert ("\n\n" in written.partition("[prompts]")[2]) == text.startswith("Say"), "as it is, if it has lines"
+
     # Another agent has other prompts: those of the recipe's agent are not its own.
     assert resolve(str(again), uses={"agent": "unprompted"}, files=[str(PLUGIN)]).prompts == {}
 
@@ -131,9 +138,16 @@ def test_a_spec_with_a_broken_template_is_refused() -> None:
             AgentSpec(name="broken", summary="x", build=lambda config: len, prompts=wrong)  # type: ignore[arg-type]
 
 
+def test_prompts_may_depend_on_the_settings() -> None:
+    spec = AgentSpec(name="x", summary="x", build=lambda config: len, prompts=lambda config: {"system": config})
+    assert spec.declared("Say {question}") == {"system": "Say {question}"}
+    with pytest.raises(ValueError, match="AgentSpec x: the prompt system: it is no template"):
+        spec.declared("open {")
+
+
 def test_programs_and_services_get_prompts_in_their_input() -> None:
-    specs = {spec.name: spec for spec in register_agents()}
-    assert [specs[name].prompts for name in ("command", "http")] == [None, None]
+    specs = {spec.name: spec for spec in [*register_agents(), *agentrig_lightning.register_agents()]}
+    assert [specs[name].prompts for name in ("command", "http", "agent-lightning-1")] == [None] * 3
     assert checked({"any": "Say {question}"}, None, agent="command") == {"any": "Say {question}"}
 
     job = Job(id="r", input={"question": "why"}, endpoint=ENDPOINT, prompts={"system": "s"})

@@ -102,6 +102,16 @@ class Session(Protocol):
             agentrig.errors.PluginError: The server can't be built.
         """
 
+    def check_teacher(self, servers: Sequence[Endpoint]) -> None:
+        """Check the teacher of the run's credit, if it has one: call it before the first rollouts.
+
+        Args:
+            servers: Of the model that is trained, with its weights.
+
+        Raises:
+            agentrig.errors.ConfigError: See `agentrig.credit.Teacher.ready`.
+        """
+
     @property
     def calls(self) -> int:
         """How many rollouts the runners run at once at most; 0 if that is not known, for runners of other machines."""

@@ -1,7 +1,7 @@
 """Credits: what the calls of a step are worth. Each is a small function with a name, which `[credit] use` selects.
 
-Each of them gives a rollout's worth to all of its calls, and so to all of their sampled tokens; `turn` tells the calls
-apart. A failed rollout has no reward: it gets None, and no baseline counts it.
+Most of them give a rollout's worth to all of its calls, and so to all of their sampled tokens; `turn` tells the calls
+apart, and `opd` the tokens. A failed rollout has no reward: it gets None, and no baseline counts it.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import attrs
 
 from agentrig.adapters import Triplet
 from agentrig.demonstrations import LEARN
+from agentrig.endpoints import LIMIT, Endpoint
 from agentrig.errors import AgentrigError, place_of
 from agentrig.rewards import given, given_to_calls
 from agentrig.rollouts import Rollout
+from agentrig.secrets import Secret, http_address
 from agentrig.settings import setting
 from agentrig.text import words_of
 from agentrig.traces import mapping
@@ -29,10 +31,13 @@ EPSILON = 1e-6
 LARGEST = 1e12
 """Largest reward, without its sign, that is learned from: the squares of such numbers still fit into fp32."""
 
-Worth = float | None | Sequence[float | None]
-"""What the calls of a rollout are worth: one number for all of them, or one for each of its triplets.
+CallWorth = float | None | Sequence[float]
+"""What a call is worth: one number for all of its sampled tokens, or one for each. None leaves the call out."""
 
-A positive number makes what was sampled more likely, a negative one less likely. None leaves it out.
+Worth = float | None | Sequence[CallWorth]
+"""What the calls of a rollout are worth: one number for all of them, or a `CallWorth` for each of its triplets.
+
+A positive number makes what was sampled more likely, a negative one less likely. None leaves the rollout out.
 """
 
 Credit = Callable[[Sequence[Sequence[Rollout]]], Iterable[Sequence[Worth]]]
@@ -40,6 +45,26 @@ Credit = Callable[[Sequence[Sequence[Rollout]]], Iterable[Sequence[Worth]]]
 
 A group is all rollouts of a task, failures included (their `value` is None).
 """
+
+
+class Teacher(Protocol):
+    """What scores the tokens of a step for a credit: `CreditSpec.build` returns a credit that has these two as well.
+
+    Attributes:
+        heard: Of the latest step: by rollout and call (its span), the teacher's log-probability of each response token.
+    """
+
+    heard: Mapping[tuple[str, str], Sequence[float]]
+
+    def ready(self, student: Endpoint) -> None:
+        """Check the teacher, before the first rollout.
+
+        Args:
+            student: A server of the model that is trained, which can score tokens and tokenize.
+
+        Raises:
+            ConfigError: It does not answer, has other tokens, or its answers are no log-probabilities.
+        """
 
 
 @attrs.frozen(kw_only=True)
@@ -58,6 +83,40 @@ class GroupConfig(RelativeConfig):
         help="rollout: each rollout counts once in its group's baseline; call: each trained call does",
         choices=("rollout", "call"),
     )
+
+
+@attrs.frozen(kw_only=True, slots=False)  # a class can't have two bases with slots
+class GateConfig:
+    """The key of each credit with a gate (`CreditSpec.admit`)."""
+
+    max_num_gen_batches: int = setting(
+        4,
+        help="a step samples other tasks in the place of groups that are not admitted, in at most so many batches; "
+        "1: every group is learned from",
+        ge=1,
+        le=100,
+    )
+
+
+@attrs.frozen(kw_only=True)
+class DapoConfig(RelativeConfig, GateConfig):
+    """Settings of `dapo`."""
+
+    overlong_buffer_len: int = setting(
+        64,
+        help="so many of the last tokens that a reply may have lower its rollout's reward, by up to 1; 0 for none",
+        ge=0,
+    )
+
+
+@attrs.frozen(kw_only=True)
+class TeacherConfig:
+    """Settings of `opd`."""
+
+    base_url: str = setting(help="the teacher's address, up to and including /v1", validator=http_address)
+    model: str = setting(help="the teacher's name there")
+    api_key: Secret | None = setting(None, secret=True, help="its key")
+    concurrency: int = setting(8, help="requests to it at the same time", ge=1, le=1024)
 
 
 @attrs.frozen(kw_only=True)
@@ -133,6 +192,77 @@ def reinforce_pp(groups: Sequence[Sequence[Rollout]], config: RelativeConfig) ->
     std = math.sqrt(math.fsum(b * b for group in found for b in group) / max(scored, 1))
     for group, over_mean in zip(values, found, strict=True):
         yield _worths(group, [b / (std + EPSILON) for b in over_mean], config)
+
+
+def dapo(groups: Sequence[Sequence[Rollout]], config: DapoConfig) -> Iterator[list[Worth]]:
+    """Yield DAPO's credit (arXiv:2503.14476): that of `grpo`, on rewards with the soft overlong punishment (eq. 13).
+
+    A reply y may have L tokens, and C is `overlong_buffer_len`, or L / 2 where that is less:
+
+        R(y) = 0 if |y| <= L - C        ((L - C) - |y|) / C if L - C < |y| <= L        -1 if L < |y|
+
+    L is the call's own limit, the `max_tokens` of its request. A rollout's reward is v plus the lowest R of its trained
+    calls. The paper's dynamic sampling is the gate `differ`; its clip and its loss are `algorithm.clip_high` and
+    `algorithm.loss_agg_mode`.
+
+    Raises:
+        AgentrigError: See `advantages`.
+    """
+    for group in groups:
+        shaped = [None if r.value is None else r.value + overlong(r, config.overlong_buffer_len) for r in group]
+        yield _worths(shaped, advantages(shaped), config)
+
+
+def overlong(rollout: Rollout, buffer: int) -> float:
+    """Return the punishment of a rollout's longest replies, see `dapo`: 0 for none, at least -1."""
+    if not (buffer and rollout.triplets):
+        return 0.0
+    requests = {call.id: mapping(call.attributes.get("request")) for call in rollout.trace.llm_calls()}
+    lowest = 0.0
+    for triplet in rollout.triplets:
+        request = requests.get(triplet.span_id, {})
+        limits = [request[name] for name in LIMIT if isinstance(request.get(name), int)]
+        if limits:
+            last = min(buffer, min(limits) / 2)
+            lowest = min(lowest, max((min(limits) - last - len(triplet.response_ids)) / last, -1.0))
+    return lowest
+
+
+def differ(group: Sequence[Rollout]) -> bool:
+    """Return whether two rollouts of a group have different rewards: DAPO's dynamic sampling (eq. 11) keeps no other.
+
+    The paper asks that some rollouts are correct and some are not; with rewards of 0 and 1 that is the same.
+    """
+    return len({rollout.value for rollout in group if rollout.value is not None}) > 1
+
+
+def opd(groups: Sequence[Sequence[Rollout]], heard: Mapping[tuple[str, str], Sequence[float]]) -> Iterator[list[Worth]]:
+    """Yield the credit of on-policy distillation (GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543), token by token:
+
+        A_t = log p_teacher(y_t | x, y_<t) - log p_student(y_t | x, y_<t)
+
+    Its mean over what the student samples is minus the reverse KL divergence of student and teacher, so a policy
+    gradient with A lowers it. Rewards do not count.
+
+    Args:
+        groups: Of a step.
+        heard: By rollout and call, what the teacher says of the call's response tokens.
+
+    Raises:
+        AgentrigError: The student's log-probabilities were not recorded.
+    """  # noqa: D415
+    for rollouts in groups:
+        if lacking := [t.span_id for r in rollouts for t in r.triplets if t.logprobs is None]:
+            raise AgentrigError(
+                "the credit `opd` needs the log-probabilities of what was sampled, and call "
+                f"{lacking[0]} has none: use a server that returns `logprobs`"
+            )
+        yield [
+            None
+            if r.value is None
+            else [[a - b for a, b in zip(heard[r.id, t.span_id], t.logprobs or (), strict=True)] for t in r.triplets]
+            for r in rollouts
+        ]
 
 
 def best_of_group(groups: Sequence[Sequence[Rollout]], config: ImitationConfig) -> Iterator[list[Worth]]:
@@ -241,8 +371,8 @@ def _returns(rollout: Rollout, discount: float) -> list[tuple[tuple[str, int], f
     return returns
 
 
-def worths_of_calls(credit: Credit, rollouts: Sequence[Rollout]) -> list[list[float | None]]:
-    """Return what each trained call of a step's rollouts is worth: for each rollout, one number for each triplet.
+def worths_of_calls(credit: Credit, rollouts: Sequence[Rollout]) -> list[list[CallWorth]]:
+    """Return what each trained call of a step's rollouts is worth: for each rollout, a `CallWorth` for each triplet.
 
     Args:
         credit: The run's credit.
@@ -260,21 +390,27 @@ def worths_of_calls(credit: Credit, rollouts: Sequence[Rollout]) -> list[list[fl
         raise
     except Exception as error:
         raise AgentrigError(f"the credit failed: {words_of(error)}{place_of(error)}") from error
-    worths: list[list[float | None]] = [[] for _ in rollouts]
+    worths: list[list[CallWorth]] = [[] for _ in rollouts]
     try:
         for place, whole in (
             pair for pairs in zip(groups.values(), found, strict=True) for pair in zip(*pairs, strict=True)
         ):
-            calls = list(whole) if isinstance(whole, Iterable) else [whole] * len(rollouts[place].triplets)
-            if len(calls) != len(rollouts[place].triplets):
-                raise ValueError(f"{len(calls)} for the {len(rollouts[place].triplets)} calls of {rollouts[place].id}")
-            if any(worth is not None and not math.isfinite(worth) for worth in calls):
-                raise ValueError(f"{calls} for rollout {rollouts[place].id}")
-            worths[place] = calls
+            triplets = rollouts[place].triplets
+            calls = list(whole) if isinstance(whole, Iterable) else [whole] * len(triplets)
+            if len(calls) != len(triplets):
+                raise ValueError(f"{len(calls)} for the {len(triplets)} calls of {rollouts[place].id}")
+            for worth, triplet in zip(calls, triplets, strict=True):
+                tokens = list(worth) if isinstance(worth, Iterable) else [0.0 if worth is None else worth]
+                if isinstance(worth, Iterable) and len(tokens) != len(triplet.response_ids):
+                    raise ValueError(f"{len(tokens)} for the {len(triplet.response_ids)} tokens of {triplet.span_id}")
+                if not all(map(math.isfinite, tokens)):
+                    raise ValueError(f"{worth} for rollout {rollouts[place].id}")
+            worths[place] = [list(worth) if isinstance(worth, Iterable) else worth for worth in calls]
     except (TypeError, ValueError) as error:
         raise AgentrigError(
             "the credit has to return, for each group, a list with a worth for each rollout: a finite number for all "
-            f"its calls, one number for each call (each triplet), or None to leave it out ({error})"
+            "its calls, for each call (each triplet) a number or a list with one for each token, or None to leave it "
+            f"out ({error})"
         ) from error
     return worths
 

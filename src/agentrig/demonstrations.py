@@ -27,6 +27,7 @@ from agentrig.errors import AgentrigError, ConfigError, exhausted, nearest
 from agentrig.rows import read_rows
 from agentrig.tasks import Task
 from agentrig.text import LONE_SURROGATE
+from agentrig.traces import mapping, message_of
 
 LEARN = "learn"
 """Field of a demonstration server's answer: false for a reply that is not to be learned (`Reply.learn`)."""
@@ -157,14 +158,11 @@ class StartPlan:
         context: Of a new model, in tokens; 0 for twice the longest demonstration, at least 512. Of another model: a
             longer context than its own; 0 keeps it.
         passes: Over the demonstrations.
-        minutes: Training ends after this time, even if passes are left.
+        minutes: Training ends after this time, even if passes are left, with the step that is under way.
         lr: Greatest learning rate; 0 for one by the model's width.
         tokens_per_batch: Tokens of one optimizer step, beginnings that replies share counted once; 0 to choose it.
         seed: Of the weights and of the order.
         threads: Of torch.
-        enough: Whether the model in `directory` has learned enough: to be called between passes, from half of them
-            on, when the model has been written, and only as often as it takes about a fifth of the time. True ends
-            the training. None to do all passes.
     """
 
     directory: Path
@@ -179,12 +177,11 @@ class StartPlan:
     tokens_per_batch: int = 0
     seed: int = 0
     threads: int = 1
-    enough: Callable[[], bool] | None = None
 
 
 @attrs.frozen(kw_only=True)
 class StartingModel:
-    """A starting model, and how it was trained.
+    """A starting model, and how it was trained; what `AlgorithmSpec.make_start` returns has not been trained yet.
 
     Attributes:
         directory: The Hugging Face directory.
@@ -193,9 +190,10 @@ class StartingModel:
         context: Tokens that it can read at most.
         longest: Tokens of the longest demonstration, prompt and reply.
         longest_reply: Tokens of the longest demonstrated reply.
-        steps: Optimizer steps.
-        tokens: Tokens that went through the model.
-        losses: Mean loss per reply token in nats, one a pass.
+        lr: Greatest learning rate.
+        updates: Optimizer steps of a pass over the demonstrations.
+        steps: Optimizer steps that were done.
+        losses: Mean loss per reply token in nats, one for each step of the run, a pass or a part of it.
         wall_s: Seconds of training.
     """
 
@@ -205,14 +203,15 @@ class StartingModel:
     context: int
     longest: int
     longest_reply: int
-    steps: int
-    tokens: int
-    losses: Sequence[float]
-    wall_s: float
+    lr: float
+    updates: int
+    steps: int = 0
+    losses: Sequence[float] = ()
+    wall_s: float = 0.0
 
 
-MakeStart = Callable[[Any, StartPlan, Sequence[Turn], Callable[[str], None]], StartingModel]
-"""What `AlgorithmSpec.make_start` is: `make_start(config, plan, turns, log)`; `log` takes lines of progress."""
+MakeStart = Callable[[Any, StartPlan, Sequence[Turn]], StartingModel]
+"""What `AlgorithmSpec.make_start` is: `make_start(config, plan, turns)`; `agentrig warmup` then trains the model."""
 
 
 def gold_of(task: Task, key: str = "") -> str:
@@ -242,6 +241,9 @@ def gold_reply(key: str = "") -> Demonstrate:
     """Return the demonstrator that answers every call with the task's gold."""
     return lambda task, call: Reply(content=gold_of(task, key))
 
+
+OPTIONS = "chat_template_kwargs"
+"""The key of a request, and of a line of a file, that has `Turn.options`."""
 
 TEXTS = ("task", "tokenizer", "source")
 TOKENS = ("prompt_token_ids", "response_token_ids")
@@ -306,7 +308,10 @@ def demonstration_of(row: Any) -> Turn:
             raise Unfit(f"{key} is no list of token ids", f"{ids!r:.80}")
     if (TOKENS[0] in found) != (TOKENS[1] in found):
         raise Unfit(f"it has only one of {TOKENS[0]} and {TOKENS[1]}")
-    return Turn(messages=messages[:-1], tools=tools, reply=_reply(messages[-1]), **found)
+    options = row.get(OPTIONS) or {}
+    if not isinstance(options, Mapping):
+        raise Unfit(f"{OPTIONS} is no object", f"{options!r:.80}")
+    return Turn(messages=messages[:-1], tools=tools, options=options, reply=_reply(messages[-1]), **found)
 
 
 def _check_message(message: Any, place: str) -> None:
@@ -357,11 +362,29 @@ def _reply(message: Mapping[str, Any]) -> Reply:
     return Reply(content=text, tool_calls=calls or (), reasoning=reasoning)
 
 
+def recorded_call(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was recorded of a call: `messages`, `reply`, `tools`, options, and token ids if there are both lists.
+
+    Args:
+        attributes: Of the call's span. What was not recorded is None, a reply empty.
+    """
+    request = mapping(attributes.get("request"))
+    ids = {key: attributes[key] for key in TOKENS if attributes.get(key)}
+    return {
+        "messages": request.get("messages"),
+        "reply": message_of(attributes),
+        "tools": request.get("tools"),
+        OPTIONS: request.get(OPTIONS),
+        **(ids if len(ids) == len(TOKENS) else {}),
+    }
+
+
 def row_of(turn: Turn) -> dict[str, Any]:
     """Return a demonstration as a line of a file has it; `demonstration_of` returns the same from it."""
     found: dict[str, Any] = {"messages": [*turn.messages, turn.reply.message()]}
     optional = ("tools", *TEXTS, "reward", *TOKENS)
-    return found | {key: value for key in optional if (value := getattr(turn, key)) not in (None, "", (), [])}
+    found |= {key: value for key in optional if (value := getattr(turn, key)) not in (None, "", (), [])}
+    return found | ({OPTIONS: dict(turn.options)} if turn.options else {})
 
 
 def read_demonstrations(path: Path) -> list[Turn]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -84,6 +85,12 @@ def counted(counts: Mapping[str, int]) -> str:
 def amount(n: int, noun: str) -> str:
     """Return a number of things: `1 step`, `2 steps`."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def machine(name: str, devices: Sequence[str]) -> str:
+    """Return a machine's name: the kind of hardware, and the names of its devices."""
+    named = [f"{n} × {device}" if n > 1 else device for device, n in Counter(devices).items()]
+    return ": ".join(filter(None, [name, ", ".join(named)]))
 
 
 def plain(value: float | None, digits: int) -> str:

@@ -30,7 +30,7 @@ class TrainSample:
         prompt_ids: Token ids.
         response_ids: Token ids.
         logprobs: Of the response under the policy that sampled it; None to compute them.
-        advantage: What the credit says that the call is worth.
+        advantage: What the credit says that the call is worth, or each of its response tokens.
         rollout: Which of the step's rollouts it belongs to.
         group: Which group that belongs to.
         call: Which recorded call it is, for the ledger; None if it is none.
@@ -41,11 +41,22 @@ class TrainSample:
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]
     logprobs: Sequence[float] | None
-    advantage: float
+    advantage: float | Sequence[float]
     rollout: int
     group: str
     call: Call | None = None
     proximal: Sequence[float] | None = None
+
+    @property
+    def advantages(self) -> Sequence[float]:
+        """The advantage of each response token."""
+        one = self.advantage
+        return [one] * len(self.response_ids) if isinstance(one, int | float) else one
+
+    @property
+    def learned(self) -> bool:
+        """Whether some token has an advantage other than 0."""
+        return bool(self.advantage) if isinstance(self.advantage, int | float) else any(self.advantage)
 
 
 class Learner(delivery.Learner, Protocol):

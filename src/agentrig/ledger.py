@@ -7,6 +7,8 @@ which side is wrong.
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -33,6 +35,7 @@ ALONE = "alone-in-group"
 ZERO_ADVANTAGE = "zero-advantage"
 NEGATIVE_SCALE = "negative-scale-zero"
 LEFT_OUT_BY_CREDIT = "left-out-by-credit"
+NOT_ADMITTED = "not-admitted"
 NOT_FINITE = "gradient-not-finite"
 CRITIC_WARMUP = "critic-warmup"
 
@@ -50,6 +53,7 @@ REASONS: Mapping[str, str] = {
     ZERO_ADVANTAGE: "its rollout's reward equals the baseline of its group: the advantage is 0",
     NEGATIVE_SCALE: "its rollout's reward is below the baseline of its group, and `negative_scale` is 0",
     LEFT_OUT_BY_CREDIT: "the credit leaves it out, or gives it 0",
+    NOT_ADMITTED: "the credit does not admit its group, and other tasks were sampled in its place",
     NOT_FINITE: "the gradient was NaN or infinite, and the update was skipped",
     CRITIC_WARMUP: "only the critic was trained in this step",
 }
@@ -82,15 +86,15 @@ class Entry:
             context, without loss. `dropped`: they were left out.
         tokens: Number of response tokens.
         reason: Why it was dropped (see `REASONS`, `BY_REWARDS`); empty for the other places.
-        advantage: The advantage that the tokens were trained with; None if it is not one number, or not known. It is
-            only shown.
+        advantage: The advantage that the call was trained with, or each of its response tokens; None if it is not
+            known. It is recorded, and changes nothing here.
     """
 
     call: Call
     place: Place
     tokens: int
     reason: str = ""
-    advantage: float | None = None
+    advantage: float | Sequence[float] | None = None
 
 
 @attrs.define(kw_only=True)
@@ -111,10 +115,16 @@ class Recorded:
     def __str__(self) -> str:
         return f"rollout {self.call.rollout}, task {self.task}, node {self.node or '(no node)'}, call {self.call.span}"
 
-    def row(self, place: str, tokens: int, reason: str = "", advantage: float | None = None) -> dict[str, Any]:
+    def row(
+        self, place: str, tokens: int, reason: str = "", advantage: float | Sequence[float] | None = None
+    ) -> dict[str, Any]:
         """Return where some of its tokens went, for `StepTotals.rows`."""
         where = {"rollout": self.call.rollout, "span": self.call.span, "node": self.node}
-        return {**where, "place": place, "reason": reason, "tokens": tokens, "advantage": advantage}
+        of_tokens = None
+        if isinstance(advantage, Sequence):
+            of_tokens, advantage = json.dumps(list(advantage)), math.fsum(advantage) / max(len(advantage), 1)
+        went = {"place": place, "reason": reason, "tokens": tokens, "advantage": advantage}
+        return {**where, **went, "token_advantages": of_tokens}
 
 
 @attrs.frozen
@@ -122,8 +132,9 @@ class StepTotals:
     """What became of the calls of a step.
 
     Attributes:
-        rows: Each recorded call and where it went: `rollout`, `span`, `node`, `place`, `reason`, `tokens` and
-            `advantage`. A call that is in two places has two rows.
+        rows: Each recorded call and where it went: `rollout`, `span`, `node`, `place`, `reason`, `tokens`,
+            `advantage` and, where each token has its own, `token_advantages` (JSON; `advantage` is their mean). A call
+            that is in two places has two rows.
         calls: Number of calls `recorded`, `trained`, `masked`, `handed_over` (to an algorithm that does not report
             what it did with them) and, by reason, `dropped`. `unaccounted` only if the books do not close.
         tokens: The same for response tokens.

@@ -205,6 +205,10 @@ def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _toml_value(value: Any) -> Any:
+    if isinstance(value, str) and "\n" in value and "\r" not in value:  # a reader would drop the carriage returns
+        from tomlkit import string
+
+        return string(value, multiline=True)
     if isinstance(value, Mapping):
         return {k: _toml_value(v) for k, v in value.items() if v is not None}
     return [_toml_value(v) for v in value] if isinstance(value, list | tuple) else value
@@ -369,7 +373,7 @@ def resolve(
         ),
         second_rewards=second,
         gateway=gateway,
-        prompts=checked(merged["prompts"], agent.prompts, agent=agent.name),
+        prompts=checked(merged["prompts"], agent.declared(configs["agent"]), agent=agent.name),
     )
 
 

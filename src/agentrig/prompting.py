@@ -85,7 +85,7 @@ def checked(given: Mapping[str, Any], declared: Mapping[str, str] | None, *, age
 
     Args:
         given: Section `[prompts]`.
-        declared: `AgentSpec.prompts`.
+        declared: What `AgentSpec.declared` returns.
         agent: The agent's name, for messages.
 
     Raises:

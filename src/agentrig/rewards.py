@@ -77,7 +77,7 @@ class Score:
     def feedback(self) -> str:
         """What was wrong or right with the answer, '' if the reward does not say it.
 
-        It is recorded, shown, and read by an algorithm that reflects on it (`gepa`). The agent never sees it.
+        It is recorded, shown, and read by an algorithm that reflects on it (`gepa`, `apo`). The agent never sees it.
         """
         return str(self.details.get("feedback") or "")
 

@@ -138,6 +138,19 @@ def parsed(content: bytes) -> tuple[Any, bool]:
         return json.loads(content), False
 
 
+def read_fault(error: Exception) -> str:
+    """Return why a file of a run could not be read, in words of the file and not of Python's."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, KeyError) and error.args:
+        return f"it has no {error.args[0]}"
+    if isinstance(error, TypeError | AttributeError):
+        return "a value in it has another type than a run writes"
+    if isinstance(error, json.JSONDecodeError) and not error.doc.strip():
+        return "it is empty"
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def json_fault(error: Exception) -> str:
     """Return what a text has or is for which `json.loads` raised: `is not JSON: …`."""
     if isinstance(error, RecursionError):

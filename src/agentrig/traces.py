@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -143,6 +144,30 @@ def token_count(attributes: Mapping[str, Any], part: Literal["prompt", "response
     if ids or not isinstance(stated, int):
         return len(ids) if isinstance(ids, list | tuple) else None
     return stated
+
+
+def usage(calls: Iterable[Mapping[str, Any]], own: str = "") -> Counter[tuple[str, str]]:
+    """Count calls, given by their attributes, and their tokens, by the model that answered.
+
+    Args:
+        calls: The attributes of each.
+        own: Stands for the run's own model; another server's is what that calls it.
+
+    Returns:
+        By model `calls`, `prompt`, `response`, and `uncounted`: calls whose tokens nobody counted.
+    """
+    found: Counter[tuple[str, str]] = Counter()
+    for attributes in calls:
+        model = own
+        if SERVER in attributes:
+            sides = (mapping(attributes.get(side)).get("model") for side in ("response", "request"))
+            model = next((str(name) for name in sides if name), str(attributes[SERVER]))
+        prompt, response = token_count(attributes, "prompt"), token_count(attributes, "response")
+        found[model, "calls"] += 1
+        found[model, "uncounted"] += prompt is None or response is None
+        found[model, "prompt"] += prompt or 0
+        found[model, "response"] += response or 0
+    return found
 
 
 def weights_version(body: Mapping[str, Any]) -> int | None:

@@ -278,6 +278,17 @@ def test_a_file_in_the_place_of_the_folder_is_not_called_a_missing_sketch(run: P
     assert any("audit cannot be read: Not a directory" in each for each in read_run(run).missing)
 
 
+@pytest.mark.parametrize(("text", "said"), [("", "it has no algorithm"), ("[run", "Expected")])
+def test_a_model_is_not_exported_from_a_run_whose_settings_cannot_be_read(
+    run: Path, tmp_path: Path, text: str, said: str
+) -> None:
+    (run / "config.toml").write_text(text)
+    done = CliRunner().invoke(main, ["export", str(run), str(tmp_path / "model")])
+    assert (done.exit_code, type(done.exception)) == (1, SystemExit), done.exception
+    assert f"config.toml cannot be read: {said}" in done.stderr
+    assert "Restore it from a copy" in done.stderr
+
+
 def test_figures_of_another_type_are_named_without_a_traceback(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     first, second = map(json.loads, (run / "metrics.jsonl").read_text().splitlines()[:2])
     for damaged, lines in (("1", [{**first, "algorithm": 3}, second]), ("2", [first, {**second, "algorithm": 3}])):
@@ -290,6 +301,10 @@ def test_figures_of_another_type_are_named_without_a_traceback(run: Path, caplog
         assert not [record for record in caplog.records if record.exc_info]
         assert f"the line of step {damaged} is damaged: algorithm is no object" in done.stderr
         assert any(f"the line of step {damaged} is damaged" in each for each in read_run(run).missing)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (first, {**second, "digests": 7})))
+    done = CliRunner().invoke(main, ["audit", str(run), "--step", "2", "--json"])
+    assert "in the line of step 2, digests is 7" in done.stdout
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_links_that_cannot_be_looked_at_are_named_and_are_no_fault(run: Path) -> None:

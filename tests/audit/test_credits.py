@@ -15,9 +15,10 @@ from agentrig import Outcome, Score, Span, Trace, Triplet
 from agentrig.audit import scores
 from agentrig.audit.record import COLUMNS, Record, _row
 from agentrig.audit.verdicts import CannotLook
-from agentrig.credit import imitate, worths_of_calls
+from agentrig.credit import differ, imitate, worths_of_calls
 from agentrig.plugins.loading import load
 from agentrig.rollouts import Rollout
+from agentrig.run.gate import Gate
 from agentrig.run.rows import row_of
 from agentrig.settings import structure
 from agentrig.traces import REWARD
@@ -29,6 +30,8 @@ CREDITS: list[tuple[str, dict[str, Any]]] = [
     ("grpo", {"weighting": "call"}),
     ("rloo", {"negative_scale": 0.25}),
     ("reinforce++", {"negative_scale": 0.5}),
+    ("dapo", {}),
+    ("dapo", {"overlong_buffer_len": 2, "negative_scale": 0.5, "max_num_gen_batches": 1}),
     ("best-of-group", {}),
     ("rft", {}),
     ("turn", {}),
@@ -88,7 +91,7 @@ def recorded(rollouts: list[Rollout], given: list[list[float | None]], credit: d
     record.config = {"credit": credit, "adapter": {"use": "all"}, "algorithm": {"use": "grpo"}}
     record.settings, record.__dict__["_manifest"] = record.config["algorithm"], manifest
     tables = {"rollouts": rows, "calls": calls}
-    record.table = lambda folder, mode, step, *names: [{n: row[n] for n in names} for row in tables[folder]]
+    record.table = lambda folder, mode, step, *names: [{n: row.get(n) for n in names} for row in tables[folder]]
     trained = {(c["rollout"], c["span"]): c["advantage"] for c in calls if c["advantage"] is not None}
     read = [_row({name: row[name] for name in COLUMNS}) for row in rows]
     calls_of = {(call.rollout, call.span): call for row in read for call in row.calls}
@@ -110,6 +113,8 @@ def test_healthy_steps_are_confirmed_and_faults_named(name: str, settings: dict[
     for seed in range(25):
         rollouts = step_of(seed)
         given = worths_of_calls(credit, rollouts)
+        refused = Gate(differ if keys.get("max_num_gen_batches", 1) > 1 else None).refused(rollouts)
+        given = [[None] * len(calls) if r.group in refused else calls for r, calls in zip(rollouts, given, strict=True)]
         if not any(worth is not None for calls in given for worth in calls):
             continue
         step = recorded(rollouts, given, {"use": name, **keys})

@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from audited_runs import tiny_model
+from transformers import AutoModelForCausalLM
 
 from agentrig.audit.distribution import (
     ACROSS,
@@ -22,7 +27,9 @@ from agentrig.audit.distribution import (
     _weigh_across,
     _weigh_copies,
     _weigh_noise,
+    compared,
 )
+from agentrig.audit.record import Call
 
 REPLIES, TOKENS, VOCABULARY = 16, 8, 50
 Sampler = Callable[[torch.Tensor, list[list[int]], torch.Generator], list[int]]
@@ -139,3 +146,31 @@ def test_small_faults_of_sampling_are_named_after_some_thousand_tokens(sampler: 
 def test_the_same_noise_is_seen_where_temperature_is_right_too() -> None:
     found = evidence_of(in_pairs, 1, 4)
     assert all(found[name] < MOST for name in ALTERNATIVES), "only the copies are beyond chance"
+
+
+@pytest.mark.parametrize(("share", "result"), [(0.5, "ok"), (2.0, "fault")])
+def test_the_bound_of_a_model_that_is_sure_of_its_tokens_is_that_of_its_logits(
+    tmp_path: Path, share: float, result: str
+) -> None:
+    """A run was stopped at 1.1 of a bound that knew only log-probabilities: they were near 0, and the logits at 13."""
+    directory = tiny_model(tmp_path, heads=4)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64).eval()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(1000)
+    prompt = list(range(3, 40))
+    found = model(input_ids=torch.tensor([prompt])).logits[0, -1].detach()
+    reply = int(found.argmax())
+    largest, own = float(found.abs().max()), float(torch.log_softmax(found, -1)[reply])
+    assert largest > 4 * (1 - own)
+    rounding = 16 * 2**-24 * math.sqrt(4 * model.config.num_hidden_layers + 1)
+    off = share * rounding * (1 + largest)
+    stated = {"request": {}, "response": {}, "prompt": prompt, "reply": [reply], "version": 0, "logprobs": [own + off]}
+    call = Call(rollout="r", span="s", **stated)
+    step: Any = SimpleNamespace(
+        budget_s=60.0, number=1, record=SimpleNamespace(on_cpu=True), precisions=lambda device, merged: (None, None)
+    )
+    weights: Any = SimpleNamespace(directory=directory, load=lambda precision: model)
+    evidence: dict[str, float] = defaultdict(float)
+    verdicts = list(compared(step, weights, [{call: []}], evidence=evidence, temperature=1.0, top_p=1.0, of=1))
+    assert [verdict.result for verdict in verdicts] == (["fault", "ok"] if result == "fault" else ["ok"])
+    assert verdicts[0].ratio == pytest.approx(share, rel=1e-3)

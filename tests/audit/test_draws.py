@@ -19,9 +19,11 @@ from rollouts import rollout
 from agentrig import Score, Task
 from agentrig.audit.draws import drawn
 from agentrig.audit.verdicts import CannotLook
+from agentrig.credit import differ
 from agentrig.errors import RunStopped
 from agentrig.rollouts import Rollout
 from agentrig.run.drawing import RULES, SkipSolved, groups_of
+from agentrig.run.gate import Gate
 from agentrig.run.resume import resume_plan
 from agentrig.run.rows import row_of
 from agentrig.run.training import train
@@ -44,6 +46,7 @@ def recorded(rule: str, seed: int, *, steps: int = 8, **settings: Any) -> tuple[
         draws.see(groups_of(rollouts))
     record = SimpleNamespace(
         config={"run": {"seed": seed}},
+        credit=("dr-grpo", {}),
         groups={},
         steps=lambda mode: sorted(tables),
         table=lambda folder, mode, step, *names: [{n: row[n] for n in names} for row in tables.get(step, ())],
@@ -99,6 +102,59 @@ def test_without_the_groups_before_it_cannot_look_and_a_run_from_before_draws_un
     step, taken = recorded("uniform", 1)
     del step.settings["task_sampling"]
     assert list(drawn(step, taken[-1])) == []
+
+
+# --- groups that are sampled again ---
+
+
+def gated(seed: int) -> Any:
+    """Return a step of `dapo` as the auditor reads it, of at most three batches."""
+    rng, tables = random.Random(seed), list[dict[str, Any]]()
+    tasks = [Task(id=f"t{i}", input={}) for i in range(rng.randint(1, 9))]
+    given = {"tasks_per_step": rng.randint(1, 6)}
+    draws = RULES["uniform"](tasks, structure(GrpoConfig, given, owner="grpo", section="algorithm"), seed)
+
+    def sample(chosen: Any) -> list[Rollout]:
+        groups = [group_of(task.id, f"train-1-{len(tables)}-{place}", rng) for place, task in enumerate(chosen)]
+        tables.extend(row_of(r) for group in groups for r in group)
+        return [r for group in groups for r in group]
+
+    Gate(differ, 3).sample(1, draws, sample)
+    keys = {"max_num_gen_batches": 3}
+    record = SimpleNamespace(
+        config={"run": {"seed": seed}, "credit": {"use": "dapo", **keys}},
+        credit=("dapo", keys),
+        steps=lambda mode: [1],
+        table=lambda folder, mode, step, *names: [{n: row[n] for n in names} for row in tables],
+        tables=tables,
+    )
+    return SimpleNamespace(record=record, sources=SimpleNamespace(splits={"train": tasks}), settings=given, number=1)
+
+
+def test_the_batches_after_the_first_are_confirmed_and_faults_in_them_named() -> None:
+    several = 0
+    for seed in range(40):
+        step = gated(seed)
+        tables, n = step.record.tables, step.settings["tasks_per_step"]
+        taken = list({row["group"]: row["task_id"] for row in tables}.values())
+        assert list(drawn(step, taken)) == []
+        if len(taken) == n:
+            continue
+        several += 1
+        last = tables[-1]["group"]
+        kept = list(tables)
+        tables[:] = [row for row in kept if row["group"] != last]
+        (fault,) = drawn(step, taken[:-1])
+        assert "groups that were not admitted" in fault.detail
+        tables[:] = [*kept, {**kept[-1], "group": "more"}]
+        (fault,) = drawn(step, [*taken, taken[-1]])
+        assert "its gate asks for" in fault.detail or "not admitted" in fault.detail
+        others = [task.id for task in step.sources.splits["train"] if task.id != kept[-1]["task_id"]]
+        if others:
+            tables[:] = [{**row, "task_id": others[0]} if row["group"] == last else row for row in kept]
+            (fault,) = drawn(step, [*taken[:-1], others[0]])
+            assert " instead of " in fault.detail
+    assert several > 15
 
 
 # --- in a run ---

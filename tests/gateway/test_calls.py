@@ -244,6 +244,10 @@ def test_several_hosts_are_counted(gateway: Gateway) -> None:
     [
         (b"9" * 5000, "the body has a whole number of more than 4300 digits"),
         (b"[" * 100_000, "the body is nested too deep"),
+        (
+            json.dumps({"messages": [], "max_tokens": 10**30}).encode(),
+            f"the body has {10**29}, a whole number of more than 64 bits",
+        ),
     ],
 )
 def test_what_json_cannot_hold_is_said_in_plain_words(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
+import os
 import shutil
 import threading
 import time
@@ -292,3 +294,21 @@ def test_a_wrong_place_says_what_to_write(words: list[str], said: str, tmp_path:
     done = CliRunner().invoke(main, [*filled, *more])
     assert done.exit_code == 1
     assert said in done.output
+
+
+def test_a_file_that_cannot_be_written_whole_is_named_and_nothing_of_it_is_left(
+    ended_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ended_run("algorithm.steps=1")
+    done = exported(run, tmp_path / "none" / "traces.jsonl")
+    assert (done.exit_code, type(done.exception)) == (1, SystemExit), done.exception
+    assert "choose another place with another --file" in done.stderr
+
+    def full(spans: object) -> str:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    monkeypatch.setattr("agentrig.otlp.exporting.json_line", full)
+    done = exported(run, tmp_path / "traces.jsonl")
+    assert (done.exit_code, type(done.exception)) == (1, SystemExit), done.exception
+    assert f"{tmp_path / 'traces.jsonl'} cannot be written: [Errno 27] File too large" in done.stderr
+    assert list(tmp_path.glob("*traces*")) == list(tmp_path.glob(".*traces*")) == []

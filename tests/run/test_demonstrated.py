@@ -24,7 +24,6 @@ from agentrig.demonstrations import Reply, Turn
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
 from agentrig.plan import resolve
 from agentrig.rollouts import Rollout
-from agentrig.run import demonstrated
 from agentrig.run.demonstrated import Demonstrated
 from agentrig.run.demonstration_server import demonstrating
 from agentrig.run.directory import descent_of
@@ -349,9 +348,12 @@ def test_start_names_the_checkpoint_that_a_run_ended_with(whole: Path, monkeypat
         assert "leave --resume and algorithm.model out" in refused.output
 
 
-def test_the_rejected_demonstrations_of_before_a_resume_count() -> None:
+def test_the_rejected_demonstrations_of_before_a_resume_count(tmp_path: Path) -> None:
     before = [
         {"rollouts": 6, "failures": {"agent-error": 1}, "accuracy": 0.4},
         {"rollouts": 5, "failures": {}, "accuracy": 1.0},
     ]
-    assert demonstrated._judged_before(SimpleNamespace(lines=before)) == (3, 10)  # type: ignore[arg-type]
+    resumed = session()
+    resumed.lines = before
+    found = Demonstrated(resumed, str(chats(tmp_path / "chats.jsonl", chat("a", "b"))))
+    assert (found._rejected, found._seen) == (3, 10)

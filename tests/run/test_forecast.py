@@ -16,9 +16,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import attrs
 import pytest
 from click.testing import CliRunner
-from rollouts import rollout
+from rollouts import rollout, trace_of
 
 from agentrig import Triplet
 from agentrig.cli.entry import main
@@ -27,6 +28,8 @@ from agentrig.plan import Plan, resolve
 from agentrig.processes.servers import ServerError
 from agentrig.run.forecast import Trial
 from agentrig.run.verdict import differing, judge, pass_at
+from agentrig.traces import SERVER
+from agentrig.view.comparison import money
 
 ROOT = Path(__file__).resolve().parents[2]
 LETTERS = str(ROOT / "tests" / "support" / "letters_plugin.py")
@@ -264,3 +267,65 @@ def test_json(model: Any) -> None:
     assert done.exit_code == 1
     assert found["verdict"]["kind"] == "hopeless", "a model that says the same to all"
     assert found["pass_at_k"]["1"] == found["pass_at_k"]["2"] > 0
+
+
+PRICES = """
+currency = "EUR"
+[models."qwen2-mini"]
+prompt = 2.0
+response = 8.0
+[models."large-1"]
+prompt = 100.0
+response = 1000.0
+[machines."MACHINE"]
+hour = 0.5
+"""
+
+
+def asked_twice(value: float) -> Any:
+    """Return a rollout with a call of the run's model (2 tokens, 1 sampled) and one of `large-1` (30, 5)."""
+    trace = trace_of("write", "judge")
+    *others, judge = trace.spans
+    usage = {"prompt_tokens": 30, "completion_tokens": 5}
+    said = {SERVER: "http://large/v1", "request": {"model": "large-1"}, "response": {"usage": usage}}
+    return rollout(value, trace=attrs.evolve(trace, spans=(*others, attrs.evolve(judge, attributes=said))))
+
+
+def test_costs_are_those_of_the_price_table_of_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's tokens are those of a rollout times its rollouts, measurements too, and its machine costs by the hour."""
+
+    def roll_out(trial: Trial, each: Any) -> None:
+        trial.groups, trial.rollouts_s, trial.start_s = [[asked_twice(0.0), asked_twice(1.0)]] * 2, 1.0, 3.0
+        trial.complete = True
+
+    monkeypatch.setattr(Trial, "roll_out", roll_out)
+    monkeypatch.setattr(Trial, "update", lambda trial: setattr(trial, "update_s", 2.0))
+    trial, file = Trial.of(plan_of(["letters"])), tmp_path / "prices.toml"
+    words = ["forecast", "letters", "--plugin", LETTERS, "algorithm.model=/models/qwen2-mini", "--limit", "2"]
+    words += ["--rollouts", "2", "--prices", str(file)]
+
+    file.write_text(PRICES.replace("MACHINE", trial.machine()))
+    done = CliRunner().invoke(main, [*words, "--json"])
+    found = json.loads(done.stdout)
+    loop: Any = trial.plan.configs["algorithm"]
+    assert found["run"]["rollouts"] == (
+        loop.steps * loop.tasks_per_step * loop.group_size
+        + 2 * trial.held_out
+        + trial.validated * (1 + loop.steps // loop.validate_every if loop.validate_every else 0)
+    )
+    for part in ("run", "gain"):
+        cost, n = found[part]["cost"], found[part]["rollouts"]
+        own, other = n * (2 * 2 + 1 * 8) / 1e6, n * (30 * 100 + 5 * 1000) / 1e6
+        machine = 0.5 * found[part]["seconds"] / 3600
+        assert cost["models"] == {"qwen2-mini": pytest.approx(own), "large-1": pytest.approx(other)}
+        assert (cost["machine"], cost["no_price"]) == (pytest.approx(machine), [])
+        assert cost["total"] == pytest.approx(own + other + machine)
+    assert found["gain"]["cost"]["total"] < found["run"]["cost"]["total"]
+    said = CliRunner().invoke(main, words).stdout
+    assert f"{money(found['run']['cost']['total'])} EUR\n" in said
+    assert f"{money(found['gain']['cost']['total'])} EUR: this assumes" in said
+
+    file.write_text(PRICES.replace("large-1", "large-2"))
+    said = CliRunner().invoke(main, words).stdout
+    assert f"no price for: model large-1; machine {trial.machine()}" in said
+    assert "EUR" not in said, "tokens of another server without a price: the cost is not known"

@@ -145,7 +145,7 @@ def test_mistakes_are_named(colors: Callable[..., Plan], toy_plan: Callable[...,
     with pytest.raises(ConfigError, match=r"does not count 4 of 4 demonstrations by the tasks' gold as correct"):
         demonstrate(toy, choose_labels(toy, 4, seed=0).tasks)
     with pytest.raises(ConfigError, match=r"makes no starting models.*--algorithm grpo"):
-        make_start(toy, StartPlan(directory=tmp_path), [])
+        make_start(toy, StartPlan(directory=tmp_path), choose_labels(toy, 4, seed=0), [])
 
 
 # --- the verdict ---
@@ -228,14 +228,17 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
     """The measurements are given; that a model is really measured is in the command's test below."""
     shares, said = iter([0.1, 0.2, 0.3, 0.4]), list[float]()
 
-    def enough() -> bool:
+    def enough(measure: Callable[[], Any]) -> bool:
         said.append(next(shares))
         return said[-1] >= reached
 
     plan = colors()
-    wanted = StartPlan(directory=tmp_path / "model", parameters=60_000, tokenizer="bytes", passes=6.0, enough=enough)
-    made = make_start(plan, wanted, [Turn(messages=[{"role": "user", "content": "a"}], reply=Reply(content="b"))])
-    assert len(made.losses) == passes
+    wanted = StartPlan(directory=tmp_path / "model", parameters=60_000, tokenizer="bytes", passes=6.0)
+    turns = [Turn(messages=[{"role": "user", "content": "a"}], reply=Reply(content="b"))]
+    made = make_start(plan, wanted, choose_labels(plan, 8, seed=0), turns, enough=enough)
+    assert len(made.losses) == made.steps == passes
+    assert [path.name for path in tmp_path.iterdir()] == ["model"], "the run that trained it is gone"
+    assert not (tmp_path / "model" / "trainer").exists()
     assert said == [0.1, 0.2, 0.3][: passes - 2]  # the first try is after three passes
 
 

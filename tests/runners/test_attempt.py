@@ -11,6 +11,7 @@ from agentrig.pools import Job, Result
 from agentrig.runners.attempt import packed, run_agent
 from agentrig.runners.scorer import NOWHERE
 from agentrig.testing.scripted import Reply, scripted_server
+from agentrig.text import masked
 
 
 def ask(task_input: Any, endpoint: Any) -> str:
@@ -62,3 +63,9 @@ def test_a_whole_number_that_no_reader_takes_says_what_to_return() -> None:
     assert found.outcome.failure == "bad-answer"
     assert 'its answer["n"][1] is a whole number of more than 4300 digits' in found.outcome.message
     assert "return it as hex()" in found.outcome.message
+
+
+def test_a_key_of_this_process_is_in_no_answer() -> None:
+    with masked("key-of-this-rollout", "<the rollout's key>"):
+        found = run_agent(lambda given, endpoint: {"k": "key-of-this-rollout"}, Job(id="r", input={}, endpoint=NOWHERE))
+    assert found.outcome.answer == {"k": "<the rollout's key>"}

@@ -24,6 +24,7 @@ from agentrig.credit import GroupConfig, dr_grpo
 from agentrig.delivery import Delivery
 from agentrig.hardware import Cpu, CpuConfig
 from agentrig.rollouts import Rollout
+from agentrig.run.gate import Gate
 from agentrig.run.loop import Loop
 from agentrig.servers import MakeServer, Server, ServerPlan
 from agentrig.testing.scripted import LocalServer, QuietHandler, serving
@@ -39,6 +40,7 @@ class ProofSession:
         self.train_tasks = [Task(id=str(i), input={"question": f"name {i} " + "count " * words}) for i in range(6)]
         self.directory, self.hardware, self.seed = directory, CPU, 3
         self.first_step, self.checkpoint, self.stopping, self.solved = first_step, checkpoint, False, False
+        self.enough = None
         self.measured: Measurement | None = None
         self.credit = partial(dr_grpo, config=GroupConfig())
         self.steps: list[dict[str, Any]] = []
@@ -48,10 +50,14 @@ class ProofSession:
         directory.mkdir(exist_ok=True)
         self.delivery, self.resumed = Delivery(directory), checkpoint is not None
         self.auditing, self.start_weights = SimpleNamespace(due=False), ""
+        self.gate = Gate()
 
     @property
     def lines(self) -> Sequence[Any]:
         return self.steps
+
+    def check_teacher(self, servers: Sequence[Endpoint]) -> None:
+        """There is none."""
 
     def note(self, text: str) -> None:
         """Do nothing."""

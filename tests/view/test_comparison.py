@@ -196,6 +196,9 @@ def test_a_run_that_came_from_another_is_compared_with_the_start_of_that_one(tmp
     first, second = [], []
     for seed in (0, 1):
         first.append(write_run(tmp_path / f"sft-{seed}", steps=2, seed=seed))
+        facts = json.loads((first[-1] / "manifest.json").read_text())
+        facts["components"] = {**facts.get("components", {}), "credit": {"name": "rft"}}
+        (first[-1] / "manifest.json").write_text(json.dumps(facts))
         second.append(write_run(tmp_path / f"grpo-{seed}", steps=2, seed=seed, lr=1e-3))
         changed(second[-1], model=str(first[-1] / "checkpoints" / "step-00002"))
     for runs in ([*second, *first], [*first, *second]):
@@ -207,13 +210,14 @@ def test_a_run_that_came_from_another_is_compared_with_the_start_of_that_one(tmp
             "sft-0": ["sft-0", "sft-1"],
             "grpo-0": ["grpo-0", "grpo-1"],
         }
-        assert lines["grpo-0"]["chain"] == ["grpo", "grpo"]
+        assert lines["grpo-0"]["chain"] == ["grpo, credit rft", "grpo"]
+        assert "\ngrpo, credit rft → grpo\n" in found.table().rows[found.lines.index(lines["grpo-0"])][0]
         assert lines["grpo-0"]["starts"] == ["run sft-0, step 2", "run sft-1, step 2"]
         begun, ended = answers(first[0], 0), answers(second[1], -1)
         row = next(row for row in found.rows if row["run"] == "grpo-1")
         assert list(row["usage"]) == ["qwen2-mini"], "by this name it has a price"
         assert row["against_start"]["better"] == sum(ended[task] and not begun[task] for task in begun)
-        assert "grpo → grpo" in found.text()
+        assert "credit rft → grpo" in found.text(width=200)
     # alone, they began with two runs: the first one's start is no start of the other
     found = compare(second)
     assert [row["against_start"]["reason"] for row in found.rows] == [None, "other-start"]

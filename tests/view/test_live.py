@@ -63,6 +63,13 @@ def test_the_folder_is_named_before_anything_starts():
     assert buffer.getvalue().splitlines()[1:] == ["9 steps of training to do"]
 
 
+def test_a_resumed_run_says_how_many_steps_are_left(tmp_path: Path):
+    shown, buffer = display()
+    resumed = attrs.evolve(start(60, first_step=8), directory=write_run(tmp_path / "demo", steps=7))
+    shown.on_run_start(event=resumed)
+    assert buffer.getvalue().endswith("demo, 53 steps of training to do, resuming at step 8\n")
+
+
 def test_a_pipe_gets_one_plain_line_a_step(tmp_path: Path):
     directory = write_run(tmp_path / "demo", steps=9)
     shown, buffer = display()

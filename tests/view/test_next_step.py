@@ -244,3 +244,13 @@ def test_it_is_said_that_the_held_out_tasks_are_few(tmp_path: Path) -> None:
     texts = [next(changes(evidence(tmp_path / str(n), right=[46] * 8, known=n // 2, n=n))).text for n in (18, 200)]
     assert texts[0].endswith("; 8 steps and 18 tasks are few, so this is not surprising")
     assert texts[1].endswith("; 8 steps are few, so this is not surprising")
+
+
+def test_the_advice_is_a_command_that_resume_takes(tmp_path: Path) -> None:
+    run = with_steps(write_run(tmp_path / "run", steps=8, lift=0.0), 8)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join(lines[:-1]))
+    assert diagnose(run).next_step.endswith("algorithm.steps=16.")
+    progress = json.loads((run / "progress.json").read_text()) if (run / "progress.json").exists() else {}
+    (run / "progress.json").write_text(json.dumps({**progress, "checkpoints": {"step-00008": []}}))
+    assert diagnose(run).next_step == "Train for more steps."

@@ -11,11 +11,11 @@ import attrs
 import pytest
 from click.testing import CliRunner
 
-from agentrig import Trace
+from agentrig import Score, Span, Trace
 from agentrig.cli.entry import main
 from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, write_run
-from agentrig.traces import NODE
+from agentrig.traces import FEEDBACK, NODE, REWARD
 from agentrig.view import build_report
 from agentrig.view.rollout import readable
 
@@ -74,6 +74,19 @@ def test_long_prompts_are_folded_and_cut_in_the_file(tmp_path: Path) -> None:
     assert '<pre tabindex="0" role="region" aria-label="user">a table' in text
     assert "(cut from 29000 characters)" in text
     assert page.stat().st_size - short < 5_000
+
+
+def test_the_feedback_of_a_score_and_of_a_reward_inside_the_rollout_is_on_the_page(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", steps=1, held_out=2)
+    rollout = rollout_of(0, right=False, mode="train", step=1)
+    said = {REWARD: 0.25, FEEDBACK: "the first query only lacked a comma"}
+    span = Span(id="r", parent=rollout.trace.spans[0].id, name="reward", start=1.0, end=1.0, attributes=said)
+    trace = Trace(rollout_id=rollout.id, spans=[*rollout.trace.spans, span])
+    score = Score.ok(0.3, feedback="the query has no such column")
+    RunDirectory(directory).write_rollouts([attrs.evolve(rollout, trace=trace, score=score)], mode="train", step=1)
+    text = build_report([directory]).read_text()
+    for feedback in (said[FEEDBACK], "the query has no such column"):
+        assert str(feedback) in text
 
 
 def test_a_node_around_a_routing_function_is_shown_with_its_output() -> None:

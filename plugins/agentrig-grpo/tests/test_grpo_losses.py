@@ -15,10 +15,15 @@ from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner
 from agentrig_grpo.loss import LOSSES, token_losses
 from recorded_steps import mini, sampled_by
+from rollouts import rollout
 
+from agentrig import Triplet
+from agentrig.credit import opd
 from agentrig.errors import ConfigError
 from agentrig.learners import TrainSample
 from agentrig.plan import resolve
+from agentrig.run.loop import samples_of
+from agentrig.testing.tiny_model import make_model
 
 HALF = 1 / (1 + math.exp(-0.5))
 """sigmoid(0.5), for the ratio 1.5 and an advantage above 0."""
@@ -94,6 +99,59 @@ def test_stale_tokens_are_weighted_with_every_loss(kind: str) -> None:
 
 
 # --- in the learner ---
+
+
+def test_a_worth_for_each_token_is_that_of_the_call_where_all_are_equal() -> None:
+    samples = sampled_by(mini(), 1)
+    spread = [attrs.evolve(s, advantage=[float(str(s.advantage))] * len(s.response_ids)) for s in samples]
+    one, other = (learner_of().update(made, step=1) for made in (samples, spread))
+    assert {k: v for k, v in one.items() if k != "learner_tokens_per_s"} == {
+        k: v for k, v in other.items() if k != "learner_tokens_per_s"
+    }
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_tokens_that_are_worth_nothing_are_not_trained_but_count_in_the_mean(kl: float) -> None:
+    samples = [attrs.evolve(s, advantage=[1.0, *[0.0] * (len(s.response_ids) - 1)]) for s in sampled_by(mini(), 1)]
+    learner = learner_of(kl_loss_coef=kl)
+    figures = learner.update(samples, step=1)
+    tokens = sum(len(s.response_ids) for s in samples)
+    assert learner.used == [(len(s.response_ids) if kl else 1, "") for s in samples]
+    assert figures["loss"] == pytest.approx(-len(samples) / tokens, abs=1e-5)
+
+
+def test_what_a_teacher_says_brings_the_policy_closer_to_it() -> None:
+    """The reverse KL divergence over all tokens after a prompt, of which the credit sees samples only."""
+    student, teacher = make_model(seed=1), make_model(seed=5)
+    with torch.no_grad():
+        teacher.lm_head.weight.mul_(3)
+    prompt = list(range(5, 15))
+
+    def logs(model: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return torch.log_softmax(model(torch.tensor([prompt])).logits[0, -1].float(), -1)
+
+    def divergence() -> float:
+        own = logs(learner.model)
+        return float((own.exp() * (own - logs(teacher))).sum())
+
+    config = GrpoConfig(model="mini", lr=3e-3, clip_low=0.9, clip_high=10.0)
+    learner, chance = Learner(student, config, dtype="float32", seed=0), torch.Generator().manual_seed(3)
+    before = divergence()
+    for step in range(1, 16):
+        own, said = logs(learner.model), logs(teacher)
+        tokens = torch.multinomial(own.exp(), 64, replacement=True, generator=chance).tolist()
+        triplets = [
+            Triplet(prompt_ids=prompt, response_ids=[t], logprobs=[float(own[t])], span_id=f"c{i}")
+            for i, t in enumerate(tokens)
+        ]
+        group = [rollout(0.0, triplets=triplets)]
+        heard = {("r", f"c{i}"): [float(said[t])] for i, t in enumerate(tokens)}
+        samples, _ = samples_of(lambda groups, heard=heard: opd(groups, heard), group)
+        learner.update(samples, step=step)
+    assert before > 1
+    assert divergence() < before / 2
+
 
 GSPO: dict[str, Any] = {
     "loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "loss_agg_mode": "seq-mean-token-mean",

@@ -145,3 +145,23 @@ def test_new_weights_are_used_and_old_ones_can_be_restored(server, client, make_
     assert after["choices"] != before["choices"]
     server.take(checkpoint.weights(make_model()), 0)
     assert ask(client, temperature=0).json()["choices"] == before["choices"]
+
+
+def test_a_text_is_tokenized_as_it_is(client, server, tokenizer):
+    def tokenize(**body):
+        return client.post(server.base_url.removesuffix("/v1") + "/tokenize", json={"model": "tiny", **body})
+
+    text = 'select name\n "messages" é'
+    wanted = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert tokenize(prompt=text).json() == {"count": len(wanted), "max_model_len": 200, "tokens": wanted}
+    assert tokenize(prompt=text, add_special_tokens=False).json()["tokens"] == wanted
+    assert tokenize(messages=MESSAGES).json()["tokens"] != wanted
+    for body, why in (
+        ({"prompt": 3}, "prompt"),
+        ({"prompt": text, "add_special_tokens": True}, "is not implemented"),
+        ({"prompt": text, "color": 1}, "unknown field"),
+        ({}, "messages"),
+    ):
+        refused = tokenize(**body)
+        assert refused.status_code == 400
+        assert why in refused.text

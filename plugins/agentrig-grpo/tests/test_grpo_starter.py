@@ -11,18 +11,20 @@ from typing import Any
 
 import pytest
 import tool_models
+import torch
 from agentrig_grpo import checkpoint
-from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.context import context_of
 from agentrig_grpo.naming import SHIPPED, model_directory
 from agentrig_grpo.server.chat import Chat
-from agentrig_grpo.starting import make_start
 from openai import OpenAI
 
 from agentrig.demonstrations import Reply, StartPlan, Turn
+from agentrig.plan import resolve
+from agentrig.run import warmup
 
 STARTER = model_directory("starter")
 TRAINING = Path(__file__).parents[1] / "training"
+COLORS = str(Path(__file__).resolve().parents[3] / "tests" / "support" / "warmup_plugin.py")
 SCRIPTS = ("make_starter", "starter_examples", "starter_tokenizer", "starter_words")
 
 
@@ -123,16 +125,15 @@ def test_most_replies_of_held_out_conversations_are_exact(client: OpenAI, script
     assert sum(right) / len(right) > 0.75
 
 
-def test_the_learner_goes_on_from_it(tmp_path: Path) -> None:
-    import torch
-
+def test_a_warm_up_goes_on_from_it(tmp_path: Path) -> None:
     turns = [
         Turn(messages=[{"role": "user", "content": f"sort 3{i}2"}], reply=Reply(content=f"2 3 {i}")) for i in range(4)
     ]
-    plan = StartPlan(directory=tmp_path / "model", model="starter", passes=4.0, tokens_per_batch=64)
+    plan = resolve("colors", overrides=["algorithm.max_tokens=16"], files=[COLORS])
+    wanted = StartPlan(directory=tmp_path / "model", model="starter", passes=4.0, tokens_per_batch=64)
     threads = torch.get_num_threads()
     try:
-        found = make_start(GrpoConfig(max_tokens=16), plan, turns, lambda line: None)
+        found = warmup.make_start(plan, wanted, warmup.choose_labels(plan, 4, seed=0), turns)
     finally:
         torch.set_num_threads(threads)
     assert found.losses[-1] < found.losses[0]

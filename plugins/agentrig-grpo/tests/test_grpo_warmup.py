@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import itertools
-from types import SimpleNamespace
-
 import pytest
 import torch
-from agentrig_grpo import checkpoint, warmup
+from agentrig_grpo import checkpoint
 from agentrig_grpo.warmup import Example, fine_tune, new_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -61,50 +58,6 @@ def test_limits_are_respected_and_mistakes_are_named(tokenizer, make_model, data
         fine_tune(make_model(), data, dtype="float16")
     with pytest.raises(ValueError, match="vocab_size is 100"):
         new_model(make_model(vocab=100).config, tokenizer, seed=0)
-
-
-def test_enough_ends_the_training_between_epochs_from_half_of_them_on(make_model, data):
-    model, asked = make_model(), []
-
-    def enough():
-        asked.append((model.training, [p.detach().clone() for p in model.parameters()]))
-        return len(asked) == 2
-
-    stats = fine_tune(model, data, epochs=6, enough=enough, log=None)
-    assert len(stats.losses) == 4  # asked after the third and the fourth
-    assert [training for training, _ in asked] == [False, False]
-    assert all(torch.equal(a, b) for a, b in zip(asked[1][1], model.parameters(), strict=True))
-    assert not model.training
-    assert len(fine_tune(make_model(), data, epochs=1, enough=lambda: True, log=None).losses) == 1
-
-
-def test_trials_take_about_a_fifth_of_the_time(make_model, data, monkeypatch):
-    asked, clock = [], itertools.count()  # each look at the clock takes 100 ms
-
-    def enough():
-        asked.append(1)
-
-    now = SimpleNamespace(perf_counter=lambda: 0.1 * next(clock) + 6 * len(asked))
-    monkeypatch.setattr(warmup, "time", now)
-    stats = fine_tune(make_model(), data, epochs=200, enough=enough, log=None)
-    assert len(stats.losses) == 200
-    whole = now.perf_counter()
-    assert 2 <= len(asked) <= 0.2 * whole / 6 + 1
-
-
-@pytest.mark.parametrize("max_seconds", [0.0, 0.5])
-def test_the_end_of_the_time_ends_the_questions_too(make_model, data, monkeypatch, max_seconds):
-    """A model that is not trained any more gives the same answer again."""
-    asked, clock = [], itertools.count()  # each look at the clock takes 6 ms, and each question a second
-
-    def enough():
-        asked.append(1)
-
-    now = SimpleNamespace(perf_counter=lambda: 0.006 * next(clock) + len(asked))
-    monkeypatch.setattr(warmup, "time", now)
-    stats = fine_tune(make_model(), data, epochs=40, max_seconds=max_seconds, enough=enough, log=None)
-    assert (20 < len(stats.losses) < 40) if max_seconds else not stats.losses  # a question's second does not count
-    assert len(asked) <= max(0, len(stats.losses) - 19)
 
 
 def test_others_load_a_new_model(tokenizer, model_dir, tmp_path):

@@ -5,15 +5,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from agentrig_langgraph_sql.agent import SqlAgent, SqlAgentConfig, register_agents
+from agentrig_langgraph_sql.prompts import PRESETS
 
 from agentrig import AgentFailure, Endpoint
+from agentrig.errors import ConfigError
+from agentrig.plan import resolve
 from agentrig.plugins.loading import load
+from agentrig.prompting import prompted
 
 ACCEPTED = ["```sql\nSELECT name FROM animal\n```", "VERDICT: CORRECT"]
 
@@ -154,3 +159,44 @@ def test_a_rollout_is_cheap(chat_server: Any, zoo: Path) -> None:
     run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     # CPU milliseconds a rollout: about 14 on an idle core; the bound allows for a busy machine.
     assert float(run.stdout) < 30
+
+
+@pytest.mark.parametrize("preset", ["full", "short"])
+def test_its_prompts_are_those_of_the_preset_and_a_run_replaces_them(
+    chat_server: Any, zoo: Path, tmp_path: Path, preset: str
+) -> None:
+    (spec,) = register_agents()
+    config = SqlAgentConfig(prompts=preset, max_turns=2)
+    declared = spec.declared(config)
+    assert declared is not None
+    assert list(declared) == ["write", "check", "rewrite"]
+
+    def asked(prompts: Mapping[str, str]) -> list[list[dict[str, str]]]:
+        chat_server.requests.clear()
+        chat_server.replies = ["SELECT name FROM animal", "no", "SELECT count(*) FROM animal", "no"]
+        with prompted(prompts):
+            SqlAgent(config)(task_about(zoo), endpoint_at(chat_server))
+        return [request["messages"] for request in chat_server.requests]
+
+    alone = asked({})
+    assert len(alone) == 4
+    assert asked(declared) == alone, "what it declares is what it says without a run"
+    again = asked({name: f"{name}! {text}" for name, text in declared.items()})
+    for name, replaced, before in zip(("write", "check", "rewrite", "check"), again, alone, strict=True):
+        first, *rest = before
+        assert replaced == [{**first, "content": f"{name}! {first['content']}"}, *rest]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("prompts.write=Write {question}.", r"\[prompts\] write: it lacks the field \{dialect\}; it has a field"),
+        ("prompts.system=x", "agent langgraph-sql has no prompt system"),
+    ],
+)
+def test_a_prompt_that_loses_a_field_is_refused(override: str, said: str) -> None:
+    uses = {"algorithm.use": "gepa", "server.use": "endpoint", "server.model": "m", "agent.prompts": "full"}
+    base = [*(f"{key}={value}" for key, value in uses.items()), "server.base_url=http://127.0.0.1:9/v1"]
+    assert resolve("mini", overrides=base).prompts == PRESETS["full"].instructions()
+    with pytest.raises(ConfigError, match=said):
+        resolve("mini", overrides=[*base, override])

@@ -82,13 +82,16 @@ def folder(tmp_path: Path) -> Path:
 
 def ran(gateway: Gateway, model: ScriptedServer, task: Any, **keys: Any) -> Any:
     endpoint = Endpoint(base_url=model.url, model=model.model, token_ids=True, gateway=gateway.address)
-    return run_agent(build(LightningV1Config(**keys)), Job(id="r", input=task, endpoint=endpoint))
+    job = Job(id="r", input=task, endpoint=endpoint, prompts={"hint": "think: "})
+    return run_agent(build(LightningV1Config(**keys)), job)
 
 
+@pytest.mark.parametrize("hint", ["think: ", "input.prompts.hint"])
 def test_a_class_gets_its_variables_and_its_last_reward_counts(
-    gateway: Gateway, model: ScriptedServer, folder: Path
+    gateway: Gateway, model: ScriptedServer, folder: Path, hint: str
 ) -> None:
-    result = ran(gateway, model, TASK, agent_class="their_agent.Agent", folder=str(folder), env_map=ENV_MAP)
+    env_map = {**ENV_MAP, "HINT": hint}
+    result = ran(gateway, model, TASK, agent_class="their_agent.Agent", folder=str(folder), env_map=env_map)
     assert result.outcome == Outcome(own_reward=1.0), result.outcome
     calls = result.trace.llm_calls()
     assert [c.attributes["request"]["model"] for c in calls] == ["auto", "auto"]

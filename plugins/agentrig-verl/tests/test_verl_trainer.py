@@ -36,7 +36,7 @@ class Session:
         self.stopping, self.solved, self.solved_by = False, already, solved_by
         self.lines: list[Any] = []
         self.hardware = SimpleNamespace(torch_device="cuda")
-        self.measured = None
+        self.measured, self.checked = None, False
         self.delivery = Delivery(run.path)
         self.calls: list[str] = []
 
@@ -48,7 +48,11 @@ class Session:
     def plan_steps(self, steps: int) -> None:
         pass
 
+    def check_teacher(self, servers: Any) -> None:
+        self.checked = True
+
     def report(self, endpoints: Any, *, when: str, step: int) -> None:
+        assert self.checked, "a teacher is checked before the first rollouts"
         self.note(when)
 
     def validate(self, endpoints: Any, *, step: int) -> float:

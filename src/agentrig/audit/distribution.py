@@ -83,8 +83,9 @@ def distribution(step: Step) -> Iterator[Verdict]:
 
     The bound of a log-probability is derived from rounding and measured. As in docs/proofs.md, each of four matrix
     products of a layer rounds by half an ulp, and the root of their number, times 16 for the largest of many, is what
-    independent errors add up to. Eight times the largest difference of two precisions, over some calls, is added, for a
-    model that is more sensitive than a formula knows.
+    independent errors add up to. They are relative to the largest logit: a model that is sure of its token has a
+    log-probability near 0 and logits that round all the same. Eight times the largest difference of two precisions,
+    over some calls, is added, for a model that is more sensitive than a formula knows.
     """
     if step.record.demonstrations:
         raise CannotLook("demonstrations: nothing was sampled")
@@ -144,10 +145,13 @@ def compared(
         if looked and clock() > end:
             break
         with torch.no_grad():
-            log_p = torch.log_softmax(torch.cat(logits(model, part, temperature)).double(), -1)
+            raw = torch.cat(logits(model, part, temperature)).double()
+            log_p, largest = torch.log_softmax(raw, -1), raw.abs().amax(-1)
             ids = torch.tensor([token for call in part for token in call.reply], device=log_p.device)[:, None]
             own = log_p.gather(-1, ids)[:, 0]
-            by_call = list(zip(part, torch.split(own, [len(call.reply) for call in part]), strict=True))
+            lengths = [len(call.reply) for call in part]
+            by_call = list(zip(part, torch.split(own, lengths), strict=True))
+            bounds = [rounding * (1 + float(of_call.max())) for of_call in torch.split(largest, lengths)]
             if strange := [call.name for call, mine in by_call if not mine.isfinite().all()]:
                 detail = f"the weights give {strange[0]} log-probabilities that are not finite"
                 yield fault(detail, "weights with NaN or infinity")
@@ -156,15 +160,14 @@ def compared(
                 apart = float((own - logprobs(other, part, temperature)).abs().max())
                 spread = max(spread, finite(apart, "what two precisions of the model differ by"))
         looked, sampled, computed = looked + len(part), sampled + len(ids), computed + tokens(part)
-        for call, mine in by_call:
+        for (call, mine), bound in zip(by_call, bounds, strict=True):
             if call.logprobs is not None:
                 stated = torch.tensor(call.logprobs, dtype=torch.float64, device=own.device)
                 gap = float((stated - mine).abs().max()) if len(stated) == len(mine) else math.inf
-                off.append((math.inf if math.isnan(gap) else gap, rounding * (1 + float(mine.abs().max())), call.name))
+                off.append((math.inf if math.isnan(gap) else gap, bound, call.name))
         if temperature == 0:
-            short = torch.split(log_p.max(-1).values - own, [len(call.reply) for call in part])
-            pairs = zip(by_call, short, strict=True)
-            late += [(float(s.max()) / 2, rounding * (1 + float(m.abs().max())), c.name) for (c, m), s in pairs]
+            short = torch.split(log_p.max(-1).values - own, lengths)
+            late += [(float(s.max()) / 2, bound, c.name) for c, s, bound in zip(part, short, bounds, strict=True)]
         if top_p < 1:
             log_p, cut = _nucleus(log_p, top_p, ids)
             if cut and not outside:
@@ -173,7 +176,6 @@ def compared(
         if temperature > 0:
             unscaled = {UNSCALED: float(temperature)} if temperature != 1 else {}
             _weigh(evidence, log_p, own, {**ALTERNATIVES, **unscaled})
-            lengths = [len(call.reply) for call in part]
             for call, mine, whole in zip(part, torch.split(own, lengths), torch.split(log_p, lengths), strict=True):
                 _weigh_copies(evidence, mine.tolist(), call.reply, earlier[call])
                 parts[call] = _weigh_noise(evidence, whole.exp(), call.reply)

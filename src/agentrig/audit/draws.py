@@ -10,8 +10,10 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from agentrig.audit.record import TASKS
+from agentrig.audit.scores import admitted
 from agentrig.audit.step import Step
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, some
+from agentrig.traces import mapping
 
 CAUSES = "the algorithm's sampling of tasks, the task set's `load` (is its order stable?), a task that changed since"
 
@@ -31,7 +33,9 @@ def drawn(step: Step, taken: list[str]) -> Iterator[Verdict]:
     By `uniform`, each task also comes once before any comes twice: in all groups up to this step no two tasks' counts
     differ by more than one.
     """
-    yield from _compared(step, taken)
+    yield from _compared(step, _first(step, taken))
+    if _gated(step):
+        yield from _again(step, _rewards(step))
     if _rule(step) == "uniform":
         yield from _in_turn(step)
 
@@ -40,7 +44,29 @@ def order(step: Step) -> Iterator[Verdict]:
     """Compare only what a step has drawn itself, for any step. Other algorithms may draw as they like."""
     taken = _taken(step, step.number)
     if taken and step.record.knows_update and step.record.demonstrations in ("", TASKS):
-        yield from _compared(step, taken)
+        yield from _compared(step, _first(step, taken))
+        if _gated(step):
+            yield from _again(step, _rewards(step))
+
+
+def _gated(step: Step) -> bool:
+    """Whether a step samples again for groups that are not admitted, by a gate that is known here."""
+    name, keys = step.record.credit
+    return name == "dapo" and keys["max_num_gen_batches"] > 1
+
+
+def _first(step: Step, taken: list[str]) -> list[str]:
+    """Return the tasks of a step's first batch; what comes after it no rule draws."""
+    keys = mapping(step.record.config.get("credit"))
+    return taken[: step.settings["tasks_per_step"]] if keys.get("max_num_gen_batches", 1) > 1 else taken
+
+
+def _rewards(step: Step) -> list[tuple[str, Sequence[float | None]]]:
+    """Return the task and the rewards of each group of a step, in their order."""
+    groups: dict[str, tuple[str, list[float | None]]] = {}
+    for row in step.record.table("rollouts", "train", step.number, "group", "task_id", "value"):
+        groups.setdefault(row["group"], (row["task_id"], []))[1].append(row["value"])
+    return [*groups.values()]
 
 
 def _compared(step: Step, taken: list[str]) -> Iterator[Verdict]:
@@ -59,6 +85,40 @@ def _compared(step: Step, taken: list[str]) -> Iterator[Verdict]:
         yield fault(f"{detail}instead of {some([*lacking.elements()])}", CAUSES)
 
 
+def _again(step: Step, groups: Sequence[tuple[str, Sequence[float | None]]]) -> Iterator[Verdict]:
+    """Compare the batches after a step's first with DAPO's dynamic sampling (arXiv:2503.14476, section 3.2).
+
+    Each group that is not admitted is replaced by one of another task, in at most `max_num_gen_batches` batches. The
+    tasks of batch b are those that the step does not have yet, in the order of `random.Random(f"tasks {seed} {step}
+    {b}")`; then, where these are too few, the others.
+
+    Args:
+        step: The step.
+        groups: Task and rewards of each group, in their order.
+    """
+    name, keys = step.record.credit
+    n, place, batch, seen = step.settings["tasks_per_step"], 0, 1, list[str]()
+    while True:
+        here = groups[place : place + n]
+        place += n
+        seen += [task for task, _ in here]
+        n = sum(not admitted(name, keys, rewards) for _, rewards in here)
+        batch += 1
+        if not n or batch > keys["max_num_gen_batches"]:
+            break
+        ids = [task.id for task in step.sources.splits["train"]]
+        random.Random(f"tasks {step.record.config['run']['seed']} {step.number} {batch}").shuffle(ids)
+        ids = [task for task in ids if task not in seen] + [task for task in ids if task in seen]
+        wanted = [ids[i % len(ids)] for i in range(n)]
+        taken = [task for task, _ in groups[place : place + n]]
+        if taken != wanted:
+            detail = f"batch {batch} of step {step.number} has {some(taken) or 'no task'} instead of {some(wanted)}, "
+            yield fault(f"{detail}for {n} groups that were not admitted", CAUSES)
+            return
+    if len(groups) > place:
+        yield fault(f"step {step.number} has {len(groups)} groups, and its gate asks for {place}", CAUSES)
+
+
 def _rule(step: Step) -> str:
     return str(step.settings.get("task_sampling", "uniform"))
 
@@ -66,7 +126,10 @@ def _rule(step: Step) -> str:
 def _taken(step: Step, at: int) -> list[str]:
     """Return the task of each group of a step."""
     rows = step.record.table("rollouts", "train", at, "group", "task_id")
-    return [*{row["group"]: row["task_id"] for row in reversed(rows)}.values()]
+    found: dict[str, str] = {}
+    for row in rows:
+        found.setdefault(row["group"], row["task_id"])
+    return [*found.values()]
 
 
 def _order(ids: Sequence[str], seed: int, *, first: int, last: int) -> list[str]:
@@ -160,7 +223,7 @@ def _in_turn(step: Step) -> Iterator[Verdict]:
     recorded = [one for one in step.record.steps("train") if one <= step.number]
     times = dict.fromkeys(ids, 0)
     for one in recorded:
-        for task in _taken(step, one):
+        for task in _first(step, _taken(step, one)):
             if task in times:
                 times[task] += 1
     most, least = max(times, key=lambda task: times[task]), min(times, key=lambda task: times[task])

@@ -16,7 +16,7 @@ import attrs
 
 from agentrig.audit.verdicts import CannotLook
 from agentrig.errors import ConfigError, RunFileError
-from agentrig.text import check_regular, read_text
+from agentrig.text import check_regular, read_fault, read_text
 from agentrig.traces import HANDED, LLM_CALL, SENT, SERVER, items, mapping, weights_version
 
 OTHERWISE = (
@@ -28,6 +28,10 @@ OTHERWISE = (
 
 COLUMNS = ("id", "task_id", "group", "failure", "status", "value", "correct", "own_reward", "input", "answer", "spans")
 """Columns of a file of rollouts; the last three hold JSON."""
+
+
+LATER = ("token_advantages", "teacher_logprobs")
+"""Columns that runs of earlier versions lack."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -153,15 +157,17 @@ class Record:
 
     Raises:
         ConfigError: It has no `config.toml`.
+        RunFileError: That file is damaged.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            self.config = tomllib.loads(read_text(path / "config.toml"))
-        except FileNotFoundError:
-            raise ConfigError(f"{path} is not a run directory: it has no config.toml") from None
-        self.settings: Mapping[str, Any] = self.config["algorithm"]
+        file = path / "config.toml"
+        if not file.exists():
+            raise ConfigError(f"{path} is not a run directory: it has no config.toml")
+        with readable(file, "Restore it from a copy, for example from the section config of manifest.json"):
+            self.config = tomllib.loads(read_text(file))
+            self.settings: Mapping[str, Any] = {**self.config["algorithm"]}
         if self.demonstrations:
             self.settings = {**IMITATED, **self.settings}
         self.lines: dict[int, Mapping[str, Any]] = {}
@@ -260,8 +266,9 @@ class Record:
             return []
         with readable(file):
             there = pq.read_schema(file).names
-            if lacking := [name for name in columns if name not in there]:
+            if lacking := [name for name in columns if name not in there and name not in LATER]:
                 raise ValueError(f"it has no column {lacking[0]}")
+            columns = tuple(name for name in columns if name in there)
             schema = pa.schema([(name, types.get(name, pa.string())) for name in columns])
             read = pq.read_table(file, columns=list(columns)).select(columns).cast(schema)
             found: list[dict[str, Any]] = read.to_pylist()
@@ -283,8 +290,7 @@ def readable(file: Path, cure: str = "") -> Iterator[None]:
         check_regular(file)
         yield
     except Exception as error:
-        why = getattr(error, "strerror", "") or (str(error).splitlines() or [type(error).__name__])[0]
-        raise RunFileError(f"{file} cannot be read: {why}{cure and f'. {cure}'}") from error
+        raise RunFileError(f"{file} cannot be read: {read_fault(error)}{cure and f'. {cure}'}") from error
 
 
 def _row(row: Mapping[str, Any]) -> Row:

@@ -11,8 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrig.audit.record import TASKS, Row
-from agentrig.audit.step import Step
+from agentrig.audit.record import TASKS, Call, Row
+from agentrig.audit.step import Step, advantage_of
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
 from agentrig.traces import LLM_CALL, REWARD, SERVER, mapping
 
@@ -44,7 +44,10 @@ LARGEST = 1e9
 Key = tuple[str, str]
 """A call: its rollout and its span."""
 
-Calls = dict[Key, tuple[str, float | None]]
+Worth = float | Sequence[float] | None
+"""What a call is worth, or each of its tokens; None if it is left out."""
+
+Calls = dict[Key, tuple[str, Worth]]
 """By call, its node and its advantage."""
 
 
@@ -225,12 +228,12 @@ def _unheard(step: Step) -> str:
 
 def handed(step: Step) -> Calls:
     """Return, for each call that the adapter kept, its node, and the advantage that it was given, None if left out."""
-    names = "rollout", "span", "node", "reason", "advantage"
+    names = "rollout", "span", "node", "reason", "advantage", "token_advantages"
     rows = step.record.table("calls", "train", step.number, *names)
     return {
-        (row["rollout"], row["span"]): (row["node"] or "", row["advantage"])
+        (row["rollout"], row["span"]): (row["node"] or "", advantage_of(row))
         for row in rows
-        if row["advantage"] is not None or row["reason"] == "left-out-by-credit"
+        if row["advantage"] is not None or row["reason"] in ("left-out-by-credit", "not-admitted")
     }
 
 
@@ -263,11 +266,39 @@ def best(values: Sequence[float], weights: Sequence[int]) -> list[float | None]:
     return [1.0 if value == max(values) > min(values) else None for value in values]
 
 
+def dapo(values: Sequence[float], weights: Sequence[int]) -> list[float]:
+    """Those of GRPO, whose rewards have been shaped: DAPO, arXiv:2503.14476, equation 9; each rollout counts once."""
+    return grpo(values, [1] * len(values))
+
+
+def punished(calls: Sequence[Call], buffer: int) -> float:
+    """Return what the longest of a rollout's replies costs it: DAPO, arXiv:2503.14476, equation 13.
+
+    Nothing up to L - C tokens, then less and less, and -1 at L: what the request lets a reply have. C is the buffer, at
+    most half of L.
+    """
+    costs = [0.0]
+    for call in calls if buffer else ():
+        allowed = [n for n in (call.request.get("max_tokens"), call.request.get("max_completion_tokens")) if n]
+        if allowed:
+            most, length = min(allowed), len(call.reply)
+            width = min(buffer, most / 2)
+            free = most - width
+            costs.append(0.0 if length <= free else -1.0 if length > most else (free - length) / width)
+    return min(costs)
+
+
+def admitted(name: str, keys: Mapping[str, Any], rewards: Sequence[float | None]) -> bool:
+    """Return whether a step learns from a group with these rewards: DAPO's equation 11, if the step samples again."""
+    return name != "dapo" or keys["max_num_gen_batches"] < 2 or len({r for r in rewards if r is not None}) > 1
+
+
 FORMULAS: Mapping[str, Callable[[Sequence[float], Sequence[int]], Sequence[float | None]]] = {
     "grpo": grpo,
     "dr-grpo": dr_grpo,
     "rloo": rloo,
     "reinforce++": dr_grpo,  # divided by the step's deviation then
+    "dapo": dapo,
     "best-of-group": best,
 }
 """What a group's rewards are worth, by the credit's name. Each is written from its paper."""
@@ -276,13 +307,15 @@ COLUMNS = {"turn": ("call_values",), "rft": ("answer", "correct"), "demonstratio
 """What credits that look at more than rewards need of a rollout."""
 
 
-def expected(step: Step) -> dict[Key, float | None]:
+def expected(step: Step) -> dict[Key, Worth]:
     """Return what each call of a scored rollout is worth, as the credit's paper and settings say; None: left out.
 
     Raises:
         CannotLook: The credit is not one of agentrig's own.
     """
     (name, keys), calls = step.record.credit, handed(step)
+    if name == "opd":
+        return _by_teacher(step)
     if name not in COLUMNS and name not in FORMULAS:
         use = mapping(step.record.config.get("credit")).get("use")
         raise CannotLook(f"the credit {use} has a formula of its own, which is not known here")
@@ -291,7 +324,7 @@ def expected(step: Step) -> dict[Key, float | None]:
     for row in step.record.table("rollouts", "train", step.number, *columns):
         if row["value"] is not None:
             groups[row["task_id"], row["group"]].append(row)
-    found: dict[Key, float | None] = {}
+    found: dict[Key, Worth] = {}
     if name == "turn":
         for rows in groups.values():
             found |= _by_turn(step, rows, calls, float(keys["discount"]))
@@ -307,19 +340,52 @@ def expected(step: Step) -> dict[Key, float | None]:
         found = {key: 1.0 if key[0] in accepted else None for key in calls}
     else:
         counts, worths = Counter(rollout for rollout, _ in calls), dict[str, float | None]()
+        costs = _punishments(step, calls, keys["overlong_buffer_len"]) if name == "dapo" else {}
         for rows in groups.values():
             weights = [counts[row["id"]] if keys.get("weighting") == "call" else 1 for row in rows]
-            worth = FORMULAS[name]([float(row["value"]) for row in rows], weights)
+            rewards = [float(row["value"]) + costs.get(row["id"], 0.0) for row in rows]
+            worth = FORMULAS[name](rewards, weights)
+            if not admitted(name, keys, [row["value"] for row in rows]):
+                worth = [None] * len(rows)
             worths |= dict(zip([row["id"] for row in rows], worth, strict=True))
         if name == "reinforce++":  # arXiv:2501.03262: over the deviation of the step's differences, whose mean is 0
             deviation = math.sqrt(math.fsum((b or 0.0) ** 2 for b in worths.values()) / max(len(worths), 1))
             worths = {rollout: (b or 0.0) / (deviation + EPSILON) for rollout, b in worths.items()}
         found = {key: worths[key[0]] for key in calls if key[0] in worths}
     scale = keys.get("negative_scale", 1.0)
-    return {key: worth * scale if worth is not None and worth < 0 else worth for key, worth in found.items()}
+    return {key: worth * scale if isinstance(worth, float) and worth < 0 else worth for key, worth in found.items()}
 
 
-def _by_turn(step: Step, rows: Sequence[Any], calls: Calls, discount: float) -> dict[Key, float | None]:
+def _punishments(step: Step, calls: Calls, buffer: int) -> dict[str, float]:
+    """Return, by rollout, what its trained calls cost it, see `punished`."""
+    trained: dict[str, list[Call]] = defaultdict(list)
+    for key in calls:
+        trained[key[0]].append(step.calls[key])
+    return {rollout: punished(of, buffer) for rollout, of in trained.items()}
+
+
+def _by_teacher(step: Step) -> dict[Key, Worth]:
+    """Return the log-ratio of teacher and student for each token: the gradient of their reverse KL divergence.
+
+    GKD (arXiv:2306.13649), MiniLLM (arXiv:2306.08543). The student's part is what was recorded when it sampled.
+
+    Raises:
+        CannotLook: What the teacher said was not recorded.
+    """
+    rewarded = step.record.table("rollouts", "train", step.number, "id", "value")
+    scored = {row["id"] for row in rewarded if row["value"] is not None}
+    found = dict[Key, Worth]()
+    for row in step.record.table("calls", "train", step.number, "rollout", "span", "reason", "teacher_logprobs"):
+        key, said = (row["rollout"], row["span"]), row.get("teacher_logprobs")
+        if row["rollout"] in scored and said is not None:
+            student = step.calls[key].logprobs or ()
+            found[key] = [teacher - own for teacher, own in zip(json.loads(said), student, strict=True)]
+    if not found:
+        raise CannotLook(f"what the teacher said in step {step.number} was not recorded")
+    return found
+
+
+def _by_turn(step: Step, rows: Sequence[Any], calls: Calls, discount: float) -> dict[Key, Worth]:
     """Return a group's worths by `turn`: the discounted sum of the rewards from a call on, minus that of its turn.
 
     The mean is over the calls that are the same trained call of the same node in their rollouts.
@@ -342,7 +408,7 @@ def _by_turn(step: Step, rows: Sequence[Any], calls: Calls, discount: float) -> 
             returns[rollout, span] = math.fsum(v * discount**n for n, v in enumerate(scored)) if heard else None
             turns[node, seen[node]].append((rollout, span))
             seen[node] += 1
-    found = dict[Key, float | None]()
+    found = dict[Key, Worth]()
     for keys in turns.values():
         heard_of = [value for key in keys if (value := returns[key]) is not None]
         mean = math.fsum(heard_of) / max(len(heard_of), 1)
@@ -381,8 +447,8 @@ def _given(spans: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-def by_call(step: Step) -> Mapping[Key, float]:
-    """Return the advantage of each call by rollout and span: by the formula, or as recorded where none is known."""
+def by_call(step: Step) -> Mapping[Key, float | Sequence[float]]:
+    """Return the advantage of each call, or each of its tokens: by the formula, or as recorded where none is known."""
     try:
         wanted = expected(step)
     except CannotLook:
@@ -402,11 +468,12 @@ def advantages(step: Step) -> Iterator[Verdict]:
     wanted, given, (name, _) = expected(step), handed(step), step.record.credit
     rewards = [row["value"] for row in step.record.table("rollouts", "train", step.number, "value")]
     size = max((abs(reward) for reward in rewards if reward is not None), default=0.0)
-    bound = 1e-12 * (size or 1.0) / (EPSILON if name in ("grpo", "reinforce++") else 1.0)
+    size += name == "dapo"  # a punishment is at most 1
+    bound = 1e-12 * (size or 1.0) / (EPSILON if name in ("grpo", "reinforce++", "dapo") else 1.0)
     wrong, worst = list[str](), 0.0
     for (rollout, span), (_, advantage) in given.items():
         worth = wanted.get((rollout, span), math.inf)
-        off = 0.0 if worth == advantage else math.inf if None in (worth, advantage) else abs(advantage - worth)  # type: ignore[operator]
+        off = _apart(worth, advantage)
         if off <= bound:
             worst = max(worst, off)
         else:
@@ -418,8 +485,22 @@ def advantages(step: Step) -> Iterator[Verdict]:
         yield ok(f"{len(given)} calls of {len({rollout for rollout, _ in given})} rollouts, by {name}", worst / bound)
 
 
-def _said(worth: float | None) -> str:
-    return "none" if worth is None or math.isinf(worth) else f"{worth:.6g}"
+def _apart(worth: Worth, other: Worth) -> float:
+    """Return how far two worths of a call are apart at most; infinity if one is none, or of other tokens."""
+    if worth == other:
+        return 0.0
+    if worth is None or other is None:
+        return math.inf
+    ours, theirs = ([one] if isinstance(one, int | float) else one for one in (worth, other))
+    if len(ours) != len(theirs):
+        return math.inf
+    return max((abs(a - b) for a, b in zip(ours, theirs, strict=True)), default=0.0)
+
+
+def _said(worth: Worth) -> str:
+    if worth is None or worth == math.inf:
+        return "none"
+    return f"{worth:.6g}" if isinstance(worth, int | float) else f"[{', '.join(f'{one:.6g}' for one in worth[:8])}]"
 
 
 def _nodes(step: Step) -> Iterator[Verdict]:

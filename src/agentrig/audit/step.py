@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,12 @@ from agentrig.errors import RunFileError
 
 if TYPE_CHECKING:
     import torch
+
+
+def advantage_of(row: Mapping[str, Any]) -> Any:
+    """Return the advantage in a row of `calls`, or a list with that of each token; None if it has none."""
+    tokens = row.get("token_advantages")
+    return row["advantage"] if tokens is None else json.loads(tokens)
 
 
 def work_clock() -> Callable[[], float]:
@@ -68,15 +75,19 @@ class Step:
 
     @property
     def figures(self) -> Mapping[str, Any]:
-        """The algorithm's figures in that line.
+        """The algorithm's figures in that line."""
+        return self.told("algorithm")
+
+    def told(self, key: str) -> Mapping[str, Any]:
+        """Return an object of that line; an empty one if it has none.
 
         Raises:
-            RunFileError: They are no object.
+            RunFileError: It is no object.
         """
-        found = self.line.get("algorithm", {})
+        found = self.line.get(key, {})
         if not isinstance(found, dict):
             file = self.record.path / "metrics.jsonl"
-            raise RunFileError(f"{file} is damaged: in the line of step {self.number}, algorithm is {found!r:.80}")
+            raise RunFileError(f"{file} is damaged: in the line of step {self.number}, {key} is {found!r:.80}")
         return found
 
     @cached_property
@@ -90,10 +101,10 @@ class Step:
         return {(call.rollout, call.span): call for row in self.rows for call in row.calls}
 
     @cached_property
-    def trained(self) -> dict[tuple[str, str], float]:
-        """The advantage of each call that the algorithm took, by rollout and span."""
-        rows = self.record.table("calls", "train", self.number, "rollout", "span", "advantage")
-        return {(row["rollout"], row["span"]): row["advantage"] for row in rows if row["advantage"] is not None}
+    def trained(self) -> dict[tuple[str, str], float | Sequence[float]]:
+        """The advantage of each call that the algorithm took, or of each of its tokens, by rollout and span."""
+        rows = self.record.table("calls", "train", self.number, "rollout", "span", "advantage", "token_advantages")
+        return {(row["rollout"], row["span"]): advantage_of(row) for row in rows if row["advantage"] is not None}
 
     @cached_property
     def made(self) -> int:
@@ -160,7 +171,7 @@ class Step:
         import torch
 
         first = Precision(torch.float32, device=device)
-        if self.line.get("digests", {}).get("dtype", "bfloat16") != "bfloat16":
+        if self.told("digests").get("dtype", "bfloat16") != "bfloat16":
             return first, attrs.evolve(first, dtype=torch.float64)
         if self.settings.get("lora_rank") and not merged:
             return first, attrs.evolve(first, cast=True)

@@ -70,7 +70,7 @@ class Update:
 
     settings: Mapping[str, Any]
     calls: Sequence[Call]
-    advantages: Mapping[tuple[str, str], float]
+    advantages: Mapping[tuple[str, str], float | Sequence[float]]
     weights: Weights
     begin: Weights
     reference: Weights | None = None
@@ -86,6 +86,11 @@ class Update:
             lengths[call.rollout] += len(call.reply)
         by_rollout = self.settings["loss_agg_mode"] == "seq-mean-token-mean"
         return {r: 1 / (len(lengths) * n) if by_rollout else 1 / lengths.total() for r, n in lengths.items()}
+
+
+def teaches(worth: float | Sequence[float]) -> bool:
+    """Return whether a call has a gradient: it, or one of its tokens, is worth something."""
+    return bool(worth) if isinstance(worth, int | float) else any(worth)
 
 
 def surrogate(
@@ -161,7 +166,9 @@ class Models:
         def spread(values: Iterator[float]) -> torch.Tensor:
             return torch.tensor(list(values)).to(now).repeat_interleave(torch.tensor(lengths, device=now.device))
 
-        advantage = spread(update.advantages[call.rollout, call.span] for call in batch)
+        worths = [update.advantages[call.rollout, call.span] for call in batch]
+        of_tokens = ([w] * n if isinstance(w, int | float) else w for w, n in zip(worths, lengths, strict=True))
+        advantage = torch.tensor([one for worth in of_tokens for one in worth]).to(now)
         share = spread(update.shares[call.rollout] for call in batch)
         own = zip(batch, torch.split(begun, lengths), strict=True)
         sampled = torch.cat([b if call.logprobs is None else torch.tensor(call.logprobs).to(now) for call, b in own])
@@ -217,7 +224,7 @@ def repeat(update: Update, precisions: Sequence[Precision], *, seed: int, budget
     """
     import torch
 
-    learned = {key for key, advantage in update.advantages.items() if advantage or update.reference is not None}
+    learned = {key for key, worth in update.advantages.items() if teaches(worth) or update.reference is not None}
     active = [call for call in update.calls if (call.rollout, call.span) in learned]
     main, other = (Models(update, precision) for precision in precisions)
     total: dict[str, torch.Tensor] = {}
@@ -285,7 +292,7 @@ def gradient(step: Step) -> Iterator[Verdict]:
     if strange:
         yield fault(f"{len(strange)} calls were trained that the step does not have", "the learner")
         return
-    needed = {key for key in step.trained.keys() | set(times) if advantages.get(key) or kl}
+    needed = {key for key in step.trained.keys() | set(times) if teaches(advantages.get(key, 0.0)) or kl}
     odd = sorted(key for key in needed if times[key] != epochs)
     if odd:
         named = some([f"call {span} of rollout {rollout}: {times[rollout, span]}" for rollout, span in odd])

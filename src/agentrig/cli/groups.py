@@ -126,6 +126,8 @@ class Group(NearestGroup):
             except OSError as error:
                 _fail(_unprintable(error), status=end.code if isinstance(end.code, int) and end.code else 1)
             raise
+        except KeyboardInterrupt:  # before the command itself
+            _fail("interrupted by Ctrl-C", status=130)
         except Exception as error:
             wrong = _unprintable(error) if isinstance(error, OSError) and _printing(error) else exhausted(error)
             if not wrong:

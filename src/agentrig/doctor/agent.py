@@ -11,8 +11,7 @@ from agentrig.demonstrations import Call, Reply
 from agentrig.errors import AgentrigError
 from agentrig.findings import Finding, Situation
 from agentrig.plugins.auto import OWN, PROCESSES
-from agentrig.run.demonstrated import demonstrator
-from agentrig.run.demonstration_server import demonstrating
+from agentrig.run.demonstration_server import demonstrating, demonstrator
 from agentrig.run.evaluate import evaluate
 from agentrig.run.guards import unseen_calls, untrained_calls, with_token_ids
 from agentrig.run.metrics import reason_of

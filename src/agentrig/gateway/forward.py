@@ -167,7 +167,7 @@ class Exchange:
             self.call.end("gone")
             await asyncio.sleep(0)  # the cancellation comes here
         try:
-            body = json.loads(content or b"")
+            body = json.loads(content or b"", parse_int=_of_64_bits)
         except (ValueError, RecursionError) as error:
             raise Refused(f"the body {json_fault(error)}", status=400, code="invalid_json") from None
         if not isinstance(body, dict):
@@ -495,3 +495,15 @@ class Exchange:
     async def _respond(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         self._began = True
         await reply(self.send, status, body, headers)
+
+
+def _of_64_bits(digits: str) -> int:
+    """Return a whole number of a request.
+
+    Raises:
+        Refused: It has more bits than a record of the call can hold.
+    """
+    number = int(digits)
+    if not -(1 << 63) <= number < 1 << 64:
+        raise Refused(f"the body has {digits:.30}, a whole number of more than 64 bits", code="invalid_value")
+    return number

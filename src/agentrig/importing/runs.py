@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agentrig.demonstrations import TOKENS, Unfit
+from agentrig.demonstrations import TOKENS, Unfit, recorded_call
 from agentrig.errors import AgentrigError
 from agentrig.importing.calls import Found, line_of, rollout_fault
 from agentrig.ledger import DUPLICATE, LEFT_OUT_BY_ADAPTER, OTHER_SERVER, REASONS, UNMATCHED_MODEL, UNMATCHED_NODE
 from agentrig.rollouts import Rollout
 from agentrig.run.rows import stored_rollouts
-from agentrig.traces import LLM_CALL, mapping, message_of
+from agentrig.traces import LLM_CALL, mapping
 from agentrig.view.calls import calls_of
 from agentrig.view.reading import dig, read_run
 
@@ -49,26 +49,17 @@ def _calls(
 ) -> Iterator[Found]:
     wrong = min_reward is None and not rollout.correct
     for call in (span for span in rollout.trace.spans if span.name == LLM_CALL):
-        attributes = call.attributes
-        request, where = mapping(attributes.get("request")), f"{place}, span {call.id}"
-        prompt, sampled = (attributes.get(key) for key in TOKENS)
+        attributes, where = call.attributes, f"{place}, span {call.id}"
         found: Any
         if fault := rollout_fault(mode=rollout.mode, failure=rollout.failure, incorrect=wrong):
             found = fault
         elif reasons.get(call.id) in NOT_TRAINED:
             found = Unfit(f"the run does not train it: {REASONS[reasons[call.id]]}")
-        elif request.get("continue_final_message"):
+        elif mapping(attributes.get("request")).get("continue_final_message"):
             found = Unfit("the call continues a message of the assistant")
         else:
-            exact = {TOKENS[0]: prompt, TOKENS[1]: sampled, "tokenizer": model} if prompt and sampled else {}
-            found = line_of(
-                messages=request.get("messages"),
-                reply=message_of(attributes),
-                finish=attributes.get("finish_reason"),
-                tools=request.get("tools"),
-                error=call.error,
-                task=rollout.task.id,
-                reward=rollout.value,
-                **exact,
-            )
+            said = recorded_call(attributes)
+            said |= {"task": rollout.task.id, "reward": rollout.value}
+            said |= {"tokenizer": model} if TOKENS[0] in said else {}
+            found = line_of(**said, finish=attributes.get("finish_reason"), error=call.error)
         yield where, found

@@ -21,6 +21,7 @@ from agentrig import (
     TasksSpec,
     credit,
     hookimpl,
+    refusals,
 )
 from agentrig.errors import AgentrigError
 from agentrig.external.checks import check_service
@@ -140,29 +141,41 @@ def register_credits() -> Iterable[CreditSpec]:
 
         return decided
 
-    for function, config, relative, name, summary in (
-        (credit.dr_grpo, credit.GroupConfig, True, "dr-grpo", "Reward minus the group's mean (Dr. GRPO)."),
-        (credit.grpo, credit.GroupConfig, True, "grpo", "That, over the group's standard deviation (GRPO)."),
-        (credit.rloo, credit.RelativeConfig, True, "rloo", "Reward minus the mean of the group's others (RLOO)."),
+    relative: dict[str, Any] = {"relative": True}
+    replies: dict[str, Any] = {"refuses": refusals.refuses_replies}
+    gated: dict[str, Any] = {"admit": credit.differ, "refuses": refusals.refuses_dapo}
+    for name, function, config, more, summary in (
+        ("dr-grpo", credit.dr_grpo, credit.GroupConfig, relative, "Reward minus the group's mean (Dr. GRPO)."),
+        ("grpo", credit.grpo, credit.GroupConfig, relative, "That, over the group's standard deviation (GRPO)."),
+        ("rloo", credit.rloo, credit.RelativeConfig, relative, "Reward minus the mean of the group's others (RLOO)."),
         (
-            *(credit.reinforce_pp, credit.RelativeConfig, True, "reinforce++"),
+            *("reinforce++", credit.reinforce_pp, credit.RelativeConfig, relative),
             "Reward minus the group's mean, over the step's standard deviation (REINFORCE++ with baseline).",
         ),
         (
-            credit.best_of_group,
-            credit.ImitationConfig,
-            False,
-            "best-of-group",
+            *("dapo", credit.dapo, credit.DapoConfig, gated),
+            "grpo, with overlong replies punished and groups of equal rewards sampled again (DAPO).",
+        ),
+        (
+            *("best-of-group", credit.best_of_group, credit.ImitationConfig, replies),
             "Imitates the best of each group (RAFT).",
         ),
-        (credit.rft, credit.ImitationConfig, False, "rft", "Imitates each correct answer of a group once (RFT)."),
-        (credit.turn, credit.TurnConfig, False, "turn", "Call by call, for a reward that scores calls."),
+        ("rft", credit.rft, credit.ImitationConfig, replies, "Imitates each correct answer of a group once (RFT)."),
+        ("turn", credit.turn, credit.TurnConfig, replies, "Call by call, for a reward that scores calls."),
     ):
 
         def build(settings: Any, function: Any = function) -> Any:
             return partial(function, config=settings)
 
-        yield CreditSpec(name=name, summary=summary, config=config, build=build, relative=relative)
+        yield CreditSpec(name=name, summary=summary, config=config, build=build, **more)
+    yield CreditSpec(
+        name="opd",
+        summary="Token by token, what a teacher says of what was sampled (on-policy distillation).",
+        config=credit.TeacherConfig,
+        build=imported("agentrig.teacher:Distillation"),
+        refuses=refusals.refuses_opd,
+        rewarded=False,
+    )
     yield CreditSpec(name=OWN, summary="What the algorithm itself decides.", build=own, relative=True)
 
 

@@ -184,12 +184,14 @@ def register_credits() -> Iterable[CreditSpec]:
     Called:
         Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
         nothing heavy here. `build` runs in the main process, once; the credit it returns is called there once for each
-        step, in the thread `algorithm`.
+        step, in the thread `algorithm`, and so is `admit` for each group. `refuses` is called there before tasks are
+        loaded.
 
     If it raises:
         The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
         With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `build` raises,
-        the run does not start. If the credit raises, the run ends with that error, in `error.json` and `on_run_error`.
+        the run does not start; nor does it if `refuses` raises. If the credit or `admit` raises, the run ends with that
+        error, in `error.json` and `on_run_error`.
 
     Example:
         ```python

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from agentrig.hardware import Hardware
     from agentrig.hardware.memory import Workload
     from agentrig.pools import MakePool
+    from agentrig.refusals import Learning
     from agentrig.rewards import Reward
+    from agentrig.rollouts import Rollout
     from agentrig.servers import MakeServer, ServerMemory
     from agentrig.tasks import Tasks
 
@@ -57,8 +59,10 @@ def _recorded(spec: AgentSpec, attribute: attrs.Attribute[str], calls: Any) -> N
         raise ValueError(f'AgentSpec {spec.name}: calls is {calls!r:.80}; write calls="tap" or calls="gateway"')
 
 
-def _templates(spec: AgentSpec, attribute: attrs.Attribute[Any], prompts: Any) -> None:
+def _templates(spec: AgentSpec, attribute: attrs.Attribute[Any] | None, prompts: Any) -> None:
     """Reject prompts that are no templates."""
+    if callable(prompts):
+        return
     if prompts is not None and not isinstance(prompts, Mapping):
         raise ValueError(f"AgentSpec {spec.name}: prompts is {prompts!r:.80}; write {{NAME: TEMPLATE}}")
     for name, template in (prompts or {}).items():
@@ -134,8 +138,9 @@ class AgentSpec(Spec):
             starts the gateway for such an agent.
         prompts: Its prompts, name to template (`{question}` is a field, as `str.format` has it). In a rollout
             `agentrig.prompts()` returns those in force: a run may replace them (`[prompts]`, `--prompts`), and an
-            algorithm may improve them. A program or a service gets them in its input, as `prompts`. None for an agent
-            that takes whatever prompts a run names.
+            algorithm may improve them. A program or a service gets them in its input, as `prompts`. Prompts that depend
+            on the settings are a function: `prompts(config)` returns them. None for an agent that takes whatever
+            prompts a run names.
     """
 
     kind: ClassVar[str] = "agent"
@@ -147,7 +152,21 @@ class AgentSpec(Spec):
     whole_rows: bool = False
     demonstrate: Callable[[Any], Demonstrate] | None = None
     calls: str = attrs.field(default="tap", validator=_recorded)
-    prompts: Mapping[str, str] | None = attrs.field(factory=dict, validator=_templates)
+    prompts: Mapping[str, str] | Callable[[Any], Mapping[str, str]] | None = attrs.field(
+        factory=dict, validator=_templates
+    )
+
+    def declared(self, config: Any) -> Mapping[str, str] | None:
+        """Return the prompts of an agent with these settings; None if it takes any.
+
+        Raises:
+            ValueError: The spec's function returns no templates.
+        """
+        if not callable(self.prompts):
+            return self.prompts
+        found = self.prompts(config)
+        _templates(self, None, found)
+        return found
 
 
 @attrs.frozen(kw_only=True)
@@ -202,10 +221,12 @@ class AlgorithmSpec(Spec):
         credit: The credit of a run that names none. Each algorithm in the run's loop names one, for example "dr-grpo";
             one with a loop of its own does if it uses `session.credit`. "" for an algorithm that takes no credit: a run
             that names one is refused.
-        make_start: `make_start(config, plan, turns, log)` makes a starting model for `agentrig warmup`
-            (`agentrig.demonstrations.MakeStart`); None for an algorithm that can't.
+        make_start: `make_start(config, plan, turns)` chooses a model for `agentrig warmup` and writes it, not trained
+            yet (`agentrig.demonstrations.MakeStart`); None for an algorithm that can't.
         formulas: Which formulas of `grpo` it has, so that the auditor can compute them again: `update` (settings,
             sampling of tasks, loss, optimizer). What else an algorithm does is not looked at.
+        learning: `learning(config)` returns how it learns what a credit says (`agentrig.refusals.Learning`), for an
+            algorithm with a loop of its own that takes a credit; None for one in the run's loop, whose keys say it.
         trains: What it changes. One that trains `prompts` changes no weights: its rollouts need no token ids, it
             reports no `weight_change`, it samples failed rollouts again itself (`Session.check_failures`), and nothing
             has to arrive at the model's server.
@@ -223,7 +244,17 @@ class AlgorithmSpec(Spec):
     credit: str = ""
     make_start: MakeStart | None = None
     formulas: Sequence[Literal["update"]] = ()
+    learning: Callable[[Any], Learning] | None = None
     trains: Literal["weights", "prompts"] = "weights"
+
+
+def _has_a_limit(spec: CreditSpec, attribute: attrs.Attribute[Any], admit: Any) -> None:
+    """Reject a gate whose config class does not say how often a step samples again."""
+    if admit is not None and "max_num_gen_batches" not in attrs.fields_dict(spec.config):
+        raise ValueError(
+            f"CreditSpec {spec.name}: admit needs a limit; write `class Config(agentrig.credit.GateConfig)`, which has "
+            "the key max_num_gen_batches"
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -233,12 +264,21 @@ class CreditSpec(Spec):
     Attributes:
         relative: Whether a worth is 0 exactly where a rollout's reward equals what its group is compared with. The
             ledger then looks for the reason of each 0 in the rewards of the group, and stops the run if there is none.
+        admit: A gate: `admit(group)` gets all rollouts of a task, and returns whether the step learns from them. A step
+            samples other tasks in the place of groups that it does not admit, up to `max_num_gen_batches`: `config`
+            extends `agentrig.credit.GateConfig`, which has that key. None admits every group.
+        refuses: `refuses(config, learning)` gets the credit's settings and an `agentrig.refusals.Learning`, and returns
+            why the credit has no meaning there, or '' if it has one. None for a credit that has one anywhere.
+        rewarded: Whether worths come from rewards. If they do, a run stops whose rewards stay equal.
     """
 
     kind: ClassVar[str] = "credit"
     hook: ClassVar[str] = "register_credits"
     build: Callable[[Any], Credit]
     relative: bool = False
+    admit: Callable[[Sequence[Rollout]], bool] | None = attrs.field(default=None, validator=_has_a_limit)
+    refuses: Callable[[Any, Learning], str] | None = None
+    rewarded: bool = True
 
 
 @attrs.frozen(kw_only=True)

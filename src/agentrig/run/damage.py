@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import AgentrigError, RunFileError, exhausted
-from agentrig.text import check_regular
+from agentrig.text import check_regular, read_fault
 
 FULL = 1 << 16
 """A disk with fewer free bytes counts as full; libraries that write weights do not always report it."""
@@ -100,16 +100,12 @@ def reading(path: Path, cure: str = "") -> Iterator[None]:
     except (AgentrigError, FileNotFoundError):
         raise
     except Exception as error:
-        wrong = error.strerror if isinstance(error, OSError) and error.strerror else str(error).strip()
-        what = (wrong or type(error).__name__).splitlines()[0]
-        if isinstance(error, KeyError) and error.args:
-            what = f"it has no {error.args[0]}"
         verb, cure = "is damaged", cure or CURES.get(path.name, "Remove it, or restore it from a copy")
         if isinstance(error, OSError):
             verb = "cannot be read"
             if isinstance(error, PermissionError):
                 path, cure = error.filename or path, NOT_ALLOWED
-        raise RunFileError(f"{path} {verb}: {what}. {cure}") from error
+        raise RunFileError(f"{path} {verb}: {read_fault(error)}. {cure}") from error
 
 
 def entries(folder: Path) -> list[Path]:

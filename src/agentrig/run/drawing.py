@@ -9,7 +9,7 @@ import heapq
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,6 +73,23 @@ class Drawing:
             return tasks_of_step(self.tasks, n=n, step=step, seed=self.seed)
         places, self._figures[step] = self._chosen(n, step)
         return [self.tasks[place] for place in places]
+
+    def again(self, step: int, batch: int, n: int, *, taken: Collection[str]) -> Sequence[Task]:
+        """Return the tasks of a later batch of a step, whatever the rule is.
+
+        All tasks are shuffled with `random.Random(f"tasks {seed} {step} {batch}")`. Those that the step has not sampled
+        yet come first; where there are too few, the others follow in that order, then all from the beginning.
+
+        Args:
+            step: The step.
+            batch: Which one, from 2 on.
+            n: How many tasks.
+            taken: The tasks that the step has sampled.
+        """
+        order = list(self.tasks)
+        random.Random(f"tasks {self.seed} {step} {batch}").shuffle(order)
+        order.sort(key=lambda task: task.id in taken)
+        return [order[i % len(order)] for i in range(n)]
 
     def figures(self, step: int) -> Mapping[str, float]:
         """Return what `metrics.jsonl` says of the drawing of a step; once."""

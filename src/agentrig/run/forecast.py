@@ -11,6 +11,7 @@ import resource
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +21,7 @@ import attrs
 from agentrig.algorithms import LoopAlgorithm, Session
 from agentrig.endpoints import Endpoint
 from agentrig.errors import ConfigError, RunStopped
-from agentrig.figures import amount, least_gain, mean, wilson
+from agentrig.figures import amount, least_gain, machine, mean, wilson
 from agentrig.hardware import Hardware
 from agentrig.learners import LoopSettings, TrainSample
 from agentrig.plan import Plan
@@ -44,7 +45,7 @@ from agentrig.run.verdict import differing, judge, pass_at
 from agentrig.runners.engine import RolloutEngine
 from agentrig.servers import ServerMemory
 from agentrig.tasks import Task, tasks_of_step
-from agentrig.traces import Span, mapping
+from agentrig.traces import usage
 
 ROLLOUTS = 256
 """Most rollouts of a forecast that does not say how many tasks; a small model on two cores takes seconds for them."""
@@ -199,7 +200,7 @@ class Trial:
             )
             return
         samples, _ = samples_of(self.plan.build("credit"), self.rollouts)
-        taught = list(dict.fromkeys(sample.group for sample in samples if sample.advantage))
+        taught = list(dict.fromkeys(sample.group for sample in samples if sample.learned))
         self.taught = len(taught)
         hardware = Setup(self.plan).hardware()
         with temporary_files() as folder, tempfile.TemporaryDirectory(dir=folder) as directory:
@@ -226,6 +227,16 @@ class Trial:
             if hardware.torch_device == "cpu":
                 unit = 1 if sys.platform == "darwin" else 1 << 10
                 self.peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+    @property
+    def usage(self) -> Counter[tuple[str, str]]:
+        """The calls and tokens of the rollouts, see `agentrig.traces.usage`."""
+        return usage(call.attributes for rollout in self.rollouts for call in rollout.trace.llm_calls())
+
+    def machine(self) -> str:
+        """Return the name of the machine, as `agentrig compare` shows it."""
+        hardware = Setup(self.plan).hardware()
+        return machine(hardware.name, [device.name for device in hardware.probe().devices])
 
     def forecast(self) -> dict[str, Any]:
         """Return what is known, as `agentrig forecast --json` prints it; call it when a group is complete."""
@@ -254,7 +265,7 @@ class Trial:
             },
             "failures": count_failures(rollouts),
             "reasons": {r.failure: reason_of(r) for r in reversed(rollouts) if r.failure is not None},
-            "per_rollout": _per_rollout(rollouts),
+            "per_rollout": _per_rollout(rollouts, self.usage),
             **self._time(pass_at(1, right), pass_at(self.n, right)),
             "verdict": attrs.asdict(verdict),
         }
@@ -284,12 +295,15 @@ class Trial:
             parts = step["rollout_s"], step["update_s"] or 0.0
             step_s = max(parts) if loop.max_staleness else sum(parts)
 
-        def wall(steps: int) -> float | None:
-            if step_s is None or loop is None:
-                return None
+        def taken(steps: int | None) -> dict[str, Any]:
+            """Return what that many steps take, with the measurements before, between and after them."""
+            if steps is None or step_s is None or loop is None:
+                return {"steps": steps, "seconds": None, "rollouts": None}
             every = loop.validate_every
-            validated = self.validated * (1 + steps // every) if every else 0
-            return self.start_s + steps * step_s + a_rollout * (2 * n + validated)
+            measured = 2 * n + (self.validated * (1 + steps // every) if every else 0)
+            seconds = self.start_s + steps * step_s + a_rollout * measured
+            trained = steps * loop.tasks_per_step * loop.group_size
+            return {"steps": steps, "seconds": seconds, "rollouts": trained + measured}
 
         worse = round(WORSE * n)
         needed = least_gain(worse) - worse
@@ -298,14 +312,13 @@ class Trial:
             until = math.ceil(needed / n / ((best - once) / steps))
         return {
             "step": {**step, "updated": self.updated, "seconds": step_s},
-            "run": {"start_s": self.start_s, "steps": steps, "seconds": wall(steps) if steps else None},
+            "run": {"start_s": self.start_s, **taken(steps)},
             "gain": {
                 "held_out": n,
                 "least_tasks": least_gain(),
                 "worse": worse,
                 "least_tasks_with_worse": needed,
-                "steps": until,
-                "seconds": None if until is None else wall(until),
+                **taken(until),
             },
         }
 
@@ -341,24 +354,18 @@ def _sampling(plan: Plan) -> dict[str, float]:
     return {name: float(getattr(settings, name, 1.0)) for name in ("temperature", "top_p")}
 
 
-def _per_rollout(rollouts: Sequence[Rollout]) -> dict[str, float]:
+def _per_rollout(rollouts: Sequence[Rollout], used: Mapping[tuple[str, str], int]) -> dict[str, float]:
     """Return the means of calls and tokens of a rollout, failures included, and how many of them are trained on."""
-    calls = [call for r in rollouts for call in r.trace.llm_calls()]
+    spent = Counter[str]()
+    for (_, part), count in used.items():
+        spent[part] += count
     triplets = [triplet for r in rollouts for triplet in r.triplets]
     totals = {
-        "calls": len(calls),
+        "calls": spent["calls"],
         "trained_calls": len(triplets),
-        "prompt_tokens": sum(_tokens(call, "prompt") for call in calls),
+        "prompt_tokens": spent["prompt"],
         "trained_prompt_tokens": sum(len(t.prompt_ids) for t in triplets),
-        "response_tokens": sum(_tokens(call, "response") for call in calls),
+        "response_tokens": spent["response"],
         "trained_response_tokens": sum(len(t.response_ids) for t in triplets),
     }
     return {name: total / len(rollouts) for name, total in totals.items()}
-
-
-def _tokens(call: Span, part: str) -> int:
-    """Return the tokens of a call's prompt or response: its ids, or what another server says."""
-    ids = call.attributes.get(f"{part}_token_ids")
-    said = mapping(mapping(call.attributes.get("response")).get("usage"))
-    found = said.get("prompt_tokens" if part == "prompt" else "completion_tokens")
-    return len(ids) if ids else found if isinstance(found, int) else 0

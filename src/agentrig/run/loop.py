@@ -18,21 +18,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import attrs
 
-from agentrig.algorithms import Algorithm, LoopAlgorithm
+from agentrig.algorithms import Algorithm, LoopAlgorithm, Measurement
 from agentrig.background import in_background
 from agentrig.credit import Credit, imitate, worths_of_calls
 from agentrig.endpoints import Endpoint
 from agentrig.errors import CheckpointDamaged, ConfigError, RunStopped, memory_named
 from agentrig.hardware import Hardware
 from agentrig.learners import Copying, Learner, TrainSample
-from agentrig.ledger import LEFT_OUT_BY_CREDIT, Call, Entry
+from agentrig.ledger import LEFT_OUT_BY_CREDIT, NOT_ADMITTED, Call, Entry
 from agentrig.rollouts import Rollout
 from agentrig.run.ahead import END_S, RolloutsAhead
 from agentrig.run.checkpoints import Best, loading, read_state, write_state
@@ -103,6 +104,7 @@ class Loop:
                         self._resume(session.checkpoint)
             else:
                 session.plan_steps(settings.steps)
+                session.check_teacher(self.server.endpoints)
                 self.learner = learner = self._measure_and_load()
                 self._prove(0, loaded=True)  # what the server loaded itself, and has answered with
             if self.sleeps:  # later, it is done before the server sleeps
@@ -115,14 +117,15 @@ class Loop:
                 session.record_start(learner.fingerprint())
             self._plan_saving()
             if session.resumed:
+                session.check_teacher(self.server.endpoints)
                 session.plan_steps(settings.steps)  # it rewrites its directory from here on
                 if session.checkpoint is None:
                     session.report(self._greedy(), when="before", step=0)
             if session.checkpoint is None and settings.validate_every:
                 self._validate(0)
 
-            step, ahead = session.first_step - 1, None
-            while step < settings.steps and not (session.stopping or session.solved):
+            step, ahead, enough = session.first_step - 1, None, False
+            while step < settings.steps and not (session.stopping or session.solved or enough):
                 step += 1
                 self.saving.check()
                 fresh = ahead is None
@@ -131,10 +134,10 @@ class Loop:
                 elif shown is not None:
                     rollouts = shown.rollouts(step, settings.tasks_per_step)
                 else:
-                    each, now = settings.group_size, self._sampling()
-                    rollouts = session.rollouts(
-                        self.drawing.draw(step), n=each, endpoint=now, step=step, version=step - 1
+                    sample = partial(
+                        session.rollouts, n=settings.group_size, endpoint=self._sampling(), step=step, version=step - 1
                     )
+                    rollouts = session.gate.sample(step, self.drawing, sample)
                 self.drawing.see(groups_of(rollouts))
                 ahead = self._begin_rollouts(step + 1)
                 session.delivery.settle()
@@ -165,13 +168,15 @@ class Loop:
                     step % settings.validate_every == 0 or (last and settings.final == "best")
                 ):
                     self._validate(step)
+                if session.enough is not None and not last:
+                    enough = session.enough(step, partial(self._measured, step))
                 validated = time.perf_counter()
 
                 if session.auditing.due and self.saving.size <= AUDITED:
                     self.saving.settle()  # the auditor reads the checkpoint of the step before
                 session.end_step(
                     step,
-                    metrics={**metrics, **self.drawing.figures(step)},
+                    metrics={**metrics, **self.drawing.figures(step), **session.gate.figures},
                     time_s={
                         **self.saving.waited(),
                         "update": update_s,
@@ -181,7 +186,7 @@ class Loop:
                     digests=digests,
                     calls=[*self._entries(samples), *left_out],
                 )
-                last = step == settings.steps or session.stopping or session.solved
+                last = step == settings.steps or session.stopping or session.solved or enough
                 if self.saving.due(step) or last:
                     self._save(step, weights_of=step)
 
@@ -245,7 +250,8 @@ class Loop:
         )
 
     def _samples(self, rollouts: Sequence[Rollout]) -> tuple[list[TrainSample], list[Entry]]:
-        return samples_of(imitate if self._shown else self.session.credit, rollouts)
+        refused = self.session.gate.refused(rollouts)
+        return samples_of(imitate if self._shown else self.session.credit, rollouts, refused)
 
     def _entries(self, samples: Sequence[TrainSample]) -> Iterator[Entry]:
         """Yield the ledger's entries: what the learner says that it did with the samples."""
@@ -253,6 +259,8 @@ class Loop:
             call = sample.call or Call("(no call)", "")
             if tokens:
                 yield Entry(call, "trained", tokens, advantage=sample.advantage)
+                if tokens < len(sample.response_ids) and 0 in sample.advantages:  # tokens that are worth nothing
+                    yield Entry(call, "dropped", sample.advantages.count(0), LEFT_OUT_BY_CREDIT, sample.advantage)
             elif reason:
                 yield Entry(call, "dropped", len(sample.response_ids), reason, sample.advantage)
 
@@ -310,6 +318,11 @@ class Loop:
             self.best = Best(step, accuracy, reward, kept=self.settings.final == "best")
             if self.best.kept:
                 self.learner.keep()
+
+    def _measured(self, step: int) -> Measurement | None:
+        """Validate, whether the step is one of `validate_every` or not."""
+        self._validate(step)
+        return self.session.measured
 
     def _take_best(self, step: int) -> None:
         """End a run with the weights that did best in validation."""
@@ -394,15 +407,26 @@ class Loop:
         return str(line.get("digests", {}).get("weights", ""))
 
 
-def samples_of(credit: Credit, rollouts: Sequence[Rollout]) -> tuple[list[TrainSample], list[Entry]]:
+def samples_of(
+    credit: Credit, rollouts: Sequence[Rollout], refused: Collection[str] = ()
+) -> tuple[list[TrainSample], list[Entry]]:
     """Return a sample for each call that a credit gives a worth, and the ledger's entries of the others.
+
+    Args:
+        credit: The run's.
+        rollouts: Of a step.
+        refused: The groups that are not admitted, see `agentrig.run.gate`: the credit does not see them.
 
     Raises:
         AgentrigError: See `agentrig.credit.worths_of_calls`.
     """
-    samples, left_out = [], []
-    worths = worths_of_calls(credit, rollouts)
-    for place, (rollout, calls) in enumerate(zip(rollouts, worths, strict=True)):
+    samples, left_out = list[TrainSample](), list[Entry]()
+    admitted = [rollout for rollout in rollouts if rollout.group not in refused]
+    for rollout in rollouts if refused else ():
+        dropped = rollout.triplets if rollout.group in refused else ()
+        left_out += [Entry(Call(rollout.id, t.span_id), "dropped", len(t.response_ids), NOT_ADMITTED) for t in dropped]
+    worths = worths_of_calls(credit, admitted)
+    for place, (rollout, calls) in enumerate(zip(admitted, worths, strict=True)):
         for triplet, advantage in zip(rollout.triplets, calls, strict=True):
             call = Call(rollout.id, triplet.span_id)
             if advantage is None:

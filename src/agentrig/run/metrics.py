@@ -111,6 +111,14 @@ def second_reward_figures(
     }
 
 
+def line_of(rollout: Rollout) -> str:
+    """Return a rollout's task, answer and score, for messages; or how it failed."""
+    if rollout.failure:
+        return f"{rollout.task.id}: failed: {rollout.failure}: {reason_of(rollout)[:200]}"
+    details = str(dict(rollout.score.details)) if rollout.score and rollout.score.details else ""
+    return f"{rollout.task.id}: {str(rollout.outcome.answer)[:120]!r} -> {rollout.value:g} {details[:200]}".rstrip()
+
+
 def reason_of(rollout: Rollout) -> str:
     """Return why a rollout failed, as text."""
     if rollout.outcome.failure is not None:

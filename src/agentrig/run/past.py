@@ -204,7 +204,7 @@ def begin(run: RunDirectory, config: str, facts: Mapping[str, Any], past: Past) 
     run.write_json("manifest.json", facts)
 
 
-USE_IT = "give its path: `eval` and `dev` take it with --checkpoint, `export` in place of the run"
+USE_IT = "give its path: `eval` and `dev` take it with --checkpoint, `export` and `train --start` in place of the run"
 
 
 def with_cure(error: CheckpointDamaged, run: RunDirectory, *, trains: bool = True) -> AgentrigError:

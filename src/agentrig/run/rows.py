@@ -121,7 +121,8 @@ def call_schema(pa: Any) -> Any:
     """Return the types of the columns of calls."""
     text, count = pa.string(), pa.int64()
     types = {"rollout": text, "span": text, "node": text, "place": text, "reason": text, "tokens": count}
-    return pa.schema([*types.items(), ("advantage", pa.float64())])
+    own = {"advantage": pa.float64(), "token_advantages": text, "teacher_logprobs": text}
+    return pa.schema([*types.items(), *own.items()])
 
 
 def stored_rollouts(folder: Path, *, size: int, pattern: str = "[a-z]*-[0-9]*.parquet") -> Iterator[list[Rollout]]:

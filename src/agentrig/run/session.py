@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shlex
 import threading
@@ -31,6 +32,7 @@ from agentrig.run.ahead import RolloutsAhead
 from agentrig.run.auditing import Auditing
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.directory import FILES, RunDirectory, is_end, table_name
+from agentrig.run.gate import Gate
 from agentrig.run.guards import (
     EARLY,
     check_failures,
@@ -62,6 +64,9 @@ from agentrig.tasks import Task
 from agentrig.text import flat, without_nan
 
 log = logging.getLogger(__name__)
+
+Enough = Callable[[int, Callable[[], Measurement | None]], bool]
+"""Whether a run ends before its last step: asked with each step that was learned, and what validates its weights."""
 
 
 class RunSession:
@@ -106,9 +111,11 @@ class RunSession:
         self.first_step = self.step = past.step + 1  # step: that is under way; the last one while the run ends
         self.checkpoint, self.resumed = past.checkpoint, resumed
         self.stopping = self.written = False  # written: the summary of a complete run is
+        self.enough: Enough | None = None
         self._saved_step = past.step
         self.plan, self.engine, self.runtime = plan, engine, runtime
         self.credit: Credit = plan.build("credit") if credit is None else credit
+        self.gate = Gate.of(plan.components["credit"].spec, plan.configs["credit"])
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
         self.auditing = Auditing(run.path, plan, first=self.first_step, on=plan.run.audit, tasks=tasks)
         self._run = run
@@ -138,7 +145,9 @@ class RunSession:
         )
         self.keeps_end = past.ended  # the directory has the summary of an earlier end
         self._demonstrated = bool(getattr(plan.configs["algorithm"], "demonstrations", ""))
-        self._guards = Guards.after(past.lines, ended=past.ended, demonstrated=self._demonstrated)
+        rewarded = bool(getattr(plan.components["credit"].spec, "rewarded", True))
+        self._by_rewards = rewarded and not self._demonstrated
+        self._guards = Guards.after(past.lines, ended=past.ended, demonstrated=not self._by_rewards)
         self.solved = self._guards.solved
         self._failures: Counter[str] = Counter()
         for line in past.lines:
@@ -213,6 +222,12 @@ class RunSession:
         """Return the model's server that `[server] use` names, not started."""
         make_server = Setup(self.plan).server()
         return make_server(plan)
+
+    def check_teacher(self, servers: Sequence[Endpoint]) -> None:
+        """Implement `Session.check_teacher`."""
+        ready = getattr(self.credit, "ready", None)
+        if ready is not None:
+            ready(servers[0])
 
     def rollouts(
         self,
@@ -395,7 +410,7 @@ class RunSession:
         Raises:
             RunStopped: The message has examples.
         """
-        if self._judged and not (self._guards.varied or self._demonstrated):
+        if self._judged and self._by_rewards and not self._guards.varied:
             check_rewards(self._judged, step=self._judged[0].step, running=self._guards.silent)
 
     def _spend(self, rollouts: Sequence[Rollout], *, wall_s: float, waited_s: float) -> None:
@@ -538,7 +553,10 @@ class RunSession:
         line = {**self._line(step, metrics, time_s), "calls": books.calls, "call_tokens": books.tokens}
         if digests:
             line["digests"] = dict(digests)
-        line[FILES] = {**self._files, "calls": self._run.write_calls(books.rows, step=step)}
+        heard = getattr(self.credit, "heard", {})  # see `agentrig.credit.Teacher`
+        said = {call: json.dumps(list(values)) for call, values in heard.items()}
+        rows = [{**row, "teacher_logprobs": said.get((row["rollout"], row["span"]))} for row in books.rows]
+        line[FILES] = {**self._files, "calls": self._run.write_calls(rows, step=step)}
         self._run.append_metrics(line)
         self._warn_of_nan(step, line["algorithm"])
         self.lines.append(line)

@@ -17,6 +17,7 @@ from agentrig.correctness import Correctness
 from agentrig.errors import ConfigError
 from agentrig.gateway.process import Gateway
 from agentrig.hardware import Hardware, select
+from agentrig.learners import LoopSettings
 from agentrig.plan import Plan
 from agentrig.plugins import composing
 from agentrig.plugins.auto import OWN, PROCESSES, auto_server, refusal
@@ -24,6 +25,7 @@ from agentrig.plugins.building import built
 from agentrig.plugins.registry import Component
 from agentrig.pools import MakePool, RunnerPool
 from agentrig.processes.replaced import left_alone
+from agentrig.refusals import Learning, refuses_gate
 from agentrig.runners.engine import RolloutEngine
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
@@ -97,6 +99,27 @@ class Setup:
         ready = getattr(self.plan.components["algorithm"].spec, "ready", None)
         if ready is not None:
             ready(self.plan.configs["algorithm"])
+
+    def check_credit(self) -> None:
+        """Make sure that the credit has a meaning with the algorithm's settings.
+
+        Raises:
+            ConfigError: It has none.
+        """
+        credit: Any = self.plan.components["credit"].spec
+        algorithm: Any = self.plan.components["algorithm"].spec
+        config, own = self.plan.configs["algorithm"], getattr(algorithm, "learning", None)
+        if own is not None:
+            learning = own(config)
+        elif isinstance(config, LoopSettings):
+            keys = "temperature", "top_p", "max_tokens", "max_staleness"
+            learning = Learning(loss=getattr(config, "loss", ""), **{key: getattr(config, key) for key in keys})
+        else:
+            learning = Learning(own_loop=True)
+        gate = refuses_gate if getattr(credit, "admit", None) is not None else None
+        for refuses in (getattr(credit, "refuses", None), gate):
+            if refuses is not None and (why := refuses(self.plan.configs["credit"], learning)):
+                raise ConfigError(f"[credit] {credit.name} with the algorithm {algorithm.name}: {why}")
 
     def server(self) -> MakeServer:
         """Return what starts the plan's server, for the algorithm that asks for it; its heavy imports happen here.

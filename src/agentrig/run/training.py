@@ -22,7 +22,7 @@ from agentrig.run.log_file import warnings_kept
 from agentrig.run.loop import runnable
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
-from agentrig.run.session import RunSession
+from agentrig.run.session import Enough, RunSession
 from agentrig.run.setup import Setup
 from agentrig.run.splits import gold_warnings, load_splits, split_warnings
 
@@ -46,6 +46,7 @@ def train(
     resume: Path | None = None,
     from_step: int | None = None,
     starting: Callable[[Path], None] = lambda directory: None,
+    enough: Enough | None = None,
 ) -> dict[str, Any]:
     """Train: load tasks, start agent and algorithm, run rollouts and updates, write the run directory.
 
@@ -55,6 +56,7 @@ def train(
             only in `begin_run`, once everything is loaded and the first transfer of weights is proven.
         from_step: Resume from the checkpoint of this step and delete everything after it; None for the latest.
         starting: Called with the run directory, before the agent, the server and the learner start.
+        enough: Says after a step whether the run ends before its last one; only the core's loop asks.
 
     Returns:
         The content of `summary.json`.
@@ -68,11 +70,16 @@ def train(
     with ExitStack() as ending:
         ending.enter_context(handling(interrupt))  # replaced by RunSignals once there is something to save
         ending.enter_context(temporary_files())
-        return _train(plan, resume, from_step, starting, ending)
+        return _train(plan, resume, from_step, starting, enough, ending)
 
 
 def _train(
-    plan: Plan, resume: Path | None, from_step: int | None, starting: Callable[[Path], None], ending: ExitStack
+    plan: Plan,
+    resume: Path | None,
+    from_step: int | None,
+    starting: Callable[[Path], None],
+    enough: Enough | None,
+    ending: ExitStack,
 ) -> dict[str, Any]:
     start = time.perf_counter()
     logged = ending.enter_context(warnings_kept())
@@ -92,6 +99,7 @@ def _train(
     hardware = setup.hardware()
     setup.check_server(hardware)
     setup.check_algorithm()
+    setup.check_credit()
 
     # Every component that the run names, before tasks are loaded or a model is started: the run fails here if one of
     # them can't be built. The agent is built in a runner, while the model's server starts and the learner loads.
@@ -167,6 +175,7 @@ def _train(
         facts=facts,
     )
     sessions.append(session)
+    session.enough = enough
     ending.callback(session.delivery.end)
     ending.callback(session.auditing.close)
     if not resume:

@@ -110,7 +110,8 @@ class Guards:
         all_correct: Steps in a row in which all rollouts are correct and got the same reward.
         unchanged: The steps in a row that had a signal and did not change the weights; others between them are skipped.
         not_finite: Steps in a row in which the loss or the gradient norm was NaN or infinite.
-        demonstrated: Whether rollouts are demonstrations: then rewards say nothing of what there is to learn.
+        demonstrated: Whether rollouts are demonstrations, or a teacher judges them: then rewards say nothing of what
+            there is to learn.
     """
 
     varied: bool = False
@@ -231,7 +232,7 @@ class Guards:
             steps = " and ".join(map(str, self.unchanged[-UNCHANGED:]))
             raise RunStopped(
                 f"steps {steps} changed no weight, although "
-                + ("demonstrations were learned" if self.demonstrated else "rewards differ within groups")
+                + ("there was something to learn" if self.demonstrated else "rewards differ within groups")
                 + ". Is the learning rate 0, or is nothing trainable?",
                 cause="weights-unchanged",
             )

@@ -5,24 +5,34 @@ Held-out tasks are read once, to make sure that no labelled task is one of them;
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Sequence
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
 
-from agentrig.demonstrations import StartingModel, StartPlan, Turn, gold_of
-from agentrig.errors import ConfigError, PluginError
+from agentrig.algorithms import Measurement
+from agentrig.demonstrations import StartingModel, StartPlan, Turn, write_demonstrations
+from agentrig.errors import AgentrigError, ConfigError, PluginError
+from agentrig.observers import StepEnd
 from agentrig.plan import Plan
+from agentrig.plugins.auto import OWN
+from agentrig.plugins.specs import TasksSpec
 from agentrig.rollouts import Rollout
-from agentrig.run.demonstrated import demonstrator, line_of
-from agentrig.run.demonstration_server import Conversation, demonstrating
+from agentrig.run.demonstration_server import Conversation, demonstrating, demonstrator
+from agentrig.run.directory import RunDirectory
 from agentrig.run.evaluate import Evaluation, evaluate
-from agentrig.run.metrics import reason_of
+from agentrig.run.metrics import line_of, reason_of
 from agentrig.run.setup import Setup
 from agentrig.run.splits import load_splits
+from agentrig.run.training import train
 from agentrig.run.verdict import SOLVED, Verdict, judge
+from agentrig.settings import structure
 from agentrig.tasks import Task, overlap
 
 PAGE = "docs/how-to/laptop.md"
@@ -34,6 +44,27 @@ REPEATS = 4
 
 REJECTED = 0.1
 """Largest share of demonstrations that the reward may reject."""
+
+DIVERGED = "diverged"
+"""What a message says of weights that are NaN or infinite, and the cause of a run that stops for them."""
+
+LEARNS = "sft"
+"""The algorithm whose run trains a starting model."""
+
+STEPS = 50
+"""Passes that have a step of that run each; of more, a step has several."""
+
+STEP = 2048
+"""Most demonstrations of a step."""
+
+WARMUP = 0.03
+"""Share of its updates over which the learning rate rises."""
+
+TRIALS = 0.2
+"""Of the time so far, trials of the model may have taken this share when the next one begins …"""
+
+TRIALS_S = 5.0
+"""… or so many seconds."""
 
 
 @attrs.frozen(kw_only=True)
@@ -131,10 +162,7 @@ def demonstrate(
             does not count as correct.
         PluginError: The demonstrator, the agent or the reward failed on a task; the first one is named.
     """
-    says, who = demonstrator(plan, gold=gold)
-    if who.startswith("the tasks'"):
-        for task in labels:
-            gold_of(task, gold)
+    says, who = demonstrator(plan, labels, gold=gold)
     work = [task for task in labels for _ in range(repeats)]
     with demonstrating(work, says, seed=seed) as (endpoints, conversations):
         found = evaluate(plan, tasks=work, endpoint=endpoints, mode="dev", as_mode="train", keep=True)
@@ -176,6 +204,36 @@ def _check_failures(plan: Plan, pairs: Sequence[tuple[Rollout, Conversation]], w
     )
 
 
+class _Labelled:
+    """The task set of a warm-up's run: no task of it is held out."""
+
+    def __init__(self, labels: Labels) -> None:
+        self._tasks = {"labels": labels.tasks, "measured": labels.measured}
+        self.splits: Sequence[str] = tuple(self._tasks)
+        self.roles: Mapping[str, str] = {"train": "labels", "validation": "measured"}
+        self.optional = ("validation", "report")
+
+    def load(self, split: str) -> Sequence[Task]:
+        """Return the tasks."""
+        return self._tasks[split]
+
+
+@attrs.define
+class _Progress:
+    """An observer that says what each step of a warm-up did; `began` is when the first one began."""
+
+    log: Callable[[str], None]
+    steps: int
+    began: float = 0.0
+
+    def on_step_end(self, event: StepEnd) -> None:
+        """Say the loss."""
+        self.began = self.began or time.perf_counter() - event.metrics["step_s"]
+        figures = event.metrics["algorithm"]
+        rate = f"{figures['learner_tokens_per_s']:.0f} tokens/s"
+        self.log(f"step {event.step}/{self.steps} loss {figures['loss']:.4f} {rate}")
+
+
 def check_makes_start(plan: Plan) -> None:
     """Stop when the plan's algorithm makes no starting models.
 
@@ -193,18 +251,124 @@ def check_makes_start(plan: Plan) -> None:
 
 
 def make_start(
-    plan: Plan, wanted: StartPlan, turns: Sequence[Turn], log: Callable[[str], None] = lambda line: None
+    plan: Plan,
+    wanted: StartPlan,
+    labels: Labels,
+    turns: Sequence[Turn],
+    log: Callable[[str], None] = lambda line: None,
+    enough: Callable[[Callable[[], Measurement | None]], bool] | None = None,
 ) -> StartingModel:
-    """Train a starting model on demonstrations with the plan's algorithm.
+    """Make a starting model: the plan's algorithm chooses one, and a run of `sft` trains it on demonstrations.
+
+    Args:
+        plan: With agent, reward and algorithm.
+        wanted: How the model is made.
+        labels: Its `measured` tasks are those of validation.
+        turns: The demonstrations.
+        log: Called with a line of progress for each step.
+        enough: Asked between two steps, from half of them on, unless that took more than `TRIALS` of the time so far
+            and `TRIALS_S`, with a function that validates the model: True ends the training. Its time does not count.
 
     Raises:
         ConfigError: The algorithm makes none, or a demonstration does not fit the model.
+        AgentrigError: The training has diverged, or the run's checks found a fault; no model is written.
     """
     check_makes_start(plan)
     spec: Any = plan.components["algorithm"].spec
+    whole = [turn for turn in turns if turn.reply.content.strip() or turn.reply.tool_calls]
+    if not whole:
+        raise ConfigError("every demonstrated reply is empty: there is nothing to learn")
+    if len(whole) < len(turns):
+        log(f"{len(turns) - len(whole)} of {len(turns)} demonstrated replies are empty: they are left out")
     Setup(plan).hardware()  # before torch is imported: its idle threads must not spin
-    found: StartingModel = spec.make_start(plan.configs["algorithm"], wanted, turns, log)
-    return found
+    made: StartingModel = spec.make_start(plan.configs["algorithm"], wanted, whole)
+    with TemporaryDirectory(dir=wanted.directory.parent, prefix=f"{wanted.directory.name}-") as folder:
+        run = _run_of(plan, wanted, made, labels, whole, Path(folder))
+        progress = _Progress(log, run.configs["algorithm"].steps)
+        run.registry.add_observer(progress, "warm-up")
+        tried = 0.0
+
+        def ends(step: int, measure: Callable[[], Measurement | None]) -> bool:
+            nonlocal tried
+            now = time.perf_counter()
+            if progress.began and now - progress.began - tried >= 60 * wanted.minutes:
+                return True
+            if enough is None or 2 * step < progress.steps or tried > max(TRIALS_S, TRIALS * (now - progress.began)):
+                return False
+            found = enough(measure)
+            tried += time.perf_counter() - now
+            return found
+
+        begun, directory = time.perf_counter(), RunDirectory(Path(folder) / "run")
+        try:
+            train(run, enough=ends)
+            lines = [line["algorithm"] for line in directory.metrics()]
+            if not all(isinstance(line["loss"], float) for line in lines):
+                raise AgentrigError(f"it has {DIVERGED}: the loss is NaN or infinite")
+        except AgentrigError as error:
+            if getattr(error, "cause", "") != DIVERGED and DIVERGED not in str(error):  # the server finds it, too
+                raise
+            less = f"a smaller learning rate than --lr {wanted.lr:g}" if wanted.lr else "a learning rate: --lr 1e-4"
+            raise AgentrigError(f"the warm-up has diverged, so no model is written. Give {less}\n  {error}") from error
+        except KeyboardInterrupt as error:
+            error.args = ("the warm-up was interrupted: no model is written",)  # and not how its run is resumed
+            raise
+        wall_s = time.perf_counter() - (progress.began or begun) - tried
+        checkpoint, _ = directory.checkpoints.latest()
+        assert checkpoint is not None
+        own = shutil.ignore_patterns("trainer", "keep", ".files.json")
+        shutil.copytree(checkpoint, wanted.directory, ignore=own, dirs_exist_ok=True)
+    updates = round(sum(line["updates"] for line in lines))
+    return attrs.evolve(made, steps=updates, losses=tuple(line["loss"] for line in lines), wall_s=wall_s)
+
+
+def _run_of(
+    plan: Plan, wanted: StartPlan, made: StartingModel, labels: Labels, turns: Sequence[Turn], folder: Path
+) -> Plan:
+    """Return the plan of the run that trains a starting model; a step is a pass, a part of one, or several."""
+    file = folder / "demonstrations.jsonl"
+    write_demonstrations(file, turns)
+    found, settings = plan.registry, plan.configs["algorithm"]
+    component = found.find("algorithm", LEARNS)
+    shown = wanted.passes * len(turns)
+    steps = max(min(math.ceil(wanted.passes), STEPS), math.ceil(shown / STEP))
+    n = max(1, round(shown / steps))
+    updates = max(1, min(n, 1000, round(made.updates * n / len(turns))))
+    temperature = float(getattr(settings, "temperature", 1.0))
+    keys = {
+        "demonstrations": str(file),
+        "model": str(wanted.directory),
+        "steps": steps,
+        "tasks_per_step": n,
+        "mini_batches": updates,
+        "lr": made.lr,
+        "warmup_steps": max(1, round(WARMUP * steps * updates)),
+        "lr_scheduler_type": "linear",
+        "max_tokens": getattr(settings, "max_tokens", 256),
+        "val_temperature": temperature,
+        "validate_every": 0,
+        "save_every": steps,
+    }
+    algorithm: Any = structure(component.spec.config, keys, owner=LEARNS, section="algorithm")
+    credit = found.find("credit", OWN)
+    spec = TasksSpec(name=plan.components["tasks"].spec.name, summary="", build=lambda config: _Labelled(labels))
+    hardware = plan.configs["hardware"]
+    if hasattr(hardware, "threads"):
+        hardware = attrs.evolve(hardware, threads=wanted.threads)
+    changed = {"algorithm": component, "credit": credit, "tasks": attrs.evolve(plan.components["tasks"], spec=spec)}
+    configs = {"algorithm": algorithm, "credit": credit.spec.config(), "hardware": hardware}
+    own = attrs.evolve(
+        plan.run, directory=str(folder), name="run", seed=wanted.seed, train="", validation="", report="",
+        train_tasks=0, validation_tasks=0, report_tasks=0, second_reward=[], failure_limit=1.0,
+    )  # fmt: skip
+    return attrs.evolve(
+        plan,
+        run=own,
+        components={**plan.components, **changed},
+        configs={**plan.configs, **configs},
+        observers=(),
+        second_rewards=(),
+    )
 
 
 def measure(

@@ -162,7 +162,7 @@ def json_values(answer: Any) -> Any:
         text = plain_json(answer, "its answer", strict=True)
         if len(text) > ANSWER_LIMIT:
             raise ValueError(f"it has {len(text)} characters of JSON, {ANSWER_LIMIT} are allowed")
-        values = json.loads(text)
+        values = json.loads(storable(text))
         if "\\ud" in text:  # an escape that may be half of a pair
             values = json.loads(storable(json.dumps(values, ensure_ascii=False)))
     except ValueError as error:

@@ -200,7 +200,7 @@ class AgentSubject(TriedSubject):
         given = task.given(whole=whole)
         endpoint = Endpoint(base_url=self.server.url, model=self.server.model, sampling=SAMPLING, token_ids=True)
         given = given if whole else PrivateKeys(given, list(task.private))
-        prompts = (self.spec.prompts if self.spec else None) or {}
+        prompts = (self.spec.declared(self.config) if self.spec else None) or {}
         return Job(id=f"check-{self._number}", input=given, endpoint=endpoint, prompts=prompts)
 
     def play(self, jobs: Sequence[Job], pool: Pool | None = None) -> list[Result]:

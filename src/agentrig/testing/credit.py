@@ -37,10 +37,11 @@ class CreditSubject(Subject):
     """A credit."""
 
     def worths(self, step: str, credit: Credit | None = None) -> list[list[float | None]]:
-        """Return what each call of one of the steps of `VALUES` is worth."""
+        """Return what each call of one of the steps of `VALUES` is worth; the mean where each token has its own."""
         groups = enumerate(VALUES[step])
         rollouts = [_rollout(f"{g}-{i}", f"g{g}", v, i + 1) for g, values in groups for i, v in enumerate(values)]
-        return worths_of_calls(self.made if credit is None else credit, rollouts)
+        found = worths_of_calls(self.made if credit is None else credit, rollouts)
+        return [[math.fsum(one) / len(one) if isinstance(one, Sequence) else one for one in calls] for calls in found]
 
 
 def _rollout(name: str, group: str, value: float | None, calls: int) -> Rollout:

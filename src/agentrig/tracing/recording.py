@@ -19,10 +19,17 @@ from typing import Any
 from agentrig.tracing import connections, httpx_tap, langchain_tap
 from agentrig.tracing.recorder import Recorder, active, parent_span
 
+_installing = threading.Lock()
 
-@cache
+
 def install() -> None:
     """Install the taps, once per process; outside `recording` they do nothing."""
+    with _installing:  # of threads that come first at the same time, one installs and the others wait
+        _install()
+
+
+@cache
+def _install() -> None:
     httpx_tap.install()
     _follow_threads()
     connections.watch(active.get)

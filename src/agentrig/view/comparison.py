@@ -18,19 +18,17 @@ import orjson
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.figures import NOTHING, SIGNIFICANT, count, duration, mean, number, percent, plain, sign_test, wilson
 from agentrig.text import flat
-from agentrig.traces import LLM_CALL, SERVER, items, mapping, token_count
+from agentrig.traces import LLM_CALL, items, mapping, usage
 from agentrig.view import figures, table, tables
 from agentrig.view.causes.evidence import Measured, measured_of
-from agentrig.view.prices import Prices
+from agentrig.view.prices import Prices, priced
 from agentrig.view.reading import RolloutFile, RunData, Seen, dig, read_run, rollout_rows
 
 OWN = ""
-"""The run's own model, among the models that answered its calls."""
+"""The run's own model, among the models that answered its calls: the name that `agentrig.traces.usage` gives it."""
 
 COUNTS = ("id", "calls", "triplets", "prompt_tokens", "response_tokens")
 """The columns that count a rollout's calls, and the tokens of those that the adapter keeps."""
-
-MILLION = 1e6
 
 NOT_COMPARED: Mapping[str, str] = {
     "not-measured": "not measured after training",
@@ -80,11 +78,16 @@ def start_of(run: RunData) -> Start:
     That run is where the path says, or beside this one.
     """
     model = figures.starting_model(run)
+    return start_at(model, run.directory.parent) if model else Start(name=NOTHING, id=f"{run.directory}: unknown")
+
+
+def start_at(model: str, folder: Path) -> Start:
+    """Return what a run in a folder begins with, if this is its model; see `start_of`."""
     path = Path(model)
     if path.parent.name != "checkpoints":
-        return Start(name=figures.model_name(run) or NOTHING, id=str(path) if model else f"{run.directory}: unknown")
+        return Start(name=path.name or NOTHING, id=str(path))
     stated = path.parent.parent
-    places = (stated, run.directory.parent / stated.name)
+    places = (stated, folder / stated.name)
     there = next((place.resolve() for place in places if (place / "config.toml").is_file()), None)
     step = path.name.removeprefix("step-").lstrip("0") or "0"
     return Start(name=f"run {stated.name}, step {step}", id=f"{there or stated}@{path.name}", run=there)
@@ -112,17 +115,7 @@ def usage_of(file: RolloutFile, missing: list[str]) -> Counter[tuple[str, str]]:
         if len(calls) < (row["calls"] or 0):  # damaged, or removed
             found.update(_kept(row))
             continue
-        for call in calls:
-            attributes = mapping(call.get("attributes"))
-            model = OWN
-            if SERVER in attributes:
-                sides = (mapping(attributes.get(side)).get("model") for side in ("response", "request"))
-                model = next((str(name) for name in sides if name), str(attributes[SERVER]))
-            prompt, response = token_count(attributes, "prompt"), token_count(attributes, "response")
-            found[model, "calls"] += 1
-            found[model, "uncounted"] += prompt is None or response is None
-            found[model, "prompt"] += prompt or 0
-            found[model, "response"] += response or 0
+        found.update(usage(mapping(call.get("attributes")) for call in calls))
     return found
 
 
@@ -236,7 +229,7 @@ def compared(
         missing: list[str] = []
         row = table.row_of(run) | _about(run, known) | _usage(run, known, each_seen, missing)
         row["against_start"] = _judged(run, reference, known, each_seen, kept[runs.index(reference)], missing)
-        row |= {"cost": _priced(row, prices)} if prices is not None else {}
+        row |= {"cost": priced(row, prices)} if prices is not None else {}
         rows.append(row | {"missing": list(dict.fromkeys([*row["missing"], *missing]))})
     pools: dict[str, list[dict[str, Any]]] = {}
     for run, row in zip(runs, rows, strict=True):
@@ -248,11 +241,10 @@ def compared(
 
 
 def _about(run: RunData, known: dict[Path, RunData]) -> dict[str, Any]:
-    credit = dig(run.manifest, "components", "credit", "name") or run.setting("credit", "use")
     return {
         "method": _algorithm(run),
-        "credit": credit,
-        "chain": [_algorithm(each) for each in reversed(_ancestors(run, known))],
+        "credit": _credit(run),
+        "chain": [_method(each) for each in reversed(_ancestors(run, known))],
         "start": start_of(run).name,
         "seed": run.manifest.get("seed", run.setting("run", "seed")),
         "machine": figures.machine(run) or "an unknown machine",
@@ -261,6 +253,16 @@ def _about(run: RunData, known: dict[Path, RunData]) -> dict[str, Any]:
 
 def _algorithm(run: RunData) -> str:
     return str(dig(run.manifest, "components", "algorithm", "name") or run.setting("algorithm", "use") or "?")
+
+
+def _credit(run: RunData) -> Any:
+    return dig(run.manifest, "components", "credit", "name") or run.setting("credit", "use")
+
+
+def _method(run: RunData) -> str:
+    """Return a run's algorithm, with its credit where that has another name."""
+    algorithm, credit = _algorithm(run), _credit(run)
+    return algorithm if credit in (None, "own", algorithm) else f"{algorithm}, credit {credit}"
 
 
 def _usage(run: RunData, known: dict[Path, RunData], seen: Seen, missing: list[str]) -> dict[str, Any]:
@@ -281,30 +283,48 @@ def _usage(run: RunData, known: dict[Path, RunData], seen: Seen, missing: list[s
     stated = table.rollout_counts(run)["rollouts"]
     rollouts = None if stated is None else stated - demonstrations
     lost = bool(told) or found[OWN, "rollouts"] < (rollouts or 0)
-    own = start_of(_ancestors(run, known)[-1]).name
-    own = f"{own}, the run's own" if any(model == own for model, _ in found) else own
-    usage = {
-        model or own: {
-            "calls": found[model, "calls"],
-            "prompt_tokens": found[model, "prompt"],
-            "response_tokens": found[model, "response"],
-            "uncounted": found[model, "uncounted"],
-            "at_least": lost or found[model, "uncounted"] > 0,
-            "own": model == OWN,
-        }
-        for model in sorted({model for model, _ in found})
-    }
-    total = {key: sum(of[key] for of in usage.values()) for key in ("calls", "prompt_tokens", "response_tokens")}
+    by_model = usage_by_name(found, start_of(_ancestors(run, known)[-1]).name, lost=lost)
+    total = {key: sum(of[key] for of in by_model.values()) for key in ("calls", "prompt_tokens", "response_tokens")}
     wall = figures.hours(run)
     return {
         "rollouts": rollouts,
         "demonstrations": demonstrations,
         "llm_calls": total["calls"] if run.files else None,
         "tokens": {part: total[f"{part}_tokens"] if run.files else None for part in ("prompt", "response")},
-        "at_least": any(of["at_least"] for of in usage.values()),
-        "usage": usage,
+        "at_least": any(of["at_least"] for of in by_model.values()),
+        "usage": by_model,
         "wall_s": None if wall is None else 3600 * wall,
     }
+
+
+def usage_by_name(found: Mapping[tuple[str, str], float], own: str, *, lost: bool = False) -> dict[str, Any]:
+    """Return calls and tokens by the model's name, as `agentrig.view.prices.priced` takes them.
+
+    Args:
+        found: What `agentrig.traces.usage` counted.
+        own: The name of the run's own model.
+        lost: Whether there were more calls than these.
+    """
+    own = f"{own}, the run's own" if any(model == own for model, _ in found) else own
+    return {
+        model or own: {
+            "calls": found.get((model, "calls"), 0),
+            "prompt_tokens": found.get((model, "prompt"), 0),
+            "response_tokens": found.get((model, "response"), 0),
+            "uncounted": found.get((model, "uncounted"), 0),
+            "at_least": lost or found.get((model, "uncounted"), 0) > 0,
+            "own": model == OWN,
+        }
+        for model in sorted({model for model, _ in found})
+    }
+
+
+def origin(model: str, folder: Path) -> str:
+    """Return by which name the comparison would show the model of a run in a folder: that of its first ancestor."""
+    known: dict[Path, RunData] = {}
+    start = start_at(model, folder)
+    earlier = _earlier(start, known)
+    return start.name if earlier is None else start_of(_ancestors(earlier, known)[-1]).name
 
 
 def _ancestors(run: RunData, known: dict[Path, RunData]) -> list[RunData]:
@@ -395,32 +415,6 @@ def _judged(
     return found | {"gain": after - first, "better": better, "worse": worse, "n": len(both), "p": p}
 
 
-def _priced(row: Mapping[str, Any], prices: Prices) -> dict[str, Any]:
-    """Return what a run cost: `models`, the tokens of each, `tokens`, all of them, `machine`, and the `total`.
-
-    What has no price is None. The tokens need a price of each model that another server answered for: the run's own
-    model may cost no more than its machine. The total needs the price of the machine, too.
-    """
-    models: dict[str, float | None] = {}
-    for model, of in row["usage"].items():
-        price = prices.models.get(model)
-        spent = None if price is None else of["prompt_tokens"] * price.prompt + of["response_tokens"] * price.response
-        models[model] = None if spent is None or of["at_least"] else spent / MILLION
-    needed = [cost for model, cost in models.items() if not row["usage"][model]["own"] or model in prices.models]
-    known = [cost for cost in needed if cost is not None]
-    hour, wall = prices.machines.get(row["machine"]), row["wall_s"]
-    machine = None if hour is None or wall is None else hour.hour * wall / 3600
-    whole = len(known) == len(needed)
-    lacking = [f"model {model}" for model in models if model not in prices.models]
-    return {
-        "models": models,
-        "tokens": sum(known) if needed and whole else None,
-        "machine": machine,
-        "total": machine + sum(known) if machine is not None and whole else None,
-        "no_price": [*lacking, *([f"machine {row['machine']}"] if hour is None else [])],
-    }
-
-
 def _alike(run: RunData, known: dict[Path, RunData]) -> str:
     """Return a text that is the same for runs that differ only in their seed, and whose starts do, too."""
     if not run.config:
@@ -493,8 +487,7 @@ def _run(line: Mapping[str, Any]) -> str:
     """Name the runs of a line, their method, start and seeds, and how they ended if they did not finish."""
     runs, starts, seeds = line["runs"], line["starts"], ", ".join(map(str, line["seeds"]))
     told = [*runs[:NAMES], *([f"and {len(runs) - NAMES} more"] if len(runs) > NAMES else [])]
-    credit = "" if line["credit"] in (None, "own", line["method"]) else f", credit {line['credit']}"
-    told.append(f"{' → '.join(line['chain'])}{credit}")
+    told.append(" → ".join(line["chain"]))
     told.append(f"from {starts[0]}{f' and {len(starts) - 1} more' if len(starts) > 1 else ''}")
     told.append(f"seed{'s' if len(runs) > 1 else ''} {seeds}")
     odd = {status: n for status, n in line["status"].items() if status != "finished"}

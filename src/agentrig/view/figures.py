@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agentrig.figures import SIGNIFICANT, amount, duration, mean, number, sign_test, wilson
+from agentrig.figures import machine as named_machine
 from agentrig.run.directory import ENDED
 from agentrig.text import read_text
 from agentrig.traces import items
@@ -223,10 +223,8 @@ def devices(run: RunData) -> list[str]:
 
 
 def machine(run: RunData) -> str:
-    """Return the machine that the run had: the kind of hardware, and the names of its devices."""
-    hardware = mapping(run.manifest.get("hardware"))
-    named = [f"{n} × {name}" if n > 1 else name for name, n in Counter(devices(run)).items()]
-    return ": ".join(filter(None, [str(hardware.get("name") or ""), ", ".join(named)]))
+    """Return the name of the machine that the run had."""
+    return named_machine(str(dig(run.manifest, "hardware", "name") or ""), devices(run))
 
 
 def accelerators(run: RunData) -> int | None:

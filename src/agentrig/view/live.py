@@ -110,7 +110,8 @@ class LiveDisplay:
             before = [number(m.get("reward")) for m in read_run(event.directory).steps if m["step"] < event.first_step]
             self._rewards.extend(reward for reward in before if reward is not None)
         parts = [] if self._announced else [f"run {event.directory}"]
-        parts += [] if event.steps is None else [f"{amount(event.steps, 'step')} of training to do"]
+        left = None if event.steps is None else event.steps - event.first_step + 1
+        parts += [] if left is None else [f"{amount(left, 'step')} of training to do"]
         parts += [f"resuming at step {event.first_step}"] if event.first_step > 1 else []
         self._stop_spinner()
         self._say(", ".join(parts) or "started")

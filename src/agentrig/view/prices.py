@@ -12,6 +12,8 @@ import attrs
 from agentrig.errors import ConfigError
 from agentrig.settings import setting, structure
 
+MILLION = 1e6
+
 
 @attrs.frozen(kw_only=True)
 class TokenPrice:
@@ -79,3 +81,29 @@ def read_prices(file: Path) -> Prices:
         models=priced(TokenPrice, "models", found.models),
         machines=priced(MachinePrice, "machines", found.machines),
     )
+
+
+def priced(row: Mapping[str, Any], prices: Prices) -> dict[str, Any]:
+    """Return what a run cost: `models`, the tokens of each, `tokens`, all of them, `machine`, and the `total`.
+
+    What has no price is None. The tokens need a price of each model that another server answered for: the run's own
+    model may cost no more than its machine. The total needs the price of the machine, too.
+    """
+    models: dict[str, float | None] = {}
+    for model, of in row["usage"].items():
+        price = prices.models.get(model)
+        spent = None if price is None else of["prompt_tokens"] * price.prompt + of["response_tokens"] * price.response
+        models[model] = None if spent is None or of["at_least"] else spent / MILLION
+    needed = [cost for model, cost in models.items() if not row["usage"][model]["own"] or model in prices.models]
+    known = [cost for cost in needed if cost is not None]
+    hour, wall = prices.machines.get(row["machine"]), row["wall_s"]
+    machine = None if hour is None or wall is None else hour.hour * wall / 3600
+    whole = len(known) == len(needed)
+    lacking = [f"model {model}" for model in models if model not in prices.models]
+    return {
+        "models": models,
+        "tokens": sum(known) if needed and whole else None,
+        "machine": machine,
+        "total": machine + sum(known) if machine is not None and whole else None,
+        "no_price": [*lacking, *([f"machine {row['machine']}"] if hour is None else [])],
+    }

@@ -1,4 +1,4 @@
-"""The keys of `gepa` and of the server `endpoint`."""
+"""The keys of `gepa`, of `apo`, and of the server `endpoint`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrig_prompts.algorithm import Gepa
+from agentrig_prompts import build
 
 from agentrig.endpoints import Endpoint
 from agentrig.external.model import EndpointServer
 from agentrig.servers import ServerPlan
-from effects import Elsewhere, Flip, Settings, config_of
+from effects import Elsewhere, Flip, Inherited, Settings, config_of
 
-ASKING = "plugins/agentrig-prompts/tests/test_gepa_asking.py::"
-RUNS = "plugins/agentrig-prompts/tests/test_gepa_run.py::"
+ASKING = "plugins/agentrig-prompts/tests/test_prompts_asking.py::"
+RUNS = "plugins/agentrig-prompts/tests/test_prompts_run.py::"
 MODEL = "tests/external/test_model.py::"
 NOWHERE: Any = None
 BASE = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
@@ -22,12 +22,12 @@ BASE = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
 
 def served(settings: Settings) -> ServerPlan:
     """Return what the run's server serves."""
-    return Gepa(config_of("algorithm.gepa", settings))._plan(NOWHERE)
+    return build(config_of("algorithm.gepa", settings))._plan(NOWHERE)
 
 
 def sampling(settings: Settings) -> Mapping[str, Any]:
     """Return the sampling fields of the agent's calls."""
-    return Gepa(config_of("algorithm.gepa", settings))._sampled([Endpoint(**BASE)])[0].sampling
+    return build(config_of("algorithm.gepa", settings))._sampled([Endpoint(**BASE)])[0].sampling
 
 
 def endpoint(settings: Settings) -> Endpoint:
@@ -62,6 +62,13 @@ TABLE: Mapping[str, Flip | Elsewhere] = {
     "perfect": elsewhere(f"{ASKING}test_an_answer_with_the_perfect_reward_is_not_reflected_on"),
     "retries": elsewhere(f"{ASKING}test_a_run_in_which_everything_fails_stops"),
     "patience_s": elsewhere(WAITS),
+}
+
+BEAM = "plugins/agentrig-prompts/tests/test_apo.py::test_each_prompt_of_the_beam_gets_its_branches_and_the_best_go_on"
+
+APO: Mapping[str, Elsewhere | Inherited] = {
+    **{key: Inherited("algorithm.gepa") for key in TABLE},
+    **{key: elsewhere(BEAM) for key in ("beam_width", "branch_factor")},
 }
 
 ENDPOINT: Mapping[str, Flip | Elsewhere] = {

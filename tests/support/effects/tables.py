@@ -63,6 +63,7 @@ TABLES: Mapping[str, Mapping[str, Flip | Elsewhere | Inherited]] = {
     **hardware.TABLES,
     "algorithm.verl": verl.TABLE,
     "algorithm.gepa": prompts.TABLE,
+    "algorithm.apo": prompts.APO,
     "server.endpoint": prompts.ENDPOINT,
     "server.embedded": grpo_runs.SERVER_TABLE,
     "server.vllm": vllm_server.TABLE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,13 +51,11 @@ def ready(config: LearnerConfig) -> None:
     model_directory(config.model)
 
 
-def make_start(
-    config: LearnerConfig, plan: StartPlan, turns: Sequence[Turn], log: Callable[[str], None]
-) -> StartingModel:
-    """Make a starting model; torch is imported here."""
+def make_start(config: LearnerConfig, plan: StartPlan, turns: Sequence[Turn]) -> StartingModel:
+    """Choose a model for a warm-up; torch is imported here."""
     from agentrig_grpo import starting
 
-    return starting.make_start(config, plan, turns, log)
+    return starting.make_start(config, plan, turns)
 
 
 def build_server(config: EmbeddedConfig) -> MakeServer:

@@ -29,6 +29,7 @@ from agentrig.forest.sequences import Batch, collate, packed
 from agentrig.hardware.memory import in_words
 from agentrig.learners import TrainSample as TrainSample
 from agentrig.ledger import NOT_FINITE, ZERO_ADVANTAGE
+from agentrig.refusals import check_single_calls
 from agentrig_grpo import checkpoint, trainer_files
 from agentrig_grpo.building import build, recompute
 from agentrig_grpo.config import LearnerConfig
@@ -39,7 +40,7 @@ from agentrig_grpo.fitting import CPU_PASS, group_length, lower
 from agentrig_grpo.host_copy import HostCopy, stand_in_of
 from agentrig_grpo.host_moments import PART
 from agentrig_grpo.lora import live_weights
-from agentrig_grpo.loss import CROSS_ENTROPY, check_single_calls, sample_weights, token_losses, tokens_in_loss
+from agentrig_grpo.loss import CROSS_ENTROPY, sample_weights, token_losses, tokens_in_loss
 from agentrig_grpo.loss_inputs import LossInputs
 from agentrig_grpo.masters import computing_in
 from agentrig_grpo.model_files import weight_files
@@ -162,15 +163,14 @@ class Learner:
         figures = Figures(recorded=all(s.logprobs is not None for s in samples))
         if self.config.max_staleness:
             check_recorded(samples, step)
-        if self.config.loss == "gspo":
-            check_single_calls(samples)
+        check_single_calls(self.config.loss, (s.rollout for s in samples))
         with memory_named(f"step {step}: the update, beside its passes", BESIDE_PASSES):
             samples = self._with_behaviour(samples, figures, step)
             for epoch in range(self.config.ppo_epochs):
                 self._in_loss.append([0] * len(samples))
                 for mini_batch in self._mini_batches(samples, step=step, epoch=epoch):
                     self._one_update([samples[i] for i in mini_batch], figures, mini_batch, step)
-        self.used = [self._used(place, len(sample.response_ids)) for place, sample in enumerate(samples)]
+        self.used = [self._used(place, sample) for place, sample in enumerate(samples)]
         wall = time.perf_counter() - start
         if self.measured is not None and figures.updates:
             self.measured(int(torch.get_device_module(self._device.type).max_memory_reserved()))
@@ -197,7 +197,7 @@ class Learner:
         weights = sample_weights(lengths, [s.rollout for s in samples], config.loss_agg_mode)  # type: ignore[arg-type]
         # A sample with advantage 0 has a gradient only from the KL loss. Its tokens still count in the
         # aggregation, or the update would be larger when more groups have zero variance.
-        active = [i for i, s in enumerate(samples) if s.advantage or config.kl_loss_coef]
+        active = [i for i, s in enumerate(samples) if s.learned or config.kl_loss_coef]
         self._reasons |= {places[i]: ZERO_ADVANTAGE for i in set(range(len(samples))).difference(active)}
         if not active:
             return
@@ -318,9 +318,10 @@ class Learner:
             self.recomputed = recomputed
             recompute(self.model, recomputed)
 
-    def _used(self, place: int, tokens: int) -> tuple[int, str]:
+    def _used(self, place: int, sample: TrainSample) -> tuple[int, str]:
         """Return how many of a sample's tokens were trained, in the epoch that is furthest from all, and why not."""
         reason = self._reasons.get(place, "")
+        tokens = len(sample.response_ids) if self.config.kl_loss_coef else sum(map(bool, sample.advantages))
         expected = 0 if reason else tokens
         return max((epoch[place] for epoch in self._in_loss), key=lambda n: abs(n - expected)), reason
 
@@ -420,7 +421,7 @@ class Learner:
         With a single update, the update's own forward pass gives them, so nothing is computed here; nor is it for
         samples that no update uses, or for a loss without a ratio.
         """
-        active = [i for i, s in enumerate(samples) if s.advantage or self.config.kl_loss_coef]
+        active = [i for i, s in enumerate(samples) if s.learned or self.config.kl_loss_coef]
         name = "proximal" if self.config.max_staleness else "logprobs"
         lacking = [i for i in active if getattr(samples[i], name) is None]
         single = self.config.ppo_epochs * self.config.mini_batches == 1 or self.config.loss == CROSS_ENTROPY

@@ -10,9 +10,6 @@ from typing import Literal
 import attrs
 import torch  # noqa: TID253  (imported with the learner only)
 
-from agentrig.errors import ConfigError
-from agentrig.learners import TrainSample
-
 
 @attrs.frozen(eq=False)
 class TokenLoss:
@@ -126,24 +123,6 @@ LOSSES: Mapping[str, Callable[[Tokens], Parts]] = {
     CROSS_ENTROPY: cross_entropy,
 }
 """The losses by their names. The last one is that of `sft`, which no setting selects."""
-
-
-def check_single_calls(samples: Sequence[TrainSample]) -> None:
-    """Refuse rollouts of several calls for a loss whose ratio is that of a whole reply.
-
-    The sequence of such a ratio is a rollout. With several calls there is none: each has a prompt of its own, and a
-    ratio by call would clip something else than the paper does.
-
-    Raises:
-        ConfigError: A rollout has several samples.
-    """
-    several = [rollout for rollout, n in Counter(s.rollout for s in samples).items() if n > 1]
-    if several:
-        raise ConfigError(
-            f"[algorithm] loss = gspo has one ratio for a whole rollout, and {len(several)} rollouts of this step have "
-            "several trained calls: use the loss clip, cispo or sapo, whose ratios are those of tokens, or an adapter "
-            "that keeps one call of each rollout"
-        )
 
 
 def token_losses(

@@ -20,7 +20,7 @@ class LossInputs:
         offsets: Where each sample's tokens begin, and the last end, [samples + 1].
         behaviour: Log-probabilities, fp32 [tokens]; None if some sample has none.
         proximal: Those under the weights that the step began with, fp32 [tokens]; None if some sample has none.
-        advantages: fp32 [samples].
+        advantages: fp32 [tokens].
         weights: Of a token of each sample in the loss, fp32 [samples].
     """
 
@@ -35,7 +35,7 @@ class LossInputs:
         """Return those of some samples.
 
         Raises:
-            ValueError: A sample has not one log-probability for each response token.
+            ValueError: A sample has not one log-probability, or advantage, for each response token.
         """
         lengths = [len(s.response_ids) for s in samples]
 
@@ -46,14 +46,16 @@ class LossInputs:
             given = [row for row in rows if row is not None]
             for row, length in zip(rows, lengths, strict=True):
                 if row is not None and len(row) != length:
-                    raise ValueError(f"{len(row)} log-probabilities for {length} response tokens")
+                    raise ValueError(f"{len(row)} numbers for {length} response tokens")
             return numbers(list(chain.from_iterable(given))) if len(given) == len(rows) else None
 
+        advantages = flat([s.advantages for s in samples])
+        assert advantages is not None
         return cls(
             torch.tensor([0, *accumulate(lengths)], device=device),
             flat([s.logprobs for s in samples]),
             flat([s.proximal for s in samples]),
-            numbers([s.advantage for s in samples]),
+            advantages,
             numbers(weights),
         )
 
@@ -63,5 +65,6 @@ class LossInputs:
 
     def look_up(self, batch: Batch) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
         """Return the behaviour log-probability, advantage and weight of each response token of a batch, [T]."""
-        behaviour = None if self.behaviour is None else self.behaviour[self.places(batch)]
-        return behaviour, self.advantages[batch.sample], self.weights[batch.sample]
+        places = self.places(batch)
+        behaviour = None if self.behaviour is None else self.behaviour[places]
+        return behaviour, self.advantages[places], self.weights[batch.sample]

@@ -1,19 +1,19 @@
-"""Starting models for `agentrig warmup`: a tokenizer, a size, and supervised training on demonstrations."""
+"""Starting models for `agentrig warmup`: a tokenizer, a size, and how fast to train; `sft` then trains them."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: TID253  (imported when a starting model is made only)
-from transformers import Qwen2Config  # noqa: TID253
+from transformers import Qwen2Config  # noqa: TID253  (imported when a starting model is made only)
 
 from agentrig.demonstrations import StartingModel, StartPlan, Turn
-from agentrig.errors import AgentrigError, ConfigError
+from agentrig.errors import ConfigError
+from agentrig.forest.scoring import prepare
+from agentrig.forest.sequences import packed
 from agentrig.run.checkpoints import verify
 from agentrig_grpo import checkpoint, encoding, warmup
 from agentrig_grpo.config import LearnerConfig
@@ -42,16 +42,12 @@ STEPS = 1500
 """Optimizer steps that a warm-up should have at least, where batches are not too small already."""
 
 
-def make_start(
-    config: LearnerConfig, plan: StartPlan, turns: Sequence[Turn], log: Callable[[str], None]
-) -> StartingModel:
-    """Make a starting model and write it; what `AlgorithmSpec.make_start` of `grpo` is.
+def make_start(config: LearnerConfig, plan: StartPlan, turns: Sequence[Turn]) -> StartingModel:
+    """Choose a model for a warm-up and write it, not trained yet; what `AlgorithmSpec.make_start` of `grpo` is.
 
     Raises:
         ConfigError: No such model, or demonstrations that its context has no room for.
-        AgentrigError: The training has diverged, or made no step; no model is written.
     """
-    torch.set_num_threads(plan.threads)
     if plan.model == "new":
         tokenizer = save_trained(
             plan.directory,
@@ -83,20 +79,8 @@ def make_start(
         context = max(context_of(model.config, config.max_length), context_of(model.config, 0))
     check_lengths(examples, context, plan.model)
     width = int(model.config.hidden_size)
-    stats = warmup.fine_tune(
-        model,
-        examples,
-        epochs=plan.passes,
-        lr=plan.lr or (2e-3 if plan.model == "new" else 1e-3) * min(1.0, 128 / width),
-        tokens_per_batch=plan.tokens_per_batch or int(min(8192, max(longest, 256, tokens * plan.passes / STEPS))),
-        seed=plan.seed,
-        max_seconds=60 * plan.minutes,
-        enough=partial(_tried, model, tokenizer, plan) if plan.enough else None,
-        log=log,
-    )
-    if not stats.losses:
-        raise AgentrigError(f"the {plan.minutes:g} minutes ended before the first step: give more (--minutes)")
-    _save(model, tokenizer, plan, stats.losses)
+    batch = plan.tokens_per_batch or int(min(8192, max(longest, 256, tokens * plan.passes / STEPS)))
+    checkpoint.save(model, tokenizer, plan.directory)
     if plan.context:
         _set_context(plan.directory, context)
     return StartingModel(
@@ -106,32 +90,9 @@ def make_start(
         context=context,
         longest=longest,
         longest_reply=max(len(e.response_ids) for e in examples),
-        steps=stats.steps,
-        tokens=stats.tokens,
-        losses=tuple(stats.losses),
-        wall_s=stats.wall_s,
+        lr=plan.lr or (2e-3 if plan.model == "new" else 1e-3) * min(1.0, 128 / width),
+        updates=sum(1 for _ in packed(examples, batch, share=prepare(model))),
     )
-
-
-def _tried(model: Any, tokenizer: Any, plan: StartPlan) -> bool:
-    """Write the model as it is, and ask whether it has learned enough."""
-    assert plan.enough is not None
-    _save(model, tokenizer, plan)
-    return plan.enough()
-
-
-def _save(model: Any, tokenizer: Any, plan: StartPlan, losses: Sequence[float] = ()) -> None:
-    """Write the model.
-
-    Raises:
-        AgentrigError: Its weights or losses are not finite.
-    """
-    if not (all(map(math.isfinite, losses)) and all(bool(p.isfinite().all()) for p in model.parameters())):
-        raise AgentrigError(
-            "the warm-up has diverged: its loss or weights are NaN or infinite, so no model is written. "
-            + (f"Give a smaller learning rate than --lr {plan.lr:g}" if plan.lr else "Give a learning rate: --lr 1e-4")
-        )
-    checkpoint.save(model, tokenizer, plan.directory)
 
 
 def found_model(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Supervised training on completions, from random weights or from a checkpoint."""
+"""Supervised training on completions without a run, for scripts that make models to ship."""
 
 from __future__ import annotations
 
@@ -20,12 +20,6 @@ log_lines = logging.getLogger(__name__)
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.01
 """AdamW's, on matrices only."""
-TRIALS = 0.2
-"""Of the time so far, trials of the model may have taken this share when the next one begins …"""
-
-TRIALS_S = 5.0
-"""… or so many seconds."""
-
 GRAD_NORM = 1.0
 """The gradient is clipped to this L2 norm."""
 WARMUP = 0.03
@@ -106,7 +100,6 @@ def fine_tune(
     device: str = "cpu",
     dtype: str = "float32",
     max_seconds: float = math.inf,
-    enough: Callable[[], bool] | None = None,
     log: Callable[[str], None] | None = log_lines.info,
 ) -> FineTuneStats:
     """Train on completions by cross-entropy, in place, with AdamW and a cosine schedule, until the loss is not finite.
@@ -124,8 +117,6 @@ def fine_tune(
         max_seconds: Stop early after this much wall time. When that is what ends the training, the schedule
             follows the time, so that the learning rate still decays to its end; else it follows the steps alone, and
             a seed gives the same model again.
-        enough: Called between two epochs, from half of them on, with the model in `eval` mode, unless its calls took
-            more than `TRIALS` of the time so far and `TRIALS_S`: True ends the training. Its time does not count.
         log: Called with a progress line about every five seconds; None for no output.
 
     Returns:
@@ -147,18 +138,10 @@ def fine_tune(
     total = sum(len(batches) for batches in schedule)
     steps = tokens = completion_tokens = 0
     losses = []
-    start = said = began = time.perf_counter()
-    for number, epoch in enumerate(schedule):
+    start = said = time.perf_counter()
+    for epoch in schedule:
         if time.perf_counter() - start > max_seconds:
             break
-        asked = time.perf_counter()
-        rests = start - began <= max(TRIALS_S, TRIALS * (asked - began))  # `start` moves on by the time of the trials
-        if enough is not None and 2 * number >= len(schedule) > 1 and rests:
-            model.eval()
-            if enough():
-                break
-            model.train()
-            start += time.perf_counter() - asked
         # The sum stays on the device: reading it at each step would make the host wait.
         epoch_loss, epoch_tokens = torch.zeros((), dtype=torch.float64, device=torch_device), 0
         for pack in epoch:

@@ -138,6 +138,10 @@ def _demonstrate(config: SqlAgentConfig) -> Demonstrate:
     return demonstrator(config.preset())
 
 
+def _prompts(config: SqlAgentConfig) -> Mapping[str, str]:
+    return config.preset().instructions()
+
+
 @hookimpl
 def register_agents() -> Iterable[AgentSpec]:
     """Register `langgraph-sql`."""
@@ -150,6 +154,7 @@ def register_agents() -> Iterable[AgentSpec]:
         # openai imports its resources on the first call only, which would cost every runner a second.
         preload=("agentrig_langgraph_sql.graph", "langchain_openai", "openai.resources", "httpcore"),
         demonstrate=_demonstrate,
+        prompts=_prompts,
     )
 
 

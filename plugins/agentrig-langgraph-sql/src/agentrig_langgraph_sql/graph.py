@@ -13,8 +13,9 @@ from langgraph.graph.message import add_messages  # noqa: TID253
 from langgraph.graph.state import CompiledStateGraph  # noqa: TID253
 from langgraph.runtime import Runtime  # noqa: TID253
 
+import agentrig
 from agentrig_langgraph_sql.database import cut, run_query
-from agentrig_langgraph_sql.prompts import FULL, Prompts, Template
+from agentrig_langgraph_sql.prompts import FULL, Prompts
 from agentrig_langgraph_sql.replies import verdict_of
 from agentrig_langgraph_sql.schema import schema_text
 from agentrig_langgraph_sql.settings import SqlAgentConfig
@@ -68,11 +69,11 @@ def build_graph(
         llm: The chat model that the nodes call, for example a `ChatOpenAI`. None if each call passes its own,
             `graph.invoke(question, context={"llm": llm})`, so that the graph is compiled only once.
         limits: Settings of the agent, of which the limits for one question count here.
-        prompts: The prompts, and how replies are parsed.
+        prompts: The prompts, and how replies are parsed. In a rollout, `agentrig.prompts()` takes their place.
     """
     limits = limits or SqlAgentConfig()
 
-    def ask(template: Template, state: State, runtime: Runtime[Context]) -> AIMessage:
+    def ask(name: str, state: State, runtime: Runtime[Context]) -> AIMessage:
         model = runtime.context["llm"] if runtime.context else llm
         if model is None:
             raise ValueError('the graph was built without a model; call `graph.invoke(question, context={"llm": …})`')
@@ -91,8 +92,9 @@ def build_graph(
             "result": state.get("result", ""),
             "feedback": cut(state.get("feedback", ""), limits.reply_truncate),
         }
+        messages = prompts.template(name, agentrig.prompts()).messages(**fields)
         try:
-            return model.invoke(template.messages(**fields))
+            return model.invoke(messages)
         except (
             AttributeError,
             LookupError,
@@ -105,7 +107,7 @@ def build_graph(
             ) from error
 
     def write_query(state: State, runtime: Runtime[Context]) -> dict[str, Any]:
-        reply = ask(prompts.write, state, runtime)
+        reply = ask("write", state, runtime)
         return {"messages": [reply], "query": sql_of(reply.text), "turn": 1}
 
     def execute_query(state: State) -> dict[str, Any]:
@@ -115,11 +117,11 @@ def build_graph(
         return {"result": result.text(limits.execution_truncate, header=prompts.header)}
 
     def check_query(state: State, runtime: Runtime[Context]) -> dict[str, Any]:
-        reply = ask(prompts.check, state, runtime)
+        reply = ask("check", state, runtime)
         return {"messages": [reply], "feedback": reply.text, "correct": verdict_of(reply.text, prompts)}
 
     def rewrite_query(state: State, runtime: Runtime[Context]) -> dict[str, Any]:
-        reply = ask(prompts.rewrite, state, runtime)
+        reply = ask("rewrite", state, runtime)
         former = state["query"] if prompts.fenced else None
         return {"messages": [reply], "query": sql_of(reply.text, former), "turn": state["turn"] + 1}
 

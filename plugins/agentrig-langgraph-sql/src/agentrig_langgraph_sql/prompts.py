@@ -64,6 +64,18 @@ class Prompts:
     schema_style: str
     header: bool
 
+    def instructions(self) -> dict[str, str]:
+        """Return the first message of each of the three: what a run may replace, and an algorithm improve."""
+        return {name: self.template(name).parts[0][1] for name in TEMPLATES}
+
+    def template(self, name: str, instructions: Mapping[str, str] | None = None) -> Template:
+        """Return one of the three, with the text of `instructions` as its first message if that has it."""
+        template: Template = getattr(self, name)
+        (role, text), *rest = template.parts
+        return Template(((role, (instructions or {}).get(name, text)), *rest))
+
+
+TEMPLATES = ("write", "check", "rewrite")
 
 FIELDS = ("question", "schema", "dialect", "db_id", "query", "result", "feedback")
 """All names that a template may use."""

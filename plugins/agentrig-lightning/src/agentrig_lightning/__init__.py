@@ -58,6 +58,7 @@ def register_agents() -> Iterable[AgentSpec]:
         build=build,
         calls="gateway",
         whole_rows=True,
+        prompts=None,
     )
 
 

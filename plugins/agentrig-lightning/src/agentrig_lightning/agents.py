@@ -57,7 +57,7 @@ def agent(
         environment: Environment variables that the agent needs beside `VERL_SPIDER_DATA_DIR`; see `AgentSpec`.
         initial_resources: Further resources, by name, for example a `PromptTemplate`. An algorithm of Agent Lightning
             gives the agent its own resources instead. Templates of the engine `f-string` are the agent's prompts
-            (`AgentSpec.prompts`): a run may replace them, and `gepa` improve them.
+            (`AgentSpec.prompts`): a run may replace them, and `gepa` and `apo` improve them.
         hooks: `Hook` objects of Agent Lightning, called in the runner process. Every agent has copies of them.
         whole_rows: Whether it gets whole rows, gold columns included, to compute its reward; see `AgentSpec`. Its
             number is then no answer that another reward could judge.

@@ -29,11 +29,22 @@ from agentlightning.types import (
 
 from agentrig.endpoints import is_loopback
 from agentrig.pools import Result
+from agentrig.text import words_of
 from agentrig_lightning.leases import Leases
 from agentrig_lightning.resources import endpoint_of
 
 log = logging.getLogger(__name__)
 logging.getLogger("agentlightning").setLevel(logging.WARNING)
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """Say a request's error without the stack of the store's server, which any request with the token can cause."""
+    if record.exc_info and record.exc_info[1]:
+        record.msg, record.exc_info = f"{record.msg}: {words_of(record.exc_info[1])}", None
+    return True
+
+
+logging.getLogger("agentlightning.store.server").addFilter(_in_one_line)
 
 FINISHED = ("succeeded", "failed", "cancelled")
 """The statuses in which a rollout stays."""

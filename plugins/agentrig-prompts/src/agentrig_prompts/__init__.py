@@ -1,4 +1,4 @@
-"""The algorithm `gepa`, which improves an agent's prompts by reflection on its rollouts."""
+"""Algorithms that improve an agent's prompts by reflection on its rollouts: `gepa` and `apo`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ from collections.abc import Iterable
 from typing import Any
 
 from agentrig import AlgorithmSpec, hookimpl
-from agentrig_prompts.config import GepaConfig
+from agentrig_prompts.config import ApoConfig, GepaConfig, SearchConfig
 
 
-def build(config: GepaConfig) -> Any:
+def build(config: SearchConfig) -> Any:
     """Return the algorithm."""
-    from agentrig_prompts.algorithm import Gepa
+    from agentrig_prompts.apo import ApoSearch
+    from agentrig_prompts.gepa import GepaSearch
+    from agentrig_prompts.search import PromptAlgorithm
 
-    return Gepa(config)
+    return PromptAlgorithm(config, ApoSearch if isinstance(config, ApoConfig) else GepaSearch)
 
 
 @hookimpl
 def register_algorithms() -> Iterable[AlgorithmSpec]:
-    """Register `gepa`."""
-    summary = "Improves the agent's prompts by reflection on its rollouts; no weights change (GEPA)."
-    yield AlgorithmSpec(name="gepa", summary=summary, config=GepaConfig, build=build, server=True, trains="prompts")
+    """Register `gepa` and `apo`."""
+    how = "Improves the agent's prompts by reflection on its rollouts; no weights change (GEPA)."
+    yield AlgorithmSpec(name="gepa", summary=how, config=GepaConfig, build=build, server=True, trains="prompts")
+    how = "Improves the agent's prompts by textual gradients, with a beam; no weights change (APO)."
+    yield AlgorithmSpec(name="apo", summary=how, config=ApoConfig, build=build, server=True, trains="prompts")

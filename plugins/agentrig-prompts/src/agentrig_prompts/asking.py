@@ -1,4 +1,4 @@
-"""What gepa asks of models: rollouts under candidate prompts, and reflections. All goes into the run's record."""
+"""What a search asks of models: rollouts under candidate prompts, and reflections. All goes into the run's record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrig.errors import RunStopped
 from agentrig.prompting import fields, misfit
 from agentrig.rollouts import Rollout
 from agentrig.traces import mapping, reply_of
-from agentrig_prompts.config import GepaConfig
+from agentrig_prompts.config import SearchConfig
 from agentrig_prompts.record import Record, digest_of
 
 log = logging.getLogger(__name__)
@@ -26,28 +26,14 @@ Ask = Callable[[httpx.Client], httpx.Response]
 Example = tuple[str, Task]
 """A task, with its role: ids are unique within a split only."""
 
+Seen = str | Sequence[Mapping[str, Any]]
+
 SHOWN = 4000
 """Most characters of an input, an answer or a reply that the reflecting model sees."""
 
-ASKED = """An assistant works with this prompt:
-```
-<curr_param>
-```
-
-The prompt is a template, filled in for each task. Keep these fields and add none: {fields}. Write a brace that is text
-twice: {{ }}.
-
-These are tasks, what the assistant answered, and what a grader says of the answers:
-<side_info>
-
-Write a better prompt. Work out from the examples what the task is, what makes an answer good, and which facts and rules
-the assistant was not told, and put these into the prompt: the assistant sees nothing else. Reply with the new prompt
-between two lines of ```."""
-"""What the reflecting model is asked; gepa puts prompt and examples in."""
-
 
 class Stopping(BaseException):
-    """Ends gepa from within, which goes on after any `Exception`; its cause, if any, is the error of the run."""
+    """Ends a search from within, as gepa goes on after any `Exception`; its cause, if any, is the error of the run."""
 
 
 class Asking:
@@ -62,13 +48,14 @@ class Asking:
     Attributes:
         step: The step that is under way.
         spare: Calls that may go into further attempts at failed rollouts, so that the budget is kept.
-        refused: Reflections that gave no prompt, or one with other fields.
+        reflections: What the reflecting model was asked.
+        refused: Of these, those that gave no text, or no prompt with the same fields.
         reflection_s: Seconds of reflections since somebody set it to 0.
     """
 
-    def __init__(self, session: Session, endpoints: Sequence[Endpoint], config: GepaConfig, record: Record) -> None:
+    def __init__(self, session: Session, endpoints: Sequence[Endpoint], config: SearchConfig, record: Record) -> None:
         self._session, self._endpoints, self._config, self._record = session, endpoints, config, record
-        self.step, self.spare, self.refused, self.reflection_s = 1, 0, 0, 0.0
+        self.step, self.spare, self.reflections, self.refused, self.reflection_s = 1, 0, 0, 0, 0.0
         self._asked: Counter[str] = Counter()
         self._reflecting = endpoints[0]
         if config.reflection_base_url:
@@ -117,27 +104,39 @@ class Asking:
         self._session.rollouts(each, n=1, endpoint=self._endpoints, step=self.step, on_groups=record)
         return ended
 
-    def better(self, prompt: str, name: str, examples: Sequence[Mapping[str, Any]]) -> str | None:
+    def better(self, template: str, prompt: str, name: str, seen: Seen) -> str | None:
         """Return a new text for a prompt, or None if the reply has none that could be used.
+
+        Args:
+            template: What is asked, with `{fields}` in it, and `<curr_param>` and `<side_info>`, as gepa writes them:
+                there the prompt's fields, the prompt, and what is seen of it are put in.
+            prompt: The text to improve.
+            name: The prompt's name, for messages.
+            seen: Lines of the record, or a text.
 
         Raises:
             Stopping: The model can't be reached, or refuses the request; or the user asked to end.
         """
-        start = time.perf_counter()
-        named = ", ".join(f"{{{field}}}" for field in sorted(fields(prompt))) or "there are none"
-        given = {"current_instruction_doc": prompt, "dataset_with_feedback": examples}
-        asked = Signature.prompt_renderer({**given, "prompt_template": ASKED.replace("{fields}", named)})
-        reply = self._reply(str(asked))
-        self.reflection_s += time.perf_counter() - start
+        reply = self._reply(_asked(template, prompt, seen))
         found = Signature.output_extractor(reply)["new_instruction"] if "```" in reply else ""
         why = misfit(found, prompt) if found else "the reply has no prompt between two lines of ```"
+        return self._usable(found, name, f"a new text is refused: {why}" if why else "")
+
+    def critique(self, template: str, prompt: str, name: str, seen: Seen) -> str | None:
+        """Return what the model says of a prompt, or None if it says nothing; see `better`."""
+        reply = self._reply(_asked(template, prompt, seen)).strip()
+        return self._usable(reply, name, "" if reply else "the critique is empty")
+
+    def _usable(self, text: str, name: str, why: str) -> str | None:
         if not why:
-            return found
+            return text
         self.refused += 1
-        log.warning("step %d: a new text for the prompt %s is refused: %s", self.step, name, why)
+        log.warning("step %d, prompt %s: %s", self.step, name, why)
         return None
 
     def _reply(self, asked: str) -> str:
+        start = time.perf_counter()
+        self.reflections += 1
         self._asked[asked] += 1
         key = digest_of("reflection", asked, self._asked[asked])
         if (known := self._record.settled(key)) is not None:
@@ -156,10 +155,12 @@ class Asking:
             raise Stopping from stopped
         try:
             answer = response.json()
-            text, tokens = str(answer["choices"][0]["message"]["content"]), _used(answer)
+            text, tokens = str(answer["choices"][0]["message"]["content"] or ""), _used(answer)
         except (ValueError, LookupError, TypeError):
             text, tokens = "", 0  # refused, as a reply without a prompt is
+            log.warning("the model at %s did not answer with a chat completion: %.200s", model.base_url, response.text)
         self._record.add(key, calls=1, tokens=tokens, settled=True, reply=text)
+        self.reflection_s += time.perf_counter() - start
         return text
 
     def _waits(self, endpoint: Endpoint, ask: Ask) -> tuple[httpx.Response, bool]:
@@ -190,6 +191,17 @@ class Asking:
                     )
                 time.sleep(pause)
                 pause = min(2 * pause, 30.0)
+
+
+def _asked(template: str, prompt: str, seen: Seen) -> str:
+    """Return what is asked of the reflecting model."""
+    named = ", ".join(f"{{{field}}}" for field in sorted(fields(prompt))) or "there are none"
+    template = template.replace("{fields}", named)
+    if isinstance(seen, str):
+        return template.replace("<curr_param>", prompt).replace("<side_info>", seen)
+    examples = [{key: line[key] for key in ("Inputs", "Generated Outputs", "Feedback")} for line in seen]
+    given = {"current_instruction_doc": prompt, "dataset_with_feedback": examples, "prompt_template": template}
+    return str(Signature.prompt_renderer(given))
 
 
 def _line(rollout: Rollout) -> dict[str, Any]:

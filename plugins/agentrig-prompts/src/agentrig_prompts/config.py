@@ -1,4 +1,4 @@
-"""The keys of `gepa`; every command imports this."""
+"""The keys of `gepa` and `apo`; every command imports this."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def _address(config: Any, field: Any, value: str) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class GepaConfig:
-    """Keys of `gepa`."""
+class SearchConfig:
+    """Keys of both."""
 
     model: str = setting("", help="the Hugging Face directory that the run's server serves; server endpoint needs none")
     dtype: str = setting("float32", choices=("float32", "bfloat16"), help="what that server computes in")
@@ -29,7 +29,7 @@ class GepaConfig:
     reflection_temperature: float = setting(1.0, help="sampling temperature of reflections", ge=0)
     max_calls: int = setting(500, help="most rollouts that the model answered, and reflections, in the search", ge=1)
     max_tokens: int = setting(0, help="most tokens of all of them; 0 for no limit", ge=0)
-    minibatch: int = setting(3, help="training tasks on which a new prompt must beat the one that it came from", ge=1)
+    minibatch: int = setting(3, help="training tasks that a reflection sees; gepa: a new prompt must win on them", ge=1)
     perfect: float = setting(1.0, help="the reward from which on an answer has nothing to improve")
     retries: int = setting(2, help="how often a failed rollout is sampled again, until its task is left out", ge=0)
     patience_s: float = setting(300.0, help="seconds to wait for a model that is away; then the run stops", ge=0)
@@ -38,3 +38,16 @@ class GepaConfig:
         """Reject an address without a model, and the other way round."""
         if bool(self.reflection_base_url) != bool(self.reflection_model):
             raise ValueError("reflection_base_url and reflection_model go together: set both, or none")
+
+
+@attrs.frozen(kw_only=True)
+class GepaConfig(SearchConfig):
+    """Keys of `gepa`."""
+
+
+@attrs.frozen(kw_only=True)
+class ApoConfig(SearchConfig):
+    """Keys of `apo`."""
+
+    beam_width: int = setting(4, help="prompts that go on to the next step", ge=1)
+    branch_factor: int = setting(4, help="new prompts that are made of each of them, if the budget has them", ge=1)

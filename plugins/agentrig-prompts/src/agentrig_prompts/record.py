@@ -1,7 +1,7 @@
-"""What a run of `gepa` has paid for: a line for each rollout under some prompts, and for each reflection.
+"""What a search has paid for: a line for each rollout under some prompts, and for each reflection.
 
-gepa is deterministic. A resumed run lets it begin again and answers from this file what was paid before: it comes to
-where it was without a call, and goes on as if it had never ended.
+A search is deterministic. A resumed run lets it begin again and answers from this file what was paid before: it comes
+to where it was without a call, and goes on as if it had never ended.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from agentrig.errors import RunFileError
 
-FILE = "gepa.jsonl"
+FILE = "search.jsonl"
 
 
 def digest_of(*values: Any) -> str:
@@ -30,7 +30,7 @@ class Record:
         directory: The run directory.
 
     Attributes:
-        calls: Rollouts that the model answered and reflections, as far as gepa has asked for them in this process.
+        calls: Rollouts that the model answered and reflections that the search has asked for in this process.
         tokens: Their tokens.
         largest: Most tokens of one of them.
         excluded: Tasks that are left out under some prompts, because every attempt failed.

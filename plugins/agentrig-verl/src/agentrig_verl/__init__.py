@@ -20,7 +20,7 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
     from agentrig_verl.checks import check_memory_plan, check_settings, check_symbols, check_verl_vllm
     from agentrig_verl.modelscope import check_modelscope, hub
     from agentrig_verl.ray_checks import check_place, check_ray_cluster, check_ray_sockets, check_ray_token
-    from agentrig_verl.settings import VerlConfig, workload
+    from agentrig_verl.settings import VerlConfig, learning, workload
     from agentrig_verl.sharing import check_engine
 
     yield AlgorithmSpec(
@@ -33,6 +33,7 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
         hub=hub,
         runners=True,
         credit="grpo",
+        learning=learning,
         checks=(
             check_symbols,
             check_settings,

@@ -16,10 +16,11 @@ import attrs
 
 from agentrig import Endpoint
 from agentrig.algorithms import Session
-from agentrig.credit import worths_of_calls
+from agentrig.credit import CallWorth, worths_of_calls
 from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError, RunStopped
 from agentrig.ledger import Call
+from agentrig.refusals import check_single_calls
 from agentrig.rollouts import Rollout
 from agentrig_verl.trajectories import PARTITION, Trajectory, in_chunks, trajectories_of
 
@@ -43,7 +44,7 @@ class LoopManager:
         self.config, self.session, self.endpoints, self.merged = config, session, endpoints, merged
         self.figures: dict[str, float] = {}
         self.trajectories: dict[str, Trajectory] = {}
-        self.worths: dict[Call, float | None] = {}
+        self.worths: dict[Call, CallWorth] = {}
 
     def generate_sequences(self, prompts: Any) -> None:
         """Run the agent on a batch of prompts and write the trajectories to TransferQueue.
@@ -57,6 +58,7 @@ class LoopManager:
 
         Raises:
             agentrig.errors.RunStopped: See `Session.rollouts`.
+            ConfigError: The loss has one ratio for a whole reply, and a rollout has several calls.
         """
         uids = [str(uid) for uid in prompts["uid"]]
         indices = [int(i) for i in prompts["index"]]
@@ -70,11 +72,13 @@ class LoopManager:
 
         with explained(self.session, self.endpoints):
             rollouts = self.session.rollouts(tasks, n=n, endpoint=self.endpoints, step=step, on_groups=write_groups)
+        loss = self.config.actor_rollout_ref.actor.policy_loss.loss_mode
+        check_single_calls(loss, (rollout.id for rollout in rollouts for _ in rollout.triplets))
         self.worths = self.credited(rollouts)
         self.trajectories = lightened([t for uid in uids for t in found.get(uid, ())])
         self.figures = _figures(rollouts, found, self.config.data.max_prompt_length)
 
-    def credited(self, rollouts: Sequence[Rollout]) -> dict[Call, float | None]:
+    def credited(self, rollouts: Sequence[Rollout]) -> dict[Call, CallWorth]:
         """Return what the run's credit says that each call of a step is worth; nothing if verl itself computes it."""
         if self.config.algorithm.adv_estimator != "grpo":
             return {}

@@ -9,8 +9,9 @@ import attrs
 from agentrig import setting
 from agentrig.errors import ConfigError
 from agentrig.hardware.memory import Workload
+from agentrig.refusals import Learning
 from agentrig_verl import schema, symbols
-from agentrig_verl.schema import ACTOR
+from agentrig_verl.schema import ACTOR, ROLLOUT
 
 
 def _known_to_verl(_config: Any, _field: Any, value: dict[str, Any]) -> None:
@@ -48,6 +49,19 @@ class VerlConfig:
     worker_logs: bool = setting(False, help="print what verl's workers and vLLM print")
     verl: dict[str, Any] = setting(
         dict, help="verl's own keys, for example actor_rollout_ref.actor.optim.lr = 1e-6", validator=_known_to_verl
+    )
+
+
+def learning(config: VerlConfig) -> Learning:
+    """Return how verl learns what a credit says; verl's own values where the run sets none."""
+    flat = schema.flatten(config.verl)
+    loss = str(flat.get(f"{ACTOR}.policy_loss.loss_mode") or "vanilla")
+    return Learning(
+        loss="clip" if loss == "vanilla" else loss,
+        temperature=float(flat.get(f"{ROLLOUT}.temperature", 1.0)),
+        top_p=float(flat.get(f"{ROLLOUT}.top_p", 1.0)),
+        max_tokens=int(flat.get("data.max_response_length") or 512),
+        own_loop=True,
     )
 
 

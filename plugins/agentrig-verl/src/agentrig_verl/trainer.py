@@ -152,6 +152,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
     def fit(self, agent_loop_manager: Any) -> None:
         """Evaluate, train, evaluate again."""
         self._prove(self.global_steps)
+        self.session.check_teacher(self.endpoints)
         with explained(self.session, self.endpoints):
             self.session.plan_steps(self.total_training_steps)  # a resumed run rewrites its directory from here on
             self.session.report(self.greedy, when="before", step=self.global_steps)

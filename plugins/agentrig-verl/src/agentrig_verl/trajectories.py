@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrig.credit import CallWorth
 from agentrig.ledger import Call
 from agentrig.rollouts import Rollout
 from agentrig_verl.merge import Segment, merge, segment_of
@@ -117,13 +118,13 @@ def tags_of(segment: Segment, *, step: int) -> dict[str, Any]:
 
 
 def advantages_of(
-    trajectory: Trajectory | None, worths: Mapping[Call, float | None], mask: torch.Tensor
+    trajectory: Trajectory | None, worths: Mapping[Call, CallWorth], mask: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a row's advantages, and its mask without the calls that the credit leaves out.
 
     Args:
         trajectory: The row's trajectory; None for one that verl added to fill a mini-batch.
-        worths: What each call of the step is worth; None for one that is left out.
+        worths: What each call of the step, or each of its tokens, is worth; None for one that is left out.
         mask: verl's `response_mask`, [response tokens].
     """
     import torch
@@ -131,7 +132,7 @@ def advantages_of(
     advantages, kept = torch.zeros(mask.shape, dtype=torch.float32), mask.clone()
     for call, start, length in trajectory.pieces if trajectory is not None else ():
         worth = worths[call]
-        advantages[start : start + length] = worth or 0.0
+        advantages[start : start + length] = torch.tensor(0.0 if worth is None else worth)
         if worth is None:
             kept[start : start + length] = 0
     return advantages * kept, kept

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from agentrig.credit import CallWorth
 from agentrig.ledger import LEFT_OUT_BY_CREDIT, ZERO_ADVANTAGE, Call, Entry
 from agentrig_verl.counted import PRIME, Counted
 from agentrig_verl.trajectories import Trajectory
@@ -55,7 +56,7 @@ def entries_of(
     trajectories: Mapping[str, Trajectory],
     rows: Iterable[UsedRow],
     *,
-    worths: Mapping[Call, float | None],
+    worths: Mapping[Call, CallWorth],
     always: bool,
     rejects: bool,
 ) -> list[Entry]:

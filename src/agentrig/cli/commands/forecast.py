@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from agentrig.cli.options import configured, make_plan, stdout_to_stderr
 from agentrig.cli.progress import progress
 from agentrig.errors import AgentrigError, RunStopped
+
+if TYPE_CHECKING:
+    from agentrig.run.forecast import Trial
+    from agentrig.view import Prices
 
 
 @click.command()
@@ -22,8 +27,16 @@ from agentrig.errors import AgentrigError, RunStopped
     help="How many tasks; by default those of a step, in at most 256 rollouts.",
 )
 @click.option("--rollouts", type=click.IntRange(1, 1024), metavar="N", help="Rollouts of each; the run's group size.")
+@click.option(
+    "--prices",
+    metavar="FILE.toml",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="What tokens and machines cost, as for `agentrig compare`.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-def forecast(words: Sequence[str], limit: int | None, rollouts: int | None, as_json: bool, **options: Any) -> None:
+def forecast(
+    words: Sequence[str], limit: int | None, rollouts: int | None, prices: Path | None, as_json: bool, **options: Any
+) -> None:
     """Say whether a recipe's model can learn from its tasks, and what a run takes; nothing is trained or kept.
 
     A few training tasks are rolled out as in training. pass@k is how likely at least one of k rollouts of a task is
@@ -34,9 +47,12 @@ def forecast(words: Sequence[str], limit: int | None, rollouts: int | None, as_j
     \b
     agentrig forecast mini
     agentrig forecast my-run.toml --limit 64 --rollouts 8 algorithm.temperature=1.2
+    agentrig forecast my-run.toml --prices prices.toml
     """
     from agentrig.run.forecast import Trial
+    from agentrig.view import read_prices
 
+    table = None if prices is None else read_prices(prices)
     with stdout_to_stderr(as_json):
         trial = Trial.of(make_plan(words, options), tasks=limit or 0, rollouts=rollouts or 0)
         expected = trial.n * len(trial.tasks)
@@ -51,6 +67,8 @@ def forecast(words: Sequence[str], limit: int | None, rollouts: int | None, as_j
                 raise
             ended = error
     found = trial.forecast()
+    if table is not None:
+        _add_costs(found, trial, table)
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
@@ -99,9 +117,38 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"{step['memory']}{peak}"
     if found["run"]["seconds"] is not None:
         without = "" if step["update_s"] is not None else ", without updates"
-        yield f"a run: {found['run']['steps']} steps, about {duration(found['run']['seconds'])}{without}"
+        took = f"{found['run']['steps']} steps, about {duration(found['run']['seconds'])}"
+        yield f"a run: {took}{without}{_cost(found, 'run')}"
+    if "cost" in found["run"] and (lacking := found["run"]["cost"]["no_price"]):
+        yield f"  no price for: {'; '.join(lacking)}"
     yield from _gain(found, gain)
     yield f"verdict: {found['verdict']['kind']}. {found['verdict']['message']}"
+
+
+def _add_costs(found: dict[str, Any], trial: Trial, prices: Prices) -> None:
+    """Add what a run costs, and what it costs until a gain could be significant, if the time is known."""
+    from agentrig.view.comparison import origin, usage_by_name
+    from agentrig.view.prices import priced
+
+    model = origin(str(getattr(trial.plan.configs["algorithm"], "model", "")), Path(trial.plan.run.directory))
+    machine, seen = trial.machine(), len(trial.rollouts)
+    for of in (found["run"], found["gain"]):
+        if of["seconds"] is not None:
+            used = {key: count * of["rollouts"] / seen for key, count in trial.usage.items()}
+            row = {"usage": usage_by_name(used, model), "machine": machine, "wall_s": of["seconds"]}
+            of["cost"] = {"currency": prices.currency, **priced(row, prices)}
+
+
+def _cost(found: dict[str, Any], of: str) -> str:
+    """Return what `run` or `gain` costs, as the end of a line; '' if it is not known."""
+    from agentrig.view.comparison import money
+
+    cost = found[of].get("cost", {})
+    part = next((key for key in ("total", "tokens", "machine") if cost.get(key) is not None), None)
+    if part is None:
+        return ""
+    what = {"total": "", "tokens": " for its tokens", "machine": " for its machine"}[part]
+    return f", {money(cost[part])}{' ' if cost['currency'] else ''}{cost['currency']}{what}"
 
 
 def _gain(found: dict[str, Any], gain: dict[str, Any]) -> Iterator[str]:
@@ -126,7 +173,7 @@ def _gain(found: dict[str, Any], gain: dict[str, Any]) -> Iterator[str]:
         return
     when = f"after about {gain['steps']} steps"
     if gain["seconds"] is not None:
-        when += f", {duration(gain['seconds'])}"
+        when += f", {duration(gain['seconds'])}{_cost(found, 'gain')}"
     if gain["steps"] > found["run"]["steps"]:
         when = f"not within {found['run']['steps']} steps"
     yield (

@@ -99,7 +99,7 @@ def train(
     else:
         options["observers"] = [*options["observers"], *senders]
         plan = make_plan(words, options)
-    shown = {}
+    shown: dict[str, Any] = {}
     if not as_json:
         from agentrig.view.live import LiveDisplay
 

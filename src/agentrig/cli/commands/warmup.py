@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -228,27 +228,25 @@ def _make(
     click.echo(f"demonstrations: {found.rollouts} rollouts, {len(found.turns)} replies to learn")
     for line in found.rejected[:3]:
         click.echo(f"  left out, the reward does not count it as correct: {line}")
-    tried: list[Any] = []
+    tried: list[float] = []
 
-    def enough() -> bool:
+    def enough(measured: Callable[[], Any]) -> bool:
         click.echo(f"  trying the model on {amount(len(labels.measured), 'training task')} …")
-        found = measure(labels.measured, wanted.directory)
+        found = measured()
         click.echo(f"  {_measured('so far', found, labels)}")
-        tried.append(found)
-        return until is not None and found.accuracy is not None and found.accuracy >= until
+        tried.append(found.accuracy or 0.0)
+        return until is not None and tried[-1] >= until
 
-    if until is not None:
-        wanted = attrs.evolve(wanted, enough=enough)
-    start = time.monotonic()
-    made = run.make_start(plan, wanted, found.turns, lambda line: click.echo(f"  {line}"))
+    start, asked = time.monotonic(), enough if until is not None else None
+    made = run.make_start(plan, wanted, labels, found.turns, lambda line: click.echo(f"  {line}"), asked)
     whole = time.monotonic() - start
     os.replace(wanted.directory, directory)
     made = attrs.evolve(made, directory=directory)
     if until is not None and not tried and wanted.passes > 1:
-        why = f"algorithm {plan.components['algorithm'].spec.name} never asked whether the model is good enough"
-        if made.wall_s >= 60 * wanted.minutes:
-            why = f"the {wanted.minutes:g} minutes (--minutes) ended before half of the passes (--passes)"
-        click.echo(f"warning: {why}: --until had no effect")
+        click.echo(
+            f"warning: the {wanted.minutes:g} minutes (--minutes) ended before half of the passes (--passes): "
+            "--until had no effect"
+        )
     done |= {"rejected": len(found.rejected), "turns": len(found.turns)}
     done["model"] = {**attrs.asdict(made), "directory": str(made.directory)}
     tries = f" ({whole:.0f} s with {amount(len(tried), 'trial')} of the model)" if tried else ""
@@ -263,8 +261,7 @@ def _make(
             f"{limit} cuts it: train with algorithm.max_tokens={made.longest_reply + 8}"
         )
     if measured:
-        reached = tried and until is not None and (tried[-1].accuracy or 0.0) >= until
-        after = tried[-1] if reached else measure(labels.measured, made.directory)
+        after = measure(labels.measured, made.directory)
         done["after"] = after.as_dict()
         click.echo(_measured("now", after, labels))
         known = None
@@ -280,7 +277,7 @@ def _make(
         judged = run.verdict(after, group, known, failure_limit=limit)
         done |= {"ready": judged.kind in ("good", "solved"), "verdict": attrs.asdict(judged)}
         click.echo(judged.message)
-        if until is not None and tried and (after.accuracy or 0.0) < until:
+        if until is not None and tried and max(tried[-1], after.accuracy or 0.0) < until:
             click.echo(f"--until {until:g} was not reached when training ended: {after.accuracy or 0.0:.1%}")
     from agentrig.run.files import write_whole
 
@@ -293,7 +290,8 @@ def _measured(when: str, found: Any, labels: Any) -> str:
 
     where = "training tasks without a label" if labels.fresh else "labelled tasks (no others are left)"
     if found.accuracy is None:
-        lines = [f"{when}: no rollout on {where} was scored", *failure_lines(found.failures, found.reasons)]
+        why = failure_lines(getattr(found, "failures", {}), getattr(found, "reasons", {}))
+        lines = [f"{when}: no rollout on {where} was scored", *why]
         return "\n  ".join(lines)
     return f"{when}: {found.accuracy:.1%} of {found.n} {where} correct, mean reward {found.reward:.3g}, sampled"
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from agentrig.figures import SIGNIFICANT, amount, count, number, percent, sign_test
 from agentrig.plan import RESUME, resume_command
+from agentrig.run.checkpoints import SAVED
 from agentrig.run.damage import read_object
 from agentrig.run.past import contradictions
 from agentrig.view import figures, tables
@@ -280,8 +281,10 @@ def more_tasks(evidence: Evidence) -> str:
 def train_on(evidence: Evidence) -> str:
     """Return the advice to train for more steps, with the command: twice as many, or the rest of a run that stopped."""
     run = evidence.run
-    steps, done = number(evidence.value("algorithm.steps")), len(run.steps)
-    if steps is None:
+    steps = number(evidence.value("algorithm.steps"))
+    done = max(len(run.steps), int(number(run.summary.get("steps")) or 0))  # lines can be lost
+    lost = bool(run.progress.get(SAVED)) and not any((run.directory / "checkpoints").glob("step-*"))
+    if steps is None or lost:
         return "train for more steps"
     wanted = "" if steps > done else f"algorithm.steps={2 * done}"
     again = resume_command(str(run.manifest.get("resumes") or RESUME), Path(_path(evidence)), wanted)

@@ -61,7 +61,7 @@ def difference(before: Sequence[float], after: Sequence[float]) -> float:
 
 def trend(values: Sequence[float]) -> float:
     """Return the statistic of the Mann-Kendall test for a trend, in standard errors; 0 for fewer than four values."""
-    size = math.ceil(len(values) / POINTS)
+    size = max(1, math.ceil(len(values) / POINTS))
     points = [statistics.fmean(values[i : i + size]) for i in range(0, len(values), size)]
     n = len(points)
     if n < 4:

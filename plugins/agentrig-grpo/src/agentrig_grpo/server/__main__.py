@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 BESIDE = 1 << 30
 """Bytes of the device that are neither weights nor keys and values: the device's libraries, a pass of prompts."""
 
-BODY_LIMIT = 8 << 20
-"""Most bytes of a request's body; more where a model's context is very long."""
+BODY_LIMIT = 16 << 20
+"""Most bytes of a request's body, as many as the gateway takes; more where a model's context is very long."""
 
 
 def main() -> None:

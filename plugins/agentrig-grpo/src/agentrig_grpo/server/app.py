@@ -104,8 +104,10 @@ class Api:
         return Response(body, media_type="application/json")
 
     async def tokenize(self, http: HttpRequest) -> Response:
-        """Return the token ids of a chat completion's prompt, as vLLM does."""
-        prompt = await self._prompt(protocol.parse(await http.body(), model=self.model))
+        """Return the token ids of a text, or of a chat completion's prompt, as vLLM does."""
+        body = await http.body()
+        text = completions.text_of(body, model=self.model)
+        prompt = await self._prompt(protocol.parse(body, model=self.model)) if text is None else self.chat.ids(text)
         return _json({"count": len(prompt), "max_model_len": self.max_length, "tokens": prompt})
 
     async def text_completions(self, http: HttpRequest) -> Response:

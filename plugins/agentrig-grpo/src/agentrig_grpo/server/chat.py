@@ -75,6 +75,10 @@ class Chat:
             self.keep(conversation, ids)
         return ids
 
+    def ids(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a text as it is, without a template and without special tokens around it."""
+        return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+
     def conversation(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), **options: Any
     ) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, NewType
 
@@ -10,7 +11,7 @@ import attrs
 import cattrs
 
 from agentrig.http_server import Refused
-from agentrig_grpo.server import protocol
+from agentrig_grpo.server import protocol, values
 from agentrig_grpo.server.chat import Chat
 from agentrig_grpo.server.engine import Decoder, Request, Score
 from agentrig_grpo.server.fields import BadField, Between, converter
@@ -58,6 +59,32 @@ def parse(body: bytes, *, model: str, vocabulary: int) -> CompletionRequest:
     if largest >= vocabulary:
         raise Refused(f"prompt has the token {largest}; this model's go up to {vocabulary - 1}", param="prompt")
     return request
+
+
+@attrs.frozen(kw_only=True)
+class TextRequest(Addressed):
+    """The body of a request to tokenize a text."""
+
+    prompt: str = attrs.field()
+    add_special_tokens: bool = attrs.field(default=False)
+
+    @add_special_tokens.validator
+    def _none_added(self, field: Any, value: bool) -> None:
+        if value:
+            raise BadField("is not implemented by this server", field.name, code="unsupported_parameter")
+
+
+def text_of(body: bytes, *, model: str) -> str | None:
+    """Return the text that a request asks to tokenize; None for one that has messages.
+
+    Raises:
+        Refused: See `protocol.checked`.
+    """
+    with suppress(values.BadValue):
+        data = values.read(body)
+        if isinstance(data, dict) and "prompt" not in data:
+            return None
+    return protocol.checked(body, TextRequest, converter(), model=model).prompt
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Whole runs of `gepa` on an agent whose accuracy depends on its prompt in a known way."""
+"""Whole runs of `gepa` and `apo` on an agent whose accuracy depends on its prompt in a known way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prompted_model import Model, settings
+from prompted_model import REFLECTIONS, Model, settings
 from prompted_plugin import RULES
 
 from agentrig.cli.options import find_checkpoint
@@ -31,10 +31,15 @@ def model() -> Iterator[Model]:
         yield server
 
 
-def plan_of(model: Model, place: Path, *overrides: str, **more: Any) -> Plan:
+ALGORITHMS = ("gepa", "apo")
+CALLS = {"gepa": 150, "apo": 300}
+"""The budget of each: what `apo` makes is not tried on the minibatch first, and costs two reflections."""
+
+
+def plan_of(model: Model, place: Path, algorithm: str, *overrides: str, **more: Any) -> Plan:
     file = place / "run.toml"
     file.write_text("")
-    return resolve(str(file), overrides=[*settings(model.url, place), *overrides], **more)
+    return resolve(str(file), overrides=[*settings(model.url, place, algorithm), *overrides], **more)
 
 
 def searched(model: Model, run: Path) -> list[str]:
@@ -44,17 +49,20 @@ def searched(model: Model, run: Path) -> list[str]:
     return model.paid[20:-20]
 
 
-def test_the_best_prompt_is_found_within_the_budget_in_spite_of_failures(model: Model, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_best_prompt_is_found_within_the_budget_in_spite_of_failures(
+    model: Model, tmp_path: Path, algorithm: str
+) -> None:
     count = 0
 
     def failing(said: str) -> bool | float:
         nonlocal count
         count += 1
-        return 2.0 if count == 45 else count % 7 == 0 and "better" not in said and 20 < count < 95
+        return 2.0 if count == 45 else count % 7 == 0 and "prompt" not in said and 20 < count < 95
 
     model.failing = failing
-    run, max_calls = tmp_path / "run", 150
-    summary = train(plan_of(model, tmp_path, f"algorithm.max_calls={max_calls}", "run.failure_limit=0.6"))
+    run, max_calls = tmp_path / "run", CALLS[algorithm]
+    summary = train(plan_of(model, tmp_path, algorithm, f"algorithm.max_calls={max_calls}", "run.failure_limit=0.6"))
 
     assert summary["accuracy"]["before"] == 0.0
     assert summary["accuracy"]["after"] >= 0.95, summary  # the best prompt has all rules: 100%
@@ -68,7 +76,7 @@ def test_the_best_prompt_is_found_within_the_budget_in_spite_of_failures(model: 
     assert lines[-1]["algorithm"]["tokens_used"] > 0
     assert "weight_change" not in lines[-1]["algorithm"]
     # No failure counts as an answer without reward.
-    record = [json.loads(line) for line in (run / "gepa.jsonl").read_text().splitlines()]
+    record = [json.loads(line) for line in (run / "search.jsonl").read_text().splitlines()]
     assert all("value" not in line for line in record if line.get("failure"))
 
     # The report knows that no weights changed.
@@ -98,29 +106,33 @@ def killer(model: Model, at: int, process: list[subprocess.Popen[bytes]]) -> Non
 
 
 SMALL = ["algorithm.max_calls=80", "runners.threads=1", "run.report_tasks=4", "run.validation_tasks=4"]
+SECOND = {"gepa": 25, "apo": 50}
+"""A request of the second step: after 4 held-out tasks, 4 on validation, and a step of up to 11 or 36."""
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_and_pays_no_call_twice(model: Model, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_killed_run_goes_on_and_pays_no_call_twice(model: Model, tmp_path: Path, algorithm: str) -> None:
     (tmp_path / "killed.toml").write_text("")
-    words = [*settings(model.url, tmp_path), *SMALL]
+    words = [*settings(model.url, tmp_path, algorithm), *SMALL]
     command = [sys.executable, "-m", "agentrig", "train"]
     process: list[subprocess.Popen[bytes]] = []
-    killer(model, 25, process)  # in the second step: after 4 held-out tasks, 4 on validation, and a step of up to 11
+    killer(model, SECOND[algorithm], process)
     with (tmp_path / "log").open("wb") as log:
         first = subprocess.Popen(
             [*command, str(tmp_path / "killed.toml"), *words], stdout=log, stderr=log, start_new_session=True
         )
         process.append(first)
         assert first.wait(timeout=240) == -signal.SIGKILL, (tmp_path / "log").read_text()
-        assert len(model.paid) == 25
+        assert len(model.paid) == SECOND[algorithm]
+        assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
         assert (
             subprocess.run(
                 [*command, "--resume", str(tmp_path / "run")], stdout=log, stderr=log, timeout=240, check=False
             ).returncode
             == 0
         ), (tmp_path / "log").read_text()
-    assert len(set(model.paid)) == len(model.paid)
+    assert len(model.paid) == len(set(model.paid)) or algorithm == "apo"  # which asks for several edits
     interrupted = (tmp_path / "run" / "prompts.json").read_text()
     steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, len(steps) + 1))
@@ -129,23 +141,39 @@ def test_a_killed_run_goes_on_and_pays_no_call_twice(model: Model, tmp_path: Pat
     whole = tmp_path / "whole"
     whole.mkdir()
     paid, model.paid, model.failing = model.paid, [], lambda said: False
-    train(plan_of(model, whole, *SMALL))
+    train(plan_of(model, whole, algorithm, *SMALL))
     assert (whole / "run" / "prompts.json").read_text() == interrupted
     assert sorted(model.paid) == sorted(paid)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("algorithm", "overrides", "said"),
     [
-        (["algorithm.max_calls=56"], r"max_calls = 56 can find nothing: .* need at least 57"),
-        (["agent.use=unprompted"], r"this agent declares none"),
-        (["algorithm.minibatch=25", "algorithm.max_calls=900"], r"minibatch = 25: there are 24 training tasks"),
+        ("gepa", ["algorithm.max_calls=56"], r"max_calls = 56 can find nothing: .* need at least 57"),
+        ("apo", ["algorithm.max_calls=62"], r"max_calls = 62 can find nothing: .* need at least 63"),
+        ("apo", ["agent.use=unprompted"], r"this agent declares none"),
+        ("gepa", ["algorithm.minibatch=25", "algorithm.max_calls=900"], r"minibatch = 25: there are 24 training tasks"),
     ],
 )
 def test_what_can_find_nothing_is_refused_before_the_first_rollout(
-    model: Model, tmp_path: Path, overrides: list[str], said: str
+    model: Model, tmp_path: Path, algorithm: str, overrides: list[str], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        train(plan_of(model, tmp_path, *overrides))
+        train(plan_of(model, tmp_path, algorithm, *overrides))
     assert model.paid == []
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_answers_nonsense_is_named_in_the_log_and_in_the_report(
+    model: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model.reflects = lambda asked: "" if REFLECTIONS[1] in asked and len(asked) % 2 else "The weather is fine."
+    summary = train(plan_of(model, tmp_path, "apo", "algorithm.max_calls=80", *SMALL[1:]))
+    assert summary["accuracy"]["before"] == summary["accuracy"]["after"] == 0.0
+    assert "prompt system: the critique is empty" in caplog.text
+    assert "prompt system: a new text is refused: the reply has no prompt between two lines of ```" in caplog.text
+    asked = [said for said in model.paid if any(words in said for words in REFLECTIONS)]
+    refused = [said for said in asked if REFLECTIONS[2] in said or len(said) % 2]
+    ended = f"the budget has less; {len(refused)} of {len(asked)} reflections gave no usable text"
+    seen = diagnose(tmp_path / "run")
+    assert any(finding.text.endswith(ended) for finding in seen.checks)

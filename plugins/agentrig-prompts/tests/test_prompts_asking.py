@@ -1,4 +1,4 @@
-"""What gepa's questions make of failures, of nonsense, and of models that are away."""
+"""What the questions of a search make of failures, of nonsense, and of models that are away."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import attrs
+import httpx
 import pytest
-from agentrig_prompts.algorithm import EXCLUDED, Gepa, Search, _best
 from agentrig_prompts.asking import Asking, Stopping
-from agentrig_prompts.config import GepaConfig
+from agentrig_prompts.config import ApoConfig, GepaConfig
+from agentrig_prompts.gepa import REFLECT, GepaSearch
 from agentrig_prompts.record import FILE, Record, digest_of
+from agentrig_prompts.search import EXCLUDED, PromptAlgorithm, mean, ranked
 from prompted_model import Model
 
 from agentrig import Endpoint, Outcome, Score, Secret, Span, Task, Trace
@@ -34,6 +36,7 @@ class Session:
     def __init__(self, directory: Path, plays: Callable[[str, int], float | str] = lambda task, attempt: 1.0) -> None:
         self.directory, self.plays, self.prompts = directory, plays, {"system": PROMPT}
         self.train_tasks = self.validation_tasks = [task for _, task in TASKS]
+        self.notes: list[str] = []
         self.stopping, self.resumes, self.answered = False, "agentrig train --resume run", True
         self.attempts: list[str] = []
         self.checked: Sequence[Rollout] = ()
@@ -58,6 +61,9 @@ class Session:
             ended.append(rollout)
             on_groups({place: [rollout]})
         return ended
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
     def check_failures(self, rollouts: Sequence[Rollout], *, step: int) -> None:
         self.checked = rollouts
@@ -130,7 +136,7 @@ def test_a_model_that_stays_away_stops_the_run_with_the_command_that_goes_on(tmp
     with pytest.raises(RunStopped, match=r"127\.0\.0\.1:9/v1 does not answer.*patience_s.*agentrig train --resume run"):
         ask.rollouts(TASKS, {"system": PROMPT})
     with pytest.raises(Stopping) as stopped:
-        ask.better(PROMPT, "system", [])
+        ask.better(REFLECT, PROMPT, "system", [])
     assert isinstance(stopped.value.__cause__, RunStopped)
     session.stopping = True
     with pytest.raises(Stopping) as stopped:
@@ -154,7 +160,7 @@ def test_a_text_that_cannot_be_the_prompt_is_refused_and_counted(
 ) -> None:
     model.reflects = lambda asked: reply
     ask, record = asking(Session(tmp_path), model.url)
-    assert ask.better(PROMPT, "system", []) is None
+    assert ask.better(REFLECT, PROMPT, "system", []) is None
     assert ask.refused == record.calls == 1
     assert said in caplog.text
 
@@ -163,7 +169,7 @@ def test_a_reflection_sees_inputs_outputs_and_feedback_and_is_paid_once(tmp_path
     model.reflects = lambda asked: "```\nAnswer {question} with one number.\n```"
     keys = {"reflection_base_url": f"{model.url}/", "reflection_model": "big", "reflection_temperature": 0.3}
     ask, _ = asking(Session(tmp_path), **keys)
-    search = Search(Session(tmp_path), GepaConfig(max_calls=99))
+    search = GepaSearch(Session(tmp_path), GepaConfig(max_calls=99))
     search._asking = ask
     evaluated = search.evaluate(list(TASKS), {"system": PROMPT})
     dataset = search.make_reflective_dataset({}, evaluated, ["system"])
@@ -174,7 +180,7 @@ def test_a_reflection_sees_inputs_outputs_and_feedback_and_is_paid_once(tmp_path
         assert part in model.paid[0]
     assert model.temperatures == [0.3]
     again, _ = asking(Session(tmp_path), **keys)
-    assert again.better(PROMPT, "system", dataset["system"]) == "Answer {question} with one number."
+    assert again.better(REFLECT, PROMPT, "system", dataset["system"]) == "Answer {question} with one number."
     assert len(model.paid) == 1
 
 
@@ -185,7 +191,7 @@ def test_the_reflecting_model_gets_its_own_key(tmp_path: Path, model: Model) -> 
     server = Endpoint(base_url=model.url, model="m", api_key="of-the-server")
     for config, key in ((own, "of-the-reflecting-model"), (GepaConfig(), "of-the-server")):
         model.keys.clear()
-        Asking(Session(tmp_path), [server], config, Record(tmp_path)).better(PROMPT, key, [{"Feedback": key}])
+        Asking(Session(tmp_path), [server], config, Record(tmp_path)).critique(f"{key} {REFLECT}", PROMPT, key, [])
         assert model.keys == {f"Bearer {key}"}
 
 
@@ -193,7 +199,7 @@ def test_the_reflecting_model_gets_its_own_key(tmp_path: Path, model: Model) -> 
 def test_an_answer_with_the_perfect_reward_is_not_reflected_on(tmp_path: Path, model: Model, perfect: float) -> None:
     session: Any = Session(tmp_path)
     session.first_step, session.solved, session.seed = 99, False, 0
-    Search(session, GepaConfig(max_calls=60, perfect=perfect)).run([endpoint_of(model)])
+    GepaSearch(session, GepaConfig(max_calls=60, perfect=perfect)).run([endpoint_of(model)])
     assert bool(model.paid) == (perfect > 1.0)
 
 
@@ -201,9 +207,20 @@ def test_a_key_that_is_refused_stops_the_run_at_once(tmp_path: Path, model: Mode
     ask, _ = asking(Session(tmp_path), f"{model.url}/no/such")
     ask._waits = lambda endpoint, request: (SimpleNamespace(status_code=401, text="no key"), False)  # type: ignore
     with pytest.raises(Stopping) as stopped:
-        ask.better(PROMPT, "system", [])
+        ask.better(REFLECT, PROMPT, "system", [])
     assert "refuses the request: 401 no key" in str(stopped.value.__cause__)
     assert "reflection_api_key" in str(stopped.value.__cause__)
+
+
+def test_an_answer_that_is_no_chat_completion_is_named(
+    tmp_path: Path, model: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask, record = asking(Session(tmp_path), model.url)
+    answered = httpx.Response(200, text="<html>Welcome</html>")
+    ask._waits = lambda endpoint, request: (answered, False)  # type: ignore[method-assign]
+    assert ask.critique(REFLECT, PROMPT, "system", []) is None
+    assert ask.refused == record.calls == 1
+    assert f"{model.url} did not answer with a chat completion: <html>Welcome" in caplog.text
 
 
 def test_a_torn_line_is_dropped_and_a_damaged_one_named(tmp_path: Path) -> None:
@@ -220,12 +237,12 @@ def test_a_torn_line_is_dropped_and_a_damaged_one_named(tmp_path: Path) -> None:
     assert (found.settled("b") or {})["value"] == 0.0
     assert (found.calls, found.tokens, found.largest) == (2, 12, 7)
     (tmp_path / FILE).write_text('{"key": "a"}\n')
-    with pytest.raises(RunFileError, match=r"gepa\.jsonl is damaged"):
+    with pytest.raises(RunFileError, match=r"search\.jsonl is damaged"):
         Record(tmp_path)
 
 
 def test_candidates_are_compared_where_neither_has_left_a_task_out(tmp_path: Path) -> None:
-    search = Search(Session(tmp_path), GepaConfig(max_calls=99))
+    search = GepaSearch(Session(tmp_path), GepaConfig(max_calls=99))
 
     def accepted(before: list[float], after: list[float]) -> bool:
         scores = SimpleNamespace(subsample_scores_before=before, subsample_scores_after=after)
@@ -235,10 +252,9 @@ def test_candidates_are_compared_where_neither_has_left_a_task_out(tmp_path: Pat
     assert not accepted([1.0, 0.0], [1.0, 0.0])
     assert accepted([0.0, 1.0], [1.0, EXCLUDED])
     assert not accepted([1.0, EXCLUDED], [1.0, 1.0])
-    candidates = [{"p": "seed"}, {"p": "lucky"}, {"p": "best"}]
     scores = [{0: 1.0, 1: 0.0, 2: 0.0}, {0: 1.0, 1: EXCLUDED, 2: EXCLUDED}, {0: 1.0, 1: 1.0, 2: EXCLUDED}]
-    state = SimpleNamespace(program_candidates=candidates, prog_candidate_val_subscores=scores)
-    assert _best(state) == ({"p": "best"}, 1.0)
+    assert ranked(scores)[0] == 2
+    assert mean(scores[2]) == 1.0
 
 
 def test_max_tokens_stops_the_search_and_a_value_too_small_is_refused(tmp_path: Path) -> None:
@@ -247,7 +263,7 @@ def test_max_tokens_stops_the_search_and_a_value_too_small_is_refused(tmp_path: 
     state = SimpleNamespace(i=-1, program_candidates=[{}], prog_candidate_val_subscores=[{0: 1.0}])
 
     def stops(max_tokens: int, i: int = -1) -> bool:
-        search = Search(session, GepaConfig(max_calls=99, max_tokens=max_tokens))
+        search = GepaSearch(session, GepaConfig(max_calls=99, max_tokens=max_tokens))
         search._asking, search._record = asking(session)
         search._asking._record = search._record
         search.evaluate(list(TASKS), {"system": PROMPT})
@@ -262,7 +278,7 @@ def test_max_tokens_stops_the_search_and_a_value_too_small_is_refused(tmp_path: 
 
 
 def test_sampling_and_model_are_those_of_the_settings(tmp_path: Path) -> None:
-    algorithm = Gepa(GepaConfig(temperature=0.7, reply_tokens=64, model="/m", dtype="bfloat16"))
+    algorithm = PromptAlgorithm(GepaConfig(temperature=0.7, reply_tokens=64, model="/m", dtype="bfloat16"), GepaSearch)
     (endpoint,) = algorithm._sampled([Endpoint(base_url="http://127.0.0.1:9/v1", model="m")])
     assert endpoint.sampling == {"temperature": 0.7, "max_tokens": 64}
     hardware: Any = None
@@ -284,7 +300,7 @@ def test_sampling_and_model_are_those_of_the_settings(tmp_path: Path) -> None:
 def test_the_readme_names_every_setting_with_its_default() -> None:
     text = (Path(__file__).parents[1] / "README.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", text, re.M))
-    for field in attrs.fields(GepaConfig):
+    for field in (*attrs.fields(GepaConfig), attrs.fields(ApoConfig).beam_width, attrs.fields(ApoConfig).branch_factor):
         default = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
         assert rows.pop(field.name).strip('"') == default, field.name
     assert not rows

@@ -1,0 +1,216 @@
+"""What a search for prompts does beside searching: the model's server, the budget, the steps, the best prompts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentrig import Endpoint
+from agentrig.algorithms import Session
+from agentrig.endpoints import without_proxy
+from agentrig.errors import ConfigError, RunStopped
+from agentrig.hardware import Hardware
+from agentrig.prompting import PROMPTS_FILE
+from agentrig.servers import MakeServer, ServerPlan
+from agentrig_prompts.asking import Asking, Example, Stopping
+from agentrig_prompts.config import SearchConfig
+from agentrig_prompts.record import Record
+
+log = logging.getLogger(__name__)
+
+EXCLUDED = float("-inf")
+"""The score of a task that is left out; what compares candidates skips it."""
+
+Prompts = Mapping[str, str]
+Scores = Mapping[int, float]
+"""A candidate's reward on each task, by the task's place."""
+
+
+class PromptAlgorithm:
+    """Implements `agentrig.algorithms.Algorithm`.
+
+    Args:
+        config: The settings.
+        search: Makes the search of a run.
+    """
+
+    def __init__(self, config: SearchConfig, search: Callable[[Session, Any], Search]) -> None:
+        self.config, self._search = config, search
+
+    def run(self, session: Session) -> None:
+        """Improve the prompts until the budget is used, nothing is left to improve, or the user asked to end.
+
+        Raises:
+            ConfigError: The agent has no prompts, or the budget can find nothing.
+            RunStopped: A model can't be reached, or too many rollouts failed.
+        """
+        search = self._search(session, self.config)
+        plan = self._plan(session.hardware, seed=session.seed, log=session.directory / "server.log")
+        with session.server(plan) as server:
+            endpoints = self._sampled(server.endpoints)
+            session.report(endpoints, when="before", step=0)
+            best = search.run(endpoints)
+            server.check()
+            session.prompts = best
+            if not session.stopping:
+                session.report(endpoints, when="after", step=search.ended)
+
+    @contextmanager
+    def serve(self, *, hardware: Hardware, checkpoint: Path | None, server: MakeServer) -> Iterator[list[Endpoint]]:
+        """Serve the model.
+
+        Raises:
+            ConfigError: A checkpoint is named: it has prompts, and no model.
+        """
+        if checkpoint is not None:
+            raise ConfigError(f"{checkpoint} has prompts, and no model: give the run with --prompts")
+        with server(self._plan(hardware)) as started:
+            yield self._sampled(started.endpoints)
+
+    def _plan(self, hardware: Hardware, **more: Any) -> ServerPlan:
+        model = Path(self.config.model)
+        return ServerPlan(model=model, name="policy", hardware=hardware, dtype=self.config.dtype, **more)
+
+    def _sampled(self, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+        for endpoint in endpoints:
+            without_proxy(endpoint.base_url)
+        fields = {"temperature": self.config.temperature, "max_tokens": self.config.reply_tokens}
+        return [endpoint.with_sampling(**fields) for endpoint in endpoints]
+
+
+class Search(ABC):
+    """One search.
+
+    Args:
+        session: The run's.
+        config: The settings.
+        making: Fewest calls that make a candidate, before it is run on the validation tasks.
+
+    Attributes:
+        ended: The last step that has ended.
+
+    Raises:
+        ConfigError: The agent has no prompts, or the budget can find nothing.
+    """
+
+    def __init__(self, session: Session, config: SearchConfig, *, making: int) -> None:
+        self._session, self._config, self._record = session, config, Record(session.directory)
+        self._train: list[Example] = [("train", task) for task in session.train_tasks]
+        self._validation = [("validation", task) for task in session.validation_tasks] or self._train
+        validation = len(self._validation)
+        self._least = validation + 3 * (making + validation)
+        self._best: tuple[Prompts, float] = (dict(session.prompts), 0.0)
+        self._paid, self._idle, self.ended = 0, 0, 0
+        if not session.prompts:
+            how = 'AgentSpec(prompts={"system": "…"}), or [prompts] for a program or a service (docs/algorithms.md)'
+            raise ConfigError(f"[algorithm] it improves an agent's prompts, and this agent declares none: {how}")
+        if (tasks := len(self._train)) < config.minibatch:
+            raise ConfigError(f"[algorithm] minibatch = {config.minibatch}: there are {tasks} training tasks")
+        if config.max_calls < (least := self._least):
+            need = f"three candidates on {validation} validation tasks (run.validation_tasks) need at least {least}"
+            raise ConfigError(f"[algorithm] max_calls = {config.max_calls} can find nothing: {need}")
+
+    @abstractmethod
+    def search(self) -> None:
+        """Improve the prompts; call `goes_on` before each step, and end when it returns False."""
+
+    def run(self, endpoints: Sequence[Endpoint]) -> dict[str, str]:
+        """Return the best prompts.
+
+        Raises:
+            RunStopped: A model can't be reached, too many rollouts failed, or `max_tokens` can find nothing.
+        """
+        self._asking = Asking(self._session, endpoints, self._config, self._record)
+        try:
+            self.search()
+        except Stopping as stopping:
+            if stopping.__cause__ is not None:
+                raise stopping.__cause__ from None
+        return dict(self._best[0])
+
+    def affords(self, calls: int) -> bool:
+        """Return whether the budget has so many more calls; what is beyond them may go into failed rollouts."""
+        config, record = self._config, self._record
+        self._asking.spare = config.max_calls - record.calls - calls
+        return self._asking.spare >= 0 and not 0 < config.max_tokens < record.tokens + calls * record.largest
+
+    def goes_on(self, ended: int, best: tuple[Prompts, float], *, needs: int, **metrics: float) -> bool:
+        """End a step, and return whether the next one may begin.
+
+        Args:
+            ended: The step that has ended; 0 before the first.
+            best: The best prompts so far, and their mean reward on the validation tasks.
+            needs: Calls that the next step needs.
+            metrics: Further figures of the step.
+
+        Raises:
+            RunStopped: `max_tokens` can find nothing.
+        """
+        session, config, record, asking = self._session, self._config, self._record, self._asking
+        self._best, self.ended = best, ended
+        self._idle, self._paid = 0 if record.calls > self._paid else self._idle + 1, record.calls
+        if ended >= session.first_step:
+            metrics |= {"best_validation_reward": best[1], "calls_used": record.calls, "tokens_used": record.tokens}
+            metrics |= {"excluded_rollouts": record.excluded, "refused_prompts": asking.refused}
+            session.end_step(ended, metrics=metrics, time_s={"update": asking.reflection_s})
+            asking.reflection_s = 0.0
+            found = {"prompts": dict(best[0]), "validation_reward": best[1]}
+            session.save_checkpoint(ended, lambda folder: _write(folder, found))
+            _write(session.directory, found)
+        elif not ended:
+            least = math.ceil(record.tokens / max(1, record.calls) * self._least)
+            if 0 < config.max_tokens < least:
+                need = f"by the first {record.calls} rollouts, three candidates need at least {least}"
+                raise RunStopped(f"[algorithm] max_tokens = {config.max_tokens} can find nothing: {need}")
+        asking.step, why = ended + 1, ""
+        if session.solved and ended >= session.first_step - 1:
+            why = "every rollout is correct"
+        elif self._idle > len(self._train) // config.minibatch:
+            why = "all training tasks again gave nothing new"
+        elif not self.affords(needs):
+            why = f"another step may need {needs} calls, and the budget has less"
+        if why and not session.stopping:
+            refused = f"{asking.refused} of {asking.reflections} reflections gave no usable text"
+            session.note(f"the search for prompts ended after {record.calls} calls: {why}; {refused}")
+        return not (why or session.stopping)
+
+
+def _write(folder: Path, found: Mapping[str, Any]) -> None:
+    (folder / PROMPTS_FILE).write_text(f"{json.dumps(found, indent=1, ensure_ascii=False)}\n", "utf-8")
+
+
+def scores_of(lines: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the reward of each rollout, `EXCLUDED` for a task that is left out."""
+    return [EXCLUDED if line["value"] is None else float(line["value"]) for line in lines]
+
+
+def margin(scores: Scores, others: Scores) -> float:
+    """Return by how much the rewards are higher than another candidate's, in sum over tasks that neither left out."""
+    both = [task for task in scores if EXCLUDED not in (scores[task], others[task])]
+    return math.fsum(scores[task] for task in both) - math.fsum(others[task] for task in both)
+
+
+def ranked(candidates: Sequence[Scores]) -> list[int]:
+    """Return the places of candidates, the best first; of equal ones the earlier first."""
+    left, order = list(range(len(candidates))), list[int]()
+    while left:
+        best = left[0]
+        for place in left[1:]:  # no sort: a candidate that left out many tasks is equal to better and to worse ones
+            if margin(candidates[place], candidates[best]) > 0:
+                best = place
+        left.remove(best)
+        order.append(best)
+    return order
+
+
+def mean(scores: Scores) -> float:
+    """Return the mean reward over tasks that are not left out; 0.0 without any."""
+    kept = [value for value in scores.values() if value != EXCLUDED]
+    return statistics.fmean(kept) if kept else 0.0
