@@ -280,6 +280,28 @@ def test_a_context_that_is_too_short_is_refused_before_the_demonstrations(tmp_pa
     assert "labels:" not in result.output
 
 
+def test_the_command_begins_with_the_starter(tmp_path: Path) -> None:
+    """Its size and its vocabulary are in the model that comes out; four demonstrations change its weights."""
+    words = [sys.executable, "-m", "agentrig", "warmup", "colors", "--plugin", FILE, "--labels", "4", "--passes", "1"]
+    words += ["--no-measure", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)["model"]
+    assert (made["parameters"], made["vocabulary"], made["context"]) == (1_412_992, 1024, 2048)
+    starter = ROOT / "plugins" / "agentrig-grpo" / "src" / "agentrig_grpo" / "models" / "starter"
+    weights, before = (folder / "model.safetensors" for folder in (tmp_path / made["directory"], starter))
+    assert weights.read_bytes() != before.read_bytes()
+    assert (tmp_path / made["directory"] / "tokenizer.json").read_bytes() == (starter / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("model", ["mini", "starter"])
+def test_what_only_a_new_model_can_have_is_refused_for_another(model: str) -> None:
+    words = ["warmup", "colors", "--plugin", FILE, "--model", model, "--parameters", "3e5", "--tokenizer", "bytes"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 1
+    assert f"--parameters, --tokenizer: only for a new model, and --model {model} has its own" in result.stderr
+
+
 @pytest.mark.slow
 def test_a_warm_up_that_is_ended_leaves_no_half_of_a_model(tmp_path: Path) -> None:
     words = ["warmup", "colors", "--plugin", FILE, "--labels", "4", "--passes", "1000", "--lr", "1e-9"]

@@ -129,7 +129,8 @@ def test_a_domain_is_tried_and_learns_from_its_own_start(tmp_path: Path, monkeyp
     assert all(row["calls"] and '"name": "add"' in row["spans"].replace("\\", "") for row in dev)
     run(*train, *few)
     steps = [json.loads(line) for line in (tmp_path / "runs" / "r" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["algorithm"]["weight_change"] > 0 for line in steps] == [True] * 3
+    assert len(steps) == 3
+    assert any(line["algorithm"]["weight_change"] > 0 for line in steps), "a step whose groups agree changes nothing"
 
 
 LONG = (DOMAIN, "tasks", "agent", "reward", "algorithm", "server", "runners", "hardware")

@@ -322,8 +322,8 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -
     elif (scored[0].value or 0.0) <= 0.0:
         cause = "tasks-too-hard"
         cure = (
-            "All wrong: use a model that is sometimes right (algorithm.model), or easier tasks. The small model that "
-            "ships with agentrig knows only the SQL prompts of the recipe mini. `agentrig warmup` makes one for your "
+            "All wrong: use a model that is sometimes right (algorithm.model), or easier tasks. The shipped model "
+            "`mini` knows only the SQL prompts of its recipe. `agentrig warmup` makes one for your "
             "own tasks from a few right answers (docs/how-to/laptop.md)"
         )
     else:

@@ -221,7 +221,7 @@ TEMPLATES: Mapping[str, Template] = {
             "{name}` plays what the demonstrator says; `agentrig dev {name}` shows what a model does.",
             use="{name}",
             contract='[check for kind in ("tasks", "agent", "reward") for check in checks(kind, "{name}")]',
-            before="warmup {name} --labels 100 --parameters 3e5 --passes 12 --until 0.2",
+            before="warmup {name} --labels 10 --passes 4 --until 0.2",
             requires=("agentrig-agent-match", "agentrig-grpo", "openai>=2"),
         ),
     )

@@ -31,10 +31,10 @@ from agentrig.cli.progress import progress
 @click.option("--all-labels", is_flag=True, help="Demonstrate every training task.")
 @click.option(
     "--model",
-    default="new",
-    show_default=True,
+    default="",
     metavar="NAME | DIR",
-    help="What to start from: `new` for random weights, a shipped model (`mini`), or a directory.",
+    help="What to start from: `starter`, the default, which copies, looks up and calls tools; `new` for random "
+    "weights, the default with --parameters, --tokenizer or --vocabulary; the shipped `mini`, or a directory.",
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where the model goes; models/RECIPE.")
 @click.option("--gold", default="", metavar="KEY", help="Key of the tasks' private part to answer every call with.")
@@ -48,16 +48,12 @@ from agentrig.cli.progress import progress
 @click.option(
     "--tokenizer",
     type=click.Choice(["texts", "bytes"]),
-    default="texts",
-    show_default=True,
-    help="Of a new model: tokens learned from the demonstrations, or one for each byte.",
+    help="Of a new model: tokens learned from the demonstrations, the default, or one for each byte.",
 )
 @click.option(
     "--vocabulary",
     type=click.IntRange(300, 1 << 20),
-    default=1024,
-    show_default=True,
-    help="Of a new model's tokenizer: most tokens.",
+    help="Of a new model's tokenizer: most tokens; 1024 by default.",
 )
 @click.option(
     "--parameters",
@@ -124,9 +120,14 @@ def warmup(
     measure: bool,
     as_json: bool,
     seed: int,
+    parameters: float,
+    tokenizer: str | None,
+    vocabulary: int | None,
     **options: Any,
 ) -> None:
     """Make a small starting model for your own tasks, by supervised training on a few right answers.
+
+    It begins with `starter`, a small model that has learned to copy, to look up and to call tools, and no domain.
 
     The agent runs on labelled training tasks against a local server that answers with demonstrations, and a model
     learns these answers. Then train it by reward: `agentrig train … algorithm.model=DIR`. Held-out tasks are not used.
@@ -134,25 +135,33 @@ def warmup(
 
     \b
     agentrig warmup my-run.toml --labels 64
-    agentrig warmup my-run.toml --labels 64 --model mini --out models/sorting
-    agentrig warmup my-run.toml --plugin my_agent.py --labels 500 --tokenizer bytes --minutes 1
+    agentrig warmup my-run.toml --plugin my_agent.py --labels 200 --until 0.2 --out models/sorting
+    agentrig warmup my-run.toml --labels 500 --parameters 3e5
     """
     from agentrig.demonstrations import StartPlan
     from agentrig.errors import ConfigError
+    from agentrig.run import warmup as run
 
     own = {name: options.pop(name) for name in _PLANNED}
-    own |= {"parameters": int(options.pop("parameters")), "threads": options.pop("threads")}
+    own["threads"] = options.pop("threads")
+    asked = {"parameters": int(parameters), "tokenizer": tokenizer, "vocabulary": vocabulary}
+    of_new: dict[str, Any] = {name: value for name, value in asked.items() if value}
+    model = model or ("new" if of_new else "starter")
     given = _shown(words, options)
-    if model != "new":
-        words = [*words, f"algorithm.model={model}"]
     with stdout_to_stderr(as_json):
-        plan = make_plan(words, options)
+        if of_new and model != "new":
+            names = ", ".join(f"--{name}" for name in of_new)
+            raise ConfigError(f"{names}: only for a new model, and --model {model} has its own; leave one of them out")
+        plan = make_plan(words, dict(options))
+        run.check_makes_start(plan)
+        if model != "new":
+            plan = make_plan([*words, f"algorithm.model={model}"], options)
         directory = out or Path("models") / plan.recipe
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             held = "has a model" if (directory / "config.json").exists() else "exists"
             raise ConfigError(f"{directory} already {held}; remove it, or name another directory: --out DIR")
         with _part_of(directory) as part:
-            wanted = StartPlan(directory=part, model=model, seed=seed, **own)
+            wanted = StartPlan(directory=part, model=model, seed=seed, **own, **of_new)
             done = _make(
                 plan, wanted, 0 if all_labels else labels, directory=directory, gold=gold, repeats=repeats,
                 until=until, measured=measure,
@@ -166,7 +175,7 @@ def warmup(
         raise SystemExit(1)
 
 
-_PLANNED = ("tokenizer", "vocabulary", "context", "minutes", "passes", "lr", "tokens_per_batch")
+_PLANNED = ("context", "minutes", "passes", "lr", "tokens_per_batch")
 """Options that go to the plan of the warm-up as they are."""
 
 
