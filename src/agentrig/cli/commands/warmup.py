@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from agentrig.cli.options import Number, configured, make_plan, stdout_to_stderr
-from agentrig.cli.options import typed_again as _shown
+from agentrig.cli.options import typed_again
 from agentrig.cli.progress import progress
 
 
@@ -147,7 +147,7 @@ def warmup(
     asked = {"parameters": int(parameters), "tokenizer": tokenizer, "vocabulary": vocabulary}
     of_new: dict[str, Any] = {name: value for name, value in asked.items() if value}
     model = model or ("new" if of_new else "starter")
-    given = _shown(words, options)
+    given = typed_again(words, options)
     with stdout_to_stderr(as_json):
         if of_new and model != "new":
             names = ", ".join(f"--{name}" for name in of_new)
