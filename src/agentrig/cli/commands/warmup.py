@@ -13,8 +13,7 @@ from typing import Any
 
 import click
 
-from agentrig.cli.options import Number, configured, make_plan, stdout_to_stderr
-from agentrig.cli.options import typed_again
+from agentrig.cli.options import Number, configured, make_plan, stdout_to_stderr, typed_again
 from agentrig.cli.progress import progress
 
 
