@@ -193,6 +193,9 @@ def test_what_cannot_be_forecast_is_named() -> None:
     assert "Invalid value for '--limit': 0" in failed("letters", "--plugin", LETTERS, "--limit", "0")
     assert 'there is no task set called "0"' in failed("letters", "--plugin", LETTERS, "--tasks", "0")
     assert "sft learns from demonstrations" in failed("letters", "--plugin", LETTERS, "--algorithm", "sft")
+    for name in ("gepa", "apo"):
+        said = failed("letters", "--plugin", LETTERS, "--algorithm", name)
+        assert f"{name} improves prompts and changes no weights; a forecast says what rewards can teach" in said
 
 
 def test_an_agent_that_always_fails_ends_it_early(toy_plan: Callable[..., Plan]) -> None:

@@ -115,10 +115,13 @@ class Trial:
             ConfigError: There are fewer training tasks, or the algorithm does not learn from rewards.
         """
         settings = plan.configs["algorithm"]
-        if getattr(settings, "demonstrations", ""):
+        spec = plan.components["algorithm"].spec
+        demonstrated, prompts = getattr(settings, "demonstrations", ""), getattr(spec, "trains", "weights") == "prompts"
+        if demonstrated or prompts:
+            how = "learns from demonstrations" if demonstrated else "improves prompts and changes no weights"
             raise ConfigError(
-                f"{plan.components['algorithm'].spec.name} learns from demonstrations; a forecast says what rewards "
-                "can teach. Name an algorithm that learns from them, such as --algorithm grpo"
+                f"{spec.name} {how}; a forecast says what rewards can teach a model. Name an algorithm that learns from "
+                "them, such as --algorithm grpo"
             )
         splits = load_splits(plan)
         split, train = splits["train"]
