@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agentrig_prompts.record import FILE, Record
 from prompted_model import REFLECTIONS, Model, settings
 from prompted_plugin import RULES
 
@@ -23,7 +24,6 @@ from agentrig.prompting import read_prompts
 from agentrig.run.training import train
 from agentrig.testing.scripted import serving
 from agentrig.view.diagnosis import diagnose
-from agentrig_prompts.record import FILE, Record
 
 
 @pytest.fixture
