@@ -237,7 +237,7 @@ def test_a_torn_line_is_dropped_and_a_damaged_one_named(tmp_path: Path) -> None:
     assert (found.settled("b") or {})["value"] == 0.0
     assert (found.calls, found.tokens, found.largest) == (2, 12, 7)
     (tmp_path / FILE).write_text('{"key": "a"}\n')
-    with pytest.raises(RunFileError, match=r"search\.jsonl is damaged"):
+    with pytest.raises(RunFileError, match=r"search\.jsonl, line 1 lacks 'calls'"):
         Record(tmp_path)
 
 

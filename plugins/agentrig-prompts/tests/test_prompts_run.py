@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agentrig_prompts.record import FILE, Record
 from prompted_model import REFLECTIONS, Model, settings
 from prompted_plugin import RULES
 
 from agentrig.cli.options import find_checkpoint
-from agentrig.errors import ConfigError
+from agentrig.errors import ConfigError, RunFileError
 from agentrig.plan import Plan, resolve
 from agentrig.prompting import read_prompts
 from agentrig.run.training import train
@@ -162,6 +163,18 @@ def test_what_can_find_nothing_is_refused_before_the_first_rollout(
         train(plan_of(model, tmp_path, algorithm, *overrides))
     assert model.paid == []
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [('{"broken', "is no JSON that a search wrote"), ("7", "is no JSON that a search wrote"), ("{}", "lacks 'calls'")],
+)
+def test_a_damaged_line_of_the_record_is_named(tmp_path: Path, line: str, said: str) -> None:
+    Record(tmp_path).add("a", calls=1, tokens=2, settled=True)
+    with (tmp_path / FILE).open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(RunFileError, match=f"line 2 {said}; delete that line: what it paid is paid again"):
+        Record(tmp_path)
 
 
 def test_a_model_that_answers_nonsense_is_named_in_the_log_and_in_the_report(

@@ -120,8 +120,8 @@ class Trial:
         if demonstrated or prompts:
             how = "learns from demonstrations" if demonstrated else "improves prompts and changes no weights"
             raise ConfigError(
-                f"{spec.name} {how}; a forecast says what rewards can teach a model. Name an algorithm that learns from "
-                "them, such as --algorithm grpo"
+                f"{spec.name} {how}; a forecast says what rewards can teach. Name an algorithm that learns from them, "
+                "such as --algorithm grpo"
             )
         splits = load_splits(plan)
         split, train = splits["train"]

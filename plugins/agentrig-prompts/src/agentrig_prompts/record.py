@@ -49,11 +49,16 @@ class Record:
         whole = text[: text.rfind(b"\n") + 1]
         with self._file.open("r+b") as file:
             file.truncate(len(whole))  # a crash may have come while a line was written
-        try:
-            for line in map(json.loads, whole.splitlines()):
-                self._lines[line["key"]].append({**line, "calls": int(line["calls"]), "tokens": int(line["tokens"])})
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunFileError(f"{self._file} is damaged: {error!r}. Restore it, or start a new run") from None
+        for number, read in enumerate(whole.split(b"\n")[:-1], 1):
+            try:
+                line = json.loads(read)
+                kept = {**line, "calls": int(line["calls"]), "tokens": int(line["tokens"]), "settled": line["settled"]}
+                self._lines[line["key"]].append(kept)
+            except (ValueError, KeyError, TypeError) as error:
+                why = f"lacks {error}" if isinstance(error, KeyError) else "is no JSON that a search wrote"
+                raise RunFileError(
+                    f"{self._file}, line {number} {why}; delete that line: what it paid is paid again"
+                ) from None
 
     def settled(self, key: str) -> Mapping[str, Any] | None:
         """Return the line that settles a key, None if there is none yet; from here on, its cost counts."""
