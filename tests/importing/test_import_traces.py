@@ -551,7 +551,8 @@ def test_what_can_not_be_learned_is_counted_by_reason(tmp_path: Path) -> None:
     assert lines[1:3] == ["1 duplicates", f"{sum(counts['left_out'].values())} left out:"]
     place = f"{file}, line 1, span "
     assert any(f"2 the call failed ({place}" in line and "timeout" in line for line in lines)
-    assert any(f"1 it is no JSON ({file}, line 9: " in line for line in lines)
+    (line,) = (line for line in lines if f"1 it is no JSON ({file}, line 9: " in line)
+    assert line.count(str(file)) == line.count("no JSON") == 1
 
 
 def damaged(value: Any, rng: random.Random, share: float) -> Any:

@@ -373,6 +373,7 @@ def test_the_model_of_the_run_itself_may_cost_no_more_than_its_machine(seeds: li
         ("[models.a]\nprompt = 1\nresponse = inf", "expected a finite number"),
         ("[machines]\ncpu = 3", '[machines."cpu"]\nhour = 1.0'),
         ('[machines.cpu]\nhour = "3"', "expected float"),
+        ("[machines.cpu]\nhour = 1e308", "'hour' must be <= 1000000000000.0: 1e+308"),
         ("models = 3", "models = 3 does not fit"),
         ("== 1", "is no TOML"),
     ],
@@ -392,6 +393,8 @@ def test_the_command_prints_the_table_or_json_and_writes_a_page(seeds: list[Path
     assert done.exit_code == 0, done.output
     assert max(map(len, done.output.splitlines())) <= 80
     assert "seeds 0, 1, 2" in done.output
+    said = CliRunner().invoke(main, [*words, "--out", str(page)]).output
+    assert f"report: {page}, images: {tmp_path / 'plots'}" in said
     told = json.loads(CliRunner().invoke(main, [*words, "--json", "--each", "--out", str(page)]).output)
     assert told["report"] == str(page)
     assert [line["runs"] for line in told["lines"]] == [["run-0"], ["run-1"], ["run-2"]]

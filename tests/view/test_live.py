@@ -114,6 +114,16 @@ def test_the_line_of_a_step_has_every_figure():
     assert buffer.getvalue() == "step 1\n"
 
 
+def test_a_step_of_demonstrations_has_their_number_and_loss_instead_of_rewards():
+    shown, buffer = display()
+    shown.on_run_start(event=attrs.evolve(start(), config={"algorithm": {"demonstrations": "chats.jsonl"}}))
+    metrics = {**METRICS, "accuracy": 1.0, "algorithm": {"loss": 0.25}}
+    shown.on_step_end(event=StepEnd(step=3, metrics=metrics))
+    line = buffer.getvalue().splitlines()[1]
+    assert line.startswith("step  3/20  demonstrations learned 13  loss 0.2500  validation 48.2%  10.0 s: ")
+    assert not any(word in line for word in ("reward", "sampled", "rollouts/s", "tokens/s"))
+
+
 def test_the_accuracy_before_training_is_said_once_it_is_measured():
     shown, buffer = display()
     for i in range(5):

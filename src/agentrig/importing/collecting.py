@@ -111,7 +111,8 @@ def _found(paths: Sequence[Path], form: str | None, min_reward: float | None) ->
         for place, value in read_json(path):
             known = form or next((name for name, keys in FORMATS.items() if any(k in mapping(value) for k in keys)), "")
             if isinstance(value, AgentrigError):
-                yield place, Unfit("it is no JSON", str(value))
+                detail = str(value).removeprefix(place).lstrip(":, ").removeprefix("is no JSON: ")
+                yield place, Unfit("it is no JSON", detail)
             elif not any(key in mapping(value) for key in FORMATS.get(known, ())):
                 yield place, Unfit(f"it is not {form or 'OTLP, ATIF or a chat'}", f"{value!r:.80}")
             elif known == "otlp":

@@ -27,7 +27,7 @@ from agentrig.figures import amount, counted, number, percent
 from agentrig.processes.ends import Interrupted, name_of
 from agentrig.view import figures
 from agentrig.view.figures import SMOOTHING
-from agentrig.view.reading import read_run
+from agentrig.view.reading import dig, read_run
 from agentrig.view.terminal import run_ending
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class LiveDisplay:
         self._spinner: Status | None = None
         self._start = time.monotonic()
         self._steps: int | None = None
+        self._demonstrated = False
         self._done = 0
         self._last: Mapping[str, Any] = {}
         self._rewards: deque[float] = deque(maxlen=SMOOTHING)
@@ -105,6 +106,7 @@ class LiveDisplay:
         """Print the run's directory and steps, and open the panel."""
         with self._lock:
             self._steps, self._done = event.steps, event.first_step - 1
+            self._demonstrated = bool(dig(event.config, "algorithm", "demonstrations"))
             self._start = time.monotonic()
         if event.first_step > 1:
             run = read_run(event.directory)
@@ -262,14 +264,21 @@ class LiveDisplay:
             n = len(self._rewards)
             of_several = f" (mean of {n}: {sum(self._rewards) / n:.3f})" if n > 1 else ""
             reward = f"{self._rewards[-1]:.3f}{of_several}"
-        rollouts, tokens, wall = m.get("rollouts_per_s"), m.get("tokens_per_s"), m.get("step_s")
+        rollouts, tokens, wall, learned = m.get("rollouts_per_s"), m.get("tokens_per_s"), m.get("step_s"), ""
+        if self._demonstrated:  # nothing was sampled: rewards and speed are not the model's
+            reward, rollouts, tokens = "", None, None
+            scored = m.get("rollouts", 0) - sum((m.get("failures") or {}).values())
+            learned = str(round(scored * (m.get("accuracy") or 0.0)))
+        loss = dig(m, "algorithm", "loss") if self._demonstrated else None
         speed = [f"{rollouts:.1f} rollouts/s"] if rollouts is not None else []
         speed += [f"{tokens:,.0f} tokens/s"] if tokens else []
         parts = [(part, 100 * seconds / wall) for part, seconds in (m.get("time_s") or {}).items() if wall]
         shares = [f"{figures.PART_NAMES.get(part, part)} {share:.0f}%" for part, share in parts if share >= 0.5]
         rows = [
             ("reward", reward),
-            ("training accuracy (sampled)", _measured(m.get("accuracy"))),
+            ("demonstrations learned", learned if m else ""),
+            ("loss", "" if loss is None else f"{loss:.4f}"),
+            ("training accuracy (sampled)", "" if self._demonstrated else _measured(m.get("accuracy"))),
             ("validation", validation),
             ("speed", "  ".join(speed)),
             ("time", ": ".join(filter(None, [f"{wall:.1f} s", ", ".join(shares)])) if wall else ""),

@@ -14,20 +14,23 @@ from agentrig.settings import setting, structure
 
 MILLION = 1e6
 
+MOST = 1e12
+"""The greatest price; a greater one is a slip, and its costs would be infinite."""
+
 
 @attrs.frozen(kw_only=True)
 class TokenPrice:
     """What the tokens of a model cost."""
 
-    prompt: float = setting(help="price of a million prompt tokens", ge=0)
-    response: float = setting(help="price of a million response tokens", ge=0)
+    prompt: float = setting(help="price of a million prompt tokens", ge=0, le=MOST)
+    response: float = setting(help="price of a million response tokens", ge=0, le=MOST)
 
 
 @attrs.frozen(kw_only=True)
 class MachinePrice:
     """What a machine costs."""
 
-    hour: float = setting(help="price of an hour", ge=0)
+    hour: float = setting(help="price of an hour", ge=0, le=MOST)
 
 
 @attrs.frozen(kw_only=True)

@@ -62,4 +62,5 @@ def compare(
         return
     click.echo(found.text())
     if page:
-        click.echo(f"report: {page}")
+        plots = page.parent / "plots"
+        click.echo(f"report: {page}{f', images: {plots}' if plots.is_dir() else ''}")
