@@ -75,24 +75,24 @@ def read_json(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield what a file of JSON holds, whatever its ending: a value a line, the items of a list, or one value.
 
     Yields:
-        The place, for messages, and the value. A line that is no JSON is the error that says so: the last one of a
-        file may be cut.
+        The place, for messages, and the value. A line that is no JSON, or not UTF-8, is the error that says so: the
+        last one of a file may be cut.
 
     Raises:
         AgentrigError: The file can't be read, is empty, or is no JSON from its first line on.
     """
     try:
         check_regular(path)
-        text = _utf8(path)
+        data = path.read_bytes()
     except OSError as error:
         raise AgentrigError(f"{path} can't be read: {error.strerror}") from error
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     if not lines:
         raise AgentrigError(f"{path} is empty")
     values: list[Any] = []
     for number, line in lines:
         try:
-            values.append(_parsed(line, path, number))
+            values.append(_parsed(_text(line, path, number), path, number))
         except AgentrigError as error:
             if not values:
                 break
@@ -100,7 +100,7 @@ def read_json(path: Path) -> Iterator[tuple[str, Any]]:
     if len(values) > 1:
         yield from ((f"{path}, line {number}", value) for (number, _), value in zip(lines, values, strict=True))
         return
-    value = values[0] if values else _parsed(text, path)
+    value = values[0] if values else _parsed(_text(data, path), path)
     place = _numbered(path)
     yield from ((place(i), item) for i, item in enumerate(value)) if isinstance(value, list) else ((str(path), value),)
 
@@ -142,14 +142,18 @@ def _of_path(path: Path, text: Sequence[str], least: int) -> Rows:
 
 def _utf8(path: Path) -> str:
     """Return a file's text; bytes of another encoding are named by line and character."""
-    data = path.read_bytes()
+    return _text(path.read_bytes(), path)
+
+
+def _text(data: bytes, path: Path, first: int = 1) -> str:
+    """Return the text of a file, or of a part of it that begins with a line; see `_utf8`."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         if known := STARTS.get(data[:2]):
             raise AgentrigError(f"{path} {known}") from None
         start = data.rfind(b"\n", 0, error.start) + 1
-        line, character = data.count(b"\n", 0, start) + 1, len(data[start : error.start].decode("utf-8-sig")) + 1
+        line, character = data.count(b"\n", 0, start) + first, len(data[start : error.start].decode("utf-8-sig")) + 1
         wrong = NOT_UTF8.format(data[error.start], AS_UTF8)
         raise AgentrigError(f"{path}, line {line}, character {character}: {wrong}") from None
 

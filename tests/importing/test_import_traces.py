@@ -617,3 +617,18 @@ def test_a_folder_that_is_no_run_is_an_error(tmp_path: Path) -> None:
     done = ran(tmp_path, "--out", tmp_path / "x.jsonl")
     assert (done.exit_code, "is not a run directory" in done.output) == (1, True)
     assert ran(tmp_path / "nothing.jsonl", "--out", tmp_path / "x.jsonl").exit_code == 2
+
+
+def test_a_line_of_another_encoding_is_left_out_and_the_others_are_kept(tmp_path: Path) -> None:
+    line = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}).encode()
+    (tmp_path / "mixed.jsonl").write_bytes(
+        b"\n".join([line, line.replace(b'"b"', b'"\xff"'), line.replace(b'"b"', b'"c"')])
+    )
+    done = CliRunner().invoke(
+        main, ["import-traces", str(tmp_path / "mixed.jsonl"), "--out", str(tmp_path / "out.jsonl")]
+    )
+    assert done.exit_code == 0, done.output
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
+    said = " ".join(done.output.split())
+    assert "1 it is no JSON (" in said
+    assert "the byte 0xff is not UTF-8" in said

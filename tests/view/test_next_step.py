@@ -294,3 +294,11 @@ def test_the_advice_is_a_command_that_resume_takes(tmp_path: Path) -> None:
     progress = json.loads((run / "progress.json").read_text()) if (run / "progress.json").exists() else {}
     (run / "progress.json").write_text(json.dumps({**progress, "checkpoints": {"step-00008": []}}))
     assert diagnose(run).next_step == "Train for more steps."
+
+
+def test_a_search_for_prompts_is_given_more_calls_and_no_steps(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=8, lift=0.0)
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(config.replace("[algorithm]", "[algorithm]\nmax_calls = 30"))
+    said = f"Let the search make more calls: agentrig train --resume {run} algorithm.max_calls=60."
+    assert diagnose(run).next_step == said

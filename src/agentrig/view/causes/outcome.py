@@ -292,11 +292,16 @@ def more_tasks(evidence: Evidence) -> str:
 
 
 def train_on(evidence: Evidence) -> str:
-    """Return the advice to train for more steps, with the command: twice as many, or the rest of a run that stopped."""
+    """Return the advice to train for more steps, with the command: twice as many, or the rest of a run that stopped.
+
+    A search for prompts has no steps to set, but a number of calls.
+    """
     run = evidence.run
     steps = number(evidence.value("algorithm.steps"))
     done = max(len(run.steps), int(number(run.summary.get("steps")) or 0))  # lines can be lost
     lost = bool(run.progress.get(SAVED)) and not any((run.directory / "checkpoints").glob("step-*"))
+    if (calls := number(evidence.value("algorithm.max_calls"))) is not None:
+        return f"let the search make more calls: {_resume(evidence, f'algorithm.max_calls={2 * calls:.0f}')}"
     if steps is None or lost:
         return "train for more steps"
     return f"train for more steps: {_resume(evidence, '' if steps > done else f'algorithm.steps={2 * done}')}"
