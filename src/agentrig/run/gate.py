@@ -66,14 +66,15 @@ class Gate:
             sample: Rolls out some tasks, as one batch of the step.
         """
         found, batches = list(sample(drawing.draw(step))), 1
-        lacking = len(self.refused(found))
+        refused = lacking = len(self.refused(found))
         while lacking and batches < self.batches:
             batches += 1
             latest = sample(drawing.again(step, batches, lacking, taken={r.task.id for r in found}))
             found += latest
             lacking = len(self.refused(latest))
+            refused += lacking
         if self.admit is not None:
-            self.figures = {"num_gen_batches": batches, "groups_not_admitted": len(self.refused(found))}
+            self.figures = {"num_gen_batches": batches, "groups_not_admitted": refused}
         return found
 
 
