@@ -8,8 +8,9 @@ DIR is a model from before the labels. For `mini`, `make_mini.py --out DIR/.. --
 from random weights, with 300 of the 600 labels that `sft` gets, until it is right in 15% of its samples.
 
 `--turns` makes the runs of credit by turn instead, from the shipped model of `mini`. Each run has two cores of its own,
-so `--at-once` is at most half of the cores. A run of an earlier call is kept if it is complete, and goes on from its
-last checkpoint if it is not. Words such as `algorithm.steps=10` at the end are for every run.
+so `--at-once` is at most half of the cores that `taskset` leaves the script. A run of an earlier call is kept if it is
+complete, and goes on from its last checkpoint if it is not. Words such as `algorithm.steps=10` at the end are for every
+run.
 
 Prints `agentrig compare` at the end, by method and run by run, with costs at `--hour` for an hour of two cores.
 `--file` writes the same into one text file. Fails if a run does not end well.
@@ -136,6 +137,7 @@ def run_all(
     """Run the jobs, each after the run that it starts from; return the names of those that failed."""
     ended: dict[str, int] = {}
     lock = threading.Lock()
+    free = sorted(os.sched_getaffinity(0))
 
     def work(place: int) -> None:
         while True:
@@ -153,7 +155,7 @@ def run_all(
                 command += ["hardware.threads=2"]
                 if (out / name / "config.toml").is_file():
                     command = ["train", "--resume", str(out / name)]
-                status, _ = agentrig(command, out / f"{name}.log", {2 * place, 2 * place + 1})
+                status, _ = agentrig(command, out / f"{name}.log", set(free[2 * place : 2 * place + 2]))
             with lock:
                 ended[name] = status
                 say(f"{name}: exit status {status}, {time.monotonic() - begun:.0f} s")

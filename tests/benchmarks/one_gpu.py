@@ -174,7 +174,8 @@ def peak_of_the_card(hardware: str) -> Iterator[list[int]]:
     if hardware != "cuda":
         yield used
         return
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=250", "--id=0"]
+    card = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=250", f"--id={card}"]
     with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = process.stdout
