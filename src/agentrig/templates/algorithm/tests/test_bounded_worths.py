@@ -1,14 +1,8 @@
 """Tests what `bounded-worths` does."""
 
-import attrs
 from agentrig_bounded_worths import Learner
 
-
-@attrs.frozen
-class Sample:
-    """What `Learner` reads of a sample."""
-
-    advantage: float
+from agentrig.learners import TrainSample
 
 
 class Inner:
@@ -22,9 +16,15 @@ class Inner:
         return {"weight_change": 1.0}
 
 
-def test_worths_are_bounded_on_both_sides() -> None:
+def sample(advantage):
+    """Return a call with three response tokens."""
+    return TrainSample(prompt_ids=[1], response_ids=[2, 3, 4], logprobs=None, advantage=advantage, rollout=0, group="a")
+
+
+def test_worths_of_calls_and_of_tokens_are_bounded_on_both_sides() -> None:
     inner = Inner()
     learner = Learner(inner, most=0.5)
-    assert learner.update([Sample(2.0), Sample(-2.0), Sample(0.25)], step=1) == {"weight_change": 1.0}
-    assert [sample.advantage for sample in inner.samples] == [0.5, -0.5, 0.25]
+    samples = [sample(2.0), sample(-2.0), sample(0.25), sample([2.0, -2.0, 0.25])]
+    assert learner.update(samples, step=1) == {"weight_change": 1.0}
+    assert [sample.advantage for sample in inner.samples] == [0.5, -0.5, 0.25, [0.5, -0.5, 0.25]]
     assert learner.used == inner.used

@@ -10,7 +10,7 @@ from agentrig import AlgorithmSpec, hookimpl, setting
 class Config(LearnerConfig):
     """The settings: `[algorithm]` of a run file."""
 
-    most: float = setting(1.0, help="no call is worth more than this, or less than minus this", gt=0)
+    most: float = setting(1.0, help="no call, and no token, is worth more than this, or less than minus this", gt=0)
 
 
 class Learner:
@@ -24,8 +24,14 @@ class Learner:
 
     def update(self, samples, *, step, sketch=None):
         """Update the weights on a step's samples; what becomes of each is in `used` of the inner learner."""
-        bounded = [attrs.evolve(s, advantage=min(max(s.advantage, -self._most), self._most)) for s in samples]
+        bounded = [attrs.evolve(s, advantage=self._bounded(s.advantage)) for s in samples]
         return self._inner.update(bounded, step=step, sketch=sketch)
+
+    def _bounded(self, worth):
+        """Return a bounded worth: one number for a call, or one for each of its tokens."""
+        if isinstance(worth, int | float):
+            return min(max(worth, -self._most), self._most)
+        return [self._bounded(token) for token in worth]
 
 
 def build(config):
