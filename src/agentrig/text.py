@@ -318,6 +318,14 @@ def _type_name(value: Any) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
+def json_kind(value: Any) -> str:
+    """Return what JSON calls a value: `null`, `true or false`, `a number`, `text`, `a list` or `an object`."""
+    if value is None:
+        return "null"
+    names: Mapping[type, str] = {bool: "true or false", str: "text", list: "a list", dict: "an object"}
+    return names.get(type(value), "a number" if isinstance(value, int | float) else f"a {_type_name(value)}")
+
+
 def _described(value: Any) -> str:
     try:
         return repr(value)

@@ -24,6 +24,7 @@ from agentrig.prompting import read_prompts
 from agentrig.run.training import train
 from agentrig.testing.scripted import serving
 from agentrig.view.diagnosis import diagnose
+from agentrig.view.terminal import run_ending
 
 
 @pytest.fixture
@@ -190,3 +191,8 @@ def test_a_model_that_answers_nonsense_is_named_in_the_log_and_in_the_report(
     ended = f"the budget has less; {len(refused)} of {len(asked)} reflections gave no usable text"
     seen = diagnose(tmp_path / "run")
     assert any(finding.text.endswith(ended) for finding in seen.checks)
+    said = f"why: reflections-unusable: {len(refused)} of {len(asked)} reflections gave no usable text"
+    assert said in list(run_ending(tmp_path / "run"))
+    latest = "a new text is refused: the reply has no prompt between two lines of ```; what came back: The weather"
+    assert latest in str(seen) or "the critique is empty; what came back: {" in str(seen), str(seen)
+    assert "settings: algorithm.reflection_model, algorithm.reflection_base_url" in str(seen)

@@ -17,6 +17,7 @@ from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence, changed, measured_of
 from agentrig.view.causes.finding import STOPPED, Finding, problem
 from agentrig.view.causes.trend import at_least, at_most, more_right, quarter, rose
+from agentrig.view.reading import mapping
 
 FEW = 10
 """A run of fewer steps is too short to say that it does not learn."""
@@ -140,6 +141,21 @@ def told(evidence: Evidence) -> Iterator[Finding]:
     yield from (Finding("fact", text) for text in _strings(run.summary.get("notes")))
     if run.summary.get("solved"):
         yield Finding("ok", "the tasks are solved: every rollout of the last steps was correct, so the run ended")
+
+
+def reflections(evidence: Evidence) -> Iterator[Finding]:
+    """A search for prompts whose reflections gave nothing to try: it could find no better prompt."""
+    seen = mapping(evidence.run.manifest.get("reflections"))
+    n, refused = (int(number(seen.get(key)) or 0) for key in ("n", "refused"))
+    if 2 * refused > n:
+        yield problem(
+            "reflections-unusable",
+            f"{refused} of {amount(n, 'reflection')} gave no usable text",
+            seen=(refused, n, "reflections"),
+            settings=("algorithm.reflection_model", "algorithm.reflection_base_url"),
+            advice=f"The latest: {seen.get('example')}\nLet a stronger model reflect, or one that answers as "
+            "the OpenAI API does.",
+        )
 
 
 def observers(evidence: Evidence) -> Iterator[Finding]:
