@@ -352,3 +352,8 @@ def account_of(error: BaseException, *, installed: bool = False) -> str:
 def cut(text: str, limit: int) -> str:
     """Return text cut to a number of characters, with a note if it was cut."""
     return text if len(text) <= limit else f"{text[:limit]} … (cut from {len(text)} characters)"
+
+
+def amount(n: int | str, noun: str) -> str:
+    """Return a number of things: `1 step`, `2 steps`; `n` may be a number as text, such as `1 234`."""
+    return f"{n} {noun}" if str(n) == "1" else f"{n} {noun}s"

@@ -241,7 +241,7 @@ def session(*ids: str, notes: list[str] | None = None) -> Any:
         ('{"messages": [\n', "line 1"),
         (json.dumps(chat("a", "b")) + "\nnot JSON\n", "line 2"),
         (json.dumps(chat("a", "")) + "\n", "line 1: the reply is empty"),
-        (json.dumps(chat("a", "b", reward=-1)) + "\n", "none of its 1 rewards counts as correct"),
+        (json.dumps(chat("a", "b", reward=-1)) + "\n", "no reward in its 1 line is right"),
     ],
 )
 def test_a_file_that_cannot_be_learned_is_refused(content: str | None, message: str, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from agentrig.algorithms import Session
 from agentrig.errors import RunStopped
 from agentrig.prompting import fields, misfit
 from agentrig.rollouts import Rollout
-from agentrig.text import cut
 from agentrig.traces import mapping, reply_of
 from agentrig_prompts.config import SearchConfig
 from agentrig_prompts.record import Record, digest_of
@@ -137,7 +136,7 @@ class Asking:
         if not why:
             return text
         self.refused += 1
-        self.example = f"{why}; what came back: {cut(' '.join(body.split()), EXAMPLE)}"
+        self.example = f"{why}; what came back: {' '.join(body.split())[:EXAMPLE]}"
         log.warning("step %d, prompt %s: %s", self.step, name, why)
         return None
 

@@ -21,6 +21,7 @@ from agentrig.cli.options import (
 )
 from agentrig.cli.progress import progress
 from agentrig.errors import AgentrigError
+from agentrig.text import amount
 
 if TYPE_CHECKING:
     from agentrig.run.evaluate import Evaluation
@@ -62,7 +63,7 @@ def eval_(
     checkpoint = find_checkpoint(checkpoint)
     name, tasks = eval_tasks(plan, split, limit)
     where = server.base_url if server else str(checkpoint or "the starting model")
-    click.echo(f"{len(tasks)} tasks of split {name}, model: {where}", err=True)
+    click.echo(f"{amount(len(tasks), 'task')} of split {name}, model: {where}", err=True)
     predictions = _Predictions(save)
     with stdout_to_stderr(as_json), closing(predictions), progress(len(tasks)) as shown:
 
