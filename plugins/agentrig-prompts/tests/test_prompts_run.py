@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 from agentrig_prompts.record import FILE, Record
+from click.testing import CliRunner
 from prompted_model import REFLECTIONS, Model, settings
 from prompted_plugin import RULES
 
+from agentrig.cli.entry import main
 from agentrig.cli.options import find_checkpoint
 from agentrig.errors import ConfigError, RunFileError
 from agentrig.plan import Plan, resolve
@@ -92,6 +94,16 @@ def test_the_best_prompt_is_found_within_the_budget_in_spite_of_failures(
         find_checkpoint(run)
     assert summary["audited"]["faults"] == []
     assert "For sum: ADD" in resolve(str(run / "config.toml"), prompts=read_prompts(run)).prompts["system"]
+
+
+def test_eval_says_which_model_and_which_prompts_it_measures(model: Model, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("")
+    found = tmp_path / "prompts.json"
+    found.write_text(json.dumps({"prompts": {"system": plan_of(model, tmp_path, "gepa").prompts["system"]}}))
+    words = [*settings(model.url, tmp_path, "gepa"), "--prompts", str(found), "--limit", "1"]
+    done = CliRunner().invoke(main, ["eval", str(tmp_path / "run.toml"), *words])
+    assert done.exit_code == 0, done.output
+    assert f"1 task of split test, model: scripted at {model.url}, prompts: {found}" in done.stderr
 
 
 def killer(model: Model, at: int, process: list[subprocess.Popen[bytes]]) -> None:
