@@ -32,6 +32,8 @@ from agentrig.run.training import train
 from agentrig.traces import Trace
 from agentrig.tracing.streams import joined
 from agentrig.tracing.tokens import token_attributes
+from agentrig.view.plots import plots_of
+from agentrig.view.reading import read_run
 
 FILE = str(Path(__file__).resolve().parents[1] / "support" / "warmup_plugin.py")
 SETTINGS = (
@@ -84,6 +86,13 @@ def test_the_tasks_demonstrations_are_learned_and_the_mistakes_in_them_are_not(w
         assert line["calls"]["trained"] == line["calls"]["dropped"]["left-out-by-credit"] == 6
         assert "sampled_difference" not in line["algorithm"]
         assert line["algorithm"]["ratio_max"] == 1
+        assert [line[key] for key in ("reward", "reward_std", "rollouts_per_s", "tokens_per_s")] == [None] * 4
+    run = read_run(whole / "four")
+    assert not [line.label for plot in plots_of([run]) for line in plot.lines if "training" in line.label]
+    page = (run.directory / "report.html").read_text()
+    assert "wall time" in page
+    assert not any(tile in page for tile in (">training reward<", "rollouts a second"))
+    assert CliRunner().invoke(main, ["compare", str(whole / "four")]).exit_code == 0
     shown = CliRunner().invoke(main, ["why", str(whole / "four")]).output
     assert "No fault was found" in shown
     assert not any(cause in shown for cause in ("constant-reward", "tasks-too-easy", "memorised", "zero-variance"))
