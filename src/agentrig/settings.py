@@ -138,7 +138,7 @@ def structure(
         except Exception as error:
             odd = isinstance(value, float) and not math.isfinite(value)
             raise ConfigError(
-                f"[{section}] {key} = {value!r} does not fit {owner}: expected "
+                f"[{section}] {key} = {_shown(value)} does not fit {owner}: expected "
                 f"{'a finite number' if odd else type_words(fields[key].type)}"
                 f" ({fields[key].metadata.get('help', '')}){meant(value, fields[key].type, f'{section}.{key}')}"
             ) from error
@@ -271,6 +271,11 @@ def type_words(type_: Any) -> str:
     if isinstance(origin, type) and (issubclass(origin, Mapping) or attrs.has(origin)):
         return f"a table{OF_MANY.get(inside[-1], '') if inside else ''}"
     return WORDS.get(type_) or str(getattr(type_, "__name__", type_))
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message: `true`, not `True`, as TOML has it."""
+    return json.dumps(value) if isinstance(value, bool) else repr(value)
 
 
 def _listed(type_: Any) -> bool:

@@ -217,7 +217,7 @@ def test_a_difference_of_few_values_is_never_certain() -> None:
     ("text", "said"),
     [
         (None, "metrics.jsonl cannot be read: Is a directory"),
-        (b"\xff\x00\n{", "metrics.jsonl: line 1 cannot be read"),
+        (b"\xff\x00\n{", "metrics.jsonl: line 1 and 2 cannot be read"),
     ],
 )
 def test_why_fails_and_names_the_place_if_no_step_can_be_read(text: bytes | None, said: str, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def delivery(evidence: Evidence) -> Iterator[Finding]:
     reached = not error or error.get("cause") in ("weights-not-arriving", "sampled-differently", "server-failed")
     ended = not reached and arrived == proofs - 1  # the run ended before that check
     proofs -= ended
-    text = f"the model's server answered with the new weights {count(arrived)} of {amount(count(proofs), 'time')}"
+    text = f"the model's server answered with the new weights {count(arrived)} of {count(proofs)} times"
     if gap is not None:
         text += f": log-probabilities differ by at most {figure(gap)} (bound {figure(bound)})"
     tensors = int(number(seen.get("tensors")) or 0)
