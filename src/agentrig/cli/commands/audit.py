@@ -52,9 +52,7 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
                 click.echo(f"agentrig: warning: {text}", err=True)
             steps = sorted(Record(run).lines)
             if step is not None and step not in steps:
-                raise AgentrigError(
-                    f"{run}/metrics.jsonl has no step {step}; it has {f'{len(steps)}, up to {steps[-1]}' if steps else 'none'}"
-                )
+                raise AgentrigError(f"{run}/metrics.jsonl has no step {step}; it has {steps or 'none'}")
             if not steps:
                 raise AgentrigError(f"{run} has no step yet")
             with closing(Reward(plan)) as reward:
