@@ -392,9 +392,10 @@ def test_a_wrong_price_table_is_refused_by_name(text: str | bytes, said: str, tm
 
 def test_the_command_warns_of_a_run_whose_files_cannot_be_read(seeds: list[Path], tmp_path: Path) -> None:
     run = shutil.copytree(seeds[0], tmp_path / "run")
+    assert "warning" not in CliRunner().invoke(main, ["compare", str(run)]).stderr
     (run / "metrics.jsonl").write_bytes(b"\xff\n")
     said = CliRunner().invoke(main, ["compare", str(run)]).stderr
-    assert "agentrig: warning: run-0: metrics.jsonl: line 1 cannot be read" in said
+    assert "agentrig: warning: run: metrics.jsonl: line 1 cannot be read" in said
 
 
 def test_the_command_prints_the_table_or_json_and_writes_a_page(seeds: list[Path], tmp_path: Path) -> None:
