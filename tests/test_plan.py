@@ -8,15 +8,15 @@ import tomllib
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import pytest
 
-from agentrig import setting
-from agentrig.errors import ConfigError, LookupFailed
+from agentrig import Secret, setting
+from agentrig.errors import AgentrigError, ConfigError, LookupFailed
 from agentrig.plan import Plan, parse_override, read_run_file, resolve, to_toml
-from agentrig.settings import SYNONYMS, structure
+from agentrig.settings import SYNONYMS, structure, type_words
 
 
 @pytest.fixture
@@ -78,11 +78,11 @@ def test_plugins_of_the_command_line_are_relative_to_where_it_was_given(
     ("override", "said"),
     [
         ("algorithm.setps=3", '[algorithm] toy-number (file TOY) has no key "setps". Did you mean "steps"?'),
-        ("algorithm.steps=three", "steps = 'three' does not fit toy-number (file TOY): expected int (training steps)"),
-        ("algorithm.steps=1.5", "expected int"),
-        ("algorithm.steps=true", "expected int"),
-        ("algorithm.report=1", "expected bool"),
-        ("algorithm.endpoint=3", "expected str"),
+        ("algorithm.steps=three", "'three' does not fit toy-number (file TOY): expected an integer (training steps)"),
+        ("algorithm.steps=1.5", "expected an integer"),
+        ("algorithm.steps=true", "expected an integer"),
+        ("algorithm.report=1", "expected true or false"),
+        ("algorithm.endpoint=3", "expected text"),
         ("algorithm.steps=-1", "'steps' must be >= 0: -1"),
         ("run.failure_limit=1.5", "'failure_limit' must be <= 1: 1.5"),
         ("algorithm.max_steps=3", 'has no key "max_steps". Did you mean "steps"?'),
@@ -110,11 +110,11 @@ def test_plugins_of_the_command_line_are_relative_to_where_it_was_given(
         ),
         ("runners.n=100000", "'n' must be <= 1024: 100000"),
         ("runners.threads=100000", "'threads' must be <= 1024: 100000"),
-        ("algorithm.report=True", "expected bool (measure before and after)\n  Write algorithm.report=true"),
+        ("algorithm.report=True", "expected true or false (measure before and after)\n  Write algorithm.report=true"),
         ("algorithm.report='False'", "Write algorithm.report=false"),
         (
             'algorithm.change="2e-6"',
-            "expected float (the weight change that it reports)\n  Write algorithm.change=2e-6",
+            "expected a number (the weight change that it reports)\n  Write algorithm.change=2e-6",
         ),
         ("algorithm.steps='7'", "Write algorithm.steps=7"),
         ("algorithm.steps=1e2", "Write algorithm.steps=100"),
@@ -332,7 +332,7 @@ def test_one_text_is_no_list_of_its_letters(text: str, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(f'recipe = "mini"\n\n[tasks]\nuse = "table"\nfile = "rows.csv"\nprivate = "{text}"\n')
     said = (
-        rf"\[tasks\] private = '{text}' does not fit table .*: expected a list of strings(.|\n)*"
+        rf"\[tasks\] private = '{text}' does not fit table .*: expected a list of texts(.|\n)*"
         rf"""Write private = \["{text}"\]; on the command line: 'tasks.private=\["{text}"\]'"""
     )
     with pytest.raises(ConfigError, match=said):
@@ -343,7 +343,7 @@ def test_one_text_is_no_list_of_its_letters(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keys", [{"optional": math.nan}, {"optional": math.inf}, {"numbers": [1.0, -math.inf]}])
 def test_numbers_are_finite(keys: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"does not fit x: expected (a finite number|list\[float\])"):
+    with pytest.raises(ConfigError, match=r"does not fit x: expected (a finite number|a list of numbers)"):
         structure(_Shapes, keys, owner="x", section="agent")
 
 
@@ -361,8 +361,30 @@ def test_infinity_is_a_number_where_a_key_says_so() -> None:
 def test_a_run_file_that_is_not_utf8_is_refused_with_a_message(tmp_path: Path) -> None:
     path = tmp_path / "latin.toml"
     path.write_bytes(b'[run]\nname = "caf\xe9"\n')
-    with pytest.raises(ConfigError, match="is not TOML"):
+    wrong = r"latin\.toml, line 2, character 12: the byte 0xe9 is not UTF-8; if it is text, save it as UTF-8: iconv"
+    with pytest.raises(AgentrigError, match=wrong):
         read_run_file(path)
+    path.write_bytes(b'\xef\xbb\xbf[run]\nname = "cafe"\n')  # as an editor on Windows saves it
+    assert read_run_file(path) == {"run": {"name": "cafe"}}
+
+
+@pytest.mark.parametrize(
+    ("type_", "words"),
+    [
+        (int, "an integer"),
+        (float | None, "a number"),
+        (list[str], "a list of texts"),
+        (tuple[int, int], "a list of integers"),
+        (list[Any], "a list"),
+        (Literal["auto"] | int, '"auto" or an integer'),
+        (Literal["auto", True, False], '"auto" or true or false'),
+        (dict[str, Any], "a table"),
+        (dict[str, float], "a table of numbers"),
+        (Secret | None, "a secret"),
+    ],
+)
+def test_types_are_named_in_the_words_of_a_run_file(type_: Any, words: str) -> None:
+    assert type_words(type_) == words
 
 
 def test_a_component_with_the_settings_of_the_recipes_keeps_its_keys(tmp_path: Path) -> None:

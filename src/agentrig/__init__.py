@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+
+
+def end_at_once(number: int, frame: object) -> None:
+    """Handle Ctrl-C while the command imports: end without a traceback. Nothing has begun that could be left over."""
+    os._exit(128 + number)
+
+
+# A process that imports agentrig keeps its own handler; so do the command's own processes, by their `orig_argv`.
+_COMMAND = sys.orig_argv[1:3] == ["-m", "agentrig"] or os.path.basename("".join(sys.orig_argv[1:2])) == "agentrig"
+if _COMMAND and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, end_at_once)
+
 from typing import TYPE_CHECKING
 
 import pluggy

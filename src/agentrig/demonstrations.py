@@ -301,7 +301,7 @@ def demonstration_of(row: Any) -> Turn:
             raise Unfit(f"{key} is no text", f"{found[key]!r:.80}")
     reward = found.get("reward", 0.0)
     if isinstance(reward, bool) or not isinstance(reward, int | float):
-        raise Unfit("reward is no number", f"{reward!r:.80}")
+        raise Unfit("reward is no number", json.dumps(reward)[:80])
     for key in TOKENS:
         ids = found.get(key, [0])
         if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentrig.text import amount as amount
+
 GRAD_NORM = "grad_norm"
 """L2 norm of the gradient before clipping, the mean over a step's updates."""
 
@@ -80,11 +82,6 @@ def counted(counts: Mapping[str, int]) -> str:
     total = sum(counts.values())
     kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if n)
     return f"{total} ({kinds})" if kinds else str(total)
-
-
-def amount(n: int, noun: str) -> str:
-    """Return a number of things: `1 step`, `2 steps`."""
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def machine(name: str, devices: Sequence[str]) -> str:

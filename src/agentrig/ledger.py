@@ -18,6 +18,7 @@ import attrs
 from agentrig.adapters import Adapter, Triplet
 from agentrig.errors import RunStopped
 from agentrig.rollouts import Rollout
+from agentrig.text import amount
 from agentrig.traces import LLM_CALL, SERVER, Span
 
 Place = Literal["trained", "masked", "dropped"]
@@ -316,7 +317,7 @@ class Ledger:
                     faults["a call was trained or counted more than once"].append(more)
                 else:
                     faults["a part of a call's response got lost"].append(f"{r} ({tokens} of {r.tokens} tokens)")
-        given = f"{len(handed)} calls ({sum(r.tokens for r in handed.values())} response tokens)"
+        given = f"{amount(len(handed), 'call')} ({amount(sum(r.tokens for r in handed.values()), 'response token')})"
         start = (
             f"step {step}: the ledger of calls does not close: what the algorithm {self._algorithm} did with its "
             f"{given} is not what it was given."

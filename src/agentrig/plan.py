@@ -19,6 +19,7 @@ from agentrig.plugins.building import built
 from agentrig.plugins.specs import RUN_KINDS
 from agentrig.pools import RunnerSettings as RunnerSettings
 from agentrig.prompting import checked
+from agentrig.rows import utf8_text
 from agentrig.secrets import sources
 from agentrig.settings import check_any, meant, meant_in_file, setting, structure
 from agentrig.text import read_text
@@ -218,11 +219,11 @@ def read_run_file(path: Path) -> dict[str, Any]:
     """Read a TOML run file: sections, and optionally `recipe = "name"` as its base.
 
     Raises:
-        ConfigError: No such file, or not TOML; the message says where.
+        AgentrigError: No such file, not UTF-8, or not TOML; the message says where.
     """
     text = ""
     try:
-        text = path.read_text("utf-8")
+        text = utf8_text(path)
         data = tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(
@@ -239,8 +240,6 @@ def read_run_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}{meant_in_file(text, error)}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
     files = data.get("run", {}).get("plugins", []) if isinstance(data.get("run"), dict) else []
     if isinstance(files, list) and files and all(isinstance(f, str) for f in files):
         data["run"]["plugins"] = [str((path.parent / f).resolve()) for f in files]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import AgentrigError, nearest
-from agentrig.text import DEEP_WORDS, LARGE_WORDS, check_regular
+from agentrig.text import DEEP_WORDS, LARGE_WORDS, check_regular, json_kind
 
 KINDS = "Parquet, JSON Lines, JSON, CSV or Arrow files, or a folder that Hugging Face datasets saved"
 NOT_UTF8 = "the byte {:#04x} is not UTF-8; {}"
@@ -140,13 +140,18 @@ def _of_path(path: Path, text: Sequence[str], least: int) -> Rows:
         raise AgentrigError(f"{path} can't be read: {error}") from error
 
 
-def _utf8(path: Path) -> str:
-    """Return a file's text; bytes of another encoding are named by line and character."""
+def utf8_text(path: Path) -> str:
+    """Return a file's text; a byte order mark is left out.
+
+    Raises:
+        OSError: It can't be read.
+        AgentrigError: It has bytes that are not UTF-8; the message names the first by line and character.
+    """
     return _text(path.read_bytes(), path)
 
 
 def _text(data: bytes, path: Path, first: int = 1) -> str:
-    """Return the text of a file, or of a part of it that begins with a line; see `_utf8`."""
+    """Return the text of a file, or of a part of it that begins with a line; see `utf8_text`."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -183,7 +188,7 @@ def _of_table(table: Any, path: Path) -> Rows:
 def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
     """Read a CSV file with a header; a column whose cells are all numbers, or all true or false, gets such values."""
     csv.field_size_limit(sys.maxsize)  # a cell may hold a whole document
-    data = _utf8(path)
+    data = utf8_text(path)
     reader = csv.reader(io.StringIO(data, newline=""), strict=True)
     cells: list[list[str]] = []
     lines: list[int] = []
@@ -252,7 +257,7 @@ def _kind(cell: str) -> str:
 
 def _lines(path: Path) -> Rows:
     rows, lines = [], []
-    for number, line in enumerate(_utf8(path).split("\n"), 1):
+    for number, line in enumerate(utf8_text(path).split("\n"), 1):
         if line.strip():
             rows.append(_parsed(line, path, number))
             lines.append(number)
@@ -283,9 +288,9 @@ def _parsed(text: str, path: Path, line: int = 0) -> Any:
 
 
 def _json(path: Path) -> Rows:
-    rows = _parsed(_utf8(path), path)
+    rows = _parsed(utf8_text(path), path)
     if not isinstance(rows, list):
-        raise AgentrigError(f"{path} holds a {type(rows).__name__}; write a list of rows")
+        raise AgentrigError(f"{path} holds {json_kind(rows)}; write a list of rows")
     return rows, _numbered(path)
 
 

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from types import UnionType
+from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import attrs
@@ -138,8 +138,8 @@ def structure(
         except Exception as error:
             odd = isinstance(value, float) and not math.isfinite(value)
             raise ConfigError(
-                f"[{section}] {key} = {value!r} does not fit {owner}: expected "
-                f"{'a finite number' if odd else _type_name(fields[key].type)}"
+                f"[{section}] {key} = {_shown(value)} does not fit {owner}: expected "
+                f"{'a finite number' if odd else type_words(fields[key].type)}"
                 f" ({fields[key].metadata.get('help', '')}){meant(value, fields[key].type, f'{section}.{key}')}"
             ) from error
     missing = [n for n, f in fields.items() if f.default is attrs.NOTHING and n not in values]
@@ -246,12 +246,36 @@ def _words_and_type(type_: Any) -> tuple[tuple[Any, ...], type] | None:
     return (get_args(words[0]), types[0]) if len(words) == len(types) == 1 else None
 
 
-def _type_name(type_: Any) -> str:
-    if parts := _words_and_type(type_):
-        return " or ".join([*map(repr, parts[0]), parts[1].__name__])
-    if _listed(type_) and set(get_args(type_)) - {...} == {str}:
-        return "a list of strings"
-    return type_.__name__ if isinstance(type_, type) else str(type_)
+WORDS: Mapping[Any, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    Secret: "a secret",
+    Any: "any value",
+}
+"""What a key of each type holds, in the words of whoever writes a run file."""
+
+OF_MANY: Mapping[Any, str] = {int: " of integers", float: " of numbers", str: " of texts"}
+
+
+def type_words(type_: Any) -> str:
+    """Return what a key of a type holds: `an integer`, `a list of texts`, `"auto" or an integer`, `a table`."""
+    origin, inside = get_origin(type_) or type_, [part for part in get_args(type_) if part not in (..., NoneType)]
+    if origin in (Union, UnionType):
+        return " or ".join(map(type_words, inside))
+    if origin is Literal:
+        return " or ".join(map(json.dumps, inside))
+    if _listed(type_):
+        return f"a list{OF_MANY.get(inside[0], '') if len(set(inside)) == 1 else ''}"
+    if isinstance(origin, type) and (issubclass(origin, Mapping) or attrs.has(origin)):
+        return f"a table{OF_MANY.get(inside[-1], '') if inside else ''}"
+    return WORDS.get(type_) or str(getattr(type_, "__name__", type_))
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message: `true`, not `True`, as TOML has it."""
+    return json.dumps(value) if isinstance(value, bool) else repr(value)
 
 
 def _listed(type_: Any) -> bool:

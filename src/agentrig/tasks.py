@@ -14,7 +14,7 @@ import attrs
 from agentrig.errors import ConfigError, nearest
 from agentrig.rows import read_rows
 from agentrig.settings import setting, structure
-from agentrig.text import cut, words_of
+from agentrig.text import cut, json_kind, words_of
 
 T = TypeVar("T")
 
@@ -217,14 +217,6 @@ def _emptiness(*values: Any) -> str:
     return "empty (NaN)" if any(value != value for value in values) else "empty"
 
 
-def _json_type(value: Any) -> str:
-    """Return what JSON calls a value that is no object."""
-    if value is None:
-        return "null"
-    names = {bool: "true or false", str: "text", list: "a list"}
-    return names.get(type(value), "a number" if isinstance(value, int | float) else f"a {type(value).__name__}")
-
-
 SPLITS: Mapping[str, str] = {"train": "train", "validation": "validation", "report": "test"}
 """The split of each role of a table."""
 
@@ -307,7 +299,7 @@ class Table:
         columns = self._columns
         if not isinstance(row, Mapping):
             name = (columns.input or ["question"])[0]
-            raise ConfigError(f'{place}: it is {_json_type(row)}; write an object, as {{"{name}": …}}')
+            raise ConfigError(f'{place}: it is {json_kind(row)}; write an object, as {{"{name}": …}}')
         named = [*columns.input, *columns.private, *columns.slices, *filter(None, (columns.id, columns.split))]
         for name in named:
             if name not in row:

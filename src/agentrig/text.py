@@ -318,6 +318,14 @@ def _type_name(value: Any) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
+def json_kind(value: Any) -> str:
+    """Return what JSON calls a value: `null`, `true or false`, `a number`, `text`, `a list` or `an object`."""
+    if value is None:
+        return "null"
+    names: Mapping[type, str] = {bool: "true or false", str: "text", list: "a list", dict: "an object"}
+    return names.get(type(value), "a number" if isinstance(value, int | float) else f"a {_type_name(value)}")
+
+
 def _described(value: Any) -> str:
     try:
         return repr(value)
@@ -344,3 +352,8 @@ def account_of(error: BaseException, *, installed: bool = False) -> str:
 def cut(text: str, limit: int) -> str:
     """Return text cut to a number of characters, with a note if it was cut."""
     return text if len(text) <= limit else f"{text[:limit]} … (cut from {len(text)} characters)"
+
+
+def amount(n: int | str, noun: str) -> str:
+    """Return a number of things: `1 step`, `2 steps`; `n` may be a number as text, such as `1 234`."""
+    return f"{n} {noun}" if str(n) == "1" else f"{n} {noun}s"

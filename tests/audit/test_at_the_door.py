@@ -110,12 +110,12 @@ def test_what_was_given_and_returned_is_what_is_recorded(name: str, tmp_path: Pa
 @pytest.mark.parametrize("name", [name for name in AGENTS if name not in UNCOMPARED])
 def test_another_answer_than_the_one_that_was_returned_is_named(name: str, tmp_path: Path) -> None:
     row = recorded(AGENTS[name], tmp_path, change=lambda r: attrs.evolve(r, outcome=attrs.evolve(r.outcome, answer=7)))
-    assert faults(row) == ["the agent returned another answer than the one that is recorded in 1 rollouts: r"]
+    assert faults(row) == ["the agent returned another answer than the one that is recorded in 1 rollout: r"]
 
 
 def test_another_input_than_the_tasks_is_named(tmp_path: Path) -> None:
     row = recorded(AGENTS["text"], tmp_path, given={**TASK.input, "rows": [1, 1, -0.0, 1e22, None]})
-    assert faults(row) == ["the runner gave the agent another input than the task's in 1 rollouts: r"]
+    assert faults(row) == ["the runner gave the agent another input than the task's in 1 rollout: r"]
 
 
 def test_an_agent_gets_whole_rows_where_it_asks_for_them_and_only_there(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_a_machine_on_which_no_run_can_work(
         said = r"cannot connect to 127\.0\.0\.1 \(Network is unreachable\).*\n  .*: ip link set lo up\n"
     status, told = agentrig(*words, limits=limits, within=within)
     assert status == 1
-    assert re.fullmatch(rf"(1 tasks of split .*\n)?agentrig: [^\n]*{said}[^\n]*\n?", told), told
+    assert re.fullmatch(rf"(1 task of split .*\n)?agentrig: [^\n]*{said}[^\n]*\n?", told), told
     assert not (tmp_path / "run").exists()
     assert list(temporary.iterdir()) == []
     assert agentrig("--help", limits=limits, within=within) == (0, "")

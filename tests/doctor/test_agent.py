@@ -27,7 +27,7 @@ def found(*overrides: str) -> Finding:
 def test_the_calls_that_would_be_trained_on_are_counted() -> None:
     finding = found("adapter.match=write")
     assert (finding.result, finding.cure) == ("ok", "")
-    assert "1 of 1 calls to the model would be trained on (toy-match)" in finding.evidence
+    assert "1 of 1 call to the model would be trained on (toy-match)" in finding.evidence
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_a_fixed_model_that_is_down_is_a_failed_call_to_it(policy: ScriptedServe
         ({"a": {"base_url": "http://u:secret-word@h/v1"}}, "holds a login"),
         ({"a": {"base_url": "http://h/v1", "api_key": "sk-secret-word"}}, "name the variable that holds it"),
         ({"a": {"base_url": "http://h/v1", "modle": "x"}}, 'has no key "modle". Did you mean "model"?'),
-        ({"a": {"base_url": "http://h/v1", "model": 7}}, "model = 7 does not fit the model a: expected str"),
+        ({"a": {"base_url": "http://h/v1", "model": 7}}, "model = 7 does not fit the model a: expected text"),
         ({"a": {"base_url": "http://h/v1", "api_key_env": "NOT_SET_HERE"}}, "variable NOT_SET_HERE, which holds"),
         ({"a": "policy", "a.base_url": "http://h/v1"}, "models has a twice"),
     ],

@@ -114,7 +114,7 @@ def test_a_file_has_long_texts_whole(tmp_path: Path) -> None:
     root = Span(id="a" * 16, parent=None, name="rollout", start=1.0, end=2.0)
     attributes = {"request": request, "response": response}
     call = Span(id="b" * 16, parent=root.id, name=LLM_CALL, start=1.0, end=2.0, attributes=attributes)
-    for whole, said in ((True, "1 calls -> 1 demonstrations"), (False, "1 its content is no JSON: a limit of")):
+    for whole, said in ((True, "1 call -> 1 demonstration, 0 with"), (False, "1 its content is no JSON: a limit of")):
         origin = Origin(run="r", agent="a", reward="exact", version="1", whole=whole)
         file = saved(tmp_path, json_line(spans_of(rollout_of("long", [root, call]), origin)))
         assert said in ran(file, "--out", tmp_path / f"{whole}.jsonl").output
@@ -548,7 +548,7 @@ def test_what_can_not_be_learned_is_counted_by_reason(tmp_path: Path) -> None:
     done = ran(file, "--out", tmp_path / "again.jsonl")
     lines = done.output.splitlines()
     assert lines[0] == f"{counts['calls']} calls -> 2 demonstrations, 0 with exact token ids -> {tmp_path}/again.jsonl"
-    assert lines[1:3] == ["1 duplicates", f"{sum(counts['left_out'].values())} left out:"]
+    assert lines[1:3] == ["1 duplicate", f"{sum(counts['left_out'].values())} left out:"]
     place = f"{file}, line 1, span "
     assert any(f"2 the call failed ({place}" in line and "timeout" in line for line in lines)
     (line,) = (line for line in lines if f"1 it is no JSON ({file}, line 9: " in line)

@@ -113,6 +113,25 @@ def toy(model: ModelServer, toy_file: str, *words: str, steps: int = 3, report: 
     return ["train", "toy", "--plugin", toy_file, "--json", *own, *words]
 
 
+@pytest.mark.parametrize("command", [[Path(sys.executable).with_name("agentrig")], [sys.executable, "-m", "agentrig"]])
+def test_ctrl_c_while_the_command_imports_ends_it_without_a_traceback(
+    command: list[str | Path], tmp_path: Path
+) -> None:
+    (tmp_path / "pluggy.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    process = subprocess.Popen(
+        [*command, "plugins"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30)[0] == ""
+    assert process.returncode == 130
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)]

@@ -32,6 +32,9 @@ from agentrig.run.training import train
 from agentrig.traces import Trace
 from agentrig.tracing.streams import joined
 from agentrig.tracing.tokens import token_attributes
+from agentrig.view import build_report
+from agentrig.view.plots import plots_of
+from agentrig.view.reading import read_run
 
 FILE = str(Path(__file__).resolve().parents[1] / "support" / "warmup_plugin.py")
 SETTINGS = (
@@ -75,7 +78,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_tasks_demonstrations_are_learned_and_the_mistakes_in_them_are_not(whole: Path) -> None:
+def test_the_tasks_demonstrations_are_learned_and_the_mistakes_in_them_are_not(whole: Path, tmp_path: Path) -> None:
     steps = lines(whole / "four")
     losses = [line["algorithm"]["loss"] for line in steps]
     assert losses[-1] < 0.75 * losses[0], "the cross-entropy of what is demonstrated falls"
@@ -84,6 +87,13 @@ def test_the_tasks_demonstrations_are_learned_and_the_mistakes_in_them_are_not(w
         assert line["calls"]["trained"] == line["calls"]["dropped"]["left-out-by-credit"] == 6
         assert "sampled_difference" not in line["algorithm"]
         assert line["algorithm"]["ratio_max"] == 1
+        assert [line[key] for key in ("reward", "reward_std", "rollouts_per_s", "tokens_per_s")] == [None] * 4
+    run = read_run(whole / "four")
+    assert not [line.label for plot in plots_of([run]) for line in plot.lines if "training" in line.label]
+    page = build_report([run.directory], tmp_path / "page.html").read_text()
+    assert "wall time" in page
+    assert not any(tile in page for tile in (">training reward<", "rollouts a second"))
+    assert CliRunner().invoke(main, ["compare", str(whole / "four")]).exit_code == 0
     shown = CliRunner().invoke(main, ["why", str(whole / "four")]).output
     assert "No fault was found" in shown
     assert not any(cause in shown for cause in ("constant-reward", "tasks-too-easy", "memorised", "zero-variance"))
@@ -241,7 +251,7 @@ def session(*ids: str, notes: list[str] | None = None) -> Any:
         ('{"messages": [\n', "line 1"),
         (json.dumps(chat("a", "b")) + "\nnot JSON\n", "line 2"),
         (json.dumps(chat("a", "")) + "\n", "line 1: the reply is empty"),
-        (json.dumps(chat("a", "b", reward=-1)) + "\n", "none of its 1 rewards counts as correct"),
+        (json.dumps(chat("a", "b", reward=-1)) + "\n", "no reward in its 1 line is right"),
     ],
 )
 def test_a_file_that_cannot_be_learned_is_refused(content: str | None, message: str, tmp_path: Path) -> None:

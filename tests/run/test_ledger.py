@@ -142,7 +142,7 @@ def test_an_entry_without_a_reason_and_one_for_a_call_that_was_not_kept_do_not_c
     books.record([rollout(trace=trace, triplets=[kept])], step=4)
     entries = [Entry(Call("r", "c0"), "dropped", 1), Entry(Call("r", "c1"), "trained", 1)]
     wrong = books.close(entries, step=4).wrong
-    assert wrong.startswith("step 4: the ledger of calls does not close: what the algorithm own did with its 1 calls")
+    assert wrong.startswith("step 4: the ledger of calls does not close: what the algorithm own did with its 1 call")
     assert "1 x a call was dropped without a reason" in wrong
     assert re.search(r"1 x a call was trained that the adapter did not keep: .*\(left-out-by-adapter\)", wrong)
 

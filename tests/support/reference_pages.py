@@ -103,7 +103,7 @@ def keys(cls: type) -> list[tuple[str, str, str, str, str]]:
         code = default if default in ("none", "required") else f"`{default}`"
         choices = key["range"].removeprefix("one of ").split(", ")
         values = ", ".join(f"`{c}`" for c in choices) if key["range"].startswith("one of ") else key["range"]
-        found.append((f"`{name}`", f"`{key['type']}`", code, values, str(key["help"])))
+        found.append((f"`{name}`", key["type"], code, values, str(key["help"])))
     return found
 
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from planted_runs import recorded
 
 from agentrig.cli.entry import main
-from agentrig.errors import AgentrigError, ConfigError
+from agentrig.errors import AgentrigError
 from agentrig.figures import number
 from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, write_run
@@ -372,19 +372,30 @@ def test_the_model_of_the_run_itself_may_cost_no_more_than_its_machine(seeds: li
         ("[models.a]\nprompt = -1\nresponse = 1", "'prompt' must be >= 0: -1"),
         ("[models.a]\nprompt = 1\nresponse = inf", "expected a finite number"),
         ("[machines]\ncpu = 3", '[machines."cpu"]\nhour = 1.0'),
-        ('[machines.cpu]\nhour = "3"', "expected float"),
+        ('[machines.cpu]\nhour = "3"', "expected a number"),
         ("[machines.cpu]\nhour = 1e308", "'hour' must be <= 1000000000000.0: 1e+308"),
-        ("models = 3", "models = 3 does not fit"),
+        ("models = 3", "models = 3 does not fit the price table: expected a table ([models.NAME] has"),
+        ("currency = 3", "currency = 3 does not fit the price table: expected text"),
+        (b"\xff\xfe[\0", "is UTF-16 text; save it as UTF-8"),
+        (b'currency = "\x80"', "line 1, character 13: the byte 0x80 is not UTF-8; if it is text, save it as UTF-8"),
         ("== 1", "is no TOML"),
     ],
 )
-def test_a_wrong_price_table_is_refused_by_name(text: str, said: str, tmp_path: Path) -> None:
+def test_a_wrong_price_table_is_refused_by_name(text: str | bytes, said: str, tmp_path: Path) -> None:
     file = tmp_path / "prices.toml"
-    file.write_text(text)
-    with pytest.raises(ConfigError) as wrong:
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(AgentrigError) as wrong:
         read_prices(file)
     assert said in str(wrong.value)
     assert str(file) in str(wrong.value)
+
+
+def test_the_command_warns_of_a_run_whose_files_cannot_be_read(seeds: list[Path], tmp_path: Path) -> None:
+    run = shutil.copytree(seeds[0], tmp_path / "run")
+    assert "warning" not in CliRunner().invoke(main, ["compare", str(run)]).stderr
+    (run / "metrics.jsonl").write_bytes(b"\xff\n")
+    said = CliRunner().invoke(main, ["compare", str(run)]).stderr
+    assert "agentrig: warning: run: metrics.jsonl: line 1 cannot be read" in said
 
 
 def test_the_command_prints_the_table_or_json_and_writes_a_page(seeds: list[Path], tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from quick import quick_first
 
 from agentrig.audit.verdicts import LINKS
+from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError
 from agentrig.plan import resolve
 from agentrig.run.training import train
@@ -209,3 +211,24 @@ def test_a_difference_of_few_values_is_never_certain() -> None:
     assert trend.difference([1.0] * 6, [0.0] * 6) < -trend.SURE
     assert trend.difference([1.0] * 9, [0.0] * 9) == -math.inf
     assert trend.difference([0.0] * 9, [0.0] * 9) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "metrics.jsonl cannot be read: Is a directory"),
+        (b"\xff\x00\n{", "metrics.jsonl: line 1 and 2 cannot be read"),
+    ],
+)
+def test_why_fails_and_names_the_place_if_no_step_can_be_read(text: bytes | None, said: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    assert CliRunner().invoke(main, ["why", str(run)]).exit_code == 0
+    file = run / "metrics.jsonl"
+    file.unlink()
+    if text is None:
+        file.mkdir()
+    else:
+        file.write_bytes(text)
+    done = CliRunner().invoke(main, ["why", str(run)])
+    assert done.exit_code == 2, done.output
+    assert said in done.output

@@ -158,7 +158,7 @@ def test_the_panel_counts_running_rollouts():
         assert "step 0 of 20" in text
         assert "1 (1 deadline)" in text
         shown.on_rollout_end(rollout=rollout_of(1, right=True, mode="train", step=1))
-        assert "the agent at work: 1 rollouts, 1 right" in panel(shown)
+        assert "the agent at work: 1 rollout, 1 right" in panel(shown)
         shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25, "validation_reward": -0.25}))
         score = Score(status="ok", value=0.7, correct=True)
         shown.on_rollout_end(rollout=attrs.evolve(rollout_of(0, right=False, mode="train", step=4), score=score))

@@ -150,7 +150,7 @@ def test_the_arguments_of_a_lit_agent_are_its_keys() -> None:
     assert answer(spec.build(spec.config()), job()) == 3
     config = structure(spec.config, {"val_temperature": 0.5, "turns": 5}, owner="mine", section="agent")
     assert answer(spec.build(config), job()) == 5.5
-    with pytest.raises(ConfigError, match="turns = 'many' does not fit mine: expected int"):
+    with pytest.raises(ConfigError, match="turns = 'many' does not fit mine: expected an integer"):
         structure(spec.config, {"turns": "many"}, owner="mine", section="agent")
     with pytest.raises(ConfigError, match="its keys: trained, val_temperature, turns"):
         structure(spec.config, {"temperature": 1}, owner="mine", section="agent")

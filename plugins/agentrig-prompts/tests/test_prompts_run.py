@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 from agentrig_prompts.record import FILE, Record
+from click.testing import CliRunner
 from prompted_model import REFLECTIONS, Model, settings
 from prompted_plugin import RULES
 
+from agentrig.cli.entry import main
 from agentrig.cli.options import find_checkpoint
 from agentrig.errors import ConfigError, RunFileError
 from agentrig.plan import Plan, resolve
@@ -24,6 +26,7 @@ from agentrig.prompting import read_prompts
 from agentrig.run.training import train
 from agentrig.testing.scripted import serving
 from agentrig.view.diagnosis import diagnose
+from agentrig.view.terminal import run_ending
 
 
 @pytest.fixture
@@ -91,6 +94,16 @@ def test_the_best_prompt_is_found_within_the_budget_in_spite_of_failures(
         find_checkpoint(run)
     assert summary["audited"]["faults"] == []
     assert "For sum: ADD" in resolve(str(run / "config.toml"), prompts=read_prompts(run)).prompts["system"]
+
+
+def test_eval_says_which_model_and_which_prompts_it_measures(model: Model, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("")
+    found = tmp_path / "prompts.json"
+    found.write_text(json.dumps({"prompts": {"system": plan_of(model, tmp_path, "gepa").prompts["system"]}}))
+    words = [*settings(model.url, tmp_path, "gepa"), "--prompts", str(found), "--limit", "1"]
+    done = CliRunner().invoke(main, ["eval", str(tmp_path / "run.toml"), *words])
+    assert done.exit_code == 0, done.output
+    assert f"1 task of split test, model: scripted at {model.url}, prompts: {found}" in done.stderr
 
 
 def killer(model: Model, at: int, process: list[subprocess.Popen[bytes]]) -> None:
@@ -190,3 +203,8 @@ def test_a_model_that_answers_nonsense_is_named_in_the_log_and_in_the_report(
     ended = f"the budget has less; {len(refused)} of {len(asked)} reflections gave no usable text"
     seen = diagnose(tmp_path / "run")
     assert any(finding.text.endswith(ended) for finding in seen.checks)
+    said = f"why: reflections-unusable: {len(refused)} of {len(asked)} reflections gave no usable text"
+    assert said in list(run_ending(tmp_path / "run"))
+    latest = "a new text is refused: the reply has no prompt between two lines of ```; what came back: The weather"
+    assert latest in str(seen) or "the critique is empty; what came back: {" in str(seen), str(seen)
+    assert "settings: algorithm.reflection_model, algorithm.reflection_base_url" in str(seen)

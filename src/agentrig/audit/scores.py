@@ -14,6 +14,7 @@ from typing import Any
 from agentrig.audit.record import TASKS, Call, Row
 from agentrig.audit.step import Step, advantage_of
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
+from agentrig.text import amount
 from agentrig.traces import LLM_CALL, REWARD, SERVER, mapping
 
 SCORED_N = 16
@@ -490,7 +491,8 @@ def advantages(step: Step) -> Iterator[Verdict]:
         detail = f"{len(wrong)} of {len(given)} calls have another advantage (bound {bound:.1g}): {some(wrong)}"
         yield fault(detail, "groups that were mixed up, an advantage of another rollout, its size")
     else:
-        yield ok(f"{len(given)} calls of {len({rollout for rollout, _ in given})} rollouts, by {name}", worst / bound)
+        rollouts = amount(len({rollout for rollout, _ in given}), "rollout")
+        yield ok(f"{amount(len(given), 'call')} of {rollouts}, by {name}", worst / bound)
 
 
 def _apart(worth: Worth, other: Worth) -> float:

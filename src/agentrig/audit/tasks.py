@@ -19,6 +19,7 @@ from agentrig.audit.step import Step
 from agentrig.audit.text import CAUSES as TEXT_CAUSES
 from agentrig.audit.text import differences
 from agentrig.audit.verdicts import UNSEEN, CannotLook, Verdict, fault, ok, some
+from agentrig.text import amount
 from agentrig.traces import value_digest
 
 HELD_OUT = 16
@@ -74,7 +75,8 @@ def tasks(step: Step) -> Iterator[Verdict]:
         detail = f"{len(known)} training tasks have {len(kinds)} different inputs, {most:.80} most"
         yield fault(detail, "the task set fills the wrong field of `input`")
     note = _cut(rows, {task.id: task.input for task in split})
-    yield ok(f"{len(groups)} groups of {len(rows)} rollouts, {len(known)} training tasks", note=note)
+    of = f"{amount(len(groups), 'group')} of {amount(len(rows), 'rollout')}"
+    yield ok(f"{of}, {amount(len(known), 'training task')}", note=note)
 
 
 def _inputs(rows: Sequence[Row], known: Mapping[str, str]) -> Iterator[Verdict]:
@@ -90,12 +92,14 @@ def _at_the_door(step: Step, rows: Sequence[Row], split: Sequence[Any]) -> Itera
     digests = {name: value_digest(one) for name, one in inputs.items() if isinstance(one, Mapping)}
     wrong = [row.id for row in rows if row.given is not None and digests.get(row.task_id) not in (None, row.given)]
     if wrong:
-        detail = f"the runner gave the agent another input than the task's in {len(wrong)} rollouts: {some(wrong)}"
+        detail = (
+            f"the runner gave the agent another input than the task's in {amount(len(wrong), 'rollout')}: {some(wrong)}"
+        )
         yield fault(detail, "what makes the jobs of tasks, or hands them to runners; a task that changed since")
     scored = [row for row in rows if row.returned is not None and row.status is not None]
     wrong = [row.id for row in scored if value_digest(row.answer) not in (None, row.returned)]
     if wrong:
-        detail = f"the agent returned another answer than the one that is recorded in {len(wrong)} rollouts"
+        detail = f"the agent returned another answer than the one that is recorded in {amount(len(wrong), 'rollout')}"
         yield fault(
             f"{detail}: {some(wrong)}", "what makes JSON of answers in the runner, or brings them to the reward"
         )
@@ -187,7 +191,8 @@ def held_out(step: Step) -> Iterator[Verdict]:
                 yield from _accuracy(rows, (step.stated or {}).get(when), of)
     if not looked:
         raise CannotLook(f"nothing was measured at the start and at step {step.number}")
-    yield ok("; ".join([f"{looked} rollouts, {scored} of them {SCORED}", *notes[:3]]), worst, note="; ".join(leaks))
+    said = f"{amount(looked, 'rollout')}, {scored} of them {SCORED}"
+    yield ok("; ".join([said, *notes[:3]]), worst, note="; ".join(leaks))
 
 
 def _shared(split: Sequence[Any], trained: Sequence[Any]) -> Iterator[tuple[str, int]]:

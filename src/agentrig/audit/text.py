@@ -10,6 +10,7 @@ from typing import Any
 from agentrig.audit.record import Call
 from agentrig.audit.step import Step
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
+from agentrig.text import amount
 from agentrig.traces import message_digest
 
 CAUSES = (
@@ -23,13 +24,13 @@ def text(step: Step) -> Iterator[Verdict]:
     calls = list(step.calls.values())
     looked, wrong, what = differences(step, calls)
     if wrong:
-        yield fault(f"{len(wrong)} differences in {len(calls)} calls: {some(wrong)}", CAUSES)
+        yield fault(f"{amount(len(wrong), 'difference')} in {amount(len(calls), 'call')}: {some(wrong)}", CAUSES)
     elif not looked:
         raise CannotLook("no call has token ids and the messages of a chat")
     else:
         foreign = len(calls) - looked
         left = f"; {foreign} not looked at, which are not calls of a chat" if foreign else ""
-        yield ok(f"{looked} calls: {what}{left}")
+        yield ok(f"{amount(looked, 'call')}: {what}{left}")
 
 
 def differences(step: Step, calls: Sequence[Call]) -> tuple[int, list[str], str]:

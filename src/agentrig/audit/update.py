@@ -34,6 +34,7 @@ from agentrig.audit.record import Call, readable
 from agentrig.audit.sketch import Sketch, projections
 from agentrig.audit.step import Step, work_clock
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, finite, ok, some
+from agentrig.text import amount
 
 if TYPE_CHECKING:
     import torch
@@ -344,7 +345,7 @@ def gradient(step: Step) -> Iterator[Verdict]:
         detail = f"the step states the KL divergence {stated} to its reference, and to the starting model it is "
         yield fault(f"{detail}{found.kl:.6g}, bound {found.kl_bound:.2g}", "a reference that is not the starting model")
     of = f"update {number + 1} of {len(sketch.updates)}"
-    yield ok(f"{of}, {len(update.calls)} calls, {len(told['tensors'])} tensors", worst)
+    yield ok(f"{of}, {amount(len(update.calls), 'call')}, {amount(len(told['tensors']), 'tensor')}", worst)
 
 
 def _begun(step: Step, names: set[str]) -> Weights:
@@ -440,7 +441,7 @@ def saved(step: Step, at: int | None = None) -> Iterator[Verdict]:
     if wrong:
         detail = f"the checkpoint of step {at} does not hold the weights {made}: {some(wrong)}"
         yield fault(detail, "the copy of the weights, how it is written, how adapters are merged")
-    yield ok(f"checkpoint of step {at}: {len(written)} tensors")
+    yield ok(f"checkpoint of step {at}: {amount(len(written), 'tensor')}")
 
 
 def schedule(step: Step) -> Iterator[Verdict]:
@@ -518,7 +519,7 @@ def weights(step: Step) -> Iterator[Verdict]:
     elif not sketch.updates:
         yield ok("the step made no update")
     else:
-        yield ok(f"{len(sketch.updates)} updates, {elements} elements{checkpoint}", worst)
+        yield ok(f"{amount(len(sketch.updates), 'update')}, {elements} elements{checkpoint}", worst)
 
 
 def _change(seen: Mapping[str, Any], rate: float, settings: Mapping[str, Any]) -> Change:

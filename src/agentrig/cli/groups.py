@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any, ClassVar, NoReturn
 
 import click
 
+from agentrig import end_at_once
 from agentrig.background import Background, late
 from agentrig.errors import AgentrigError, exhausted, little_memory, nearest
 from agentrig.processes.ends import Interrupted, handling, interrupt, leave, no_silent_end
@@ -106,6 +108,8 @@ class Group(NearestGroup):
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run the command line; a machine that lacks something gives one message and exit status 1."""
+        if signal.getsignal(signal.SIGINT) is end_at_once:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         if sys.stdout is None:
             os.open(os.devnull, os.O_WRONLY)  # on its number, which a file of the command would get otherwise
             _fail("standard output is closed. Send it to a file, or away: agentrig … > /dev/null")

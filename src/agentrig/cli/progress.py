@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from agentrig.text import amount
+
 STARTING_S = 10.0
 """Seconds between two lines before the first rollout has ended, in a file or a pipe; a terminal has one that counts."""
 
@@ -38,7 +40,7 @@ class Progress:
         with self._lock:
             self._ended += 1
             self._right += bool(rollout.correct)
-            text = f"  {self._ended} of {self._of} rollouts, {self._right} right"
+            text = f"  {self._ended} of {amount(self._of, 'rollout')}, {self._right} right"
             if self._terminal:
                 self._clear(self._waited and self._ended == 1)
                 click.echo(f"\r{text}", err=True, nl=False)

@@ -19,6 +19,7 @@ from agentrig.run.metrics import reason_of
 from agentrig.run.splits import read_split, split_of, task_set
 from agentrig.runners.processes import not_installed
 from agentrig.tasks import Task
+from agentrig.text import amount
 
 DEADLINE_S = 15.0
 """Seconds that the agent gets for the task."""
@@ -65,7 +66,7 @@ def check_agent(situation: Situation) -> Iterator[Finding]:
         evidence = f"it could not play a training task without a model: {rollout.failure}: {reason_of(rollout)}"
         yield Finding(check="agent", result="warning", evidence=evidence, cure="see it with agentrig dev")
     else:
-        kept = f"{len(rollout.triplets)} of {len(calls)} calls to the model"
+        kept = f"{len(rollout.triplets)} of {amount(len(calls), 'call')} to the model"
         evidence = f"it played one training task: {kept} would be trained on ({name})"
         yield Finding(check="agent", result="ok", evidence=evidence)
     spec: Any = plan.components["agent"].spec

@@ -12,6 +12,7 @@ from agentrig.hardware import usable_cores
 from agentrig.hardware.memory import in_words
 from agentrig.run.splits import ROLES, read_split, split_of, task_set
 from agentrig.tasks import fingerprint
+from agentrig.text import amount
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -112,7 +113,7 @@ def check_data(situation: Situation) -> Iterator[Finding]:
                 continue
             rows = read_split(tasks, split, who=plan.whose_tasks, key=f"run.{role}")
             if rows:
-                evidence = f"{len(rows)} tasks of {split}, SHA-256 {fingerprint(rows)[:16]}"
+                evidence = f"{amount(len(rows), 'task')} of {split}, SHA-256 {fingerprint(rows)[:16]}"
                 yield Finding(check=f"data: {role}", result="ok", evidence=evidence)
             else:
                 cure = f"choose another split: run.{role}=NAME, one of {', '.join(tasks.splits)}"

@@ -114,7 +114,8 @@ def _found(paths: Sequence[Path], form: str | None, min_reward: float | None) ->
                 detail = str(value).removeprefix(place).lstrip(":, ").removeprefix("is no JSON: ")
                 yield place, Unfit("it is no JSON", detail)
             elif not any(key in mapping(value) for key in FORMATS.get(known, ())):
-                yield place, Unfit(f"it is not {form or 'OTLP, ATIF or a chat'}", f"{value!r:.80}")
+                text = json.dumps(value, ensure_ascii=False)
+                yield place, Unfit(f"it is not {form or 'OTLP, ATIF or a chat'}", text[:80])
             elif known == "otlp":
                 spans.add(value, place)
             else:

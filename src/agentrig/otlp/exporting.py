@@ -21,6 +21,7 @@ from agentrig.otlp.spans import Origin, spans_of
 from agentrig.rollouts import Rollout
 from agentrig.secrets import http_address
 from agentrig.settings import setting
+from agentrig.text import amount
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -73,7 +74,7 @@ class Exporter:
             ExportError: It did not take them within the time.
         """
         if spans and self._exporter.export(spans) is not self._success:
-            raise ExportError(f"{self.url} did not take {len(spans)} spans: is an OTLP/HTTP collector there?")
+            raise ExportError(f"{self.url} did not take {amount(len(spans), 'span')}: is an OTLP/HTTP collector there?")
 
 
 class Otlp:

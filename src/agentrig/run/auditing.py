@@ -29,7 +29,7 @@ from agentrig.run.setup import Setup
 from agentrig.run.splits import ROLES
 from agentrig.runners.scorer import Scorer
 from agentrig.tasks import Task
-from agentrig.text import words_of
+from agentrig.text import amount, words_of
 from agentrig.traces import Span, Trace, mapping
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Auditing:
         log.info(
             "checked step %d in %.1f s: computed again from its records, %d of %d parts agree%s%s%s",
             *(step, found.seconds, agree, len(LINKS), parts),
-            "".join(f"; {link}: {read} of {of} calls" for link, read, of in shares if read < of),
+            "".join(f"; {link}: {read} of {amount(of, 'call')}" for link, read, of in shares if read < of),
             (f"; {NO_WEIGHTS}" if NO_WEIGHTS in left.values() else "")
             + (f"; not looked at: {unseen}" if unseen else ""),
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import AgentrigError, RunFileError, exhausted
-from agentrig.text import check_regular, read_fault
+from agentrig.text import check_regular, json_kind, read_fault
 
 FULL = 1 << 16
 """A disk with fewer free bytes counts as full; libraries that write weights do not always report it."""
@@ -134,5 +134,5 @@ def read_object(path: Path) -> dict[str, Any]:
             return {}
         value = json.loads(text)
         if not isinstance(value, dict):
-            raise ValueError(f"it holds a {type(value).__name__}, not an object")
+            raise ValueError(f"it holds {json_kind(value)}, not an object")
         return value

@@ -15,12 +15,12 @@ from agentrig.adapters import Adapter
 from agentrig.algorithms import Session
 from agentrig.endpoints import LIMIT, SAMPLING_FIELDS
 from agentrig.errors import RunStopped
-from agentrig.figures import amount, number
+from agentrig.figures import number
 from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Mode, Rollout, mode_name
 from agentrig.run.metrics import count_failures, failure_lines, reason_of
 from agentrig.servers import Server
-from agentrig.text import cut, json_text
+from agentrig.text import amount, cut, json_text
 from agentrig.traces import ASKED, IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace, mapping
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> N
     valid = [r for r in rollouts if r.failure is None]
     why, cause = untrained_calls(valid, adapter=adapter)
     if why:
-        where = f"step {step}: {len(valid)} rollouts gave no triplets, so nothing can be learned."
+        where = f"step {step}: {amount(len(valid), 'rollout')} gave no triplets, so nothing can be learned."
         raise RunStopped(f"{where}\n  {why}", cause=cause)
 
 

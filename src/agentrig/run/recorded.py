@@ -25,7 +25,7 @@ from agentrig.rollouts import Rollout
 from agentrig.run.damage import read_object
 from agentrig.run.rows import stored_rollouts
 from agentrig.tasks import Task, tasks_of_step
-from agentrig.text import json_text
+from agentrig.text import amount, json_text
 from agentrig.traces import LLM_CALL, SERVER, Span, Trace, mapping
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def accepted(path: Path, tasks: Sequence[Task]) -> tuple[list[Rollout], str]:
     if not found:
         why = f"{strange} of them are accepted, of tasks that are not in this run's training split" if strange else ""
         raise ConfigError(
-            f"algorithm.demonstrations = {path}: nothing to learn in its {read} training rollouts: "
+            f"algorithm.demonstrations = {path}: nothing to learn in its {amount(read, 'training rollout')}: "
             f"{why or 'its reward accepted none'}"
         )
     note = f"{strange} accepted rollouts of {path} are of other tasks than this run's, and are left out"
@@ -169,7 +169,7 @@ def chats(path: Path, correctness: Correctness) -> tuple[list[Rollout], str]:
         )
         found.append(rollout)
     if not found:
-        raise ConfigError(f"algorithm.demonstrations = {path}: none of its {len(turns)} rewards counts as correct")
+        raise ConfigError(f"algorithm.demonstrations = {path}: no reward in its {amount(len(turns), 'line')} is right")
     lost = len(turns) - len(found)
     note = f"{lost} of {len(turns)} demonstrations of {path} have a reward that does not count as correct"
     return found, note if lost else ""
@@ -181,7 +181,7 @@ def learnable(rollouts: Sequence[Rollout], learner: Imitating, source: Path) -> 
     Raises:
         ConfigError: It can learn none; the message has the reasons.
     """
-    of, faults, kept, rewritten = f"{len(rollouts)} demonstrations", Counter[str](), list[Rollout](), 0
+    of, faults, kept, rewritten = amount(len(rollouts), "demonstration"), Counter[str](), list[Rollout](), 0
     for rollout in rollouts:
         try:
             found, other = encoded(rollout, learner)

@@ -720,6 +720,8 @@ class RunSession:
             "nodes": count_nodes(rollouts),
             "algorithm": dict(metrics),
         }
+        if self._demonstrated:  # nothing was sampled: these would say nothing of the model
+            line |= dict.fromkeys(("reward", "reward_std", "rollouts_per_s", "tokens_per_s"))
         if behind:
             line["max_staleness"] = max(behind)
         if self._overlap_s is not None:

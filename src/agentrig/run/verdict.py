@@ -12,6 +12,7 @@ import attrs
 from agentrig.figures import mean
 from agentrig.rollouts import Rollout
 from agentrig.run.metrics import count_failures, failure_lines, reason_of
+from agentrig.text import amount
 
 SOLVED = 0.95
 """Share of correct answers from which a model has nothing to learn."""
@@ -100,7 +101,7 @@ def judge(groups: Sequence[Sequence[Rollout]], size: int, *, failure_limit: floa
         what = "No rollout was scored"
         if values:
             what = (
-                f"{failed} of {len(rollouts)} rollouts failed. A run stops in a step with more than "
+                f"{failed} of {amount(len(rollouts), 'rollout')} failed. A run stops in a step with more than "
                 f"{failure_limit:.0%} (run.failure_limit)"
             )
         lines = failure_lines(failures, reasons) or ["none ran"]

@@ -34,6 +34,7 @@ from agentrig.run.training import train
 from agentrig.run.verdict import SOLVED, Verdict, judge
 from agentrig.settings import structure
 from agentrig.tasks import Task, overlap
+from agentrig.text import amount
 
 PAGE = "docs/how-to/laptop.md"
 MEASURED = 64
@@ -113,7 +114,7 @@ def choose_labels(plan: Plan, n: int, *, seed: int) -> Labels:
     splits = load_splits(plan)
     split, tasks = splits["train"]
     if n > len(tasks):
-        raise ConfigError(f"--labels {n}: the split {split} has {len(tasks)} tasks; ask for at most as many")
+        raise ConfigError(f"--labels {n}: the split {split} has {amount(len(tasks), 'task')}; ask for at most as many")
     places = list(range(len(tasks)))
     random.Random(f"labels {seed}").shuffle(places)
     chosen = sorted(places[: n or len(tasks)])
@@ -170,8 +171,8 @@ def demonstrate(
     _check_failures(plan, pairs, who)
     if not any(conversation.turns for _, conversation in pairs):
         raise ConfigError(
-            f"agent {plan.components['agent'].spec.name} ended {len(pairs)} rollouts without a call to its endpoint: "
-            f"there is nothing to demonstrate. The first one: {line_of(pairs[0][0])}\n"
+            f"agent {plan.components['agent'].spec.name} ended {amount(len(pairs), 'rollout')} without a call to its "
+            f"endpoint: there is nothing to demonstrate. The first one: {line_of(pairs[0][0])}\n"
             "  Does it find its files? A runner has only the variables that the agent or runners.environment names "
             "(docs/secrets.md). Does it ask endpoint.base_url? (docs/agents.md)"
         )
@@ -186,7 +187,7 @@ def demonstrate(
         )
     turns = [t for r, conversation in pairs if r.correct for t in conversation.turns if t.reply.learn]
     if not turns:
-        raise ConfigError(f"{who} marks no reply of {len(pairs)} rollouts to be learned: Reply(learn=True)")
+        raise ConfigError(f"{who} marks no reply of {amount(len(pairs), 'rollout')} to be learned: Reply(learn=True)")
     return Demonstrations(turns=turns, rollouts=len(pairs), rejected=wrong)
 
 

@@ -29,7 +29,7 @@ from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.pools import Worker
 from agentrig.runners.processes import Pool
 from agentrig.tasks import Task, field_hint
-from agentrig.text import copied, json_text, storable, words_of
+from agentrig.text import amount, copied, json_text, storable, words_of
 from agentrig.traces import Span, Trace
 
 log = logging.getLogger(__name__)
@@ -345,7 +345,8 @@ class Scorer:
         worker.join(limit)
         if worker.is_alive():
             self._abandon(worker)
-            reason = f"the reward ran past its budget of {self._budget_s:g} s for each of {len(items)} outcomes"
+            outcomes = amount(len(items), "outcome")
+            reason = f"the reward ran past its budget of {self._budget_s:g} s for each of {outcomes}"
             return [Score.invalid(reason)] * len(items)
         return found
 

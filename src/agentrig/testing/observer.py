@@ -28,8 +28,11 @@ STEPS = 2
 FILES = ("config.toml", "manifest.json", "metrics.jsonl", "progress.json")
 """Files of a run directory that are the run's own."""
 
-EMPTY = ("reward", "reward_std", "zero_variance_groups", "prompt_tokens", "response_tokens")
-"""Figures that a step has not, if every rollout of it failed."""
+EMPTY = (
+    *("reward", "reward_std", "zero_variance_groups", "prompt_tokens", "response_tokens"),
+    *("rollouts_per_s", "tokens_per_s"),
+)
+"""Figures that a step has not, if every rollout of it failed, or if its rollouts are demonstrations."""
 
 Event = tuple[str, Any]
 """A hook's name, and what it gets."""

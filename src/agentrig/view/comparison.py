@@ -17,7 +17,7 @@ import orjson
 
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.figures import NOTHING, SIGNIFICANT, count, duration, mean, number, percent, plain, sign_test, wilson
-from agentrig.text import flat
+from agentrig.text import amount, flat
 from agentrig.traces import LLM_CALL, items, mapping, usage
 from agentrig.view import figures, table, tables
 from agentrig.view.causes.evidence import Measured, changed, measured_of
@@ -161,7 +161,7 @@ class Comparison:
         rows = [[_run(line), _accuracy(line), _against(line), _spent(line)] for line in self.lines]
         notes = [NOTE]
         if self.start["accuracy"] is not None:
-            begun = f"{percent(self.start['accuracy'])}% of {self.start['n']} tasks"
+            begun = f"{percent(self.start['accuracy'])}% of {amount(self.start['n'], 'task')}"
             notes.insert(0, f"The common start is {self.start['start']}, as {self.start['run']} measured it: {begun}.")
         if len(self.lines) < len(self.rows):
             notes.append(POOLED)

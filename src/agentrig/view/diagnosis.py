@@ -27,6 +27,7 @@ RULES: Sequence[Rule] = (
     weights.audited,
     outcome.told,
     outcome.contradicted,
+    outcome.reflections,
     rollouts.overlong_prompts,
     rollouts.failures,
     calls.trained,

@@ -23,8 +23,9 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrig import hookimpl
-from agentrig.figures import amount, counted, number, percent
+from agentrig.figures import counted, number, percent
 from agentrig.processes.ends import Interrupted, name_of
+from agentrig.text import amount
 from agentrig.view import figures
 from agentrig.view.figures import SMOOTHING
 from agentrig.view.reading import dig, read_run
@@ -64,7 +65,7 @@ class Batch:
 
     def __str__(self) -> str:
         reward = f", reward {self.reward / self.judged:.3f}" if self.judged else ""
-        return f"{self.doing}: {self.ended} rollouts, {self.right} right{reward}"
+        return f"{self.doing}: {amount(self.ended, 'rollout')}, {self.right} right{reward}"
 
 
 class LiveDisplay:
@@ -144,7 +145,7 @@ class LiveDisplay:
         if changed and former.judged and former.doing.startswith(_DOING["report"]):
             share, what = percent(former.right / former.judged), former.doing.removeprefix("measuring ")
             self._held_out = f"{share}% {what.removeprefix('held-out accuracy ')}"
-            self._say(f"{what}: {share}% of {former.judged} tasks")
+            self._say(f"{what}: {share}% of {amount(former.judged, 'task')}")
         # Without a panel, a long measurement would look like a hang.
         if rollout.mode == "report" and not self._console.is_terminal:
             with self._lock:

@@ -9,7 +9,7 @@ from typing import Any
 from agentrig.errors import RunFileError
 from agentrig.figures import NOTHING, SIGNIFICANT, count, duration, figure, mean, number, percent, plain, sign_test
 from agentrig.run.damage import reading
-from agentrig.text import flat
+from agentrig.text import amount, flat
 from agentrig.traces import items
 from agentrig.view import figures, table, tables
 from agentrig.view.causes.evidence import Evidence
@@ -252,7 +252,7 @@ def _tiles(run: RunData, row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         remark = where if reward_at is None else f"{where}, mean reward {figure(reward_at)}"
         used = [dig(run.manifest, "data", "validation", "tasks"), run.setting("run", "validation_tasks")]
         n = min((int(value) for each in used if (value := number(each))), default=0)
-        remark += f", {count(n)} tasks" if n else ""
+        remark += f", {amount(count(n), 'task')}" if n else ""
         tiles.append(("best validation", f"{percent(best)}%", remark))
     if speed is not None:
         tiles.append(("rollouts a second", figure(speed), "" if tokens is None else f"{count(round(tokens))} tokens/s"))

@@ -326,7 +326,8 @@ def _measured(runs: Sequence[RunData], key: str) -> list[Line]:
     lines, share = [], key == "accuracy"
     for pen in _pens(runs):
         measured, behind = figures.held_out(pen.run)[key], share and pen.own is not None
-        trained = figures.series(pen.run, key)
+        sampled = not pen.run.setting("algorithm", "demonstrations")
+        trained = figures.series(pen.run, key) if sampled else ([], [])
         lines += pen.trained(pen.sampled("training", "temperature"), 2, trained, pale=not behind, dashed=behind)
         validation, label = figures.validation(pen.run, key), pen.sampled("validation", "val_temperature")
         lines.append(attrs.evolve(pen.line(label, 1, validation, mark="dot"), joined=share))

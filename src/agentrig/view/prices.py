@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from agentrig.errors import ConfigError
+from agentrig.rows import utf8_text
 from agentrig.settings import setting, structure
 
 MILLION = 1e6
@@ -59,14 +60,14 @@ def read_prices(file: Path) -> Prices:
     """Read a price table.
 
     Raises:
-        ConfigError: It cannot be read or is no TOML, it has an unknown key, or a price is missing, negative or no
-            number.
+        AgentrigError: It cannot be read, is not UTF-8 or no TOML, it has an unknown key, or a price is missing,
+            negative or no number.
     """
     try:
-        found = structure(_File, tomllib.loads(file.read_text("utf-8")), owner="the price table", section=str(file))
+        found = structure(_File, tomllib.loads(utf8_text(file)), owner="the price table", section=str(file))
     except OSError as error:
         raise ConfigError(f"the price table {file} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # also that of a text that is no UTF-8
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the price table {file} is no TOML: {error}") from error
 
     def priced(cls: Any, section: str, tables: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from agentrig.figures import NOTHING, count, number
 from agentrig.ledger import REASONS
 from agentrig.rollouts import Rollout
 from agentrig.run.rows import row_of
-from agentrig.text import cut
+from agentrig.text import amount, cut
 from agentrig.traces import LLM_CALL, MODEL, NODE, SERVER, Span, Trace, items, message_of, reply_of, tool_calls_of
 from agentrig.view.reading import SECOND, decoded, dig, mapping, spans_of, verdict
 from agentrig.view.tables import WRONG
@@ -407,7 +407,7 @@ def _fate(entry: Mapping[str, Any]) -> str:
     words = {"trained": "trained", "masked": "context without loss", "handed_over": "handed to the algorithm"}
     if place == "dropped":
         return f"left out, {reason}: {REASONS.get(reason, 'a reason of the algorithm or the adapter')}"
-    return f"{words.get(place, place)} ({tokens} tokens)"
+    return f"{words.get(place, place)} ({amount(tokens, 'token')})"
 
 
 def _message(given: Any, longest: int) -> Message:

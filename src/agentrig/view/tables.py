@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from agentrig.correctness import by_turn, turn_order
 from agentrig.figures import NOTHING, count, figure, mean, number, percent
+from agentrig.text import amount
 from agentrig.view import calls, figures
 from agentrig.view.plots import second_rewards
 from agentrig.view.reading import SECOND, RunData, dig, mapping, rollout_rows
@@ -175,7 +176,7 @@ def failures(run: RunData, missing: list[str]) -> Table:
     for kind in sorted(kinds, key=lambda kind: (-kinds[kind], kind)):
         example = examples[kind] if len(examples[kind]) <= EXAMPLE else f"{examples[kind][:EXAMPLE]}…"
         rows.append([kind, *(count(counts[kind, mode]) for mode in modes), example])
-    note = "" if rows else f"None: every one of {count(sum(modes.values()))} rollouts was scored."
+    note = "" if rows else f"None: every one of {amount(count(sum(modes.values())), 'rollout')} was scored."
     rows += [["of rollouts", *map(count, modes.values()), ""]] if rows else []
     heads = {"Kind": "name", **dict.fromkeys(modes, "n"), "For example": "wide"}
     return Table(

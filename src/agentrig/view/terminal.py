@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from agentrig.figures import NOTHING, amount, counted, duration, figure, percent, plain
+from agentrig.figures import NOTHING, counted, duration, figure, percent, plain
 from agentrig.plan import script_of
 from agentrig.prompting import PROMPTS_FILE
 from agentrig.rollouts import Rollout
-from agentrig.text import cut, printable
+from agentrig.text import amount, cut, printable
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.outcome import changes
@@ -138,7 +138,7 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
     if before is None and after is None:
         yield "no held-out accuracy: there are no report tasks"
     else:
-        table = _ends(f"{accuracy['n']} held-out tasks")
+        table = _ends(f"{amount(accuracy['n'], 'held-out task')}")
         table.add_column()
         gain = "" if before is None or after is None else f"{100 * (after - before):+.1f} points"
         table.add_row(

@@ -63,7 +63,7 @@ def runner(
     remote = RemoteRunner(address, pool, worker)
     with temporary_files(), handling(remote.leave):
         remote.run()
-    click.echo(f"agentrig: the run has ended; {remote.done} rollouts were run here", err=True)
+    click.echo(f"agentrig: the run has ended; rollouts that were run here: {remote.done}", err=True)
 
 
 def _agent_plan(

@@ -31,6 +31,9 @@ Seen = str | Sequence[Mapping[str, Any]]
 SHOWN = 4000
 """Most characters of an input, an answer or a reply that the reflecting model sees."""
 
+EXAMPLE = 300
+"""Most characters of a refused reply that are shown to the user."""
+
 
 class Stopping(BaseException):
     """Ends a search from within, as gepa goes on after any `Exception`; its cause, if any, is the error of the run."""
@@ -50,12 +53,14 @@ class Asking:
         spare: Calls that may go into further attempts at failed rollouts, so that the budget is kept.
         reflections: What the reflecting model was asked.
         refused: Of these, those that gave no text, or no prompt with the same fields.
+        example: Why the latest of those was refused, and what came back; empty without one.
         reflection_s: Seconds of reflections since somebody set it to 0.
     """
 
     def __init__(self, session: Session, endpoints: Sequence[Endpoint], config: SearchConfig, record: Record) -> None:
         self._session, self._endpoints, self._config, self._record = session, endpoints, config, record
         self.step, self.spare, self.reflections, self.refused, self.reflection_s = 1, 0, 0, 0, 0.0
+        self.example = ""
         self._asked: Counter[str] = Counter()
         self._reflecting = endpoints[0]
         if config.reflection_base_url:
@@ -117,30 +122,32 @@ class Asking:
         Raises:
             Stopping: The model can't be reached, or refuses the request; or the user asked to end.
         """
-        reply = self._reply(_asked(template, prompt, seen))
+        reply, body = self._reply(_asked(template, prompt, seen))
         found = Signature.output_extractor(reply)["new_instruction"] if "```" in reply else ""
         why = misfit(found, prompt) if found else "the reply has no prompt between two lines of ```"
-        return self._usable(found, name, f"a new text is refused: {why}" if why else "")
+        return self._usable(found, name, f"a new text is refused: {why}" if why else "", body)
 
     def critique(self, template: str, prompt: str, name: str, seen: Seen) -> str | None:
         """Return what the model says of a prompt, or None if it says nothing; see `better`."""
-        reply = self._reply(_asked(template, prompt, seen)).strip()
-        return self._usable(reply, name, "" if reply else "the critique is empty")
+        reply, body = self._reply(_asked(template, prompt, seen))
+        return self._usable(reply.strip(), name, "" if reply.strip() else "the critique is empty", body)
 
-    def _usable(self, text: str, name: str, why: str) -> str | None:
+    def _usable(self, text: str, name: str, why: str, body: str) -> str | None:
         if not why:
             return text
         self.refused += 1
+        self.example = f"{why}; what came back: {' '.join(body.split())[:EXAMPLE]}"
         log.warning("step %d, prompt %s: %s", self.step, name, why)
         return None
 
-    def _reply(self, asked: str) -> str:
+    def _reply(self, asked: str) -> tuple[str, str]:
+        """Return the reply's text, and what came back: the same, or the body of an answer that has no reply."""
         start = time.perf_counter()
         self.reflections += 1
         self._asked[asked] += 1
         key = digest_of("reflection", asked, self._asked[asked])
         if (known := self._record.settled(key)) is not None:
-            return str(known["reply"])
+            return str(known["reply"]), str(known.get("body", known["reply"]))
         model, messages = self._reflecting, [{"role": "user", "content": asked}]
         body = {"model": model.model, "messages": messages, "temperature": self._config.reflection_temperature}
         try:
@@ -159,9 +166,10 @@ class Asking:
         except (ValueError, LookupError, TypeError):
             text, tokens = "", 0  # refused, as a reply without a prompt is
             log.warning("the model at %s did not answer with a chat completion: %.200s", model.base_url, response.text)
-        self._record.add(key, calls=1, tokens=tokens, settled=True, reply=text)
+        odd = {} if text else {"body": response.text[:EXAMPLE]}
+        self._record.add(key, calls=1, tokens=tokens, settled=True, reply=text, **odd)
         self.reflection_s += time.perf_counter() - start
-        return text
+        return text, odd.get("body", text)
 
     def _waits(self, endpoint: Endpoint, ask: Ask) -> tuple[httpx.Response, bool]:
         """Ask until a server answers; return the answer, and whether it was away at first.

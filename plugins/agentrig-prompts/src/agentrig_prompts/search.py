@@ -155,6 +155,7 @@ class Search(ABC):
         """
         session, config, record, asking = self._session, self._config, self._record, self._asking
         self._best, self.ended = best, ended
+        session.record("reflections", {"n": asking.reflections, "refused": asking.refused, "example": asking.example})
         self._idle, self._paid = 0 if record.calls > self._paid else self._idle + 1, record.calls
         if ended >= session.first_step:
             metrics |= {"best_validation_reward": best[1], "calls_used": record.calls, "tokens_used": record.tokens}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import ConfigError, nearest
-from agentrig.settings import meant
+from agentrig.settings import meant, type_words
 
 MODEL = "actor_rollout_ref.model"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -252,7 +252,7 @@ def _check(config: Any, key: str, value: Any, known: list[str]) -> Any:
         raise ConfigError(f"[algorithm] verl: {key} is a table with the keys {', '.join(map(str, old))}")
     if old is not None and value is not None and not _fits(old, value):
         raise ConfigError(
-            f"[algorithm] verl: {key} = {value!r} does not fit; verl's own value is {old!r} ({type(old).__name__})"
+            f"[algorithm] verl: {key} = {value!r} does not fit; verl's own value is {old!r} ({type_words(type(old))})"
             f"{meant(value, type(old), f'algorithm.verl.{key}')}"
         )
     if isinstance(value, str) and isinstance(old, int | float):

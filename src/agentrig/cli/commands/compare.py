@@ -46,6 +46,7 @@ def compare(
       [machines."cpu: x86_64"]
       hour = 0.1
     """
+    from agentrig.text import printable
     from agentrig.view import build_report, read_prices
     from agentrig.view import compare as compare_runs
 
@@ -53,6 +54,9 @@ def compare(
         raise click.UsageError(f"{'--gold' if gold else '--binned'} is for the page: name one with --out PAGE.html")
     table = None if prices is None else read_prices(prices)
     found = compare_runs(runs, prices=table, each=each)
+    for row in found.rows:
+        for text in row["missing"]:
+            click.echo(f"agentrig: warning: {row['run']}: {printable(text)}", err=True)
     page = None
     if out is not None:
         page = build_report(runs, out, gold=gold, binned=binned, prices=table, each=each)

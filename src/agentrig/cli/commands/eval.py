@@ -21,8 +21,11 @@ from agentrig.cli.options import (
 )
 from agentrig.cli.progress import progress
 from agentrig.errors import AgentrigError
+from agentrig.text import amount
 
 if TYPE_CHECKING:
+    from agentrig.endpoints import Endpoint
+    from agentrig.plan import Plan
     from agentrig.run.evaluate import Evaluation
 
 
@@ -57,12 +60,13 @@ def eval_(
     from agentrig.run.evaluate import eval_tasks, evaluate
     from agentrig.run.metrics import failure_lines
 
+    prompts = options["prompts"]
     plan = make_plan(words, options)
     server = measured_server(endpoint, model, checkpoint)
     checkpoint = find_checkpoint(checkpoint)
     name, tasks = eval_tasks(plan, split, limit)
-    where = server.base_url if server else str(checkpoint or "the starting model")
-    click.echo(f"{len(tasks)} tasks of split {name}, model: {where}", err=True)
+    where = f"model: {_model(plan, server, checkpoint)}{f', prompts: {prompts}' if prompts else ''}"
+    click.echo(f"{amount(len(tasks), 'task')} of split {name}, {where}", err=True)
     predictions = _Predictions(save)
     with stdout_to_stderr(as_json), closing(predictions), progress(len(tasks)) as shown:
 
@@ -91,6 +95,16 @@ def eval_(
             f"--save {save} cannot be written: {predictions.error.strerror}. It has {predictions.written} of "
             f"{len(tasks)} predictions; the figures above are of all"
         )
+
+
+def _model(plan: Plan, server: Endpoint | None, checkpoint: Path | None) -> str:
+    """Return which model is measured: its name and server, its directory, or that it is the starting model."""
+    from agentrig.external.config import EndpointConfig
+
+    if checkpoint is not None:
+        return str(checkpoint)
+    there = server or plan.configs["server"]
+    return f"{there.model} at {there.base_url}" if server or isinstance(there, EndpointConfig) else "the starting model"
 
 
 class _Predictions:

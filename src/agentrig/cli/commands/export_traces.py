@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from agentrig.text import amount
+
 
 @click.command("export-traces")
 @click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
@@ -65,4 +67,4 @@ def export_traces(run: Path, url: str | None, file: Path | None, content: bool) 
         if file is not None:
             out.close()
             part.rename(file)
-    click.echo(f"{rollouts} rollouts, {spans} spans -> {url or file}")
+    click.echo(f"{amount(rollouts, 'rollout')}, {amount(spans, 'span')} -> {url or file}")

@@ -12,6 +12,7 @@ import click
 from agentrig.cli.options import configured, make_plan, stdout_to_stderr
 from agentrig.cli.progress import progress
 from agentrig.errors import AgentrigError, RunStopped
+from agentrig.text import amount
 
 if TYPE_CHECKING:
     from agentrig.run.forecast import Trial
@@ -56,7 +57,7 @@ def forecast(
     with stdout_to_stderr(as_json):
         trial = Trial.of(make_plan(words, options), tasks=limit or 0, rollouts=rollouts or 0)
         expected = trial.n * len(trial.tasks)
-        click.echo(f"{expected} rollouts: starting the agent and the model's server …", err=True)
+        click.echo(f"{amount(expected, 'rollout')}: starting the agent and the model's server …", err=True)
         ended: BaseException | None = None
         try:
             with progress(expected) as shown:
@@ -117,7 +118,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"{step['memory']}{peak}"
     if found["run"]["seconds"] is not None:
         without = "" if step["update_s"] is not None else ", without updates"
-        took = f"{found['run']['steps']} steps, about {duration(found['run']['seconds'])}"
+        took = f"{amount(found['run']['steps'], 'step')}, about {duration(found['run']['seconds'])}"
         yield f"a run: {took}{without}{_cost(found, 'run')}"
     if "cost" in found["run"] and (lacking := found["run"]["cost"]["no_price"]):
         yield f"  no price for: {'; '.join(lacking)}"
@@ -171,11 +172,11 @@ def _gain(found: dict[str, Any], gain: dict[str, Any]) -> Iterator[str]:
         yield f"  the model can gain {percent(1 - once)} points at most: use harder tasks, or more held-out ones"
     if found["verdict"]["kind"] != "good" or gain["steps"] is None:
         return
-    when = f"after about {gain['steps']} steps"
+    when = f"after about {amount(gain['steps'], 'step')}"
     if gain["seconds"] is not None:
         when += f", {duration(gain['seconds'])}{_cost(found, 'gain')}"
     if gain["steps"] > found["run"]["steps"]:
-        when = f"not within {found['run']['steps']} steps"
+        when = f"not within {amount(found['run']['steps'], 'step')}"
     yield (
         f"  {when}: this assumes that the run moves pass@1 to pass@{found['rollouts_per_task']}, in even steps. How "
         "fast a model really learns can't be known before"

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from agentrig.cli.options import Number
+from agentrig.text import amount
 
 
 @click.command("import-traces")
@@ -52,8 +53,9 @@ def import_traces(
         counts |= {"duplicates": found.duplicates}
         click.echo(json.dumps({**counts, "left_out": found.left_out, "file": str(out)}))
         return
-    click.echo(f"{found.calls} calls -> {len(found.turns)} demonstrations, {exact} with exact token ids -> {out}")
+    made = amount(len(found.turns), "demonstration")
+    click.echo(f"{amount(found.calls, 'call')} -> {made}, {exact} with exact token ids -> {out}")
     if found.duplicates:
-        click.echo(f"{found.duplicates} duplicates")
+        click.echo(f"{amount(found.duplicates, 'duplicate')}")
     if found.left_out:
         click.echo("\n".join([f"{sum(found.left_out.values())} left out:", *lines(found)]))

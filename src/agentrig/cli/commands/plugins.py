@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -155,13 +154,15 @@ def settings_of(config: type) -> dict[str, dict[str, Any]]:
     """Return the keys of a config class: type, default ("required" for none), range and help of each."""
     import attrs
 
+    from agentrig.settings import type_words
+
     found = {}
     for field in attrs.fields(attrs.resolve_types(config)):
         default = field.default
         if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
             default = default.factory()
         found[field.name] = {
-            "type": field.type.__name__ if type(field.type) is type else re.sub(r"\b\w+\.", "", str(field.type)),
+            "type": type_words(field.type),
             "default": "required" if default is attrs.NOTHING else default,
             "range": _range(field.metadata),
             "help": field.metadata.get("help", ""),

@@ -216,7 +216,7 @@ def _make(
 
     run.check_context(plan, wanted.context)
     labels = run.choose_labels(plan, n, seed=wanted.seed)
-    click.echo(f"labels: {len(labels.tasks)} tasks of the split {labels.split}")
+    click.echo(f"labels: {amount(len(labels.tasks), 'task')} of the split {labels.split}")
     done: dict[str, Any] = {"labels": [t.id for t in labels.tasks], "split": labels.split, "ready": True}
     if measured and wanted.model != "new" and not wanted.context:  # its own context may be too short for the agent
         before = measure(labels.measured, None)
@@ -224,7 +224,7 @@ def _make(
         done["before"] = before.as_dict()
         click.echo(_measured(f"{wanted.model} before", before, labels))
     found = run.demonstrate(plan, labels.tasks, repeats=repeats, gold=gold, seed=wanted.seed)
-    click.echo(f"demonstrations: {found.rollouts} rollouts, {len(found.turns)} replies to learn")
+    click.echo(f"demonstrations: {amount(found.rollouts, 'rollout')}, {len(found.turns)} replies to learn")
     for line in found.rejected[:3]:
         click.echo(f"  left out, the reward does not count it as correct: {line}")
     tried: list[float] = []
@@ -251,7 +251,7 @@ def _make(
     tries = f" ({whole:.0f} s with {amount(len(tried), 'trial')} of the model)" if tried else ""
     click.echo(
         f"{made.directory}: {made.parameters:,} parameters, {made.vocabulary} tokens, context {made.context}; "
-        f"{made.steps} steps in {made.wall_s:.0f} s{tries}, loss {made.losses[-1]:.3f}"
+        f"{amount(made.steps, 'step')} in {made.wall_s:.0f} s{tries}, loss {made.losses[-1]:.3f}"
     )
     limit = getattr(plan.configs["algorithm"], "max_tokens", None)
     if limit is not None and limit < made.longest_reply:

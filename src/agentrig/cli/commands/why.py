@@ -14,7 +14,7 @@ PROBLEMS = 1
 """Exit status when something held learning back."""
 
 CANNOT = 2
-"""Exit status when the run cannot be read."""
+"""Exit status when the run cannot be read, or none of its steps."""
 
 
 @click.command()
@@ -25,8 +25,8 @@ def why(context: click.Context, run: Path | None, as_json: bool) -> None:
     """Say what held a run's learning back, the first cause first; without RUN, that of the newest in runs/.
 
     Each cause comes with its count, the step since which it was seen, and the settings to change. The run may still go
-    on, or be interrupted or copied. The exit status is 0 if nothing held learning back, 1 if something did, 2 if RUN
-    cannot be read.
+    on, or be interrupted or copied. The exit status is 0 if nothing held learning back, 1 if something did, 2 if RUN,
+    or all of its metrics.jsonl, cannot be read.
 
     \b
     agentrig why
@@ -42,4 +42,5 @@ def why(context: click.Context, run: Path | None, as_json: bool) -> None:
         click.echo(f"agentrig: {printable(str(error))}", err=True)
         context.exit(CANNOT)
     click.echo(json.dumps(attrs.asdict(found), indent=2) if as_json else printable(words(found)))
-    context.exit(PROBLEMS if found.problems else 0)
+    unread = not found.steps and found.missing and found.status != "running" and not found.no_gain
+    context.exit(PROBLEMS if found.problems else CANNOT if unread else 0)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from agentrig.figures import count, number
 from agentrig.ledger import CALL_ERROR, LEFT_OUT_BY_ADAPTER, NO_TOKEN_IDS, OTHER_SERVER, UNMATCHED_NODE
+from agentrig.text import amount
 from agentrig.view import calls
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
@@ -92,7 +93,7 @@ def line(run: RunData) -> list[Finding]:
         reasons = {k.removeprefix("dropped: "): n for k, n in found.items() if k.startswith("dropped: ") and n}
         listed = ", ".join(f"{count(n)} {reason}" for reason, n in sorted(reasons.items(), key=lambda r: -r[1]))
         parts.append(f"{count(found['dropped'])} left out on purpose: {listed}")
-    text = f"{count(found['recorded'])} calls: {', '.join(parts)}"
+    text = f"{amount(count(found['recorded']), 'call')}: {', '.join(parts)}"
     return [Finding("warn" if found.get("unaccounted") else "fact", text)]
 
 
@@ -108,7 +109,7 @@ def trained(evidence: Evidence) -> Iterator[Finding]:
         return
     empty = [int(each["step"]) for each in run.steps if number(each.get("transitions_per_rollout")) == 0]
     if empty:
-        yield Finding("warn", f"{len(empty)} steps had nothing to train on, the first is step {empty[0]}")
+        yield Finding("warn", f"{amount(len(empty), 'step')} had nothing to train on, the first is step {empty[0]}")
     elif run.steps:
         names = f" ({', '.join(sorted(kept))})" if set(kept) != {"(no node)"} else ""
         yield Finding("ok", f"the adapter kept calls in every step, {count(sum(kept.values()))} in all{names}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from agentrig.figures import figure, mean
+from agentrig.text import amount
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence, StepFacts, total
 from agentrig.view.causes.finding import Finding, problem
@@ -51,7 +52,7 @@ def _of_the_last_steps(evidence: Evidence) -> Iterator[Finding]:
 def _constant(evidence: Evidence, groups: int, same: int) -> Finding:
     """Say why most groups of the whole run have a single reward."""
     right, wrong, answers = (evidence.total(key) for key in ("same_right", "same_wrong", "same_answer"))
-    text = f"in {same} of {groups} groups all rollouts got the same reward"
+    text = f"in {same} of {amount(groups, 'group')} all rollouts got the same reward"
     size = evidence.setting("algorithm.group_size", "algorithm.verl.actor_rollout_ref.rollout.n")
     cause, settings, advice = "zero-variance-groups", (*size, "tasks.use"), ""
     rewards = set(rewards_of(evidence.steps))

@@ -8,15 +8,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from agentrig.figures import SIGNIFICANT, amount, count, number, percent, sign_test
+from agentrig.figures import SIGNIFICANT, count, number, percent, sign_test
 from agentrig.plan import RESUME, resume_command
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.damage import read_object
 from agentrig.run.past import contradictions
+from agentrig.text import amount
 from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence, changed, measured_of
 from agentrig.view.causes.finding import STOPPED, Finding, problem
 from agentrig.view.causes.trend import at_least, at_most, more_right, quarter, rose
+from agentrig.view.reading import mapping
 
 FEW = 10
 """A run of fewer steps is too short to say that it does not learn."""
@@ -142,11 +144,26 @@ def told(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("ok", "the tasks are solved: every rollout of the last steps was correct, so the run ended")
 
 
+def reflections(evidence: Evidence) -> Iterator[Finding]:
+    """A search for prompts whose reflections gave nothing to try: it could find no better prompt."""
+    seen = mapping(evidence.run.manifest.get("reflections"))
+    n, refused = (int(number(seen.get(key)) or 0) for key in ("n", "refused"))
+    if 2 * refused > n:
+        yield problem(
+            "reflections-unusable",
+            f"{refused} of {amount(n, 'reflection')} gave no usable text",
+            seen=(refused, n, "reflections"),
+            settings=("algorithm.reflection_model", "algorithm.reflection_base_url"),
+            advice=f"The latest: {seen.get('example')}\nLet a stronger model reflect, or one that answers as "
+            "the OpenAI API does.",
+        )
+
+
 def observers(evidence: Evidence) -> Iterator[Finding]:
     """Observers that failed, and what trackers and others that write in threads of their own have lost."""
     errors = evidence.run.summary.get("observer_errors")
     for plugin, times in (errors if isinstance(errors, Mapping) else {}).items():
-        yield Finding("warn", f"observer {plugin} failed {times} times; the run continued without it")
+        yield Finding("warn", f"observer {plugin} failed {amount(times, 'time')}; the run continued without it")
     writes = evidence.run.summary.get("observer_writes")
     for name, counts in (writes if isinstance(writes, Mapping) else {}).items():
         if isinstance(counts, Mapping):
@@ -159,7 +176,7 @@ def _written(name: str, counts: Mapping[str, Any]) -> Finding:
     )
     lost = []
     if failed:
-        lost.append(f"{failed} of {written + failed} writes failed (the latest: {counts.get('error')})")
+        lost.append(f"{failed} of {amount(written + failed, 'write')} failed (the latest: {counts.get('error')})")
     if dropped:
         lost.append(f"{dropped} were dropped, because it was too slow")
     if unsent:

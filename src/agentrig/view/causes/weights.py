@@ -7,6 +7,7 @@ from typing import Any
 
 from agentrig.audit.verdicts import NO_WEIGHTS
 from agentrig.figures import GRAD_NORM, count, figure, number
+from agentrig.text import amount
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
@@ -25,8 +26,8 @@ def changed(evidence: Evidence) -> Iterator[Finding]:
     if broken:
         yield problem(
             "diverged",
-            f"loss, gradient or weight change were NaN or infinite in {len(broken)} of {len(lines)} steps: training "
-            "diverged",
+            f"loss, gradient or weight change were NaN or infinite in {len(broken)} of {amount(len(lines), 'step')}: "
+            "training diverged",
             seen=(len(broken), len(lines), "steps"),
             since=broken[0],
             settings=(*evidence.setting(*LR), "algorithm.max_grad_norm", "algorithm.warmup_steps"),
@@ -49,7 +50,7 @@ def changed(evidence: Evidence) -> Iterator[Finding]:
         return
     yield problem(
         "weights-unchanged",
-        f"the weights did not change in {len(still)} of {len(values)} steps, the first is step {still[0]}",
+        f"the weights did not change in {len(still)} of {amount(len(values), 'step')}, the first is step {still[0]}",
         seen=(len(still), len(values), "steps"),
         since=still[0],
         settings=(*evidence.setting(*LR), "algorithm.lora_targets"),
@@ -121,7 +122,7 @@ def delivery(evidence: Evidence) -> Iterator[Finding]:
         text += f": log-probabilities differ by at most {figure(gap)} (bound {figure(bound)})"
     tensors = int(number(seen.get("tensors")) or 0)
     if tensors:
-        text += f", {count(tensors)} tensors equal bit by bit"
+        text += f", {amount(count(tensors), 'tensor')} equal bit by bit"
     calls = number(seen.get("calls_difference"))
     if calls is not None:
         text += f"; recorded calls agree with the learner within {figure(calls)}"

@@ -11,6 +11,7 @@ from cattrs.dispatch import StructureHook
 from cattrs.errors import AttributeValidationNote, BaseValidationError, IterableValidationError, IterableValidationNote
 from cattrs.gen.typeddicts import make_dict_structure_fn
 
+from agentrig.text import json_kind
 from agentrig_grpo.server.values import short
 
 T = TypeVar("T")
@@ -86,7 +87,7 @@ def _is(origin: Any) -> Callable[[Any], bool]:
 
 def _same(value: Any, type_: type[T]) -> T:
     if not isinstance(value, type_):
-        raise BadField(f"must be of type {type_.__name__}, not {type(value).__name__}")
+        raise BadField(f"must be {json_kind(type_())}, not {json_kind(value)}")
     return value
 
 
