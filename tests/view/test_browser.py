@@ -51,7 +51,8 @@ BROKEN_RULES = """async () => {
 """The rules of axe-core that a page breaks: contrast, names, headings, landmarks, …"""
 
 CLIPPED = """() => [...document.querySelectorAll('.columns .scroll, .scroll:has(.list), .tree, .scores')].filter(
-  e => e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1).map(e => e.innerText.slice(0, 200))"""
+  e => e.checkVisibility() && (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1)
+).map(e => e.innerText.slice(0, 200))"""
 """Lists and tables whose end is out of sight."""
 
 SMALL = """() => [...document.querySelectorAll('a:not(.skip), button, select, summary, input:not([type=checkbox])')]
