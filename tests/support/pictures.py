@@ -15,8 +15,8 @@ from playwright.sync_api import Page, sync_playwright
 
 from agentrig.view.watch.app import serving
 
-COLOURS = 64
-"""Of a picture: the page has few, and a picture of 64 is a third as large."""
+COLOURS = 255
+"""Of a picture: the page has few, and such a picture is half as large."""
 
 
 def save(page: Page, path: Path) -> None:
@@ -33,6 +33,7 @@ def main(run: Path, folder: Path) -> None:
         page.wait_for_function("() => !document.querySelector('[data-empty]')")
         save(page, folder / "watch-run.png")
         page.goto(f"{link}run/{run.name}/traces")
+        page.wait_for_function("() => !document.querySelector('.reading')")
         save(page, folder / "watch-traces.png")
         page.locator(".score.wrong").first.click()
         page.wait_for_selector(".trace")
