@@ -36,9 +36,9 @@ test: setup
 test-slow: setup
 	$(PYTEST) -m slow $(ARGS)
 
-# The live page in a real browser: Playwright from here, Chromium from the system (Debian: apt install chromium).
+# The pages in a real browser: Playwright and axe-core from here, Chromium from the system (Debian: apt install chromium).
 test-browser: setup
-	$(BIN)/uv pip install -q --python $(BIN)/python playwright==1.65.2
+	$(BIN)/uv pip install -q --python $(BIN)/python playwright==1.65.2 axe-playwright-python==0.1.7
 	$(BIN)/python -m pytest -q tests/view/test_browser.py
 
 # On a machine with one NVIDIA GPU, with the environment of docs/gpu.md: how runs end on a small, full or limited card.

@@ -19,6 +19,7 @@ from openai import BadRequestError, OpenAI
 from rollouts import rollout
 
 from agentrig import Task
+from agentrig.cli.commands.warmup import _missed as missed
 from agentrig.cli.entry import main
 from agentrig.demonstrations import Reply, StartPlan, Turn, gold_of
 from agentrig.errors import ConfigError, PluginError
@@ -269,6 +270,15 @@ def test_the_command_makes_a_model_and_says_that_it_starts_at_zero(tmp_path: Pat
     assert json.loads((folder / "warmup.json").read_text()) == found
     again = CliRunner().invoke(main, [*words, "--out", str(folder)])
     assert "already has a model" in again.output
+
+
+@pytest.mark.parametrize(
+    ("after", "said"), [(0.19, "not reached when training ended: 19.0%"), (0.578, "last trial of the model (15.6%)")]
+)
+def test_a_warm_up_that_went_on_in_spite_of_until_says_so(after: float, said: str) -> None:
+    line = missed(0.2, 0.156, after, 20.0)
+    assert said in line
+    assert ("end, 57.8%" in line and "fewer --passes than 20" in line) == (after > 0.2)
 
 
 @pytest.mark.parametrize("model", ["new", "mini"])

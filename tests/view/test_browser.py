@@ -1,7 +1,7 @@
 """The live page in a real browser: a run is watched while it trains.
 
 It needs Playwright for Python and the system's Chromium: `make test-browser` installs the first, and its first lines
-say how to get the second. With AGENTRIG_SCREENSHOTS=DIR it writes the pictures of the docs there.
+say how to get the second. With AGENTRIG_SCREENSHOTS=DIR it writes a picture of every view there.
 """
 
 from __future__ import annotations
@@ -21,25 +21,38 @@ import pytest
 
 from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import write_run
-from agentrig.view import figures
+from agentrig.view import build_report, figures
 from agentrig.view.reading import read_run, rollout_rows
 from agentrig.view.watch.app import serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: make test-browser")
+axe = pytest.importorskip("axe_playwright_python.base", reason="axe-core is not installed: make test-browser")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium")
 
-NAMELESS = """() => [...document.querySelectorAll('a, button, input, select')].filter(e => {
+NAMELESS = """() => [...document.querySelectorAll('a, button, input:not([type=hidden]), select')].filter(e => {
   const label = e.labels && [...e.labels].map(l => l.textContent).join('');
   return !(e.getAttribute('aria-label') || label || e.textContent.trim() || e.title);
 }).map(e => e.outerHTML)"""
 """Controls that a screen reader has no name for."""
 
-WIDE = "() => document.documentElement.scrollWidth - window.innerWidth"
+LONG_NAME = "mini-sql-rft-then-grpo-with-a-learning-rate-of-1e-3-seed-0"
 
+WIDE = "() => Math.max(0, document.documentElement.scrollWidth - window.innerWidth)"
+
+BROKEN_RULES = """async () => {
+  // A table's shadows are images, on which no contrast is measured.
+  document.querySelectorAll('.scroll').forEach(e => e.style.background = 'none');
+  // A step of a trace folds by its heading, and the link in it leads to what was said: Tab reaches both.
+  const rules = {'nested-interactive': {enabled: false}};
+  const result = await axe.run({rules, resultTypes: ['violations']});
+  return result.violations.map(rule => [rule.id, rule.nodes.map(node => node.failureSummary + ' ' + node.html)]);
+}"""
+"""The rules of axe-core that a page breaks: contrast, names, headings, landmarks, …"""
 
 CLIPPED = """() => [...document.querySelectorAll('.columns .scroll, .scroll:has(.list), .tree, .scores')].filter(
-  e => e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1).map(e => e.innerText.slice(0, 200))"""
+  e => e.checkVisibility() && (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1)
+).map(e => e.innerText.slice(0, 200))"""
 """Lists and tables whose end is out of sight."""
 
 SMALL = """() => [...document.querySelectorAll('a:not(.skip), button, select, summary, input:not([type=checkbox])')]
@@ -57,9 +70,21 @@ def browser() -> Iterator[Any]:
 
 
 def picture(page: Any, name: str) -> None:
-    """Write a picture for the docs, if somebody asked for them."""
+    """Write a picture of the whole page, if somebody asked for them."""
     if folder := os.environ.get("AGENTRIG_SCREENSHOTS"):
-        page.screenshot(path=f"{folder}/{name}.png")
+        page.screenshot(path=f"{folder}/{name}.png", full_page=True)
+
+
+def filled(page: Any) -> None:
+    """Wait until the server has read what the page shows."""
+    playwright.expect(page.locator("[data-part][data-empty], .reading")).to_have_count(0)
+
+
+def faults(page: Any) -> list[Any]:
+    """Return what is wrong with the open page: too wide, cut, too small, or a rule of axe-core that it breaks."""
+    found = [found for what in (WIDE, CLIPPED, SMALL, NAMELESS) if (found := page.evaluate(what))]
+    page.evaluate(axe.AXE_SCRIPT)
+    return found + page.evaluate(BROKEN_RULES)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +104,7 @@ def compared_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Eight runs, more than there are colours: seven that differ only in their seed, and one with a long name."""
     folder = tmp_path_factory.mktemp("compared")
     runs = [write_run(folder / f"seed-{seed}", steps=6 + seed % 2, seed=seed) for seed in range(7)]
-    long = folder / "mini-sql-rft-then-grpo-with-a-learning-rate-of-1e-3-seed-0"
+    long = folder / LONG_NAME
     return [*runs, write_run(long, steps=6, lr=1e-3, second_reward="spider-exec-strict")]
 
 
@@ -126,7 +151,6 @@ def test_a_run_is_watched_from_its_start_to_its_end(browser: Any, tmp_path: Path
             )
             seen.append(page.locator(".tiles dd").first.inner_text())
         assert page.locator("figure svg").count() >= 4
-        picture(page, "watch-run")
         assert run.wait(timeout=240) == 0
 
     # The server that came with the run has ended with it; another one shows the run that is there.
@@ -140,12 +164,10 @@ def test_a_run_is_watched_from_its_start_to_its_end(browser: Any, tmp_path: Path
         found = re.search(r"(http\S+)", server.stdout.readline())
         assert found is not None
         page.goto(found[1] + "run/watched/traces")
-        picture(page, "watch-traces")
         page.locator(".score").first.click()
         page.wait_for_selector(".trace")
         assert page.get_by_text("Never shown to the agent").count() == 1
         assert page.locator(".tokens i[title^=p]").count() > 0
-        picture(page, "watch-rollout")
         first = page.url
         page.keyboard.press("j")
         page.wait_for_function("before => location.href !== before", arg=first)
@@ -153,7 +175,6 @@ def test_a_run_is_watched_from_its_start_to_its_end(browser: Any, tmp_path: Path
         page.wait_for_function("before => location.href === before", arg=first)
         page.get_by_role("button", name="compare").click()
         page.wait_for_selector("table.diff")
-        picture(page, "watch-two")
         shared = page.url
         other = context.new_page()
         other.goto(shared)  # a link is all that somebody at this machine needs
@@ -182,29 +203,107 @@ def test_a_run_is_watched_from_its_start_to_its_end(browser: Any, tmp_path: Path
     context.close()
 
 
+@pytest.fixture(scope="module")
+def all_runs(mini_run: Path, compared_runs: list[Path]) -> Path:
+    """A folder with a run that was trained, eight to compare, and one each that stopped, crashed and has just begun."""
+    folder = compared_runs[0].parent
+    shutil.copytree(mini_run, folder / "mini", symlinks=True)
+    write_run(folder / "stopped", steps=3, ended=False)
+    RunDirectory(folder / "stopped").write_json("error.json", {"error": "RunStopped", "message": "step 3: no triplets"})
+    write_run(folder / "crashed", steps=3, ended=False)
+    write_run(folder / "begun", steps=0, ended=False)
+    return folder
+
+
+def views(page: Any, link: str) -> dict[str, str]:
+    """Return the addresses of the views of `all_runs`."""
+    mini, long, begun = (f"{link}run/{name}" for name in ("mini", LONG_NAME, "begun"))
+    page.goto(f"{mini}/traces")
+    page.locator(".score").first.click()
+    page.wait_for_selector(".trace")
+    rollout = page.url
+    page.get_by_role("button", name="compare").click()
+    page.wait_for_selector("table.diff")
+    compared = f"{link}compare?" + "&".join(f"run={name}" for name in (LONG_NAME, *(f"seed-{i}" for i in range(7))))
+    return {
+        "runs": link, "runs-found": f"{link}?text=seed&sort=gain", "runs-none": f"{link}?text=nothing",
+        "run": mini, "run-long": long, "run-stopped": f"{link}run/stopped", "run-crashed": f"{link}run/crashed",
+        "run-begun": begun, "run-chosen": f"{mini}?x=time&from=1&metric=algorithm/loss&metric=step_s",
+        "why": f"{mini}/why", "checks": f"{mini}/checks",
+        "before-and-after": f"{mini}/examples", "before-and-after-long": f"{long}/examples",
+        "before-and-after-begun": f"{begun}/examples",
+        "traces": f"{mini}/traces", "traces-found": f"{mini}/traces?score=wrong",
+        "traces-none": f"{mini}/traces?text=nothing+like+it", "traces-begun": f"{begun}/traces",
+        "rewards": f"{mini}/rewards?mode=train", "heat-map": f"{long}/rewards?mode=train",
+        "rewards-begun": f"{begun}/rewards", "rollout": rollout, "two": page.url,
+        "compare": compared, "compare-each": f"{compared}&each=1", "compare-two": f"{link}compare?run=stopped&run=mini",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1024, 1440])
-def test_every_view_fits_and_can_be_read(browser: Any, mini_run: Path, width: int, scheme: str) -> None:
+def test_every_view_fits_and_can_be_read(browser: Any, all_runs: Path, width: int, scheme: str) -> None:
     wrong: list[tuple[str, Any]] = []
-    with serving(mini_run.parent) as link:
+    with serving(all_runs) as link:
         page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
-        run = f"{link}run/{mini_run.name}"
-        page.goto(f"{run}/traces")
-        page.locator(".score").first.click()
-        page.wait_for_selector(".trace")
-        rollout = page.url
-        page.get_by_role("button", name="compare").click()
-        page.wait_for_selector("table.diff")
-        chosen = f"{run}?x=time&from=1&metric=algorithm/loss&metric=step_s"
-        views = (run, chosen, f"{run}/examples", f"{run}/traces", f"{run}/rewards?mode=train", rollout, page.url)
-        for address in (link, *views):
+        for name, address in views(page, link).items():
             page.goto(address)
-            playwright.expect(page.locator("[data-part][data-empty], .reading")).to_have_count(0)
-            for what in (WIDE, CLIPPED, SMALL):
-                found = page.evaluate(what)
-                wrong += [(address.removeprefix(link), found)] if found else []
+            filled(page)
+            picture(page, f"{name}-{width}-{scheme}")
+            wrong += [(name, found) for found in faults(page)]
         page.context.close()
     assert wrong == []
+
+
+TAB_STOPS = """() => {
+  const closed = e => e.closest('details:not([open]) > :not(summary)');
+  const controls = 'a[href], button, select, textarea, summary, input:not([type=hidden]), [tabindex="0"]';
+  return [...document.querySelectorAll(controls)].filter(
+    e => e.tabIndex >= 0 && e.checkVisibility() && !closed(e)).length;
+}"""
+"""How many controls the Tab key should reach."""
+
+FOCUSED = """() => {
+  const e = document.activeElement, box = e.getBoundingClientRect();
+  if (e === document.body) return null;
+  const inside = box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth;
+  const place = [...document.querySelectorAll('*')].indexOf(e);
+  return [place, inside && getComputedStyle(e).outlineStyle !== 'none', e.outerHTML.slice(0, 150)];
+}"""
+"""Which element has the keyboard, and whether that can be seen."""
+
+
+def test_the_keyboard_reaches_every_control_of_every_view_and_shows_where_it_is(browser: Any, all_runs: Path) -> None:
+    wrong: list[tuple[str, Any]] = []
+    with serving(all_runs) as link:
+        page = browser.new_context(viewport={"width": 1024, "height": 900}).new_page()
+        for name, address in views(page, link).items():
+            if name.startswith("traces-") or name.endswith("-long"):
+                continue  # the same controls as in another view
+            page.goto(address)
+            filled(page)
+            reached = {}
+            for _ in range(page.evaluate(TAB_STOPS)):
+                page.keyboard.press("Tab")
+                if (focused := page.evaluate(FOCUSED)) is None:
+                    break
+                reached[focused[0]] = focused
+            wrong += [(name, said) for _, seen, said in reached.values() if not seen]
+            if len(reached) != page.evaluate(TAB_STOPS):
+                wrong.append((name, f"{len(reached)} of {page.evaluate(TAB_STOPS)} controls were reached"))
+        page.context.close()
+    assert wrong == []
+
+
+def test_a_report_fits_and_can_be_read(browser: Any, all_runs: Path, tmp_path: Path) -> None:
+    for names in (["mini"], ["mini", "seed-0", LONG_NAME]):
+        path = build_report([all_runs / name for name in names], tmp_path / f"{len(names)}.html")
+        for width, scheme in itertools.product((390, 1024, 1440), ("light", "dark")):
+            page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
+            page.goto(path.as_uri())
+            picture(page, f"report-{len(names)}-{width}-{scheme}")
+            assert faults(page) == [], (names, width, scheme)
+            page.context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -215,8 +314,6 @@ def test_a_comparison_fits_and_each_curve_is_named(
     with serving(compared_runs[0].parent) as link:
         page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
         page.goto(f"{link}compare?{'&'.join(f'run={run.name}' for run in compared_runs)}")
-        for what in (WIDE, SMALL):
-            assert not page.evaluate(what)
         cells = page.locator("table.stacked").first
         playwright.expect(cells.locator("tbody tr")).to_have_count(2)
         assert "seeds 0, 1, 2, 3, 4, 5, 6" in cells.inner_text()
@@ -310,9 +407,7 @@ def test_a_curve_shows_the_values_of_a_step_and_leads_to_its_traces(page: Any, l
         curve = chart(page, "reward")
         page.mouse.move(*place(curve, 7))
         said = page.locator("figure:has(#chart-reward) output")
-        playwright.expect(said).to_contain_text(
-            f"step 7: training, each step {rewards[6]:.4g}, training, mean of up to 16"
-        )
+        playwright.expect(said).to_contain_text(f"step 7: training, each step {rewards[6]:.4g}, mean of up to 16 steps")
         page.mouse.click(*place(curve, 7))
         page.wait_for_url("**/traces?mode=train&step=7")
         playwright.expect(page.get_by_role("heading", name="Step 7, train")).to_be_visible()

@@ -276,12 +276,23 @@ def _make(
         judged = run.verdict(after, group, known, failure_limit=limit)
         done |= {"ready": judged.kind in ("good", "solved"), "verdict": attrs.asdict(judged)}
         click.echo(judged.message)
-        if until is not None and tried and max(tried[-1], after.accuracy or 0.0) < until:
-            click.echo(f"--until {until:g} was not reached when training ended: {after.accuracy or 0.0:.1%}")
+        if until is not None and tried and tried[-1] < until:
+            click.echo(_missed(until, tried[-1], after.accuracy or 0.0, wanted.passes))
     from agentrig.run.files import write_whole
 
     write_whole(directory / "warmup.json", json.dumps(done, indent=2) + "\n")
     return done
+
+
+def _missed(until: float, last: float, after: float, passes: float) -> str:
+    """Say that the training went through all its passes in spite of `--until`."""
+    if after < until:
+        return f"--until {until:g} was not reached when training ended: {after:.1%}"
+    return (
+        f"--until {until:g} was passed after the last trial of the model ({last:.1%}), and the training went on to its "
+        f"end, {after:.1%}: trials may take a fifth of its time. For a model nearer to {until:.0%}, give fewer "
+        f"--passes than {passes:g}"
+    )
 
 
 def _measured(when: str, found: Any, labels: Any) -> str:
