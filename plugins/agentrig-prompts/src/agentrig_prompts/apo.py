@@ -100,7 +100,8 @@ class ApoSearch(Search):
             return None
         critique = self._asking.reply(CRITIQUE, prompts[name], shown(seen)).strip()
         if not critique:
-            return self._asking.refuse(name, "the critique is empty")
+            self._asking.refuse(name, "the critique is empty")
+            return None
         text = self._asking.better(EDIT, prompts[name], name, critique)
         return {**prompts, name: text} if text else None
 

@@ -101,7 +101,9 @@ class Asking:
         reply = self.reply(template, prompt, seen)
         found = Signature.output_extractor(reply)["new_instruction"] if "```" in reply else ""
         why = misfit(found, prompt) if found else "the reply has no prompt between two lines of ```"
-        return self.refuse(name, f"a new text is refused: {why}") if why else found
+        if why:
+            self.refuse(name, f"a new text is refused: {why}")
+        return None if why else found
 
     def refuse(self, name: str, why: str) -> None:
         """Count and log a reply that could not be used, to a question about the prompt of a name."""
@@ -191,13 +193,13 @@ def _line(rollout: Rollout) -> dict[str, Any]:
     if rollout.value is None or score is None:
         return {**line, "failure": rollout.failure}
     said = score.feedback or score.details.get("reason") or score.details.get("wrong") or ""
-    replies = [_short(reply_of(call.attributes)) for call in calls]
+    replies = [cut(reply_of(call.attributes), SHOWN) for call in calls]
     return {
         **line,
         **{"settled": True, "value": rollout.value},
-        "Inputs": {key: _short(value) for key, value in rollout.task.input.items()},
-        "Generated Outputs": {"answer": _short(rollout.outcome.answer), "replies": replies},
-        "Feedback": f"{_short(said)}\nreward {rollout.value:g}".strip(),
+        "Inputs": {key: cut(str(value), SHOWN) for key, value in rollout.task.input.items()},
+        "Generated Outputs": {"answer": cut(str(rollout.outcome.answer), SHOWN), "replies": replies},
+        "Feedback": f"{cut(str(said), SHOWN)}\nreward {rollout.value:g}".strip(),
     }
 
 
@@ -208,7 +210,3 @@ def _used(attributes: Mapping[str, Any]) -> int:
 
 def _said(response: httpx.Response) -> str:
     return f"{response.status_code} {response.text[:200]}"
-
-
-def _short(value: Any) -> str:
-    return cut("" if value is None else str(value), SHOWN)
