@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from agentrig.errors import AgentrigError, nearest
+from agentrig.secrets import Secret
 
 SAMPLING_FIELDS: Mapping[str, Any] = {
     "temperature": 1.0,
@@ -65,6 +66,12 @@ class Endpoint:
     headers: Mapping[str, str] = attrs.field(factory=dict)
     token_ids: bool = False
     gateway: GatewayAddress | None = None
+
+    @classmethod
+    def at(cls, base_url: str, model: str, key: Secret | None = None, *, token_ids: bool = False) -> Endpoint:
+        """Return the endpoint of a model that settings name by its address, its name there and its key, if any."""
+        api_key = "none" if key is None else key.reveal()
+        return cls(base_url=base_url.rstrip("/"), model=model, api_key=api_key, token_ids=token_ids)
 
     @property
     def reached_at(self) -> str:

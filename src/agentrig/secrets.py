@@ -92,11 +92,13 @@ TOKENS = ("token", "key", "password", "secret")
 
 
 def http_address(config: Any, attribute: Any, url: str) -> None:
-    """Reject what is no HTTP address, or holds a login; a validator of `setting`.
+    """Reject what is no HTTP address, or holds a login; a validator of `setting`. An empty default is accepted.
 
     Raises:
         ValueError: It is; the message says how an address is written.
     """
+    if not url and attribute.default == "":
+        return
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{attribute.name} = {url!r} is no address: write http://HOST:PORT/PATH")

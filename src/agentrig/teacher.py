@@ -37,9 +37,7 @@ class Distillation:
     """
 
     def __init__(self, config: TeacherConfig) -> None:
-        key = config.api_key.reveal() if config.api_key is not None else "none"
-        url = config.base_url.rstrip("/")
-        self.teacher = Endpoint(base_url=url, model=config.model, api_key=key, token_ids=True)
+        self.teacher = Endpoint.at(config.base_url, config.model, config.api_key, token_ids=True)
         self.heard: Mapping[tuple[str, str], Sequence[float]] = {}
         self._concurrency = config.concurrency
 

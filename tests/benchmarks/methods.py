@@ -150,7 +150,10 @@ def main() -> None:
 
 
 def make(jobs: Mapping[str, Job], options: argparse.Namespace, say: Callable[[str], None]) -> None:
-    """Make the runs and their table, of those too that did not end well; exit with an error if there are such."""
+    """Make the runs and their table, of those too that did not end well; exit with an error if there are such.
+
+    A run that does not begin with the common start is compared with its own, in a table of its own.
+    """
     cores = sorted(os.sched_getaffinity(0))
     failed = run_all(
         jobs, options.out, [set(cores[2 * place : 2 * place + 2]) for place in range(options.at_once)], say
@@ -159,12 +162,17 @@ def make(jobs: Mapping[str, Job], options: argparse.Namespace, say: Callable[[st
     prices = options.out / "prices.toml"
     status, said = output(["compare", "--json", *begun]) if begun else (1, "")
     if not status:
-        machines = sorted({run["machine"] for run in json.loads(said)["runs"]})
+        rows = json.loads(said)["runs"]
+        machines = sorted({row["machine"] for row in rows})
+        other = [row["against_start"]["reason"] == "other-start" for row in rows]
+        apart = [run for run, begins_apart in zip(begun, other, strict=True) if begins_apart]
         priced = [f"\n[machines.{json.dumps(machine)}]\nhour = {options.hour}\n" for machine in machines]
         prices.write_text("".join(['currency = "USD"\n', *priced]), "utf-8")
         for more in ([], ["--each"]):
             status, said = output(["compare", "--prices", str(prices), *more, *begun])
             say(said)
+        for run in apart:
+            say(output(["compare", "--prices", str(prices), run])[1])
     if options.file is not None and not status:
         status, said = output(["compare", "--prices", str(prices), "--json", *begun])
         Path(f"{options.file}.json").write_text(said, "utf-8")

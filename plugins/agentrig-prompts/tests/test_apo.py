@@ -6,7 +6,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,6 +44,7 @@ class Run:
         self.validation_tasks = [Task(id=f"v{i}", input={"question": f"v{i}"}) for i in range(8)]
         self.lines: list[Any] = list(lines)
         self.first_step, self.stopping, self.solved, self.resumes = len(self.lines) + 1, False, False, "resume"
+        self.hardware: Any = None
         self.paid: list[tuple[int, str, str]] = []
         self.notes: list[str] = []
 
@@ -56,6 +59,9 @@ class Run:
                 id="r", task=task, group="g", mode="train", step=step, outcome=outcome, score=score, trace=trace
             )
             on_groups({place: [ended]})
+
+    def report(self, endpoints: Sequence[Endpoint], *, when: str, step: int) -> None:
+        """Measure nothing."""
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -88,9 +94,11 @@ def model() -> Iterator[Model]:
 
 def searched(model: Model, run: Any, **keys: Any) -> tuple[str, ApoSearch]:
     """Return the number of the best prompt, and the search."""
-    search = ApoSearch(run, ApoConfig(**{"max_calls": 500, "patience_s": 0.0, **keys}))
-    best = search.run([Endpoint(base_url=model.url, model="m")])["system"]
-    return best.rsplit(" ", 1)[1], search
+    server = SimpleNamespace(endpoints=[Endpoint(base_url=model.url, model="m")], check=lambda: None)
+    run.server = lambda plan: nullcontext(server)
+    search = ApoSearch(ApoConfig(**{"max_calls": 500, "patience_s": 0.0, **keys}))
+    search.run(run)
+    return run.prompts["system"].rsplit(" ", 1)[1], search
 
 
 @pytest.mark.parametrize(
@@ -172,8 +180,7 @@ def test_a_reflecting_model_that_is_down_is_named(model: Model, tmp_path: Path) 
 def test_several_prompts_are_improved_one_at_a_time(model: Model, tmp_path: Path) -> None:
     run = Run(tmp_path, last=2)
     run.prompts = {"system": SEED, "other": "Another {question} 0"}
-    search: Any = ApoSearch(run, ApoConfig(max_calls=500))  # type: ignore[arg-type]
-    search.run([Endpoint(base_url=model.url, model="m")])
+    searched(model, run)
     asked = " ".join(said for said in model.paid if REFLECTIONS[1] in said)
     assert "Another {question} 0" in asked
     assert SEED in asked

@@ -15,6 +15,7 @@ from rollouts import rollout, trace_of
 from agentrig import Score, Triplet
 from agentrig.credit import advantages, opd, overlong
 from agentrig.ledger import Call
+from agentrig.plugins.builtin import OWN, register_credits
 from agentrig.plugins.loading import load
 from agentrig.rollouts import Rollout
 from agentrig.run.loop import samples_of
@@ -32,6 +33,11 @@ CREDITS: dict[str, dict[str, Any]] = {
     "turn": {"discount": 0.5},
     "opd": {},
 }
+
+
+def test_no_credit_of_agentrig_is_missing_here() -> None:
+    specs = {spec.name for spec in register_credits()}
+    assert CREDITS.keys() == specs - {OWN}
 
 
 def credit_of(name: str, settings: dict[str, Any]) -> Any:

@@ -148,8 +148,6 @@ class CommandConfig:
 
 def _address(_config: Any, field: Any, value: str) -> None:
     """Reject what is no address of a service."""
-    if not value and field.name == "health":
-        return
     http_address(_config, field, value)
     if urlsplit(value).path.endswith("/chat/completions"):
         raise ValueError(f"{field.name} = {value!r} is a model's address; the agent `http` needs that of your agent")

@@ -22,11 +22,8 @@ class EndpointServer:
     dtype, context = "", 0
 
     def __init__(self, config: EndpointConfig, plan: ServerPlan) -> None:
-        key = config.api_key.reveal() if config.api_key is not None else "none"
-        url = config.base_url.rstrip("/")
-        self.endpoints: Sequence[Endpoint] = [
-            Endpoint(base_url=url, model=config.model, api_key=key, token_ids=config.token_ids)
-        ]
+        endpoint = Endpoint.at(config.base_url, config.model, config.api_key, token_ids=config.token_ids)
+        self.endpoints: Sequence[Endpoint] = [endpoint]
 
     def __enter__(self) -> Self:
         return self

@@ -42,8 +42,8 @@ class FixedModel:
         Raises:
             ValueError: The variable is not set.
         """
-        key = Secret.read({"env": self.api_key_env}).reveal() if self.api_key_env else "none"
-        return Endpoint(base_url=self.base_url.rstrip("/"), model=self.model or name, api_key=key)
+        key = Secret.read({"env": self.api_key_env}) if self.api_key_env else None
+        return Endpoint.at(self.base_url, self.model or name, key)
 
 
 KEYS = tuple(field.name for field in attrs.fields(FixedModel))

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from agentrig.agents import Outcome
-from agentrig.endpoints import without_proxy
+from agentrig.endpoints import Endpoint, without_proxy
 from agentrig.errors import ConfigError
 from agentrig.grading.config import PARTS, JudgeConfig
 from agentrig.rewards import Score
@@ -60,15 +60,15 @@ class Judge:
             )
         if not config.low < config.high:
             raise ConfigError(f"[reward] judge: low = {config.low:g} must be less than high = {config.high:g}")
-        self._url = f"{config.base_url.rstrip('/')}/chat/completions"
+        endpoint = Endpoint.at(config.base_url, config.model, config.api_key)
+        self._url = f"{endpoint.base_url}/chat/completions"
         self._cache = GradeCache(Path(config.cache).expanduser() if config.cache else None)
         self._lock = threading.Lock()
         self._calls = 0
         self._structured = config.structured
-        without_proxy(config.base_url)
-        key = config.api_key.reveal() if config.api_key is not None else "none"
+        without_proxy(endpoint.base_url)
         limits = httpx.Limits(max_connections=config.concurrency)
-        self._http = httpx.Client(limits=limits, headers={"Authorization": f"Bearer {key}"})
+        self._http = httpx.Client(limits=limits, headers={"Authorization": f"Bearer {endpoint.api_key}"})
         weakref.finalize(self, self._http.close)
 
     def score_many(self, items: Sequence[tuple[Task, Outcome]], budget_s: float) -> list[Score]:

@@ -6,16 +6,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from agentrig import AlgorithmSpec, hookimpl
-from agentrig_prompts.config import ApoConfig, GepaConfig, SearchConfig
+from agentrig_prompts.config import ApoConfig, GepaConfig
 
 
-def build(config: SearchConfig) -> Any:
+def build(config: GepaConfig) -> Any:
     """Return the algorithm."""
     from agentrig_prompts.apo import ApoSearch
     from agentrig_prompts.gepa import GepaSearch
-    from agentrig_prompts.search import PromptAlgorithm
 
-    return PromptAlgorithm(config, ApoSearch if isinstance(config, ApoConfig) else GepaSearch)
+    return ApoSearch(config) if isinstance(config, ApoConfig) else GepaSearch(config)
 
 
 @hookimpl

@@ -18,8 +18,9 @@ import random
 from collections.abc import Sequence
 
 from agentrig.algorithms import Session
+from agentrig_prompts.asking import shown
 from agentrig_prompts.config import ApoConfig
-from agentrig_prompts.search import Prompts, Scores, Search, mean, ranked, scores_of
+from agentrig_prompts.search import Prompts, Scores, Search, best_of, mean, scores_of
 
 CRITIQUE = """You review the prompt of an assistant:
 ```
@@ -54,15 +55,19 @@ class ApoSearch(Search):
     """One search.
 
     Args:
-        session: The run's.
         config: The settings.
     """
 
-    def __init__(self, session: Session, config: ApoConfig) -> None:
-        super().__init__(session, config, making=config.minibatch + 2)
-        self._width, self._branches, self._random = config.beam_width, config.branch_factor, random.Random(session.seed)
+    def __init__(self, config: ApoConfig) -> None:
+        super().__init__(config)
+        self.making = (config.minibatch + 2, config.minibatch + 2)  # with the critique, and the new text
+        self._width, self._branches = config.beam_width, config.branch_factor
+
+    def begin(self, session: Session) -> None:
+        """Check as each search does; then put the validation tasks in an order of chance."""
+        super().begin(session)
+        self._random = random.Random(session.seed)
         self._validation = self._random.sample(self._validation, len(self._validation))
-        self._each = config.minibatch + 2 + len(self._validation)  # the most calls of a candidate
 
     def search(self) -> None:
         """Widen the beam and narrow it, until the budget is used or nothing is left to improve."""
@@ -70,7 +75,7 @@ class ApoSearch(Search):
         self.affords(len(self._validation) + self._each)
         beam: list[Prompts] = [self._best[0]]
         scores = self._scores(beam, len(self._validation))
-        while self.goes_on(ended, (beam[0], mean(scores[0])), candidates=tried, needs=self._each, attempts=new):
+        while self.goes_on(ended, (beam[0], mean(scores[0])), candidates=tried, attempts=new):
             if ended < session.first_step - 1:  # as it was when the budget was perhaps another one
                 new = int(session.lines[ended]["algorithm"]["attempts"])
             else:
@@ -93,8 +98,11 @@ class ApoSearch(Search):
         seen = [line for line in lines if line["value"] is not None]
         if all(line["value"] >= self._config.perfect for line in seen):
             return None
-        critique = self._asking.critique(CRITIQUE, prompts[name], name, seen)
-        text = critique and self._asking.better(EDIT, prompts[name], name, critique)
+        critique = self._asking.reply(CRITIQUE, prompts[name], shown(seen)).strip()
+        if not critique:
+            self._asking.refuse(name, "the critique is empty")
+            return None
+        text = self._asking.better(EDIT, prompts[name], name, critique)
         return {**prompts, name: text} if text else None
 
     def _best_of(self, candidates: Sequence[Prompts]) -> tuple[list[Prompts], list[Scores]]:
@@ -110,3 +118,11 @@ class ApoSearch(Search):
     def _scores(self, candidates: Sequence[Prompts], tasks: int) -> list[Scores]:
         batch = self._validation[:tasks]
         return [dict(enumerate(scores_of(self._asking.rollouts(batch, prompts)))) for prompts in candidates]
+
+
+def ranked(candidates: Sequence[Scores]) -> list[int]:
+    """Return the places of candidates, the best first; of equal ones the earlier first."""
+    left, order = list(range(len(candidates))), list[int]()
+    while left:  # no sort: a candidate that left out many tasks is equal to better and to worse ones
+        order.append(left.pop(best_of([candidates[place] for place in left])))
+    return order

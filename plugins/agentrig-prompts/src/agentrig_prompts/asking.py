@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -13,20 +12,19 @@ from gepa.strategies.instruction_proposal import InstructionProposalSignature as
 
 from agentrig import Endpoint, Task
 from agentrig.algorithms import Session
+from agentrig.endpoints import without_proxy
 from agentrig.errors import RunStopped
 from agentrig.prompting import fields, misfit
 from agentrig.rollouts import Rollout
-from agentrig.traces import mapping, reply_of
-from agentrig_prompts.config import SearchConfig
+from agentrig.text import cut
+from agentrig.traces import reply_of, token_count
+from agentrig_prompts.config import GepaConfig
 from agentrig_prompts.record import Record, digest_of
 
 log = logging.getLogger(__name__)
 
-Ask = Callable[[httpx.Client], httpx.Response]
 Example = tuple[str, Task]
 """A task, with its role: ids are unique within a split only."""
-
-Seen = str | Sequence[Mapping[str, Any]]
 
 SHOWN = 4000
 """Most characters of an input, an answer or a reply that the reflecting model sees."""
@@ -57,9 +55,10 @@ class Asking:
         reflection_s: Seconds of reflections since somebody set it to 0.
     """
 
-    def __init__(self, session: Session, endpoints: Sequence[Endpoint], config: SearchConfig, record: Record) -> None:
+    def __init__(self, session: Session, endpoints: Sequence[Endpoint], config: GepaConfig, record: Record) -> None:
         self._session, self._endpoints, self._config, self._record = session, endpoints, config, record
         self.step, self.spare, self.reflections, self.refused, self.reflection_s = 1, 0, 0, 0, 0.0
+<<<<<<< HEAD
         self.example = ""
         self._asked: Counter[str] = Counter()
         self._reflecting = endpoints[0]
@@ -67,24 +66,27 @@ class Asking:
             key = config.reflection_api_key.reveal() if config.reflection_api_key else "none"
             url = config.reflection_base_url.rstrip("/")
             self._reflecting = Endpoint(base_url=url, model=config.reflection_model, api_key=key)
+=======
+        url, model = config.reflection_base_url, config.reflection_model
+        self._reflecting = Endpoint.at(url, model, config.reflection_api_key) if url else endpoints[0]
+>>>>>>> m34
 
     def rollouts(self, batch: Sequence[Example], prompts: Mapping[str, str]) -> list[Mapping[str, Any]]:
         """Return a line of the record for each task; its `value` is None if every attempt failed.
 
         Raises:
-            RunStopped: The model can't be reached, or too many rollouts have failed.
+            RunStopped: Too many rollouts have failed.
+            Stopping: See `_answer`.
         """
         tasks = {digest_of(prompts, role, task.id): task for role, task in batch}
-        last: dict[str, Rollout] = {}
-        tries = 0
-        while left := [key for key in tasks if self._record.settled(key) is None]:
-            now = self._attempts({key: tasks[key] for key in left}, prompts)
-            last |= now
-            failed = [key for key in left if now[key].failure is not None]
-            away = len(failed) == len(left) and not any(rollout.trace.llm_calls() for rollout in now.values())
-            if away and self._waits(self._endpoints[0], lambda client: client.get("/models"))[1]:
+        last, tries = dict[str, Rollout](), 0
+        while left := {key: task for key, task in tasks.items() if self._record.settled(key) is None}:
+            self._attempts(left, prompts, last)
+            failed = [key for key in left if last[key].failure is not None]
+            away = len(failed) == len(left) and not any(last[key].trace.llm_calls() for key in left)
+            if away and self._answer(self._endpoints[0], "/models")[1]:
                 continue  # the model was away: that was no attempt
-            tries, paid = tries + 1, sum(bool(now[key].trace.llm_calls()) for key in failed)
+            tries, paid = tries + 1, sum(bool(last[key].trace.llm_calls()) for key in failed)
             if tries > self._config.retries or paid > self.spare:
                 self._session.check_failures(list(last.values()), step=self.step)
                 for key in failed:
@@ -93,13 +95,13 @@ class Asking:
         lines = [self._record.settled(digest_of(prompts, role, task.id)) for role, task in batch]
         return [line for line in lines if line is not None]
 
-    def _attempts(self, tasks: Mapping[str, Task], prompts: Mapping[str, str]) -> dict[str, Rollout]:
+    def _attempts(self, tasks: Mapping[str, Task], prompts: Mapping[str, str], last: dict[str, Rollout]) -> None:
         """Run each task once, and record each rollout as soon as it has ended: a killed run does not pay it again."""
-        keys, ended = list(tasks), dict[str, Rollout]()
+        keys = list(tasks)
 
         def record(groups: Mapping[int, Sequence[Rollout]]) -> None:
             for place, (rollout,) in groups.items():
-                ended[keys[place]] = rollout
+                last[keys[place]] = rollout
                 self._record.add(keys[place], **_line(rollout))
 
         if self._session.stopping:
@@ -107,8 +109,8 @@ class Asking:
         self._session.prompts = prompts
         each = list(tasks.values())
         self._session.rollouts(each, n=1, endpoint=self._endpoints, step=self.step, on_groups=record)
-        return ended
 
+<<<<<<< HEAD
     def better(self, template: str, prompt: str, name: str, seen: Seen) -> str | None:
         """Return a new text for a prompt, or None if the reply has none that could be used.
 
@@ -135,34 +137,59 @@ class Asking:
     def _usable(self, text: str, name: str, why: str, body: str) -> str | None:
         if not why:
             return text
+=======
+    def better(self, template: str, prompt: str, name: str, seen: str) -> str | None:
+        """Return a new text for the prompt of a name, or None if the reply has none that could be used; see `reply`."""
+        reply = self.reply(template, prompt, seen)
+        found = Signature.output_extractor(reply)["new_instruction"] if "```" in reply else ""
+        why = misfit(found, prompt) if found else "the reply has no prompt between two lines of ```"
+        if why:
+            self.refuse(name, f"a new text is refused: {why}")
+        return None if why else found
+
+    def refuse(self, name: str, why: str) -> None:
+        """Count and log a reply that could not be used, to a question about the prompt of a name."""
+>>>>>>> m34
         self.refused += 1
         self.example = f"{why}; what came back: {' '.join(body.split())[:EXAMPLE]}"
         log.warning("step %d, prompt %s: %s", self.step, name, why)
-        return None
 
+<<<<<<< HEAD
     def _reply(self, asked: str) -> tuple[str, str]:
         """Return the reply's text, and what came back: the same, or the body of an answer that has no reply."""
+=======
+    def reply(self, template: str, prompt: str, seen: str) -> str:
+        """Return what the reflecting model says of a prompt; empty if that is no chat completion.
+
+        Args:
+            template: What is asked, with `{fields}`, `<curr_param>` and `<side_info>` in it: there the prompt's fields,
+                the prompt, and what is seen of it are put in.
+            prompt: Its text.
+            seen: See `shown`.
+
+        Raises:
+            Stopping: The model refuses the request; or see `_answer`.
+        """
+>>>>>>> m34
         start = time.perf_counter()
         self.reflections += 1
-        self._asked[asked] += 1
-        key = digest_of("reflection", asked, self._asked[asked])
+        named = ", ".join(f"{{{field}}}" for field in sorted(fields(prompt))) or "there are none"
+        asked = template.replace("{fields}", named).replace("<curr_param>", prompt).replace("<side_info>", seen)
+        key = digest_of("reflection", self.reflections, asked)
         if (known := self._record.settled(key)) is not None:
             return str(known["reply"]), str(known.get("body", known["reply"]))
         model, messages = self._reflecting, [{"role": "user", "content": asked}]
         body = {"model": model.model, "messages": messages, "temperature": self._config.reflection_temperature}
-        try:
-            response, _ = self._waits(model, lambda client: client.post("/chat/completions", json=body))
-            if response.status_code >= 400:
-                said = f"{response.status_code} {response.text[:200]}"
-                raise RunStopped(
-                    f"the reflecting model at {model.base_url} refuses the request: {said}. Set reflection_base_url, "
-                    f"reflection_model and reflection_api_key in config.toml, then {self._session.resumes}"
-                )
-        except RunStopped as stopped:
-            raise Stopping from stopped
+        response, _ = self._answer(model, "/chat/completions", body)
+        if response.status_code >= 400:
+            raise Stopping from RunStopped(
+                f"the reflecting model at {model.base_url} refuses the request: {_said(response)}. Set "
+                "reflection_base_url, reflection_model and reflection_api_key in config.toml, then "
+                f"{self._session.resumes}"
+            )
         try:
             answer = response.json()
-            text, tokens = str(answer["choices"][0]["message"]["content"] or ""), _used(answer)
+            text, tokens = str(answer["choices"][0]["message"]["content"] or ""), _used({"response": answer})
         except (ValueError, LookupError, TypeError):
             text, tokens = "", 0  # refused, as a reply without a prompt is
             log.warning("the model at %s did not answer with a chat completion: %.200s", model.base_url, response.text)
@@ -171,29 +198,29 @@ class Asking:
         self.reflection_s += time.perf_counter() - start
         return text, odd.get("body", text)
 
-    def _waits(self, endpoint: Endpoint, ask: Ask) -> tuple[httpx.Response, bool]:
+    def _answer(self, endpoint: Endpoint, path: str, body: Any = None) -> tuple[httpx.Response, bool]:
         """Ask until a server answers; return the answer, and whether it was away at first.
 
         Raises:
-            RunStopped: It stays away.
-            Stopping: The user asked to end.
+            Stopping: It stays away, or the user asked to end.
         """
         end, pause, away = time.monotonic() + self._config.patience_s, 0.5, False
         key = {"Authorization": f"Bearer {endpoint.api_key}"}
+        without_proxy(endpoint.base_url)
         with httpx.Client(base_url=endpoint.base_url, headers=key, timeout=600) as client:
             while True:
                 try:
-                    response = ask(client)
+                    response = client.request("GET" if body is None else "POST", path, json=body)
                     if response.status_code < 500 and response.status_code != 429:
                         return response, away
-                    why = f"{response.status_code} {response.text[:200]}"
+                    why = _said(response)
                 except httpx.HTTPError as error:
                     why = str(error) or type(error).__name__
                 away = True
                 if self._session.stopping:
                     raise Stopping
                 if time.monotonic() + pause > end:
-                    raise RunStopped(
+                    raise Stopping from RunStopped(
                         f"the model at {endpoint.base_url} does not answer: {why}. The run waited for it "
                         f"(algorithm.patience_s). What was paid is kept; when it answers: {self._session.resumes}"
                     )
@@ -201,41 +228,35 @@ class Asking:
                 pause = min(2 * pause, 30.0)
 
 
-def _asked(template: str, prompt: str, seen: Seen) -> str:
-    """Return what is asked of the reflecting model."""
-    named = ", ".join(f"{{{field}}}" for field in sorted(fields(prompt))) or "there are none"
-    template = template.replace("{fields}", named)
-    if isinstance(seen, str):
-        return template.replace("<curr_param>", prompt).replace("<side_info>", seen)
-    examples = [{key: line[key] for key in ("Inputs", "Generated Outputs", "Feedback")} for line in seen]
-    given = {"current_instruction_doc": prompt, "dataset_with_feedback": examples, "prompt_template": template}
-    return str(Signature.prompt_renderer(given))
+def shown(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return lines of the record as the reflecting model sees them, in gepa's form."""
+    examples = [{key: line[key] for key in ("Inputs", "Generated Outputs", "Feedback")} for line in lines]
+    given = {"current_instruction_doc": "", "dataset_with_feedback": examples}
+    return str(Signature.prompt_renderer({**given, "prompt_template": "<curr_param><side_info>"}))
 
 
 def _line(rollout: Rollout) -> dict[str, Any]:
     """Return what the record keeps of a rollout; one that failed settles nothing."""
     calls, score = rollout.trace.llm_calls(), rollout.score
     line = {"rollout": rollout.id, "task": rollout.task.id, "calls": int(bool(calls)), "settled": False}
-    line["tokens"] = sum(_used(mapping(call.attributes.get("response"))) for call in calls)
+    line["tokens"] = sum(_used(call.attributes) for call in calls)
     if rollout.value is None or score is None:
         return {**line, "failure": rollout.failure}
     said = score.feedback or score.details.get("reason") or score.details.get("wrong") or ""
-    replies = [_short(reply_of(call.attributes)) for call in calls]
+    replies = [cut(reply_of(call.attributes), SHOWN) for call in calls]
     return {
         **line,
         **{"settled": True, "value": rollout.value},
-        "Inputs": {key: _short(value) for key, value in rollout.task.input.items()},
-        "Generated Outputs": {"answer": _short(rollout.outcome.answer), "replies": replies},
-        "Feedback": f"{_short(said)}\nreward {rollout.value:g}".strip(),
+        "Inputs": {key: cut(str(value), SHOWN) for key, value in rollout.task.input.items()},
+        "Generated Outputs": {"answer": cut(str(rollout.outcome.answer), SHOWN), "replies": replies},
+        "Feedback": f"{cut(str(said), SHOWN)}\nreward {rollout.value:g}".strip(),
     }
 
 
-def _used(answer: Mapping[str, Any]) -> int:
-    """Return the tokens that an answer states; 0 if it states none."""
-    usage = mapping(answer.get("usage"))
-    return sum(n for name in ("prompt_tokens", "completion_tokens") if isinstance(n := usage.get(name), int))
+def _used(attributes: Mapping[str, Any]) -> int:
+    """Return the tokens that the answer of a call states; 0 if it states none."""
+    return sum(token_count(attributes, part) or 0 for part in ("prompt", "response"))
 
 
-def _short(value: Any) -> str:
-    text = "" if value is None else str(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
+def _said(response: httpx.Response) -> str:
+    return f"{response.status_code} {response.text[:200]}"

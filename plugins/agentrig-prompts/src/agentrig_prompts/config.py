@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 
 from agentrig import Secret, setting
 from agentrig.secrets import http_address
 
 
-def _address(config: Any, field: Any, value: str) -> None:
-    if value:
-        http_address(config, field, value)
-
-
 @attrs.frozen(kw_only=True)
-class SearchConfig:
-    """Keys of both."""
+class GepaConfig:
+    """Keys of `gepa`."""
 
     model: str = setting("", help="the Hugging Face directory that the run's server serves; server endpoint needs none")
     dtype: str = setting("float32", choices=("float32", "bfloat16"), help="what that server computes in")
     temperature: float = setting(0.0, help="sampling temperature of the agent's calls", ge=0)
     reply_tokens: int = setting(1024, help="longest reply of the model to the agent, in tokens", ge=1)
-    reflection_base_url: str = setting("", validator=_address, help="reflecting model's address; empty: the agent's")
+    reflection_base_url: str = setting(
+        "", validator=http_address, help="reflecting model's address; empty: the agent's"
+    )
     reflection_model: str = setting("", help="the reflecting model's name there")
     reflection_api_key: Secret | None = setting(None, secret=True, help="its key")
     reflection_temperature: float = setting(1.0, help="sampling temperature of reflections", ge=0)
@@ -41,13 +36,8 @@ class SearchConfig:
 
 
 @attrs.frozen(kw_only=True)
-class GepaConfig(SearchConfig):
-    """Keys of `gepa`."""
-
-
-@attrs.frozen(kw_only=True)
-class ApoConfig(SearchConfig):
-    """Keys of `apo`."""
+class ApoConfig(GepaConfig):
+    """Keys of `apo`: those of `gepa`, and two more."""
 
     beam_width: int = setting(4, help="prompts that go on to the next step", ge=1)
     branch_factor: int = setting(4, help="new prompts that are made of each of them, if the budget has them", ge=1)

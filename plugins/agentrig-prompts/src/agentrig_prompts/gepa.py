@@ -13,10 +13,8 @@ from typing import Any
 from gepa.api import optimize
 from gepa.core.adapter import EvaluationBatch
 
-from agentrig.algorithms import Session
-from agentrig_prompts.asking import Example
-from agentrig_prompts.config import GepaConfig
-from agentrig_prompts.search import Search, log, margin, mean, ranked, scores_of
+from agentrig_prompts.asking import Example, log, shown
+from agentrig_prompts.search import Search, best_of, margin, mean, scores_of
 
 REFLECT = """An assistant works with this prompt:
 ```
@@ -35,20 +33,11 @@ between two lines of ```."""
 
 
 class GepaSearch(Search):
-    """What gepa calls as its adapter, stopper, criterion of acceptance and logger.
-
-    Args:
-        session: The run's.
-        config: The settings.
-    """
-
-    def __init__(self, session: Session, config: GepaConfig) -> None:
-        super().__init__(session, config, making=config.minibatch)
-        self._iteration = len(self._validation) + 2 * config.minibatch + 1  # the most calls of one
+    """What gepa calls as its adapter, stopper, criterion of acceptance and logger."""
 
     def search(self) -> None:
         """Let gepa search."""
-        self.affords(len(self._validation) + self._iteration)
+        self.affords(len(self._validation) + self._each)
         adapter: Any = self
         optimize(
             seed_candidate=dict(self._best[0]),
@@ -61,7 +50,6 @@ class GepaSearch(Search):
             stop_callbacks=adapter.stop,
             logger=adapter,
             seed=self._session.seed,
-            track_best_outputs=False,
         )
 
     def log(self, message: str) -> None:
@@ -81,7 +69,7 @@ class GepaSearch(Search):
     def propose_new_texts(self, candidate: Any, reflective_dataset: Any, components_to_update: Any) -> dict[str, str]:
         """Implement `GEPAAdapter.propose_new_texts`; without a usable text there is no new candidate."""
         ask = self._asking.better
-        better = {name: ask(REFLECT, candidate[name], name, seen) for name, seen in reflective_dataset.items()}
+        better = {name: ask(REFLECT, candidate[name], name, shown(seen)) for name, seen in reflective_dataset.items()}
         return {name: text for name, text in better.items() if text is not None}
 
     def should_accept(self, proposal: Any, state: Any) -> bool:
@@ -92,6 +80,6 @@ class GepaSearch(Search):
     def stop(self, state: Any) -> bool:
         """Implement gepa's stopper, called before each iteration: end the step before, and say whether to end."""
         candidates, scores = state.program_candidates, state.prog_candidate_val_subscores
-        best = ranked(scores)[0]
+        best = best_of(scores)
         found = (candidates[best], mean(scores[best]))
-        return not self.goes_on(state.i + 1, found, candidates=len(candidates), needs=self._iteration)
+        return not self.goes_on(state.i + 1, found, candidates=len(candidates))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,19 +40,18 @@ class Record:
 
     def __init__(self, directory: Path) -> None:
         self.calls = self.tokens = self.largest = self.excluded = 0
-        self._lines: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        self._lines: dict[str, list[Mapping[str, Any]]] = {}
         self._asked: set[str] = set()
         self._file = directory / FILE
         self._file.touch()
-        text = self._file.read_bytes()
-        whole = text[: text.rfind(b"\n") + 1]
         with self._file.open("r+b") as file:
-            file.truncate(len(whole))  # a crash may have come while a line was written
-        for number, read in enumerate(whole.split(b"\n")[:-1], 1):
+            *whole, torn = file.read().split(b"\n")
+            file.truncate(file.tell() - len(torn))  # a crash may have come while a line was written
+        for number, read in enumerate(whole, 1):
             try:
                 line = json.loads(read)
                 kept = {**line, "calls": int(line["calls"]), "tokens": int(line["tokens"]), "settled": line["settled"]}
-                self._lines[line["key"]].append(kept)
+                self._lines.setdefault(line["key"], []).append(kept)
             except (ValueError, KeyError, TypeError) as error:
                 why = f"lacks {error}" if isinstance(error, KeyError) else "is no JSON that a search wrote"
                 raise RunFileError(
@@ -64,16 +62,16 @@ class Record:
         """Return the line that settles a key, None if there is none yet; from here on, its cost counts."""
         if key not in self._asked:
             self._asked.add(key)
-            for line in self._lines[key]:
+            for line in self._lines.get(key, ()):
                 self._count(line)
-        return next((line for line in self._lines[key] if line["settled"]), None)
+        return next((line for line in self._lines.get(key, ()) if line["settled"]), None)
 
     def add(self, key: str, *, calls: int, tokens: int, settled: bool, **more: Any) -> None:
         """Write a line."""
         line = {"key": key, "calls": calls, "tokens": tokens, "settled": settled, **more}
         with self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        self._lines[key].append(line)
+        self._lines.setdefault(key, []).append(line)
         self._count(line)
 
     def _count(self, line: Mapping[str, Any]) -> None:

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
-import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from agentrig import Endpoint
 from agentrig.algorithms import Session
-from agentrig.endpoints import without_proxy
 from agentrig.errors import ConfigError, RunStopped
 from agentrig.hardware import Hardware
 from agentrig.prompting import PROMPTS_FILE
 from agentrig.servers import MakeServer, ServerPlan
 from agentrig_prompts.asking import Asking, Example, Stopping
-from agentrig_prompts.config import SearchConfig
+from agentrig_prompts.config import GepaConfig
 from agentrig_prompts.record import Record
-
-log = logging.getLogger(__name__)
 
 EXCLUDED = float("-inf")
 """The score of a task that is left out; what compares candidates skips it."""
@@ -33,79 +28,35 @@ Scores = Mapping[int, float]
 """A candidate's reward on each task, by the task's place."""
 
 
-class PromptAlgorithm:
-    """Implements `agentrig.algorithms.Algorithm`.
+class Search(ABC):
+    """Implements `agentrig.algorithms.Algorithm`: one search.
 
     Args:
         config: The settings.
-        search: Makes the search of a run.
+
+    Attributes:
+        making: Fewest and most calls that make a candidate, before it is run on the validation tasks.
+        ended: The last step that has ended.
     """
 
-    def __init__(self, config: SearchConfig, search: Callable[[Session, Any], Search]) -> None:
-        self.config, self._search = config, search
+    def __init__(self, config: GepaConfig) -> None:
+        self._config, self.making = config, (config.minibatch, 2 * config.minibatch + 1)
 
-    def run(self, session: Session) -> None:
-        """Improve the prompts until the budget is used, nothing is left to improve, or the user asked to end.
+    def begin(self, session: Session) -> None:
+        """Check a run's prompts, tasks and budget, and read what was paid before.
+
+        Args:
+            session: The run's.
 
         Raises:
             ConfigError: The agent has no prompts, or the budget can find nothing.
-            RunStopped: A model can't be reached, or too many rollouts failed.
+            RunFileError: The record is damaged.
         """
-        search = self._search(session, self.config)
-        plan = self._plan(session.hardware, seed=session.seed, log=session.directory / "server.log")
-        with session.server(plan) as server:
-            endpoints = self._sampled(server.endpoints)
-            session.report(endpoints, when="before", step=0)
-            best = search.run(endpoints)
-            server.check()
-            session.prompts = best
-            if not session.stopping:
-                session.report(endpoints, when="after", step=search.ended)
-
-    @contextmanager
-    def serve(self, *, hardware: Hardware, checkpoint: Path | None, server: MakeServer) -> Iterator[list[Endpoint]]:
-        """Serve the model.
-
-        Raises:
-            ConfigError: A checkpoint is named: it has prompts, and no model.
-        """
-        if checkpoint is not None:
-            raise ConfigError(f"{checkpoint} has prompts, and no model: give the run with --prompts")
-        with server(self._plan(hardware)) as started:
-            yield self._sampled(started.endpoints)
-
-    def _plan(self, hardware: Hardware, **more: Any) -> ServerPlan:
-        model = Path(self.config.model)
-        return ServerPlan(model=model, name="policy", hardware=hardware, dtype=self.config.dtype, **more)
-
-    def _sampled(self, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
-        for endpoint in endpoints:
-            without_proxy(endpoint.base_url)
-        fields = {"temperature": self.config.temperature, "max_tokens": self.config.reply_tokens}
-        return [endpoint.with_sampling(**fields) for endpoint in endpoints]
-
-
-class Search(ABC):
-    """One search.
-
-    Args:
-        session: The run's.
-        config: The settings.
-        making: Fewest calls that make a candidate, before it is run on the validation tasks.
-
-    Attributes:
-        ended: The last step that has ended.
-
-    Raises:
-        ConfigError: The agent has no prompts, or the budget can find nothing.
-    """
-
-    def __init__(self, session: Session, config: SearchConfig, *, making: int) -> None:
-        self._session, self._config, self._record = session, config, Record(session.directory)
+        self._session, self._record, config = session, Record(session.directory), self._config
         self._train: list[Example] = [("train", task) for task in session.train_tasks]
         self._validation = [("validation", task) for task in session.validation_tasks] or self._train
         validation = len(self._validation)
-        self._least = validation + 3 * (making + validation)
+        self._least, self._each = validation + 3 * (self.making[0] + validation), self.making[1] + validation
         self._best: tuple[Prompts, float] = (dict(session.prompts), 0.0)
         self._paid, self._idle, self.ended = 0, 0, 0
         if not session.prompts:
@@ -121,19 +72,48 @@ class Search(ABC):
     def search(self) -> None:
         """Improve the prompts; call `goes_on` before each step, and end when it returns False."""
 
-    def run(self, endpoints: Sequence[Endpoint]) -> dict[str, str]:
-        """Return the best prompts.
+    def run(self, session: Session) -> None:
+        """Improve the prompts until the budget is used, nothing is left to improve, or the user asked to end.
 
         Raises:
-            RunStopped: A model can't be reached, too many rollouts failed, or `max_tokens` can find nothing.
+            ConfigError, RunFileError: See `begin`.
+            RunStopped: A model can't be reached or refuses, too many rollouts failed, or `max_tokens` can find nothing.
         """
-        self._asking = Asking(self._session, endpoints, self._config, self._record)
-        try:
-            self.search()
-        except Stopping as stopping:
-            if stopping.__cause__ is not None:
-                raise stopping.__cause__ from None
-        return dict(self._best[0])
+        self.begin(session)
+        plan = self._plan(session.hardware, seed=session.seed, log=session.directory / "server.log")
+        with session.server(plan) as server:
+            endpoints = self._sampled(server.endpoints)
+            self._asking = Asking(session, endpoints, self._config, self._record)
+            session.report(endpoints, when="before", step=0)
+            try:
+                self.search()
+            except Stopping as stopping:
+                if stopping.__cause__ is not None:
+                    raise stopping.__cause__ from None
+            server.check()
+            session.prompts = dict(self._best[0])
+            if not session.stopping:
+                session.report(endpoints, when="after", step=self.ended)
+
+    @contextmanager
+    def serve(self, *, hardware: Hardware, checkpoint: Path | None, server: MakeServer) -> Iterator[list[Endpoint]]:
+        """Serve the model.
+
+        Raises:
+            ConfigError: A checkpoint is named: it has prompts, and no model.
+        """
+        if checkpoint is not None:
+            raise ConfigError(f"{checkpoint} has prompts, and no model: give the run with --prompts")
+        with server(self._plan(hardware)) as started:
+            yield self._sampled(started.endpoints)
+
+    def _plan(self, hardware: Hardware, **more: Any) -> ServerPlan:
+        model = Path(self._config.model)
+        return ServerPlan(model=model, name="policy", hardware=hardware, dtype=self._config.dtype, **more)
+
+    def _sampled(self, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+        fields = {"temperature": self._config.temperature, "max_tokens": self._config.reply_tokens}
+        return [endpoint.with_sampling(**fields) for endpoint in endpoints]
 
     def affords(self, calls: int) -> bool:
         """Return whether the budget has so many more calls; what is beyond them may go into failed rollouts."""
@@ -141,13 +121,12 @@ class Search(ABC):
         self._asking.spare = config.max_calls - record.calls - calls
         return self._asking.spare >= 0 and not 0 < config.max_tokens < record.tokens + calls * record.largest
 
-    def goes_on(self, ended: int, best: tuple[Prompts, float], *, needs: int, **metrics: float) -> bool:
+    def goes_on(self, ended: int, best: tuple[Prompts, float], **metrics: float) -> bool:
         """End a step, and return whether the next one may begin.
 
         Args:
             ended: The step that has ended; 0 before the first.
             best: The best prompts so far, and their mean reward on the validation tasks.
-            needs: Calls that the next step needs.
             metrics: Further figures of the step.
 
         Raises:
@@ -175,8 +154,8 @@ class Search(ABC):
             why = "every rollout is correct"
         elif self._idle > len(self._train) // config.minibatch:
             why = "all training tasks again gave nothing new"
-        elif not self.affords(needs):
-            why = f"another step may need {needs} calls, and the budget has less"
+        elif not self.affords(self._each):
+            why = f"another step may need {self._each} calls, and the budget has less"
         if why and not session.stopping:
             refused = f"{asking.refused} of {asking.reflections} reflections gave no usable text"
             session.note(f"the search for prompts ended after {record.calls} calls: {why}; {refused}")
@@ -198,20 +177,16 @@ def margin(scores: Scores, others: Scores) -> float:
     return math.fsum(scores[task] for task in both) - math.fsum(others[task] for task in both)
 
 
-def ranked(candidates: Sequence[Scores]) -> list[int]:
-    """Return the places of candidates, the best first; of equal ones the earlier first."""
-    left, order = list(range(len(candidates))), list[int]()
-    while left:
-        best = left[0]
-        for place in left[1:]:  # no sort: a candidate that left out many tasks is equal to better and to worse ones
-            if margin(candidates[place], candidates[best]) > 0:
-                best = place
-        left.remove(best)
-        order.append(best)
-    return order
+def best_of(candidates: Sequence[Scores]) -> int:
+    """Return the place of the best candidate; of equal ones the first."""
+    best = 0
+    for place, scores in enumerate(candidates):
+        if margin(scores, candidates[best]) > 0:
+            best = place
+    return best
 
 
 def mean(scores: Scores) -> float:
     """Return the mean reward over tasks that are not left out; 0.0 without any."""
     kept = [value for value in scores.values() if value != EXCLUDED]
-    return statistics.fmean(kept) if kept else 0.0
+    return math.fsum(kept) / len(kept) if kept else 0.0
