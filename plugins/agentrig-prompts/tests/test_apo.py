@@ -47,6 +47,10 @@ class Run:
         self.hardware: Any = None
         self.paid: list[tuple[int, str, str]] = []
         self.notes: list[str] = []
+        self.recorded: dict[str, Any] = {}
+
+    def record(self, name: str, value: Any) -> None:
+        self.recorded[name] = value
 
     def rollouts(self, tasks: Sequence[Task], *, on_groups: Any, step: int, **more: Any) -> None:
         number = self.prompts["system"].rsplit(" ", 1)[1]

@@ -58,18 +58,9 @@ class Asking:
     def __init__(self, session: Session, endpoints: Sequence[Endpoint], config: GepaConfig, record: Record) -> None:
         self._session, self._endpoints, self._config, self._record = session, endpoints, config, record
         self.step, self.spare, self.reflections, self.refused, self.reflection_s = 1, 0, 0, 0, 0.0
-<<<<<<< HEAD
-        self.example = ""
-        self._asked: Counter[str] = Counter()
-        self._reflecting = endpoints[0]
-        if config.reflection_base_url:
-            key = config.reflection_api_key.reveal() if config.reflection_api_key else "none"
-            url = config.reflection_base_url.rstrip("/")
-            self._reflecting = Endpoint(base_url=url, model=config.reflection_model, api_key=key)
-=======
+        self.example = self._body = ""
         url, model = config.reflection_base_url, config.reflection_model
         self._reflecting = Endpoint.at(url, model, config.reflection_api_key) if url else endpoints[0]
->>>>>>> m34
 
     def rollouts(self, batch: Sequence[Example], prompts: Mapping[str, str]) -> list[Mapping[str, Any]]:
         """Return a line of the record for each task; its `value` is None if every attempt failed.
@@ -110,34 +101,6 @@ class Asking:
         each = list(tasks.values())
         self._session.rollouts(each, n=1, endpoint=self._endpoints, step=self.step, on_groups=record)
 
-<<<<<<< HEAD
-    def better(self, template: str, prompt: str, name: str, seen: Seen) -> str | None:
-        """Return a new text for a prompt, or None if the reply has none that could be used.
-
-        Args:
-            template: What is asked, with `{fields}` in it, and `<curr_param>` and `<side_info>`, as gepa writes them:
-                there the prompt's fields, the prompt, and what is seen of it are put in.
-            prompt: The text to improve.
-            name: The prompt's name, for messages.
-            seen: Lines of the record, or a text.
-
-        Raises:
-            Stopping: The model can't be reached, or refuses the request; or the user asked to end.
-        """
-        reply, body = self._reply(_asked(template, prompt, seen))
-        found = Signature.output_extractor(reply)["new_instruction"] if "```" in reply else ""
-        why = misfit(found, prompt) if found else "the reply has no prompt between two lines of ```"
-        return self._usable(found, name, f"a new text is refused: {why}" if why else "", body)
-
-    def critique(self, template: str, prompt: str, name: str, seen: Seen) -> str | None:
-        """Return what the model says of a prompt, or None if it says nothing; see `better`."""
-        reply, body = self._reply(_asked(template, prompt, seen))
-        return self._usable(reply.strip(), name, "" if reply.strip() else "the critique is empty", body)
-
-    def _usable(self, text: str, name: str, why: str, body: str) -> str | None:
-        if not why:
-            return text
-=======
     def better(self, template: str, prompt: str, name: str, seen: str) -> str | None:
         """Return a new text for the prompt of a name, or None if the reply has none that could be used; see `reply`."""
         reply = self.reply(template, prompt, seen)
@@ -148,16 +111,11 @@ class Asking:
         return None if why else found
 
     def refuse(self, name: str, why: str) -> None:
-        """Count and log a reply that could not be used, to a question about the prompt of a name."""
->>>>>>> m34
+        """Count and log the latest reply, which could not be used, to a question about the prompt of a name."""
         self.refused += 1
-        self.example = f"{why}; what came back: {' '.join(body.split())[:EXAMPLE]}"
+        self.example = f"{why}; what came back: {' '.join(self._body.split())[:EXAMPLE]}"
         log.warning("step %d, prompt %s: %s", self.step, name, why)
 
-<<<<<<< HEAD
-    def _reply(self, asked: str) -> tuple[str, str]:
-        """Return the reply's text, and what came back: the same, or the body of an answer that has no reply."""
-=======
     def reply(self, template: str, prompt: str, seen: str) -> str:
         """Return what the reflecting model says of a prompt; empty if that is no chat completion.
 
@@ -170,14 +128,14 @@ class Asking:
         Raises:
             Stopping: The model refuses the request; or see `_answer`.
         """
->>>>>>> m34
         start = time.perf_counter()
         self.reflections += 1
         named = ", ".join(f"{{{field}}}" for field in sorted(fields(prompt))) or "there are none"
         asked = template.replace("{fields}", named).replace("<curr_param>", prompt).replace("<side_info>", seen)
         key = digest_of("reflection", self.reflections, asked)
         if (known := self._record.settled(key)) is not None:
-            return str(known["reply"]), str(known.get("body", known["reply"]))
+            self._body = str(known.get("body", known["reply"]))
+            return str(known["reply"])
         model, messages = self._reflecting, [{"role": "user", "content": asked}]
         body = {"model": model.model, "messages": messages, "temperature": self._config.reflection_temperature}
         response, _ = self._answer(model, "/chat/completions", body)
@@ -196,7 +154,8 @@ class Asking:
         odd = {} if text else {"body": response.text[:EXAMPLE]}
         self._record.add(key, calls=1, tokens=tokens, settled=True, reply=text, **odd)
         self.reflection_s += time.perf_counter() - start
-        return text, odd.get("body", text)
+        self._body = odd.get("body", text)
+        return text
 
     def _answer(self, endpoint: Endpoint, path: str, body: Any = None) -> tuple[httpx.Response, bool]:
         """Ask until a server answers; return the answer, and whether it was away at first.
