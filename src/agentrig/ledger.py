@@ -22,6 +22,7 @@ from agentrig.text import amount
 from agentrig.traces import LLM_CALL, SERVER, Span
 
 Place = Literal["trained", "masked", "dropped"]
+PLACES = ("trained", "masked", "dropped")
 
 CALL_ERROR = "call-error"
 OTHER_SERVER = "other-server"
@@ -109,7 +110,7 @@ class Recorded:
     task: str
     node: str
     tokens: int
-    group: tuple[int, str]
+    group: str
     value: float | None
     reason: str = ""
 
@@ -176,8 +177,7 @@ class Ledger:
     def _open(self) -> None:
         self._rollouts: set[str] = set()
         self._recorded: dict[Call, Recorded] = {}
-        self._values: dict[tuple[int, str], list[tuple[float, bool]]] = defaultdict(list)
-        self._batches = 0
+        self._values: dict[str, list[tuple[float, bool]]] = defaultdict(list)
 
     def record(self, rollouts: Sequence[Rollout], *, step: int, expected: int | None = None) -> None:
         """Count the calls of rollouts, and check the adapter's triplets.
@@ -201,12 +201,10 @@ class Ledger:
                 cause="lost-calls",
             )
         self._rollouts.update(ids)
-        self._batches += 1
         faults: dict[str, list[str]] = defaultdict(list)  # what is wrong, and with which calls
         for rollout in rollouts:
-            group = (self._batches, rollout.group)
             if rollout.value is not None:
-                self._values[group].append((rollout.value, bool(rollout.triplets)))
+                self._values[rollout.group].append((rollout.value, bool(rollout.triplets)))
             kept: dict[str, list[Triplet]] = defaultdict(list)
             for triplet in rollout.triplets:
                 kept[triplet.span_id].append(triplet)
@@ -217,7 +215,7 @@ class Ledger:
                     task=rollout.task.id,
                     node=next(iter(rollout.trace.nodes(call)), ""),
                     tokens=len(call.attributes.get("response_token_ids") or ()),
-                    group=group,
+                    group=rollout.group,
                     value=rollout.value,
                 )
                 self._recorded[entry.call] = entry
@@ -278,37 +276,22 @@ class Ledger:
         """
         recorded, values = self._recorded, self._values
         self._open()
-        rows = [r.row("dropped", r.tokens, r.reason) for r in recorded.values() if r.reason]
-        handed = {call: r for call, r in recorded.items() if not r.reason}
-        faults: dict[str, list[str]] = defaultdict(list)
+        rows, faults = list[dict[str, Any]](), defaultdict[str, list[str]](list)
         told: dict[Call, list[Entry]] = defaultdict(list)
         for entry in entries or ():
             found = recorded.get(entry.call)
-            if entry.call in handed:
+            if found is not None and not found.reason:
                 told[entry.call].append(entry)
             elif entry.place == "trained" and found is not None:
                 faults["a call was trained that the adapter did not keep"].append(f"{found} ({found.reason})")
             elif entry.place == "trained":
                 which = f"rollout {entry.call.rollout}, call {entry.call.span or '(none)'} ({entry.tokens} tokens)"
                 faults["a call was trained that no trace of this step has"].append(which)
-        for call, r in handed.items():
+        for call, r in recorded.items():
             tokens = sum(entry.tokens for entry in told[call])
-            if entries is None:
-                rows.append(r.row("handed_over", r.tokens))
-            elif told[call] and tokens == r.tokens:
-                for entry in sorted(told[call], key=lambda e: ("trained", "masked", "dropped").index(e.place)):
-                    reason, wrong = entry.reason, ""
-                    if reason in BY_REWARDS and not self._relative:
-                        reason = LEFT_OUT_BY_CREDIT
-                    elif reason in BY_REWARDS:
-                        reason, wrong = self._explain(r.value, values[r.group])
-                    rows.append(r.row(entry.place, entry.tokens, reason, entry.advantage))
-                    if wrong:
-                        what = f"a call was dropped for a reason that its group's rewards contradict, {reason}"
-                        faults[what].append(f"{r} ({wrong})")
-                    if entry.place == "dropped" and not reason:
-                        faults["a call was dropped without a reason"].append(str(r))
-            else:
+            if r.reason or entries is None:
+                rows.append(r.row("dropped" if r.reason else "handed_over", r.tokens, r.reason))
+            elif not told[call] or tokens != r.tokens:
                 rows.append(r.row("unaccounted", r.tokens))
                 if not told[call]:
                     faults["a call got lost: neither trained, masked nor dropped"].append(f"{r} ({r.tokens} tokens)")
@@ -317,7 +300,20 @@ class Ledger:
                     faults["a call was trained or counted more than once"].append(more)
                 else:
                     faults["a part of a call's response got lost"].append(f"{r} ({tokens} of {r.tokens} tokens)")
-        given = f"{amount(len(handed), 'call')} ({amount(sum(r.tokens for r in handed.values()), 'response token')})"
+            for entry in sorted(told[call], key=lambda e: PLACES.index(e.place)) if tokens == r.tokens else ():
+                reason, wrong = entry.reason, ""
+                if reason in BY_REWARDS and not self._relative:
+                    reason = LEFT_OUT_BY_CREDIT
+                elif reason in BY_REWARDS:
+                    reason, wrong = self._explain(r.value, values[r.group])
+                rows.append(r.row(entry.place, entry.tokens, reason, entry.advantage))
+                if wrong:
+                    what = f"a call was dropped for a reason that its group's rewards contradict, {reason}"
+                    faults[what].append(f"{r} ({wrong})")
+                if entry.place == "dropped" and not reason:
+                    faults["a call was dropped without a reason"].append(str(r))
+        handed = [r for r in recorded.values() if not r.reason]
+        given = f"{amount(len(handed), 'call')} ({amount(sum(r.tokens for r in handed), 'response token')})"
         start = (
             f"step {step}: the ledger of calls does not close: what the algorithm {self._algorithm} did with its "
             f"{given} is not what it was given."
@@ -326,11 +322,10 @@ class Ledger:
             "The adapter's side is right: look for the fault in the algorithm, between its samples and its loss "
             "(docs/proofs.md). The weights of this step are not saved."
         )
-        counted = sum(r.tokens for r in recorded.values())
         return StepTotals(
             rows=rows,
             calls=_book(rows, len(recorded), calls=True),
-            tokens=_book(rows, counted, calls=False),
+            tokens=_book(rows, sum(r.tokens for r in recorded.values()), calls=False),
             wrong=_message(start, faults, end) if faults else "",
         )
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,24 @@ from agentrig.tasks import Task
 from agentrig.traces import Trace
 
 
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let the auditor say what is given: of a whole step, and, where only some links are asked for, `late`."""
+
+    def tell(
+        found: Sequence[Verdict] = (), *, late: Sequence[Verdict] = (), seconds: float = 4.0, work: Any = lambda _: None
+    ) -> None:
+        class Looker:
+            def audit(self, step: int, links: object = None, **given: object) -> auditor.Audited:
+                work(links)
+                return auditor.Audited(step=step, verdicts=list(late if links else found), seconds=seconds)
+
+        monkeypatch.setattr(auditor, "Auditor", lambda *given: Looker())
+        monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer, **more: None)
+
+    return tell
+
+
 @pytest.mark.slow
 def test_the_auditor_can_be_turned_off(tmp_path: Path) -> None:
     torch.set_num_threads(1)
@@ -37,18 +56,11 @@ def test_the_auditor_can_be_turned_off(tmp_path: Path) -> None:
 
 
 def test_the_first_two_steps_are_audited_and_then_as_many_as_two_percent_of_the_time_allow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    told: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(auditing.time, "monotonic", lambda: clock[0])
-
-    class Looker:
-        def audit(self, step: int, links: object = None, **given: object) -> auditor.Audited:
-            clock[0] += 0.0 if links else 4.0
-            return auditor.Audited(step=step, verdicts=[], seconds=4.0)
-
-    monkeypatch.setattr(auditor, "Auditor", lambda *given: Looker())
-    monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer, **more: None)
+    told(work=lambda links: clock.insert(0, clock[0] + (0.0 if links else 4.0)))
     watched = Auditing(tmp_path, resolve("mini"), first=11)  # a resumed run
     audited, later = [], 0.0
     for step in range(11, 211):
@@ -99,46 +111,46 @@ def test_of_later_steps_any_update_is_looked_at() -> None:
     assert numbers == {1: {0}, 2: {3}, 3: {0, 1, 2, 3}}
 
 
-def test_a_fault_at_the_end_of_a_run_keeps_what_its_last_audit_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = {name: Verdict(link=name, result="ok", detail="as it was") for name in ("score", "held-out")}
-    late = Verdict(link="held-out", result="fault", detail="another accuracy", causes="the summary")
-
-    class Looker:
-        def audit(self, step: int, links: object = None, **given: object) -> auditor.Audited:
-            return auditor.Audited(step=step, verdicts=[late] if links else list(said.values()), seconds=4.0)
-
-    monkeypatch.setattr(auditor, "Auditor", lambda *given: Looker())
-    monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer, **more: None)
+def test_a_fault_at_the_end_of_a_run_keeps_what_its_last_audit_said(told: Callable[..., None], tmp_path: Path) -> None:
+    said = [Verdict(link=name, result="ok", detail="as it was") for name in ("score", "held-out")]
+    told(said, late=[Verdict(link="held-out", result="fault", detail="another accuracy", causes="the summary")])
     watched = Auditing(tmp_path, resolve("mini"))
     watched.end(1, {"step": 1, "step_s": 10.0})
     with pytest.raises(RunStopped, match="another accuracy"):
         watched.finish(1, {"after": 0.5})
-    told = json.loads((tmp_path / "audit" / "verdicts-00001.json").read_text())
-    assert {v["link"]: v["result"] for v in told["verdicts"]} == {"held-out": "fault", "score": "ok"}
+    written = json.loads((tmp_path / "audit" / "verdicts-00001.json").read_text())
+    assert {v["link"]: v["result"] for v in written["verdicts"]} == {"held-out": "fault", "score": "ok"}
     assert watched.summary()["links"] == 2
 
 
+WHY = "the reward gives two scores to one answer: 0.3 and 0.7"
+
+
+@pytest.mark.parametrize(
+    ("found", "agree", "unseen"),
+    [
+        ([("tasks", "ok", "4 groups"), ("score", "not looked at", WHY)], 1, f"score ({WHY})"),
+        (
+            [*((link, "ok", "same") for link in LINKS[:-1]), (LINKS[-1], "not looked at", "no held-out tasks")],
+            8,
+            "held-out (no held-out tasks)",
+        ),
+    ],
+)
 def test_the_line_of_an_audited_step_names_what_could_not_be_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    found: list[Any],
+    agree: int,
+    unseen: str,
+    told: Callable[..., None],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    found = [
-        Verdict(link="tasks", result="ok", detail="4 groups"),
-        Verdict(link="score", result="not looked at", detail="the reward gives two scores to one answer: 0.3 and 0.7"),
-    ]
-
-    class Looker:
-        def audit(self, step: int, **given: object) -> auditor.Audited:
-            return auditor.Audited(step=step, verdicts=found, seconds=4.0)
-
-    monkeypatch.setattr(auditor, "Auditor", lambda *given: Looker())
-    monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer, **_: None)
+    told([Verdict(link=link, result=result, detail=detail) for link, result, detail in found], seconds=12.6)
     with caplog.at_level("INFO"):
         Auditing(tmp_path, resolve("mini")).end(1, {"step": 1, "step_s": 10.0})
     assert caplog.messages[-1] == (
-        f"checked step 1 in 4.0 s: computed again from its records, 1 of 9 parts agree ({', '.join(LINKS)}); not "
-        "looked at: score (the reward gives two scores to one answer: 0.3 and 0.7)"
+        f"checked step 1 in 12.6 s: computed again from its records, {agree} of 9 parts agree ({', '.join(LINKS)}); "
+        f"not looked at: {unseen}"
     )
 
 
@@ -181,25 +193,3 @@ def test_once_a_reward_judges_in_processes_the_auditor_scores_there_too(
         for _ in range(2):
             score(task, quick)
     assert len(scored) == 2
-
-
-def test_a_run_says_in_plain_words_what_was_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    verdicts = [Verdict(result="ok", detail="same", link=link) for link in LINKS[:-1]]
-    verdicts += [Verdict(result="not looked at", detail="no held-out tasks", link=LINKS[-1])]
-
-    class Looker:
-        def audit(self, step: int, **given: object) -> auditor.Audited:
-            return auditor.Audited(step=step, verdicts=verdicts, seconds=12.6)
-
-    monkeypatch.setattr(auditor, "Auditor", lambda *given: Looker())
-    monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer, **_: None)
-    watched = Auditing(tmp_path, resolve("mini"))
-    watched.sketch(1)
-    with caplog.at_level("INFO", "agentrig"):
-        watched.end(1, {"step": 1, "step_s": 10.0})
-    assert (
-        f"checked step 1 in 12.6 s: computed again from its records, 8 of 9 parts agree ({', '.join(LINKS)}); not "
-        "looked at: held-out (no held-out tasks)"
-    ) in caplog.messages

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -13,7 +12,8 @@ from rollouts import rollout, trace_of
 
 from agentrig import Outcome, Score, Span, Trace, Triplet
 from agentrig.audit import scores
-from agentrig.audit.record import COLUMNS, Record, _row
+from agentrig.audit.record import COLUMNS, Record, Sources, _row
+from agentrig.audit.step import Step
 from agentrig.audit.verdicts import CannotLook
 from agentrig.credit import differ, imitate, worths_of_calls
 from agentrig.plugins.loading import load
@@ -92,11 +92,9 @@ def recorded(rollouts: list[Rollout], given: list[list[float | None]], credit: d
     record.settings, record.__dict__["_manifest"] = record.config["algorithm"], manifest
     tables = {"rollouts": rows, "calls": calls}
     record.table = lambda folder, mode, step, *names: [{n: row.get(n) for n in names} for row in tables[folder]]
-    trained = {(c["rollout"], c["span"]): c["advantage"] for c in calls if c["advantage"] is not None}
     read = [_row({name: row[name] for name in COLUMNS}) for row in rows]
-    calls_of = {(call.rollout, call.span): call for row in read for call in row.calls}
-    settings = record.settings
-    return SimpleNamespace(record=record, number=1, rows=read, trained=trained, settings=settings, calls=calls_of)
+    record.rows = lambda mode, step: read
+    return Step(record=record, number=1, sources=Sources(splits={}, score=None))
 
 
 def credit_of(name: str, settings: dict[str, Any]) -> Any:

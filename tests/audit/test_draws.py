@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -18,6 +17,8 @@ from rollouts import rollout
 
 from agentrig import Score, Task
 from agentrig.audit.draws import drawn
+from agentrig.audit.record import Record, Sources
+from agentrig.audit.step import Step
 from agentrig.audit.verdicts import CannotLook
 from agentrig.credit import differ
 from agentrig.errors import RunStopped
@@ -44,16 +45,25 @@ def recorded(rule: str, seed: int, *, steps: int = 8, **settings: Any) -> tuple[
         rollouts = [r for place, task in enumerate(taken[-1]) for r in group_of(task, f"train-{step}-{place}", rng)]
         tables[step] = [row_of(r) for r in rollouts]
         draws.see(groups_of(rollouts))
-    record = SimpleNamespace(
-        config={"run": {"seed": seed}},
-        credit=("dr-grpo", {}),
-        groups={},
-        steps=lambda mode: sorted(tables),
-        table=lambda folder, mode, step, *names: [{n: row[n] for n in names} for row in tables.get(step, ())],
-        tables=tables,
-    )
-    sources = SimpleNamespace(splits={"train": tasks})
-    return SimpleNamespace(record=record, sources=sources, settings=given, number=steps), taken
+    return step_of(tables, tasks, seed, given, {"use": "dr-grpo"}), taken
+
+
+def step_of(
+    tables: dict[int, list[dict[str, Any]]], tasks: list[Task], seed: int, given: Any, credit: dict[str, Any]
+) -> Any:
+    """Return the last step of these rollouts as the auditor reads it."""
+    record: Any = Record.__new__(Record)
+    record.config = {"run": {"seed": seed}, "algorithm": {"use": "grpo"}, "credit": credit}
+    record.settings, record.tables, record._groups = {"use": "grpo", **given}, tables, {}
+    record.__dict__["_manifest"] = {}
+    record.table = lambda folder, mode, step, *names: [{n: row[n] for n in names} for row in tables.get(step, ())]
+    return Step(record=record, number=max(tables), sources=Sources(splits={"train": tasks}, score=None))
+
+
+def named(step: Any) -> list[Any]:
+    """Return the faults, with the step's file read anew."""
+    step.record._groups.clear()
+    return list(drawn(step))
 
 
 def group_of(task: str, name: str, rng: random.Random) -> list[Rollout]:
@@ -68,19 +78,22 @@ def group_of(task: str, name: str, rng: random.Random) -> list[Rollout]:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_what_a_rule_draws_is_confirmed_and_any_other_task_named(rule: str) -> None:
-    named = 0
+    found = 0
     for seed in range(30):
         step, taken = recorded(rule, seed)
-        assert list(drawn(step, taken[-1])) == []
+        assert named(step) == []
         here, known = taken[-1], [task.id for task in step.sources.splits["train"]]
         others = [task for task in known if task not in here]
         if others:
-            (fault, *_) = drawn(step, [others[0], *here[1:]])
+            first = step.record.tables[8][0]["group"]
+            for row in (row for row in step.record.tables[8] if row["group"] == first):
+                row["task_id"] = others[0]
+            (fault,) = named(step)
             assert fault.result == "fault"
             drew = f"step 8 trained on {others[0]}, which algorithm.task_sampling={rule}"
             assert fault.detail == f"{drew} does not draw then, instead of {here[0]}"
-            named += 1
-    assert named > 10
+            found += 1
+    assert found > 10
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -88,20 +101,20 @@ def test_what_a_rule_draws_is_confirmed_and_any_other_task_named(rule: str) -> N
 def test_the_tasks_of_another_rule_are_named(rule: str, other: str) -> None:
     faults = 0
     for seed in range(20):
-        step, taken = recorded(rule, seed, tasks_per_step=2)
-        step.settings = {**step.settings, "task_sampling": other}
-        faults += bool(list(drawn(step, taken[-1])))
+        step, _ = recorded(rule, seed, tasks_per_step=2)
+        step.record.settings = {**step.settings, "task_sampling": other}
+        faults += bool(named(step))
     assert faults == 0 if rule == other else faults > 5
 
 
 def test_without_the_groups_before_it_cannot_look_and_a_run_from_before_draws_uniformly() -> None:
-    step, taken = recorded("skip-solved", 1)
+    step, _ = recorded("skip-solved", 1)
     del step.record.tables[3]
     with pytest.raises(CannotLook, match="the rollouts of step 3 are not there"):
-        list(drawn(step, taken[-1]))
-    step, taken = recorded("uniform", 1)
-    del step.settings["task_sampling"]
-    assert list(drawn(step, taken[-1])) == []
+        named(step)
+    step, _ = recorded("uniform", 1)
+    del step.record.settings["task_sampling"]
+    assert named(step) == []
 
 
 # --- groups that are sampled again ---
@@ -120,39 +133,30 @@ def gated(seed: int) -> Any:
         return [r for group in groups for r in group]
 
     Gate(differ, 3).sample(1, draws, sample)
-    keys = {"max_num_gen_batches": 3}
-    record = SimpleNamespace(
-        config={"run": {"seed": seed}, "credit": {"use": "dapo", **keys}},
-        credit=("dapo", keys),
-        steps=lambda mode: [1],
-        table=lambda folder, mode, step, *names: [{n: row[n] for n in names} for row in tables],
-        tables=tables,
-    )
-    return SimpleNamespace(record=record, sources=SimpleNamespace(splits={"train": tasks}), settings=given, number=1)
+    return step_of({1: tables}, tasks, seed, given, {"use": "dapo", "max_num_gen_batches": 3})
 
 
 def test_the_batches_after_the_first_are_confirmed_and_faults_in_them_named() -> None:
     several = 0
     for seed in range(40):
         step = gated(seed)
-        tables, n = step.record.tables, step.settings["tasks_per_step"]
-        taken = list({row["group"]: row["task_id"] for row in tables}.values())
-        assert list(drawn(step, taken)) == []
-        if len(taken) == n:
+        tables, n = step.record.tables[1], step.settings["tasks_per_step"]
+        assert named(step) == []
+        if len({row["group"] for row in tables}) == n:
             continue
         several += 1
         last = tables[-1]["group"]
         kept = list(tables)
         tables[:] = [row for row in kept if row["group"] != last]
-        (fault,) = drawn(step, taken[:-1])
+        (fault,) = named(step)
         assert "groups that were not admitted" in fault.detail
         tables[:] = [*kept, {**kept[-1], "group": "more"}]
-        (fault,) = drawn(step, [*taken, taken[-1]])
+        (fault,) = named(step)
         assert "its gate asks for" in fault.detail or "not admitted" in fault.detail
         others = [task.id for task in step.sources.splits["train"] if task.id != kept[-1]["task_id"]]
         if others:
             tables[:] = [{**row, "task_id": others[0]} if row["group"] == last else row for row in kept]
-            (fault,) = drawn(step, [*taken[:-1], others[0]])
+            (fault,) = named(step)
             assert " instead of " in fault.detail
     assert several > 15
 

@@ -103,7 +103,7 @@ def test_why_names_a_link_that_no_step_had_the_time_for(
 ) -> None:
     monkeypatch.setattr(auditing, "OWED_S", 1.0)
     run = trained(tmp_path, model, "algorithm.steps=1")
-    assert verdict(diagnose(run)).endswith("What the auditor looked at in no step: gradient.")
+    assert "What the auditor looked at in no step: gradient." in verdict(diagnose(run))
 
 
 @pytest.mark.slow
@@ -250,12 +250,12 @@ HEALTHY = {
         "algorithm.lr_scheduler_type=linear", "algorithm.warmup_steps=3", "algorithm.weight_decay=0.1",
         "algorithm.top_p=0.9", "algorithm.temperature=0.8",
     ),
-    "rloo, cispo": (
-        "credit.use=rloo", "algorithm.loss=cispo", "algorithm.ppo_epochs=2", "algorithm.mini_batches=2",
+    "best-of-group, cispo": (
+        "credit.use=best-of-group", "algorithm.loss=cispo", "algorithm.ppo_epochs=2", "algorithm.mini_batches=2",
     ),
     "reinforce++, sapo": ("credit.use=reinforce++", "algorithm.loss=sapo", "algorithm.ppo_epochs=2"),
-    "best-of-group, gspo": (
-        "credit.use=best-of-group", "algorithm.loss=gspo", "algorithm.loss_agg_mode=seq-mean-token-mean",
+    "rloo, gspo": (
+        "credit.use=rloo", "algorithm.loss=gspo", "algorithm.loss_agg_mode=seq-mean-token-mean",
         "algorithm.clip_low=3e-4", "algorithm.clip_high=4e-4", "algorithm.ppo_epochs=2", "algorithm.mini_batches=2",
     ),
     "turn, by call": ("credit.use=turn",),

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError, ConfigError, RunFileError
 from agentrig.plan import Plan
-from agentrig.run.auditing import Auditing, audit_faults
+from agentrig.run.auditing import Auditing, read_audits
 from agentrig.run.damage import reading, writing
 from agentrig.run.directory import RunDirectory
 from agentrig.run.resume import resume_plan
@@ -157,12 +157,12 @@ def test_a_damaged_record_of_an_audit_does_not_end_the_run(tmp_path: Path, caplo
         (tmp_path / "audit").mkdir(exist_ok=True)
         (tmp_path / "audit" / name).write_text(text)
     auditing = Auditing.__new__(Auditing)
-    auditing._run, auditing._damaged = tmp_path, set()
+    auditing._run, auditing._said = tmp_path, set()
     assert auditing.summary()["steps"] == auditing.summary()["steps"] == []
     names = ("verdicts-00001.json", "verdicts-00002.json", "verdicts-00003.json")
     assert [caplog.text.count(f"{name} is damaged") for name in names] == [1] * 3
-    assert "step is [], not a number. Its verdicts are left out" in caplog.text
-    assert [any(name in each for each in audit_faults(tmp_path)) for name in names] == [True] * 3
+    assert "another type than a run writes. Its verdicts are left out" in caplog.text
+    assert [any(name in each for each in read_audits(tmp_path)[1]) for name in names] == [True] * 3
 
 
 def test_what_why_says_of_a_manifest_with_other_types(run: Path) -> None:

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from agentrig.audit.record import Record, Sources
 from agentrig.audit.sketch import Sketch
 from agentrig.audit.step import Step
 from agentrig.audit.text import text
-from agentrig.audit.verdicts import NO_WEIGHTS, OF_WEIGHTS, UNSEEN, CannotLook, Verdict, fault, ok
+from agentrig.audit.verdicts import NO_WEIGHTS, OF_WEIGHTS, UNSEEN, Audited, CannotLook, Verdict, fault, ok
 from agentrig.errors import RunFileError, exhausted
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ LOOKS: Mapping[str, Callable[[Step], Iterator[Verdict]]] = {
 }
 """All links."""
 
-QUICK = {"tasks": draws.order, "advantages": scores.advantages, "weights": update.weights}
+QUICK = {"tasks": draws.drawn, "advantages": scores.advantages, "weights": update.weights}
 """What costs next to nothing, for steps that are not audited."""
 
 LAST = {"held-out": tasks.held_out, "weights": update.saved}
@@ -141,34 +141,3 @@ LAST = {"held-out": tasks.held_out, "weights": update.saved}
 
 OWED = {"gradient": update.gradient}
 """What it adds if no step had the time for it."""
-
-
-@attrs.frozen(kw_only=True)
-class Audited:
-    """An audited step.
-
-    Attributes:
-        step: The step.
-        verdicts: Of each link.
-        seconds: How long it took.
-    """
-
-    step: int
-    verdicts: Sequence[Verdict]
-    seconds: float
-
-    @property
-    def faults(self) -> list[Verdict]:
-        """The links that do not hold."""
-        return [verdict for verdict in self.verdicts if verdict.result == "fault"]
-
-    @property
-    def looked(self) -> set[str]:
-        """The links that could be looked at."""
-        return {verdict.link for verdict in self.verdicts if verdict.result != UNSEEN}
-
-    def words(self, again: str) -> str:
-        """Return the message of the faults: link, what was found, what may cause it, and the command `again`."""
-        lines = [f"step {self.step}: the audit found what is not as the settings and the papers say:"]
-        lines += [f"  {v.link}: {v.detail}.\n    Likely causes: {v.causes}" for v in self.faults]
-        return "\n".join([*lines, *([f"  See it again: {again}"] if again else [])])

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -301,28 +302,25 @@ Intervals = Sequence[Sequence[tuple[float, float]]]
 
 
 def _weigh_across(evidence: MutableMapping[str, float], streams: Sequence[Sequence[Intervals]]) -> None:
-    """Add the log likelihood ratios of replies whose n-th tokens have the same random number.
-
-    Each stream has replies to different prompts. A number lies where the parts of all n-th tokens so far overlap.
-    """
+    """Add the log likelihood ratios of replies to different prompts whose n-th tokens have the same random number."""
     for stream in streams:
-        places: dict[tuple[str, int], tuple[float, float]] = {}
-        for reply in stream:
-            for name, tokens_of in zip(ACROSS, reply, strict=True):
-                for at, (first, last) in enumerate(tokens_of):
-                    begin, end = places.get((name, at), (0.0, 1.0))
-                    places[name, at], ratio = _narrowed(begin, end, first, last)
-                    evidence[name] += ratio
+        for order, name in enumerate(ACROSS):
+            for parts in zip_longest(*(reply[order] for reply in stream)):
+                evidence[name] += _same_number(part for part in parts if part is not None)
 
 
-def _narrowed(begin: float, end: float, first: float, last: float) -> tuple[tuple[float, float], float]:
-    """Return where a number lies after a token, and the log likelihood ratio of the token."""
-    if last <= first:  # smaller than what fp64 can add to the parts before
-        return (begin, end), math.log(0.5)
-    inside = max(0.0, min(end, last) - max(begin, first))
-    ratio = math.log(0.5 + 0.5 * inside / (end - begin) / (last - first))
-    same = inside > 1e-6  # else rounding, or a new number
-    return ((max(begin, first), min(end, last)) if same else (first, last)), ratio
+def _same_number(parts: Iterable[tuple[float, float]]) -> float:
+    """Return the log likelihood ratio of tokens with one random number: it lies where their parts of [0, 1] overlap."""
+    begin, end, total = 0.0, 1.0, 0.0  # where the number lies, by the tokens so far
+    for first, last in parts:
+        if last <= first:  # smaller than what fp64 can add to the parts before
+            total += math.log(0.5)
+            continue
+        inside = max(0.0, min(end, last) - max(begin, first))
+        total += math.log(0.5 + 0.5 * inside / (end - begin) / (last - first))
+        same = inside > 1e-6  # else rounding, or a new number
+        begin, end = (max(begin, first), min(end, last)) if same else (first, last)
+    return total
 
 
 def _weigh_noise(evidence: MutableMapping[str, float], p: torch.Tensor, reply: Sequence[int]) -> Intervals:
@@ -338,10 +336,7 @@ def _weigh_noise(evidence: MutableMapping[str, float], p: torch.Tensor, reply: S
     for name, smaller in zip(SAME_NUMBER, (before, (p > own) | ((p == own) & before)), strict=True):
         low = (p * smaller).sum(-1)
         parts.append(list(zip(low.tolist(), (low + own[:, 0]).tolist(), strict=True)))
-        begin, end = 0.0, 1.0  # where the number lies, by the tokens so far
-        for first, last in parts[-1]:
-            (begin, end), ratio = _narrowed(begin, end, first, last)
-            evidence[name] += ratio
+        evidence[name] += _same_number(parts[-1])
     for name, share in NUCLEI.items():
         for first, last in parts[-1]:
             inside = max(0.0, min(last, share) - first) / (last - first) if last > first else 0.0

@@ -165,22 +165,22 @@ def batches(calls: Sequence[Call], seed: int) -> list[list[Call]]:
     A call joins the batch before it if that costs no more tokens than a batch of its own, or hardly more.
     """
     found: list[list[Call]] = []
-    shared = longest = 0  # of the last batch: tokens that all its prompts begin with, and of its longest call
     for call in sorted(calls, key=lambda call: tuple(call.prompt)):
-        length = tokens([call]) - 1
-        if found:
-            last, rows = found[-1], len(found[-1]) + 1
-            common, widest = min(shared, _shared([last[-1], call])), max(longest, length)
-            together = common + rows * (widest - common)
-            apart = shared + len(last) * (longest - shared) + length
-            if together <= min(apart + SLACK, AT_ONCE) and rows * widest <= 4 * AT_ONCE:
-                last.append(call)
-                shared, longest = common, widest
-                continue
-        found.append([call])
-        shared, longest = len(call.prompt) - 1, length
+        together = [*(found[-1] if found else ()), call]
+        apart = _computed(found[-1]) + _computed([call]) if found else 0
+        fits = len(together) * max(tokens([each]) for each in together) <= 4 * AT_ONCE
+        if found and fits and _computed(together) <= min(apart + SLACK, AT_ONCE):
+            found[-1] = together
+        else:
+            found.append([call])
     random.Random(seed).shuffle(found)
     return found
+
+
+def _computed(batch: Sequence[Call]) -> int:
+    """Return how many tokens a batch takes, whose prompts are in order: what all share once, and the rest of each."""
+    shared = _shared([batch[0], batch[-1]])
+    return shared + len(batch) * (max(tokens([call]) for call in batch) - 1 - shared)
 
 
 def _shared(calls: Sequence[Call]) -> int:

@@ -6,11 +6,12 @@ import hashlib
 import importlib.util
 import json
 import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -30,7 +31,7 @@ COLUMNS = ("id", "task_id", "group", "failure", "status", "value", "correct", "o
 """Columns of a file of rollouts; the last three hold JSON."""
 
 
-LATER = ("token_advantages", "teacher_logprobs")
+LATER = ("token_advantages", "teacher_logprobs", "details", "call_values")
 """Columns that runs of earlier versions lack."""
 
 
@@ -109,6 +110,19 @@ class Row:
     given: str | None = None
     returned: str | None = None
 
+    @cached_property
+    def said(self) -> str:
+        """The text of all its replies."""
+        return "\n".join(call.answered for call in self.calls)
+
+
+class Group(NamedTuple):
+    """The rollouts of one task in a step: their rewards, None of what was not scored, and whether all are correct."""
+
+    task: str
+    rewards: Sequence[float | None]
+    correct: bool
+
 
 @attrs.frozen(kw_only=True)
 class Sources:
@@ -161,7 +175,6 @@ class Record:
     Attributes:
         lines: Its lines of metrics by step; one that a crash has cut short is left out.
         settings: Section `[algorithm]`.
-        groups: What `agentrig.audit.draws` has read of each step's groups: a run's every step looks at those before.
 
     Raises:
         ConfigError: It has no `config.toml`.
@@ -179,7 +192,7 @@ class Record:
         if self.demonstrations:
             self.settings = {**IMITATED, **self.settings}
         self.lines: dict[int, Mapping[str, Any]] = {}
-        self.groups: dict[int, Sequence[Any]] = {}
+        self._groups: dict[int, Sequence[Group]] = {}
         file = path / "metrics.jsonl"
         for text in file.read_text("utf-8", "replace").splitlines() if file.is_file() else ():
             with suppress(ValueError, RecursionError):
@@ -252,6 +265,18 @@ class Record:
     def steps(self, mode: str) -> list[int]:
         """Return the steps that have a file of rollouts of a mode."""
         return sorted(int(f.stem.rpartition("-")[2]) for f in (self.path / "rollouts").glob(f"{mode}-*.parquet"))
+
+    def groups(self, step: int) -> Sequence[Group]:
+        """Return the groups of a training step; none without a file. It is read once: every later step looks again."""
+        if not self._groups.get(step):
+            rows = defaultdict[str, list[dict[str, Any]]](list)
+            for row in self.table("rollouts", "train", step, "group", "task_id", "value", "correct"):
+                rows[row["group"]].append(row)
+            self._groups[step] = [
+                Group(of[0]["task_id"], [row["value"] for row in of], all(row["correct"] for row in of))
+                for of in rows.values()
+            ]
+        return self._groups[step]
 
     def rows(self, mode: str, step: int) -> list[Row]:
         """Return the rollouts of a mode and step; none without a file."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrig.audit.record import TASKS, Call, Row
-from agentrig.audit.step import Step, advantage_of
+from agentrig.audit.step import Step
 from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
 from agentrig.text import amount
 from agentrig.traces import LLM_CALL, REWARD, SERVER, mapping
@@ -96,11 +96,10 @@ def _exchanged(rows: Sequence[Row]) -> Iterator[Verdict]:
             groups[row.group].append(row)
     own, wrong = 0, list[str]()
     for members in groups.values():
-        said = {row.id: "\n".join(call.answered for call in row.calls) for row in members}
-        lost = [row.id for row in members if texts[row.id] not in said[row.id]]
+        lost = [row for row in members if texts[row.id] not in row.said]
         own += len(members) - len(lost)
-        here = [(a, b) for a in lost for b in lost if texts[a] in said[b]]
-        if lost and {a for a, _ in here} == set(lost) == {b for _, b in here}:
+        here = [(a.id, b.id) for a in lost for b in lost if texts[a.id] in b.said]
+        if lost and {a for a, _ in here} == {row.id for row in lost} == {b for _, b in here}:
             wrong += [f"rollouts {a} and {b}" for a, b in here]
     if own > len(texts) / 2 and wrong:
         detail = f"answers are only in the replies of another rollout of their group: {some(wrong)}"
@@ -123,23 +122,18 @@ def moved(rows: Sequence[Row], before: Sequence[Row] = ()) -> Iterator[Verdict]:
     for row in (row for row in rows if row.id in texts and row.calls):
         tasks[row.task_id].append(row)
         answered[texts[row.id]].add(row.task_id)
-    earlier: dict[str, list[Row]] = defaultdict(list)
-    for row in before:
-        earlier[row.task_id].append(row)
     lost, found = 0, dict[str, str]()
-    for task, members in tasks.items():
-        said = {row.id: "\n".join(call.answered for call in row.calls) for row in [*members, *earlier[task]]}
-        words = {row.id: Counter(_words(said[row.id])) for row in members}
-        for row in members:
-            text = texts[row.id]
-            if text in said[row.id] or not Counter(_words(text)) - words[row.id]:
-                continue
-            lost += 1
-            owners = [other for other in members if other is not row and text in said[other.id]]
-            if any(texts[other.id] == text for other in owners) or len(answered[text]) > 1:
-                continue
-            if owners := owners or [other for other in earlier[task] if text in said[other.id]]:
-                found.setdefault(text, f"rollout {row.id} has that of {owners[0].id}")
+    for row in (row for members in tasks.values() for row in members):
+        text, others = texts[row.id], [other for other in tasks[row.task_id] if other is not row]
+        if text in row.said or not Counter(_words(text)) - Counter(_words(row.said)):
+            continue
+        lost += 1
+        owners = [other for other in others if text in other.said]
+        if any(texts[other.id] == text for other in owners) or len(answered[text]) > 1:
+            continue
+        owners += [other for other in before if other.task_id == row.task_id and text in other.said]
+        if owners:
+            found.setdefault(text, f"rollout {row.id} has that of {owners[0].id}")
     if len(found) >= MOVED and len(found) >= lost / 2:
         detail = (
             f"{len(found)} answers are not in the replies of their rollouts, but in those of another rollout of the "
@@ -192,11 +186,8 @@ def _valid_now(step: Step) -> str:
     A score that took too long is left out: it would again.
     """
     known = {task.id: task for task in step.sources.splits["train"]}
-    reasons = {
-        row["id"]: str(mapping(json.loads(row["details"])).get("reason", ""))
-        for row in step.record.table("rollouts", "train", step.number, "id", "status", "details")
-        if row["status"] == "invalid"
-    }
+    invalid = [row for row in step.outcomes if row["status"] == "invalid"]
+    reasons = {row["id"]: str(mapping(json.loads(row["details"])).get("reason", "")) for row in invalid}
     rows = [r for r in step.rows if r.id in reasons and r.task_id in known and "its budget" not in reasons[r.id]]
     end, looked, valid = time.monotonic() + step.sources.seconds, 0, list[str]()
     for row in rows[:INVALID_N]:
@@ -237,12 +228,10 @@ def _unheard(step: Step) -> str:
 
 def handed(step: Step) -> Calls:
     """Return, for each call that the adapter kept, its node, and the advantage that it was given, None if left out."""
-    names = "rollout", "span", "node", "reason", "advantage", "token_advantages"
-    rows = step.record.table("calls", "train", step.number, *names)
     return {
-        (row["rollout"], row["span"]): (row["node"] or "", advantage_of(row))
-        for row in rows
-        if row["advantage"] is not None or row["reason"] in ("left-out-by-credit", "not-admitted")
+        (row["rollout"], row["span"]): (row["node"] or "", row["worth"])
+        for row in step.placed
+        if row["worth"] is not None or row["reason"] in ("left-out-by-credit", "not-admitted")
     }
 
 
@@ -280,21 +269,19 @@ def dapo(values: Sequence[float], weights: Sequence[int]) -> list[float]:
     return grpo(values, [1] * len(values))
 
 
-def punished(calls: Sequence[Call], buffer: int) -> float:
-    """Return what the longest of a rollout's replies costs it: DAPO, arXiv:2503.14476, equation 13.
+def punished(call: Call, buffer: int) -> float:
+    """Return what the length of a reply costs: DAPO, arXiv:2503.14476, equation 13.
 
     Nothing up to L - C tokens, then less and less, and -1 at L: what the request lets a reply have. C is the buffer, at
     most half of L.
     """
-    costs = [0.0]
-    for call in calls if buffer else ():
-        allowed = [n for n in (call.request.get("max_tokens"), call.request.get("max_completion_tokens")) if n]
-        if allowed:
-            most, length = min(allowed), len(call.reply)
-            width = min(buffer, most / 2)
-            free = most - width
-            costs.append(0.0 if length <= free else -1.0 if length > most else (free - length) / width)
-    return min(costs)
+    allowed = [n for n in (call.request.get("max_tokens"), call.request.get("max_completion_tokens")) if n]
+    if not buffer or not allowed:
+        return 0.0
+    most, length = min(allowed), len(call.reply)
+    width = min(buffer, most / 2)
+    free = most - width
+    return 0.0 if length <= free else -1.0 if length > most else (free - length) / width
 
 
 def admitted(name: str, keys: Mapping[str, Any], rewards: Sequence[float | None]) -> bool:
@@ -312,9 +299,6 @@ FORMULAS: Mapping[str, Callable[[Sequence[float], Sequence[int]], Sequence[float
 }
 """What a group's rewards are worth, by the credit's name. Each is written from its paper."""
 
-COLUMNS = {"turn": ("call_values",), "rft": ("answer", "correct"), "demonstrations": ("correct",)}
-"""What credits that look at more than rewards need of a rollout."""
-
 
 def expected(step: Step) -> dict[Key, Worth]:
     """Return what each call of a scored rollout is worth, as the credit's paper and settings say; None: left out.
@@ -325,12 +309,11 @@ def expected(step: Step) -> dict[Key, Worth]:
     (name, keys), calls = step.record.credit, handed(step)
     if name == "opd":
         return _by_teacher(step)
-    if name not in COLUMNS and name not in FORMULAS:
+    if name not in FORMULAS and name not in ("turn", "rft", "demonstrations"):
         use = mapping(step.record.config.get("credit")).get("use")
         raise CannotLook(f"the credit {use} has a formula of its own, which is not known here")
     groups: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    columns = "id", "task_id", "group", "value", *COLUMNS.get(name, ())
-    for row in step.record.table("rollouts", "train", step.number, *columns):
+    for row in step.outcomes:
         if row["value"] is not None:
             groups[row["task_id"], row["group"]].append(row)
     found: dict[Key, Worth] = {}
@@ -349,10 +332,12 @@ def expected(step: Step) -> dict[Key, Worth]:
         found = {key: 1.0 if key[0] in accepted else None for key in calls}
     else:
         counts, worths = Counter(rollout for rollout, _ in calls), dict[str, float | None]()
-        costs = _punishments(step, calls, keys["overlong_buffer_len"]) if name == "dapo" else {}
+        costs = defaultdict[str, float](float)  # of a rollout, by its longest reply
+        for key in calls if name == "dapo" else ():
+            costs[key[0]] = min(costs[key[0]], punished(step.calls[key], keys["overlong_buffer_len"]))
         for rows in groups.values():
             weights = [counts[row["id"]] if keys.get("weighting") == "call" else 1 for row in rows]
-            rewards = [float(row["value"]) + costs.get(row["id"], 0.0) for row in rows]
+            rewards = [float(row["value"]) + costs[row["id"]] for row in rows]
             worth = FORMULAS[name](rewards, weights)
             if not admitted(name, keys, [row["value"] for row in rows]):
                 worth = [None] * len(rows)
@@ -365,14 +350,6 @@ def expected(step: Step) -> dict[Key, Worth]:
     return {key: worth * scale if isinstance(worth, float) and worth < 0 else worth for key, worth in found.items()}
 
 
-def _punishments(step: Step, calls: Calls, buffer: int) -> dict[str, float]:
-    """Return, by rollout, what its trained calls cost it, see `punished`."""
-    trained: dict[str, list[Call]] = defaultdict(list)
-    for key in calls:
-        trained[key[0]].append(step.calls[key])
-    return {rollout: punished(of, buffer) for rollout, of in trained.items()}
-
-
 def _by_teacher(step: Step) -> dict[Key, Worth]:
     """Return the log-ratio of teacher and student for each token: the gradient of their reverse KL divergence.
 
@@ -381,10 +358,9 @@ def _by_teacher(step: Step) -> dict[Key, Worth]:
     Raises:
         CannotLook: What the teacher said was not recorded.
     """
-    rewarded = step.record.table("rollouts", "train", step.number, "id", "value")
-    scored = {row["id"] for row in rewarded if row["value"] is not None}
+    scored = {row["id"] for row in step.outcomes if row["value"] is not None}
     found = dict[Key, Worth]()
-    for row in step.record.table("calls", "train", step.number, "rollout", "span", "reason", "teacher_logprobs"):
+    for row in step.placed:
         key, said = (row["rollout"], row["span"]), row.get("teacher_logprobs")
         if row["rollout"] in scored and said is not None:
             student = step.calls[key].logprobs or ()
@@ -475,8 +451,7 @@ def advantages(step: Step) -> Iterator[Verdict]:
         raise CannotLook(f"step {step.number} has no record of the calls that were trained")
     yield from _nodes(step)
     wanted, given, (name, _) = expected(step), handed(step), step.record.credit
-    rewards = [row["value"] for row in step.record.table("rollouts", "train", step.number, "value")]
-    size = max((abs(reward) for reward in rewards if reward is not None), default=0.0)
+    size = max((abs(row["value"]) for row in step.outcomes if row["value"] is not None), default=0.0)
     size += name == "dapo"  # a punishment is at most 1
     bound = 1e-12 * (size or 1.0) / (EPSILON if name in ("grpo", "reinforce++", "dapo") else 1.0)
     wrong, worst = list[str](), 0.0
@@ -520,7 +495,7 @@ def _nodes(step: Step) -> Iterator[Verdict]:
     if adapter["use"] != "agent-match" or not adapter.get("match") or given:
         return
     wrong = []
-    for row in step.record.table("calls", "train", step.number, "rollout", "span", "node", "place", "reason"):
+    for row in step.placed:
         unmatched, matches = row["reason"] == "unmatched-node", bool(re.search(adapter["match"], row["node"] or ""))
         if unmatched == matches and (unmatched or row["place"] == "trained"):
             wrong.append(f"call {row['span']} of rollout {row['rollout']}, node {row['node']}")

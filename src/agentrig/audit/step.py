@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     import torch
 
 
-def advantage_of(row: Mapping[str, Any]) -> Any:
-    """Return the advantage in a row of `calls`, or a list with that of each token; None if it has none."""
-    tokens = row.get("token_advantages")
-    return row["advantage"] if tokens is None else json.loads(tokens)
+OUTCOME = ("id", "task_id", "group", "value", "correct", "status", "answer", "details", "call_values")
+"""The columns of a file of rollouts that are small."""
+
+PLACED = ("rollout", "span", "node", "place", "reason", "advantage", "token_advantages", "teacher_logprobs")
+"""The columns of a file of calls, without their tokens."""
 
 
 def work_clock() -> Callable[[], float]:
@@ -101,10 +102,26 @@ class Step:
         return {(call.rollout, call.span): call for row in self.rows for call in row.calls}
 
     @cached_property
+    def outcomes(self) -> list[dict[str, Any]]:
+        """The rollouts that the step trained on, by the columns `OUTCOME`."""
+        return self.record.table("rollouts", "train", self.number, *OUTCOME)
+
+    @cached_property
+    def placed(self) -> list[dict[str, Any]]:
+        """Where their calls went, by the columns `PLACED`.
+
+        `worth` is the advantage of a call, or a list with that of each of its tokens; None if it has none.
+        """
+        rows = self.record.table("calls", "train", self.number, *PLACED)
+        for row in rows:
+            tokens = row.get("token_advantages")
+            row["worth"] = row["advantage"] if tokens is None else json.loads(tokens)
+        return rows
+
+    @cached_property
     def trained(self) -> dict[tuple[str, str], float | Sequence[float]]:
         """The advantage of each call that the algorithm took, or of each of its tokens, by rollout and span."""
-        rows = self.record.table("calls", "train", self.number, "rollout", "span", "advantage", "token_advantages")
-        return {(row["rollout"], row["span"]): advantage_of(row) for row in rows if row["advantage"] is not None}
+        return {(row["rollout"], row["span"]): row["worth"] for row in self.placed if row["worth"] is not None}
 
     @cached_property
     def made(self) -> int:

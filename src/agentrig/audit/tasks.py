@@ -68,7 +68,7 @@ def tasks(step: Step) -> Iterator[Verdict]:
         wrong = [f"group {name} has {len(ids)} rollouts" for name, ids in groups.items() if len(ids) != size]
         if wrong:
             yield fault(f"instead of {size}: {some(wrong)}", "the engine, or rollouts that got lost")
-        yield from drawn(step, [members[0] for members in groups.values()])
+        yield from drawn(step)
     kinds = Counter(known.values())
     if sum(n * (n - 1) for n in kinds.values()) > 0.5 * len(known) * (len(known) - 1):
         most = kinds.most_common(1)[0][0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import attrs
@@ -40,6 +41,37 @@ class Verdict:
     link: str = ""
     note: str = ""
     read: tuple[int, int] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Audited:
+    """An audited step.
+
+    Attributes:
+        step: The step.
+        verdicts: Of each link.
+        seconds: How long it took.
+    """
+
+    step: int
+    verdicts: Sequence[Verdict]
+    seconds: float
+
+    @property
+    def faults(self) -> list[Verdict]:
+        """The links that do not hold."""
+        return [verdict for verdict in self.verdicts if verdict.result == "fault"]
+
+    @property
+    def looked(self) -> set[str]:
+        """The links that could be looked at."""
+        return {verdict.link for verdict in self.verdicts if verdict.result != UNSEEN}
+
+    def words(self, again: str) -> str:
+        """Return the message of the faults: link, what was found, what may cause it, and the command `again`."""
+        lines = [f"step {self.step}: the audit found what is not as the settings and the papers say:"]
+        lines += [f"  {v.link}: {v.detail}.\n    Likely causes: {v.causes}" for v in self.faults]
+        return "\n".join([*lines, *([f"  See it again: {again}"] if again else [])])
 
 
 class CannotLook(Exception):

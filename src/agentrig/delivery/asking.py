@@ -80,28 +80,23 @@ def ask(endpoint: Endpoint, ids: Sequence[int], *, score: bool = True, n: int = 
         body = reply.json()
     except (httpx.HTTPError, ValueError) as error:
         raise CannotAnswer(f"{url} does not answer: {type(error).__name__}: {error}") from error
-    lacks = "choices"
+    lacks, found = "choices", dict[str, tuple[Any, ...]]()
     try:
         (choice,) = body["choices"]
-        logprobs: tuple[float, ...] = ()
-        tokens: tuple[int, ...] = ()
-        sampled: tuple[float, ...] = ()
         if score:
             lacks = f"prompt_logprobs of {len(ids)} tokens"
             places = list(zip(choice["prompt_logprobs"], ids, strict=True))[1:]
-            logprobs = tuple(float(place[str(token)]["logprob"]) for place, token in places)
+            found["logprobs"] = tuple(float(place[str(token)]["logprob"]) for place, token in places)
         if n:
             lacks = "token_ids or no token_logprobs"
-            tokens = tuple(map(int, choice["token_ids"]))
-            sampled = tuple(map(float, choice["logprobs"]["token_logprobs"]))
+            found["tokens"] = tuple(map(int, choice["token_ids"]))
+            found["sampled"] = tuple(map(float, choice["logprobs"]["token_logprobs"]))
         lacks = "valid weights"
         weights = body.get("weights") or {}
         digests, dtype = dict(weights.get("digests") or {}), str(weights.get("dtype") or "")
     except (AttributeError, KeyError, IndexError, TypeError, ValueError):
         raise CannotScore(f"its answer has no {lacks}") from None
-    return Answer(
-        version=weights_version(body), logprobs=logprobs, tokens=tokens, sampled=sampled, digests=digests, dtype=dtype
-    )
+    return Answer(version=weights_version(body), digests=digests, dtype=dtype, **found)
 
 
 @cache

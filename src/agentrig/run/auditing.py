@@ -13,27 +13,27 @@ from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import cattrs
 
 from agentrig.agents import Outcome
 from agentrig.audit.record import Row, Sources, told
 from agentrig.audit.sketch import FILE, Sketch
-from agentrig.audit.verdicts import LINKS, NO_WEIGHTS, UNSEEN
+from agentrig.audit.verdicts import LINKS, NO_WEIGHTS, UNSEEN, Audited
 from agentrig.delivery.digests import fingerprint
 from agentrig.errors import AgentrigError, PluginError, RunFileError, RunStopped, place_of
-from agentrig.figures import number
 from agentrig.plan import RESUME, Plan
 from agentrig.rewards import Score
-from agentrig.run.damage import read_object, reading, writing
+from agentrig.run.damage import reading, writing
 from agentrig.run.files import write_whole
 from agentrig.run.setup import Setup
 from agentrig.run.splits import ROLES
 from agentrig.runners.scorer import Scorer
 from agentrig.tasks import Task
 from agentrig.text import amount, words_of
-from agentrig.traces import Span, Trace, mapping
+from agentrig.traces import Span, Trace
 
 if TYPE_CHECKING:
-    from agentrig.audit.auditor import Audited, Auditor
+    from agentrig.audit.auditor import Auditor
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,10 @@ OWED_S, OWED = 30.0, 0.1
 BUILD_S = 0.1
 """A reward that takes longer to build, or judges in processes, is built once, not for each answer."""
 
-VERDICTS = "verdicts-{:05d}.json"
+VERDICTS = "audit/verdicts-{:05d}.json"
+
+PLAIN = cattrs.Converter(detailed_validation=False)
+"""Reads verdicts back; of what is damaged in a file, its error says the first."""
 
 SHARE = 0.02
 """Of the run's time: what the audits of later steps may take."""
@@ -87,8 +90,7 @@ class Auditing:
         self._auditor: Auditor | None = None
         self._reward: Reward | None = None
         self._sketch: Sketch | None = None
-        self._damaged: set[Path] = set()
-        self._noted: set[str] = set()
+        self._said: set[str] = set()
         self._owed: Sketch | None = None  # of the first step whose gradient was not looked at, until one is
         self.due = False
         self._start, self._spent, self._last = time.monotonic(), 0.0, 0.0
@@ -116,7 +118,7 @@ class Auditing:
 
         if not due and step >= self._sure:
             if self._auditor is not None:
-                self._stop_at_fault(self._auditor.audit(step, sketch=sketch, line=line, links=auditor.QUICK))
+                self._conclude(self._auditor.audit(step, sketch=sketch, line=line, links=auditor.QUICK))
             return
 
         if sketch is not None:
@@ -133,8 +135,6 @@ class Auditing:
         self._last = found.seconds
         if step >= self._sure:
             self._spent += found.seconds
-        if not found.faults:  # else it is written below
-            self._write(found)
         self._owed = None if "gradient" in found.looked else self._owed or sketch
         left = {v.link: v.detail for v in found.verdicts if v.link not in found.looked}
         unseen = ", ".join(f"{link} ({why})" for link, why in left.items() if why != NO_WEIGHTS)
@@ -148,11 +148,9 @@ class Auditing:
             (f"; {NO_WEIGHTS}" if NO_WEIGHTS in left.values() else "")
             + (f"; not looked at: {unseen}" if unseen else ""),
         )
-        for note in (v.note for v in found.verdicts if v.note):
-            if note not in self._noted:
-                log.warning("step %d: the auditor noted: %s", step, note)
-        self._noted.update(v.note for v in found.verdicts)
-        self._stop_at_fault(found)
+        for verdict in found.verdicts:
+            self._warn(verdict.note, f"step {step}: the auditor noted: ")
+        self._conclude(found, write=True)
 
     def finish(self, step: int, accuracy: Mapping[str, Any]) -> None:
         """Audit the accuracies that a run states at its end, its checkpoint, and a gradient if none was looked at.
@@ -168,16 +166,31 @@ class Auditing:
             return
         from agentrig.audit import auditor
 
-        self._stop_at_fault(self._auditor.audit(step, stated=accuracy, links=auditor.LAST))
+        self._conclude(self._auditor.audit(step, stated=accuracy, links=auditor.LAST))
         if self._owed is not None and "gradient" in self.summary()["not_looked_at"]:
             budget_s = max(OWED_S, OWED * (time.monotonic() - self._start))
             first = self._auditor.audit(self._owed.step, sketch=self._owed, budget_s=budget_s, links=auditor.OWED)
-            self._stop_at_fault(first)
-            self._write(first)
+            self._conclude(first, write=True)
 
-    def _stop_at_fault(self, found: Audited) -> None:
+    def _warn(self, text: str, where: str = "") -> None:
+        """Log a text, once in a run; '' is none."""
+        if text and text not in self._said:
+            log.warning("%s%s", where, text)
+        self._said.add(text)
+
+    def _conclude(self, found: Audited, *, write: bool = False) -> None:
+        """Write what was seen of a step, to what is there of it; a fault in any case, and end the run with it."""
+        if not (write or found.faults):
+            return
+        whole, links = found, {verdict.link for verdict in found.verdicts}
+        for before in (one for one in read_audits(self._run)[0] if one.step == found.step):
+            kept = [verdict for verdict in before.verdicts if verdict.link not in links]
+            whole = attrs.evolve(found, verdicts=[*found.verdicts, *kept], seconds=found.seconds + before.seconds)
+        file = self._run / VERDICTS.format(found.step)
+        with writing(file):
+            file.parent.mkdir(exist_ok=True)
+            write_whole(file, json.dumps(attrs.asdict(whole), indent=1) + "\n")
         if found.faults:
-            self._write(found)
             again = f"agentrig audit {self._run} --step {found.step}" if self._plan.resumes == RESUME else ""
             raise RunStopped(found.words(again), cause="audit")
 
@@ -191,49 +204,27 @@ class Auditing:
         if self._reward is not None:
             self._reward.close()
 
-    def _write(self, found: Audited) -> None:
-        file = self._run / "audit" / VERDICTS.format(found.step)
-        written = attrs.asdict(found)
-        before = self._verdicts(file) if file.exists() else None
-        if before is not None:  # the audit of the run's end may find a fault of an audited step
-            links = {verdict.link for verdict in found.verdicts}
-            written["seconds"] += before["seconds"]
-            written["verdicts"] += [verdict for verdict in before["verdicts"] if verdict["link"] not in links]
-        with writing(file):
-            file.parent.mkdir(exist_ok=True)
-            write_whole(file, json.dumps(written, indent=1) + "\n")
-
     def summary(self) -> dict[str, Any]:
         """Return the entry of `summary.json`: links, why others were not looked at, calls, steps, notes, faults."""
-        files = sorted((self._run / "audit").glob("verdicts-*.json"))
-        steps = [one for file in files if (one := self._verdicts(file)) is not None]
-        verdicts = [
-            (verdict["link"], verdict["result"], verdict["detail"]) for one in steps for verdict in one["verdicts"]
-        ]
-        looked = {link for link, result, _ in verdicts if result != UNSEEN}
+        steps, damaged = read_audits(self._run)
+        for text in damaged:
+            self._warn(text)
+        verdicts = [verdict for one in steps for verdict in one.verdicts]
+        looked = {verdict.link for verdict in verdicts if verdict.result != UNSEEN}
+        unseen = {v.link: v.detail for v in verdicts if v.link not in looked}
         read: dict[str, list[tuple[int, int]]] = defaultdict(list)  # calls looked at, and of how many
-        for verdict in (verdict for one in steps for verdict in one["verdicts"] if verdict.get("read")):
-            read[verdict["link"]].append(verdict["read"])
+        for verdict in verdicts:
+            read[verdict.link] += [verdict.read] if verdict.read is not None else []
         return {
             "links": len(looked),
             "of": len(LINKS),
-            "steps": [one["step"] for one in steps],
-            "not_looked_at": {link: why for link, result, why in verdicts if result == UNSEEN and link not in looked},
-            "calls": {link: list(map(sum, zip(*pairs, strict=True))) for link, pairs in read.items()},
-            "seconds": sum(one["seconds"] for one in steps),
-            "notes": list(dict.fromkeys(v["note"] for one in steps for v in one["verdicts"] if v.get("note"))),
-            "faults": [f"{link}: {detail}" for link, result, detail in verdicts if result == "fault"],
+            "steps": [one.step for one in steps],
+            "not_looked_at": unseen,
+            "calls": {link: list(map(sum, zip(*pairs, strict=True))) for link, pairs in read.items() if pairs},
+            "seconds": sum(one.seconds for one in steps),
+            "notes": list(dict.fromkeys(verdict.note for verdict in verdicts if verdict.note)),
+            "faults": [f"{fault.link}: {fault.detail}" for one in steps for fault in one.faults],
         }
-
-    def _verdicts(self, file: Path) -> dict[str, Any] | None:
-        """Return what the run wrote of an audited step; None if it is damaged, which is said once: no step needs it."""
-        try:
-            return read_verdicts(file)
-        except RunFileError as error:
-            if file not in self._damaged:
-                log.warning("%s", error)
-            self._damaged.add(file)
-            return None
 
 
 def checkpoint_fault(checkpoint: Path) -> str:
@@ -249,40 +240,22 @@ def checkpoint_fault(checkpoint: Path) -> str:
     return found.words(f"agentrig audit {run} --step {step}") if found.faults else ""
 
 
-def read_verdicts(file: Path) -> dict[str, Any]:
-    """Return what a run wrote of an audited step.
-
-    Raises:
-        RunFileError: The file is damaged.
-    """
-    with reading(file, "Its verdicts are left out"):
-        told = read_object(file)
-        for key in ("step", "seconds"):
-            if number(told[key]) is None:
-                raise ValueError(f"{key} is {told[key]!r:.80}, not a number")
-        if not isinstance(told["verdicts"], list):
-            raise ValueError(f"verdicts is {told['verdicts']!r:.80}, not a list")
-        for verdict in told["verdicts"]:
-            if not all(isinstance(mapping(verdict).get(key), str) for key in ("link", "result", "detail")):
-                raise ValueError(f"the verdict {verdict!r:.80} lacks link, result or detail")
-        return told
-
-
-def audit_faults(run: Path) -> list[str]:
-    """Say what of a run's folder `audit` cannot be read: the folder, or verdicts."""
-    folder, found = run / "audit", []
+def read_audits(run: Path) -> tuple[list[Audited], list[str]]:
+    """Return what a run wrote of its audited steps, and what of its folder `audit` cannot be read."""
+    folder, found, damaged = run / "audit", list[Audited](), list[str]()
     try:
         if os.path.lexists(folder):
             with reading(folder, "Move away what is there under that name: what the auditor left is lost"):
                 os.scandir(folder).close()
     except RunFileError as error:
-        return [str(error)]
+        damaged.append(str(error))
     for file in sorted(folder.glob("verdicts-*.json")):
         try:
-            read_verdicts(file)
+            with reading(file, "Its verdicts are left out"):
+                found.append(PLAIN.structure(json.loads(file.read_text("utf-8")), Audited))
         except RunFileError as error:
-            found.append(str(error))
-    return found
+            damaged.append(str(error))
+    return found, damaged
 
 
 class Reward:

@@ -243,9 +243,9 @@ def read_run(directory: Path) -> RunData:
         told, files = [line for line in told if line["step"] <= done], [f for f in files if f.step <= done]
     missing += losses(told, damaged, max([done, *(line["step"] for line in told)]))
     if os.path.lexists(directory / "audit"):
-        from agentrig.run.auditing import audit_faults
+        from agentrig.run.auditing import read_audits
 
-        missing += audit_faults(directory)
+        missing += read_audits(directory)[1]
     progress = _read(directory / "progress.json", read_object, missing, needed=saved)
     if not running:
         try:
