@@ -229,11 +229,14 @@ class RunDirectory:
         kept = [line for line in self.metrics() if line["step"] <= step]
         self._make_folders()
         end = self._end() if keep_end else ()
-        for file in (*(self.path / name for name in ENDED), *self._after(step)):
+        for file in (self.path / name for name in ENDED):
             if file not in end:
                 file.unlink(missing_ok=True)
         self.checkpoints.remove_incomplete()
-        self.checkpoints.drop_after(step)
+        self.checkpoints.drop_after(step)  # a resume after a crash from here on finds what the latest one needs
+        for file in self._after(step):
+            if file not in end:
+                file.unlink(missing_ok=True)
         self.write("metrics.jsonl", "".join(_metrics_text(line) + "\n" for line in kept))
         return kept
 
