@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig import http_server
+from agentrig.device_memory import give_memory_back
 from agentrig.errors import AgentrigError
 from agentrig.processes.channel import Channel
 from agentrig.processes.ends import SIGNALS
@@ -165,7 +166,7 @@ def _take_weights(channel: Channel, api: Any, loop: asyncio.AbstractEventLoop) -
         if message.get("free"):
             asyncio.run_coroutine_threadsafe(api.free(), loop).result()
             receiver.close()
-            _empty_cache(str(api.engine.decoder.device))
+            give_memory_back(api.engine.decoder.device)
             channel.send({})
             continue
         answer = {"version": message["version"]}
@@ -189,14 +190,6 @@ def _finish(device: str) -> None:
 
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
-
-
-def _empty_cache(device: str) -> None:
-    """Give the device memory that torch keeps for later back to the device."""
-    import torch
-
-    if device != "cpu":
-        torch.get_device_module(device.split(":")[0]).empty_cache()
 
 
 if __name__ == "__main__":

@@ -9,10 +9,11 @@ from typing import Any
 import attrs
 
 from agentrig.http_server import Refused
-from agentrig_grpo.server import protocol, values
+from agentrig_grpo.server import protocol
 from agentrig_grpo.server.chat import Chat
-from agentrig_grpo.server.engine import Decoder, Request, Score
-from agentrig_grpo.server.fields import BadField, field, number, of_type
+from agentrig_grpo.server.decoder import Decoder
+from agentrig_grpo.server.engine import Request, Score
+from agentrig_grpo.server.fields import BadField, BadValue, field, number, of_type, read
 from agentrig_grpo.server.protocol import Addressed, Sampled
 
 LEAST = -9999.0
@@ -76,8 +77,8 @@ def text_of(body: bytes, *, model: str) -> str | None:
     Raises:
         Refused: See `protocol.checked`.
     """
-    with suppress(values.BadValue):
-        data = values.read(body)
+    with suppress(BadValue):
+        data = read(body)
         if isinstance(data, dict) and "prompt" not in data:
             return None
     return protocol.checked(body, TextRequest, model=model).prompt

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agentrig_grpo.server import values
-from agentrig_grpo.server.fields import BadField, list_of, object_of, of_type, one_of
-from agentrig_grpo.server.values import short
+from agentrig_grpo.server.fields import BadField, BadValue, list_of, object_of, of_type, one_of, read, short
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Who may have written a message."""
@@ -60,8 +58,8 @@ def _arguments(arguments: Any) -> Any:
     """Return the arguments of a tool call: JSON text in a request, an object for the template."""
     if isinstance(arguments, str):
         try:
-            arguments = values.read(arguments.encode() or b"{}", "the text")
-        except values.BadValue as error:
+            arguments = read(arguments.encode() or b"{}", "the text")
+        except BadValue as error:
             raise BadField(f"must be the text of a JSON object: {error}") from None
     if not isinstance(arguments, dict):
         raise BadField(f"must be the text of a JSON object, not {short(arguments)}")

@@ -7,7 +7,7 @@ the arithmetic, and its caches neither take nor drop single rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import torch  # noqa: TID253  (imported in the server process only)
@@ -113,7 +113,49 @@ def supports(config: Any) -> str | None:
     return None
 
 
-class LlamaDecoder:
+class Decoder(Protocol):
+    """What the engine needs of a model: its weights, by name, and a batch of rows, one for each request.
+
+    Attributes:
+        token_bytes: Bytes of one token of one row in the cache.
+        vocabulary: How many tokens the model has an embedding for.
+        dtype: What it computes in.
+    """
+
+    token_bytes: int
+    vocabulary: int
+    dtype: torch.dtype
+    device: torch.device
+    _parameters: Parameters
+
+    @property
+    def rows(self) -> int: ...  # noqa: D102
+    def prefill(self, prompts: Sequence[Sequence[int]], known: Sequence[Known | None]) -> list[Prompt]: ...  # noqa: D102
+    def append(self, prompts: Sequence[Prompt]) -> None: ...  # noqa: D102
+    def remove(self, row: int) -> None: ...  # noqa: D102
+    def step(self, tokens: Sequence[int]) -> torch.Tensor: ...  # noqa: D102
+    def clear(self) -> None: ...  # noqa: D102
+    def score(self, tokens: Sequence[int]) -> tuple[torch.Tensor, Prompt | None]: ...  # noqa: D102
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take new weights, all or none; rows and prompts computed with the old ones must not be used again.
+
+        Raises:
+            WeightsError: They do not fit; names the tensor. The old weights are still there.
+        """
+        self._parameters.fill(state)
+
+    def free(self) -> None:
+        """Free the memory of the weights and of all rows; `load` must bring new weights before the next request."""
+        self.clear()
+        self._parameters.free()
+
+    def held(self) -> dict[str, str]:
+        """Return name to digest of the weights that it computes with."""
+        return self._parameters.digests()
+
+
+class LlamaDecoder(Decoder):
     """Qwen2, Qwen3 and Llama: prefill, and one decode step for all rows at once.
 
     Rows are packed: a batch of B requests uses rows 0 … B-1 of the cache. The cache grows with the rows and
@@ -143,9 +185,9 @@ class LlamaDecoder:
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.layers_n, self.eps, self.scale = config.num_hidden_layers, config.rms_norm_eps, self.head_dim**-0.5
         self.token_bytes = 2 * self.layers_n * self.kv_heads * self.head_dim * dtype.itemsize
-        self.rows, self.vocabulary = 0, config.vocab_size
+        self.vocabulary = config.vocab_size
         self.lengths = torch.zeros(slots, dtype=torch.long, device=self.device)
-        self._longest: list[int] = []  # the same on the host: reading a device tensor would wait for it
+        self._longest: list[int] = []  # those of the rows, on the host: reading a device tensor would wait for it
         self._cos, self._sin = (t.to(self.device, dtype) for t in _rotary(config, max_length, self.head_dim))
         self._keys, self._values = self._first_cache()
         embed, head = state.get(EMBED), state.get(HEAD)
@@ -155,6 +197,11 @@ class LlamaDecoder:
         self._parameters = Parameters(tied=[HEAD] if tied else [])
         self._allocate(config, state, tied=tied)
         self._parameters.fill(state, start=True)
+
+    @property
+    def rows(self) -> int:
+        """How many requests are in the batch."""
+        return len(self._longest)
 
     def _allocate(self, config: Any, state: Mapping[str, torch.Tensor], *, tied: bool) -> None:
         """Make room for the weights; which biases there are, the state says."""
@@ -205,20 +252,6 @@ class LlamaDecoder:
         self._head = self._embed if tied else joined({HEAD: config.vocab_size}, hidden)
 
     @torch.inference_mode()
-    def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take new weights, all or none; rows and prompts computed with the old ones must not be used again.
-
-        Raises:
-            WeightsError: They do not fit; names the tensor. The old weights are still there.
-        """
-        self._parameters.fill(state)
-
-    def free(self) -> None:
-        """Free the memory of the weights and of all rows; `load` must bring new weights before the next request."""
-        self.clear()
-        self._parameters.free()
-
-    @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], known: Sequence[Known | None] = ()) -> list[Prompt]:
         """Run prompts through the model, padded to the longest; returns them in their order.
 
@@ -257,10 +290,6 @@ class LlamaDecoder:
             found.append(-F.cross_entropy(logits, given, reduction="none"))
         prompt = Prompt(len(tokens), logits[-1].clone(), (keys[:, 0].clone(), values[:, 0].clone()))
         return torch.cat(found)[:-1], prompt
-
-    def held(self) -> dict[str, str]:
-        """Return name to digest of the weights that it computes with."""
-        return self._parameters.digests()
 
     def _through(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Run prompts through all blocks, padded to the longest; returns the hidden states, and keys and values."""
@@ -326,7 +355,6 @@ class LlamaDecoder:
             self._keys[:, self.rows, ..., : prompt.length] = keys
             self._values[:, self.rows, :, : prompt.length] = values
             self._longest.append(prompt.length)
-            self.rows += 1
         self.lengths[: self.rows] = torch.tensor(self._longest, device=self.device)
 
     @torch.inference_mode()
@@ -340,7 +368,6 @@ class LlamaDecoder:
             self.lengths[row] = length
             self._longest[row] = length
         self._longest.pop()
-        self.rows = last
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -370,7 +397,6 @@ class LlamaDecoder:
 
     def clear(self) -> None:
         """Drop all rows, whatever numbers they left behind (a NaN would spread), and the memory that they took."""
-        self.rows = 0
         self._longest = []
         self._keys, self._values = self._first_cache()
 

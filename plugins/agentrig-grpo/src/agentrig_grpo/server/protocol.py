@@ -13,12 +13,11 @@ import attrs
 from agentrig.chat_fields import CHAT, Fields, check_nested, without_cache
 from agentrig.errors import nearest
 from agentrig.http_server import Refused
-from agentrig_grpo.server import conversation, values
+from agentrig_grpo.server import conversation
 from agentrig_grpo.server.chat import Chat, StopStrings
 from agentrig_grpo.server.constraints import Constraint
 from agentrig_grpo.server.engine import Request
-from agentrig_grpo.server.fields import BadField, field, number, of_type, structure
-from agentrig_grpo.server.values import short
+from agentrig_grpo.server.fields import BadField, BadValue, field, number, of_type, read, short, structure
 
 IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 """Fields that change nothing about what is sampled."""
@@ -163,7 +162,7 @@ def checked(body: bytes, cls: type[AnyRequest], *, model: str, fields: Fields | 
         Refused: Not JSON, a field that is unknown, wrong or not implemented; names the field.
     """
     try:
-        data = values.read(body)
+        data = read(body)
         if not isinstance(data, dict):
             raise Refused("the body must be a JSON object")
         asked = structure(Addressed, data).model
@@ -177,7 +176,7 @@ def checked(body: bytes, cls: type[AnyRequest], *, model: str, fields: Fields | 
             )
         without_cache(data, fields or {})  # a chat template would write that of a tool into the prompt
         request = structure(cls, data)
-    except (values.BadValue, BadField) as error:
+    except (BadValue, BadField) as error:
         raise Refused(str(error), param=error.where, code=getattr(error, "code", "")) from None
     _refuse_others(data, attrs.fields_dict(cls))
     check_nested(data, fields or {})
