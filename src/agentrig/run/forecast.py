@@ -14,15 +14,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import attrs
 
-from agentrig.algorithms import LoopAlgorithm, Session
+from agentrig.algorithms import LoopAlgorithm
 from agentrig.endpoints import Endpoint
 from agentrig.errors import ConfigError, RunStopped
 from agentrig.figures import amount, least_gain, machine, mean, wilson
-from agentrig.hardware import Hardware
 from agentrig.learners import LoopSettings, TrainSample
 from agentrig.plan import Plan
 from agentrig.processes.scratch import temporary_files
@@ -43,7 +43,6 @@ from agentrig.run.setup import Setup
 from agentrig.run.splits import load_splits
 from agentrig.run.verdict import differing, judge, pass_at
 from agentrig.runners.engine import RolloutEngine
-from agentrig.servers import ServerMemory
 from agentrig.tasks import Task, tasks_of_step
 from agentrig.traces import usage
 
@@ -208,11 +207,18 @@ class Trial:
         self.taught = len(taught)
         hardware = Setup(self.plan).hardware()
         with temporary_files() as folder, tempfile.TemporaryDirectory(dir=folder) as directory:
-            session = _LearnerSession(self.plan, hardware, self.tasks, Path(directory))
+            facts: dict[str, Mapping[str, Any]] = {}
+            runners, seed = self.plan.runners, self.plan.run.seed
+            session: Any = SimpleNamespace(  # what `fit` and `learner` use of a run's
+                hardware=hardware, seed=seed, train_tasks=self.tasks, directory=Path(directory), lines=(),
+                calls=runners.n * runners.threads, server_memory=Setup(self.plan).server_memory(),
+                first_step=1, checkpoint=None, resumes="", stopping=False, solved=False, measured=None,
+                note=lambda text: None, record=facts.__setitem__,
+            )  # fmt: skip
             if fit := getattr(algorithm, "fit", None):
                 fit(algorithm.serving(hardware, None), session)
-            learner = algorithm.learner(cast(Session, session))
-            self.memory = session.memory
+            learner = algorithm.learner(session)
+            self.memory = str(facts.get("memory", {}).get("line", ""))
             if not taught:
                 self.updated = "not measured: no group gives a gradient"
                 return
@@ -325,27 +331,6 @@ class Trial:
                 **taken(until),
             },
         }
-
-
-class _LearnerSession:
-    """What `fit` and `learner` of an algorithm use of `agentrig.algorithms.Session`, without a run."""
-
-    first_step, checkpoint, resumes, stopping, solved, measured = 1, None, "", False, False, None
-    lines: Sequence[Mapping[str, Any]] = ()
-
-    def __init__(self, plan: Plan, hardware: Hardware, tasks: Sequence[Task], directory: Path) -> None:
-        self.hardware, self.seed, self.train_tasks, self.directory = hardware, plan.run.seed, tasks, directory
-        self.calls = plan.runners.n * plan.runners.threads
-        self.server_memory: ServerMemory | None = Setup(plan).server_memory()
-        self.memory = ""
-
-    def note(self, text: str) -> None:
-        """A run puts it into its report."""
-
-    def record(self, name: str, value: Mapping[str, Any]) -> None:
-        """Keep the memory plan."""
-        if name == "memory":
-            self.memory = str(value.get("line", ""))
 
 
 def _group_size(plan: Plan) -> int:

@@ -17,6 +17,7 @@ import attrs
 
 from agentrig.algorithms import Measurement
 from agentrig.audit.sketch import Sketch
+from agentrig.background import in_background
 from agentrig.credit import Credit
 from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
@@ -159,10 +160,10 @@ class RunSession:
         self._warnings: list[str] = []
         self._notes: list[str] = []
         self._odd: set[str] = set()  # metrics that were not finite
-        self._warned = self._constrained = self._unseen = self._fields_told = False
-        self._ahead: RolloutsAhead | None = None
+        self._warned: set[Callable[..., bool]] = set()  # what was warned of, and is not again
+        self.ahead: RolloutsAhead | None = None
         self._rollouts_s = 0.0  # of the step's training rollouts, whether the run waited for them or not
-        self._overlap_s: float | None = None  # of these, while the step before was learned
+        self.overlap_s: float | None = None  # of these, while the step before was learned
 
     def begin(self, steps: int | None = None) -> None:
         """Note that the run has actually started, and notify the observers; only the first call has an effect.
@@ -297,33 +298,25 @@ class RunSession:
         self._prove_first()
         versions = Versions.of(version, step=step, max_staleness=max_staleness)
 
-        def run() -> list[Rollout]:
-            return self.engine.run(tasks, n=n, endpoint=endpoint, step=step, mode="train", versions=versions)
+        def run() -> tuple[list[Rollout], float]:
+            start = time.perf_counter()
+            found = self.engine.run(tasks, n=n, endpoint=endpoint, step=step, mode="train", versions=versions)
+            return found, time.perf_counter() - start
 
-        def file(ahead: RolloutsAhead, rollouts: Sequence[Rollout]) -> None:
-            self._overlap_s = ahead.wall_s - ahead.waited_s
-            self.file(
-                rollouts,
-                mode="train",
-                step=step,
-                sampling=_sampling(endpoint),
-                wall_s=ahead.wall_s,
-                expected=n * len(tasks),
-                waited_s=0.0,  # the step in which the run waited has these seconds
-            )
-
-        def waited(ahead: RolloutsAhead, rollouts: Sequence[Rollout]) -> None:
-            self._ahead = None
-            self._spend(rollouts, wall_s=ahead.wall_s, waited_s=ahead.waited_s)
-
-        self._ahead = RolloutsAhead(run, step=step, waited=waited, file=file)
-        return self._ahead
+        self.ahead = RolloutsAhead(
+            session=self,
+            step=step,
+            sampling=_sampling(endpoint),
+            expected=n * len(tasks),
+            running=in_background(run, "rollouts"),
+        )
+        return self.ahead
 
     def _check_idle(self) -> None:
         """Raise if rollouts are under way: the two would take each other's results."""
-        if self._ahead is not None:
+        if self.ahead is not None:
             raise AgentrigError(
-                f"the rollouts of step {self._ahead.step} are still under way: call `wait` of what `begin_rollouts` "
+                f"the rollouts of step {self.ahead.step} are still under way: call `wait` of what `begin_rollouts` "
                 "returned before any other rollouts, validation or report"
             )
 
@@ -337,7 +330,7 @@ class RunSession:
 
     def close(self) -> None:
         """Stop the rollouts that `begin_rollouts` started and nobody waited for; the run calls this at its end."""
-        ahead, self._ahead = self._ahead, None
+        ahead, self.ahead = self.ahead, None
         if ahead is not None:
             self.runtime.end_results(AgentrigError("the run has ended before its rollouts"))
             ahead.end()
@@ -382,12 +375,12 @@ class RunSession:
         if self._learns or mode != "train":
             check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
         warn_of_new_failures(rollouts, known, step=step, mode=mode)
-        self._fields_told = self._fields_told or warn_of_fields(rollouts)
+        self._warn_once(warn_of_fields, rollouts)
         if mode != "train":
             self._measured += len(rollouts)
-            self._warned = self._warned or warn_of_sampling(rollouts, sampling, mode=mode)
+            self._warn_once(warn_of_sampling, rollouts, sampling, mode=mode)
             return
-        self._spend(rollouts, wall_s=wall_s, waited_s=wall_s if waited_s is None else waited_s)
+        self.spend(rollouts, wall_s=wall_s, waited_s=wall_s if waited_s is None else waited_s)
         self._rollouts_s += wall_s
         self._step_rollouts += rollouts
         if learns:
@@ -395,12 +388,16 @@ class RunSession:
         if learns and not self._demonstrated:
             check_sampling(rollouts, sampling, step=step)
         self._ledger.record(rollouts, step=step, expected=expected)
-        self._constrained = self._constrained or warn_of_constraints(rollouts, step=step)
-        self._unseen = self._unseen or warn_of_unseen(rollouts, step=step)
+        self._warn_once(warn_of_constraints, rollouts, step=step)
+        self._warn_once(warn_of_unseen, rollouts, step=step)
         self._judged = list(self._step_rollouts) if learns else []
         if learns and self._guards.check_signal(self._step_rollouts, step=step) and not self.solved:
             self.solved = True
             log.info("step %d: every rollout was correct in %d steps running: the tasks are solved", step, SOLVED)
+
+    def _warn_once(self, warn: Callable[..., bool], *arguments: Any, **named: Any) -> None:
+        if warn not in self._warned and warn(*arguments, **named):
+            self._warned.add(warn)
 
     def check_failures(self, rollouts: Sequence[Rollout], *, step: int) -> None:
         """Implement `Session.check_failures`."""
@@ -415,7 +412,7 @@ class RunSession:
         if self._judged and self._by_rewards and not self._guards.varied:
             check_rewards(self._judged, step=self._judged[0].step, running=self._guards.silent)
 
-    def _spend(self, rollouts: Sequence[Rollout], *, wall_s: float, waited_s: float) -> None:
+    def spend(self, rollouts: Sequence[Rollout], *, wall_s: float, waited_s: float) -> None:
         """Add the seconds that the run waited for rollouts to the current step's time."""
         # Rewards are computed while rollouts run; their own seconds count, at most the whole wall time.
         reward = min(sum(r.reward_s for r in rollouts), wall_s) * (waited_s / wall_s if wall_s else 1.0)
@@ -448,10 +445,7 @@ class RunSession:
         self.measured = found = Measurement.of(rollouts)
         if step < self.first_step:  # not part of a step; in a resumed run it measures the checkpoint, not the start
             if self.first_step == 1:
-                with self._progressing:
-                    self._progress["validation_before"] = found.accuracy
-                    self._progress["validation_reward_before"] = found.reward
-                    self._run.write_json("progress.json", self._progress)
+                self._note_progress(validation_before=found.accuracy, validation_reward_before=found.reward)
             self._start_clock()
         else:
             self._validated = found
@@ -482,9 +476,7 @@ class RunSession:
             self._report_tasks, n=1, endpoint=endpoint, step=0 if when == "before" else max(step, 1), mode="report"
         )
         self.measured = found = Measurement.of(rollouts)
-        with self._progressing:
-            self._progress[when] = {**attrs.asdict(found), "failures": count_failures(rollouts)}
-            self._run.write_json("progress.json", self._progress)
+        self._note_progress(**{when: {**attrs.asdict(found), "failures": count_failures(rollouts)}})
         self.keeps_end = self.keeps_end and when == "before"
         self._start_clock()
         return found.accuracy
@@ -496,8 +488,11 @@ class RunSession:
 
     def record_start(self, digest: str) -> None:
         """Record the digest of the weights before the first step."""
+        self._note_progress(start_weights=digest)
+
+    def _note_progress(self, **facts: Any) -> None:
         with self._progressing:
-            self._progress["start_weights"] = digest
+            self._progress |= facts
             self._run.write_json("progress.json", self._progress)
 
     def sketch(self, step: int) -> Sketch:
@@ -567,7 +562,7 @@ class RunSession:
         self.plan.registry.notify("on_step_end", event=StepEnd(step=step, metrics=line))
         self._step_rollouts, self._step_time, self._validated = [], defaultdict(float), None
         self._step_second, self._files = {}, {}
-        self._rollouts_s, self._overlap_s = 0.0, None
+        self._rollouts_s, self.overlap_s = 0.0, None
         return line
 
     def _warn_of_nan(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -587,8 +582,7 @@ class RunSession:
             names, name = {there.path(s).name for s in there.steps()}, there.path(step).name
             with self._progressing:
                 kept = {n: digests for n, digests in self._progress.get(SAVED, {}).items() if n in names}
-                self._progress[SAVED] = {**kept, name: [*kept.get(name, []), digest]}  # one of before counts until then
-                self._run.write_json("progress.json", self._progress)
+                self._note_progress(**{SAVED: {**kept, name: [*kept.get(name, []), digest]}})  # of both times
 
         try:
             saved = there.save(step, write, keep=keep, record=record)
@@ -602,8 +596,7 @@ class RunSession:
                 self.keeps_end = False
                 self._progress.pop("after", None)
                 files = self._progress.get(FILES, {})
-                self._progress[FILES] = {name: digest for name, digest in files.items() if not is_end(Path(name))}
-                self._run.write_json("progress.json", self._progress)
+                self._note_progress(**{FILES: {n: digest for n, digest in files.items() if not is_end(Path(n))}})
             self._run.remove_end()
         self._saved_step = step
         self._saved["written"] += 1
@@ -722,8 +715,8 @@ class RunSession:
         }
         if behind:
             line["max_staleness"] = max(behind)
-        if self._overlap_s is not None:
-            line["overlap_s"] = self._overlap_s
+        if self.overlap_s is not None:
+            line["overlap_s"] = self.overlap_s
         if proven:
             line["delivery"] = proven
         if self._validated is not None:
