@@ -13,7 +13,7 @@ import pytest
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.server.app import Api
 from agentrig_grpo.server.chat import Chat, TooLong
-from agentrig_grpo.server.handle import LLMServer, ServerSettings
+from embedded_servers import embedded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +23,7 @@ BODY = {"model": "tiny", "messages": MESSAGES, "max_tokens": 2}
 
 @pytest.fixture(scope="module")
 def server(model_dir):
-    with LLMServer(ServerSettings(model=str(model_dir), name="tiny", slots=4, max_length=128)) as running:
+    with embedded(model_dir, slots=4, max_length=128) as running:
         yield running
 
 

@@ -8,14 +8,14 @@ import httpx
 import pytest
 import torch
 from agentrig_grpo import checkpoint
-from agentrig_grpo.server.handle import LLMServer, ServerSettings
+from embedded_servers import embedded
 
 MESSAGES = [{"role": "system", "content": "count"}, {"role": "user", "content": "select name from question?"}]
 
 
 @pytest.fixture(scope="module")
 def server(model_dir):
-    with LLMServer(ServerSettings(model=str(model_dir), name="tiny", slots=8, max_length=200)) as running:
+    with embedded(model_dir, slots=8, max_length=200) as running:
         yield running
 
 

@@ -81,7 +81,6 @@ class Learner:
         recomputed: How many layers compute their activations twice; None for what `gradient_checkpointing` says.
         frozen_exact: With LoRA: whether rounding the model to bfloat16 changes nothing; None to compare its weights.
         tokenizer: The model's, for `save` and `prompt`.
-        ready: Checks the memory once the model's server has the weights too.
         host_memory: Returns the free bytes of host memory, for copies of what is saved; None if nobody needs to ask.
 
     Attributes:
@@ -103,10 +102,10 @@ class Learner:
         recomputed: int | None = None,
         frozen_exact: bool | None = None,
         tokenizer: Any = None,
-        ready: Callable[[], None] = lambda: None,
         host_memory: Callable[[], int] | None = None,
     ) -> None:
-        self.config, self.tokenizer, self.ready = config, tokenizer, ready
+        self.config, self.tokenizer = config, tokenizer
+        self.ready: Callable[[], None] = lambda: None  # checks the memory once the model's server has the weights too
         self._dtype, self._seed = dtype, seed
         self._bf16 = dtype == "bfloat16"
         built = build(model, config, bf16=self._bf16, seed=seed, recomputed=recomputed, frozen_exact=frozen_exact)

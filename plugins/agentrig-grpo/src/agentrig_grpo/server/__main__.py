@@ -1,4 +1,4 @@
-"""The server process: `python -m agentrig_grpo.server PARENT DESCRIPTOR`, started by `handle.LLMServer`.
+"""The server process: `python -m agentrig_grpo.server PARENT DESCRIPTOR`, started by `handle.Embedded`.
 
 The first argument is the run's process, the second its end of the channel to the run. It
 gets its settings and the key over the channel, answers with the port or an error, then takes new weights from it,
@@ -91,16 +91,15 @@ def _build(settings: dict[str, Any]) -> Any:
         directory,
         device=device,
         dtype=getattr(torch, settings["dtype"]),
-        slots=settings["slots"],
+        slots=settings["batch"],
         max_length=settings["max_length"],
     )
     engine = Engine(
         decoder,
         eos=eos_tokens(directory, tokenizer),
-        slots=settings["slots"],
+        slots=settings["batch"],
         seed=settings["seed"],
         prompt_cache_bytes=settings["prompt_cache_mb"] << 20,
-        prefill_tokens=settings["prefill_tokens"],
         cache_bytes=settings["kv_cache_mb"] << 20 or _left_for_cache(settings, device_memory(device)),
     )
     return Api(engine, Chat(tokenizer), model=settings["name"], max_length=max_length)

@@ -265,7 +265,7 @@ class LlamaDecoder(Decoder):
         width = max(n - start for n, start in zip(lengths, starts, strict=True))
         if len(prompts) * width * (max(starts) + width) > MASKED:
             starts = [0] * len(prompts)
-        x, keys, values = self._after(prompts, known, starts) if any(starts) else self._through(prompts)
+        x, keys, values = self._through(prompts, known, starts)
         last = torch.tensor([n - start - 1 for n, start in zip(lengths, starts, strict=True)], device=self.device)
         logits = self._logits(x[torch.arange(len(prompts), device=self.device), last])
         return [
@@ -281,7 +281,7 @@ class LlamaDecoder(Decoder):
             The log-probability of each token after the first, given those before it, fp32 [len(tokens) - 1]; and the
             tokens as a prompt.
         """
-        x, keys, values = self._through([tokens])
+        x, keys, values = self._through([tokens], (), [0])
         targets = torch.tensor([*tokens[1:], 0], device=self.device)
         parts = zip(torch.split(x[0], SCORED), torch.split(targets, SCORED), strict=True)
         found = []
@@ -291,29 +291,14 @@ class LlamaDecoder(Decoder):
         prompt = Prompt(len(tokens), logits[-1].clone(), (keys[:, 0].clone(), values[:, 0].clone()))
         return torch.cat(found)[:-1], prompt
 
-    def _through(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Run prompts through all blocks, padded to the longest; returns the hidden states, and keys and values."""
-        longest = max(len(p) for p in prompts)
-        padded = [[*p, *[0] * (longest - len(p))] for p in prompts]
-        x = F.embedding(torch.tensor(padded, device=self.device), self._embed)
-        n = len(prompts)
-        shape = (self.layers_n, n, self.kv_heads)
-        keys = torch.empty((*shape, self.head_dim, longest), dtype=self.dtype, device=self.device)
-        values = torch.empty((*shape, longest, self.head_dim), dtype=self.dtype, device=self.device)
-        cos, sin = self._cos[:longest, None], self._sin[:longest, None]
-        for i, layer in enumerate(self._layers):
-            q, k, v = self._qkv(layer, x, cos, sin)
-            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-            keys[i], values[i] = k.transpose(2, 3), v
-            # Padding is on the right, so the causal mask alone hides it from real tokens.
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
-            x = self._rest(layer, x, mixed.transpose(1, 2).flatten(2))
-        return x, keys, values
-
-    def _after(
+    def _through(
         self, prompts: Sequence[Sequence[int]], known: Sequence[Known | None], starts: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Run the ends of prompts through all blocks, after keys and values that are known; returns as `_through`."""
+        """Run the ends of prompts through all blocks, padded to the longest, after keys and values that are known.
+
+        Returns:
+            The hidden states, and keys and values of the whole prompts.
+        """
         ends = [list(p[start:]) for p, start in zip(prompts, starts, strict=True)]
         width = max(map(len, ends))
         padded = [[*end, *[0] * (width - len(end))] for end in ends]
@@ -324,7 +309,7 @@ class LlamaDecoder(Decoder):
         keys = torch.zeros((*shape, self.head_dim, longest), dtype=self.dtype, device=self.device)
         values = torch.zeros((*shape, longest, self.head_dim), dtype=self.dtype, device=self.device)
         for row, known_one in enumerate(known):
-            if known_one is not None:
+            if known_one is not None and starts[row]:
                 before, same = known_one.prompt.kv, known_one.tokens
                 keys[:, row, ..., :same], values[:, row, :, :same] = before[0][..., :same], before[1][..., :same, :]
         at = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
@@ -332,15 +317,20 @@ class LlamaDecoder(Decoder):
         # A padded place may lie beyond the longest sequence; nobody reads what it computes.
         turn = at.clamp(max=len(self._cos) - 1)
         cos, sin = self._cos[turn][:, :, None], self._sin[turn][:, :, None]
-        sees = (torch.arange(longest, device=self.device) <= at[..., None])[:, None]
+        # Padding is on the right, so the causal mask alone hides it from real tokens where nothing is known.
+        sees = (torch.arange(longest, device=self.device) <= at[..., None])[:, None] if any(starts) else None
         for i, layer in enumerate(self._layers):
             q, k, v = self._qkv(layer, x, cos, sin)
-            keys[i][rows, :, :, at], values[i][rows, :, at] = k, v
+            if sees is None:
+                keys[i], values[i] = k.permute(0, 2, 3, 1), v.transpose(1, 2)
+            else:
+                keys[i][rows, :, :, at], values[i][rows, :, at] = k, v
             mixed = F.scaled_dot_product_attention(
                 q.transpose(1, 2),
                 keys[i].transpose(2, 3).contiguous(),  # or torch computes all scores at once, at twice the time
                 values[i],
                 attn_mask=sees,
+                is_causal=sees is None,
                 enable_gqa=self.heads != self.kv_heads,
             )
             x = self._rest(layer, x, mixed.transpose(1, 2).flatten(2))
