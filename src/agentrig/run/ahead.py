@@ -60,8 +60,15 @@ class RolloutsAhead:
         self.wait()
         found, _ = self.running.result()
         self.session.overlap_s = self.wall_s - self.waited_s
-        given = {"step": self.step, "sampling": self.sampling, "expected": self.expected, "wall_s": self.wall_s}
-        self.session.file(found, mode="train", **given, waited_s=0.0)  # the step in which the run waited has these
+        self.session.file(
+            found,
+            mode="train",
+            step=self.step,
+            sampling=self.sampling,
+            wall_s=self.wall_s,
+            expected=self.expected,
+            waited_s=0.0,  # the step in which the run waited has these seconds
+        )
         return found
 
     def end(self) -> None:

@@ -154,7 +154,10 @@ def evaluate(
                 warn_of_fields(rollouts)
             for rollout in rollouts:
                 each(rollout)
-                empty = {"trace": Trace(rollout_id=rollout.id), "triplets": [NO_TOKENS] * len(rollout.triplets)}
+                empty: dict[str, Any] = {
+                    "trace": Trace(rollout_id=rollout.id),
+                    "triplets": [NO_TOKENS] * len(rollout.triplets),
+                }
                 found.append(rollout if keep else attrs.evolve(rollout, **empty))
         end = time.perf_counter()
 

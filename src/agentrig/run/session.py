@@ -26,7 +26,7 @@ from agentrig.figures import amount, mean
 from agentrig.hardware import Hardware
 from agentrig.ledger import Entry, Ledger, StepTotals, totals
 from agentrig.observers import RunStart, StepEnd
-from agentrig.plan import Plan, resume_command
+from agentrig.plan import resume_command
 from agentrig.rewards import Score
 from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.run.ahead import RolloutsAhead
@@ -74,7 +74,7 @@ class RunSession:
     """Implements `agentrig.algorithms.Session`; `plan`, `engine` and `runtime` are for bridges.
 
     Args:
-        plan: The run's configuration.
+        setup: What the run is made of, with its plan.
         engine: Runs the agent, scores and adapts.
         runtime: The runtime that the engine uses.
         run: The run directory, rewound to its last checkpoint.
@@ -90,7 +90,7 @@ class RunSession:
     def __init__(
         self,
         *,
-        plan: Plan,
+        setup: Setup,
         engine: RolloutEngine,
         runtime: Runtime,
         run: RunDirectory,
@@ -103,7 +103,7 @@ class RunSession:
         resumed: bool = False,
         facts: dict[str, Any] | None = None,
     ) -> None:
-        past = past or Past()
+        past, plan = past or Past(), setup.plan
         self.train_tasks, self.validation_tasks, self._report_tasks = (tasks[role] for role in ROLES)
         self.directory = run.path
         self.resumes = resume_command(plan.resumes, run.path)
@@ -114,7 +114,7 @@ class RunSession:
         self.stopping = self.written = False  # written: the summary of a complete run is
         self.enough: Enough | None = None
         self._saved_step = past.step
-        self.plan, self.engine, self.runtime = plan, engine, runtime
+        self.plan, self.setup, self.engine, self.runtime = plan, setup, engine, runtime
         self.credit: Credit = plan.build("credit") if credit is None else credit
         self.gate = Gate.of(plan.components["credit"].spec, plan.configs["credit"])
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
@@ -223,7 +223,7 @@ class RunSession:
 
     def server(self, plan: ServerPlan) -> Server:
         """Return the model's server that `[server] use` names, not started."""
-        make_server = Setup(self.plan).server()
+        make_server = self.setup.server()
         return make_server(plan)
 
     def check_teacher(self, servers: Sequence[Endpoint]) -> None:
@@ -269,9 +269,7 @@ class RunSession:
             tasks, n=n, endpoint=endpoint, step=step, mode=mode, on_groups=arrived, versions=versions, first=before
         )
         wall = time.perf_counter() - start
-        self.file(
-            rollouts, mode=mode, step=step, sampling=sampling, wall_s=wall, expected=expected, learns=self._learns
-        )
+        self.file(rollouts, mode=mode, step=step, sampling=sampling, wall_s=wall, expected=expected)
         return rollouts
 
     def begin_rollouts(
@@ -344,7 +342,6 @@ class RunSession:
         sampling: Mapping[str, Any],
         wall_s: float,
         expected: int,
-        learns: bool = True,
         waited_s: float | None = None,
     ) -> None:
         """Store and check a batch of rollouts.
@@ -356,7 +353,6 @@ class RunSession:
             sampling: The sampling fields of its calls.
             wall_s: Seconds that they took.
             expected: How many were asked for.
-            learns: Whether the algorithm learns from triplets; without it no check asks for any.
             waited_s: Seconds of this step in which the run waited for them; None for all that they took.
 
         Raises:
@@ -383,15 +379,15 @@ class RunSession:
         self.spend(rollouts, wall_s=wall_s, waited_s=wall_s if waited_s is None else waited_s)
         self._rollouts_s += wall_s
         self._step_rollouts += rollouts
-        if learns:
+        if self._learns:  # else no check asks for triplets
             check_triplets(rollouts, step=step, adapter=self.plan.components["adapter"].spec.name)
-        if learns and not self._demonstrated:
+        if self._learns and not self._demonstrated:
             check_sampling(rollouts, sampling, step=step)
         self._ledger.record(rollouts, step=step, expected=expected)
         self._warn_once(warn_of_constraints, rollouts, step=step)
         self._warn_once(warn_of_unseen, rollouts, step=step)
-        self._judged = list(self._step_rollouts) if learns else []
-        if learns and self._guards.check_signal(self._step_rollouts, step=step) and not self.solved:
+        self._judged = list(self._step_rollouts) if self._learns else []
+        if self._learns and self._guards.check_signal(self._step_rollouts, step=step) and not self.solved:
             self.solved = True
             log.info("step %d: every rollout was correct in %d steps running: the tasks are solved", step, SOLVED)
 
@@ -617,7 +613,7 @@ class RunSession:
     @property
     def server_memory(self) -> ServerMemory | None:
         """Implement `Session.server_memory`."""
-        return Setup(self.plan).server_memory()
+        return self.setup.server_memory()
 
     def record(self, name: str, value: Mapping[str, Any]) -> None:
         """Implement `Session.record`; a resumed run writes its manifest when it begins."""

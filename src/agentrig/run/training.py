@@ -161,7 +161,7 @@ def _train(
             logged.begin(run.path / "log.jsonl", lambda: session.step)
 
     session = RunSession(
-        plan=plan,
+        setup=setup,
         engine=engine,
         runtime=runtime,
         run=run,
