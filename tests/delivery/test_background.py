@@ -17,7 +17,7 @@ from agentrig_grpo import checkpoint
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner
 from agentrig_grpo.server.handle import Embedded
-from embedded_servers import embedded
+from embedded_servers import embedded, health
 from proof_runs import Backend, balanced
 
 from agentrig import Endpoint
@@ -201,8 +201,8 @@ def test_at_the_end_of_a_run_nothing_uses_the_learner_any_more(stage: Stage) -> 
 def test_the_probe_is_put_into_the_cache_before_a_transfer(stage: Stage) -> None:
     stage.begin(0)
     stage.delivery.settle()
-    before = stage.server.health()["counts"]
+    before = health(stage.server)["counts"]
     stage.delivery.prepare([stage.endpoint])
-    after = stage.server.health()["counts"]
+    after = health(stage.server)["counts"]
     assert after["prompts"] == before["prompts"] + 1
     assert after["prefills"] == before["prefills"], "it was still in the cache"

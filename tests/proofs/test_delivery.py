@@ -21,7 +21,7 @@ from agentrig_grpo.server.handle import Embedded
 from attrs import evolve
 from click.testing import CliRunner
 from delivery_faults import FAULTS, Fault
-from embedded_servers import embedded
+from embedded_servers import embedded, health
 from proof_runs import Backend, ProofSession, balanced, run
 from quick import quick_first
 from safetensors.torch import load_file, save_file
@@ -194,8 +194,8 @@ def test_two_good_replicas_behind_one_address_raise_nothing(
     summary = session.delivery.summary()
     assert (summary["proofs"], summary["arrived"], summary["notes"]) == (3, 3, [])
     assert summary["difference"] < summary["bound"] / 2
-    assert replica.health()["version"] == 2
-    assert replica.health()["counts"]["tokens"] > 20, "it answered its share"
+    assert health(replica)["version"] == 2
+    assert health(replica)["counts"]["tokens"] > 20, "it answered its share"
 
 
 @pytest.mark.slow

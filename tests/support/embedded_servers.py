@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import httpx
 from agentrig_grpo.config import EmbeddedConfig
 from agentrig_grpo.server.handle import Embedded
 
@@ -28,3 +29,11 @@ def embedded(
     hardware = attrs.evolve(Cpu(), torch_device=device)
     plan = ServerPlan(model=Path(model), name=name, hardware=hardware, dtype=dtype, context=max_length, log=log)
     return Embedded(EmbeddedConfig(batch=slots, **{"threads": 1, **keys}), plan)
+
+
+def health(server: Embedded) -> dict[str, Any]:
+    """Return what its `/health` says: status, version, counts of steps, tokens, prompts and prefills."""
+    headers = {"Authorization": f"Bearer {server.api_key}"}
+    url = f"http://127.0.0.1:{server.port}/health"
+    answer: dict[str, Any] = httpx.get(url, headers=headers, timeout=60).raise_for_status().json()
+    return answer

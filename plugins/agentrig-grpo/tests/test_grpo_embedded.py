@@ -9,6 +9,7 @@ import torch
 from agentrig_grpo import checkpoint, learner, register_servers
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.server.handle import Embedded
+from embedded_servers import health
 from proof_runs import ProofSession, run
 
 from agentrig.errors import OutOfMemory
@@ -63,7 +64,7 @@ def test_the_kit(check):
 @pytest.mark.slow
 def test_sleep_frees_the_weights_and_the_kept_prompts(server, make_model):
     def prefills():
-        return server.health()["counts"]["prefills"]
+        return health(server)["counts"]["prefills"]
 
     ask(server.endpoints[0])
     ask(server.endpoints[0])

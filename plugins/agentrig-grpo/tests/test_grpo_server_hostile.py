@@ -13,7 +13,7 @@ import pytest
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.server.app import Api
 from agentrig_grpo.server.chat import Chat, TooLong
-from embedded_servers import embedded
+from embedded_servers import embedded, health
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -210,7 +210,7 @@ def test_no_bytes_on_a_socket_make_the_server_fail(server, content):
             pass
     assert b" 500 " not in got.split(b"\r\n")[0]
     assert b" 200 " not in got.split(b"\r\n")[0]
-    assert server.health()["status"] == "ok"
+    assert health(server)["status"] == "ok"
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import os
 import secrets
 import sys
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 
 from agentrig.device_memory import GONE, out_of_device_memory, shortage
-from agentrig.endpoints import ANY_HOST, Endpoint, address_of
+from agentrig.endpoints import Endpoint, address_of
 from agentrig.errors import exhausted
 from agentrig.processes.servers import LOOKED_THROUGH, ServerError, ServerOutOfMemory, ServerProcess
 from agentrig.servers import ServerPlan
@@ -228,22 +226,6 @@ class Embedded:
 
     def wake(self) -> None:
         """Do nothing: it takes memory as it needs it."""
-
-    def health(self) -> dict[str, Any]:
-        """Return what `/health` says: status, version, counts of steps, tokens, prompts and prefills."""
-        self.check()
-        host = "127.0.0.1" if self._host in ANY_HOST else self._host
-        connection = http.client.HTTPConnection(host, self.port, timeout=60.0)
-        try:
-            connection.request("GET", "/health", headers={"Authorization": f"Bearer {self.api_key}"})
-            answer: dict[str, Any] = json.loads(connection.getresponse().read())
-        except OSError as error:
-            self.check()
-            tail = self._running().tail()
-            raise ServerError(f"the LLM server at {self.base_url} does not answer: {error}{tail}") from error
-        finally:
-            connection.close()
-        return answer
 
     def stop(self) -> None:
         """Stop the process; harmless when it is not running."""
