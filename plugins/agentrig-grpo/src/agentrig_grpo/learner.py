@@ -40,8 +40,7 @@ from agentrig_grpo.fitting import CPU_PASS, group_length, lower
 from agentrig_grpo.host_copy import HostCopy, stand_in_of
 from agentrig_grpo.host_moments import PART
 from agentrig_grpo.lora import live_weights
-from agentrig_grpo.loss import CROSS_ENTROPY, sample_weights, token_losses, tokens_in_loss
-from agentrig_grpo.loss_inputs import LossInputs
+from agentrig_grpo.loss import CROSS_ENTROPY, LossInputs, sample_weights, token_losses, tokens_in_loss
 from agentrig_grpo.masters import computing_in
 from agentrig_grpo.model_files import weight_files
 from agentrig_grpo.optimizers import check_state, learning_rate, optimizer_bytes, optimizer_of
