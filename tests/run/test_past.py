@@ -167,6 +167,27 @@ def test_a_checkpoint_that_was_complete_at_a_kill_is_used(finished: Path) -> Non
     assert (past.step, past.warnings) == (3, [])
 
 
+def test_a_crash_while_a_resume_removes_later_steps_leaves_a_run_to_resume(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = checkpoints.Checkpoints._remove
+
+    def killed(there: checkpoints.Checkpoints, step: int) -> None:
+        remove(there, step)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.Checkpoints, "_remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            RunDirectory(finished).rewind(0)
+    assert (steps_of(finished), (finished / "summary.json").exists()) == ([1, 2, 3], False)
+    past = read_past(RunDirectory(finished))
+    assert (past.step, [line["step"] for line in past.lines]) == (2, [1, 2])
+    train(resume_plan(finished), resume=finished)
+    assert steps_of(finished) == [1, 2, 3]
+    assert (finished / "checkpoints" / "latest").read_text() == "step-00003"
+
+
 @pytest.mark.parametrize("ended", [True, False], ids=["ended", "interrupted"])
 def test_a_run_that_has_lost_its_checkpoints_does_not_start_over(finished: Path, ended: bool) -> None:
     shutil.rmtree(finished / "checkpoints")

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +30,6 @@ from agentrig.observers import RunStart, StepEnd
 from agentrig.plan import resume_command
 from agentrig.rewards import Score
 from agentrig.rollouts import Mode, OnGroups, Rollout
-from agentrig.run.ahead import RolloutsAhead
 from agentrig.run.auditing import Auditing
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.directory import FILES, RunDirectory, is_end, table_name
@@ -65,6 +65,9 @@ from agentrig.tasks import Task
 from agentrig.text import flat, without_nan
 
 log = logging.getLogger(__name__)
+
+END_S = 10.0
+"""Seconds that rollouts which nobody waits for any more may take to end: the reward may be at work."""
 
 Enough = Callable[[int, Callable[[], Measurement | None]], bool]
 """Whether a run ends before its last step: asked with each step that was learned, and what validates its weights."""
@@ -360,10 +363,8 @@ class RunSession:
         """
         if mode == "train":
             self._second_scores(rollouts)
-            whole = [*self._step_rollouts, *rollouts]  # the file has all batches of a step
-            self.store_rollouts(whole, mode=mode, step=step, second=self._step_second)
-        else:
-            self.store_rollouts(rollouts, mode=mode, step=step)
+        before = self._step_rollouts if mode == "train" else ()  # the file has all batches of a step
+        self.store_rollouts([*before, *rollouts], mode=mode, step=step)
         known = set(self._failures)
         self._failures.update(count_failures(rollouts))
         self.delivery.offer(rollouts)
@@ -415,15 +416,9 @@ class RunSession:
         self._step_time["reward"] += reward
         self._step_time["rollout"] += waited_s - reward
 
-    def store_rollouts(
-        self,
-        rollouts: Sequence[Rollout],
-        *,
-        mode: Mode,
-        step: int,
-        second: Mapping[str, Mapping[str, Score]] | None = None,
-    ) -> None:
-        """Write a batch of rollouts into the run directory."""
+    def store_rollouts(self, rollouts: Sequence[Rollout], *, mode: Mode, step: int) -> None:
+        """Write a batch of rollouts into the run directory, those of training with what second rewards say."""
+        second = self._step_second if mode == "train" else None
         digest = self._run.write_rollouts(rollouts, mode=mode, step=step, second=second)
         if mode == "report" or (mode == "validation" and step < self.first_step):  # part of no step
             with self._progressing:
@@ -724,6 +719,64 @@ class RunSession:
         if self._second:
             line["second_rewards"] = {n: second_reward_figures(valid, self._step_second, n) for n in self._second}
         return line
+
+
+@attrs.define(kw_only=True, eq=False)
+class RolloutsAhead:
+    """Training rollouts that run while the step before is learned; made by `RunSession.begin_rollouts`.
+
+    Attributes:
+        session: The run's.
+        step: The step that learns from them.
+        sampling: The sampling fields of their calls.
+        expected: How many were asked for.
+        running: The thread that runs them: returns them, and the seconds that they took.
+        wall_s: These seconds, once the run has waited for them.
+        waited_s: Of these, seconds that the run waited for them.
+    """
+
+    session: RunSession
+    step: int
+    sampling: Mapping[str, Any]
+    expected: int
+    running: Future[tuple[list[Rollout], float]]
+    wall_s: float = 0.0
+    waited_s: float = 0.0
+
+    def wait(self) -> None:
+        """Wait until all have ended: the server then gets no request, and may take new weights.
+
+        The seconds count as `rollout` and `reward` of the current step.
+        """
+        if self.session.ahead is self:
+            start = time.perf_counter()
+            found, self.wall_s = self.running.result()
+            self.waited_s = min(time.perf_counter() - start, self.wall_s)
+            self.session.ahead = None
+            self.session.spend(found, wall_s=self.wall_s, waited_s=self.waited_s)
+
+    def rollouts(self) -> list[Rollout]:
+        """Return them, stored and checked; call it once, after the `end_step` before theirs."""
+        self.wait()
+        found, _ = self.running.result()
+        self.session.overlap_s = self.wall_s - self.waited_s
+        self.session.file(
+            found,
+            mode="train",
+            step=self.step,
+            sampling=self.sampling,
+            wall_s=self.wall_s,
+            expected=self.expected,
+            waited_s=0.0,  # the step in which the run waited has these seconds
+        )
+        return found
+
+    def end(self) -> None:
+        """Wait a little for the thread that runs them, whose queue has been told; ignore what it raises."""
+        try:
+            self.running.exception(END_S)
+        except TimeoutError:
+            log.warning("the rollouts of step %d did not end within %g s; the run ends without them", self.step, END_S)
 
 
 def _sampling(endpoint: Endpoint | Sequence[Endpoint]) -> Mapping[str, Any]:
