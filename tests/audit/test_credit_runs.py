@@ -11,8 +11,8 @@ import audited_runs
 import pyarrow.parquet as pq
 import pytest
 import torch
-from agentrig_grpo.server.handle import LLMServer, ServerSettings
 from audited_runs import PLUGIN, tiny_model, trained, verdicts
+from embedded_servers import embedded
 
 from agentrig import teacher as module
 from agentrig.errors import ConfigError, RunStopped
@@ -86,7 +86,7 @@ def test_a_batch_of_other_tasks_is_named(
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tiny_model(tmp_path_factory.mktemp("teacher"), seed=5)
-    with LLMServer(ServerSettings(model=str(folder), name="wise", slots=8)) as running:
+    with embedded(folder, name="wise", slots=8) as running:
         yield running
 
 

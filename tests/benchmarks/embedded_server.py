@@ -107,14 +107,13 @@ def cpu_seconds(pid: int) -> float:
 
 def server_side(directory: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure the server at several numbers of requests at once."""
-    from agentrig_grpo.server.handle import LLMServer, ServerSettings
+    from embedded_servers import embedded
 
     dtype = "float32" if arguments.device == "cpu" else "bfloat16"
-    settings = ServerSettings(
-        model=str(directory), name="m", device=arguments.device, dtype=dtype, threads=arguments.threads, slots=64
-    )
     rows = []
-    with LLMServer(settings, environment={"OMP_WAIT_POLICY": "PASSIVE"}) as server:
+    with embedded(
+        directory, name="m", device=arguments.device, dtype=dtype, threads=arguments.threads, slots=64
+    ) as server:
         pid = server.pid
         asyncio.run(ask(server, prompts(64), 64, REPLY))
         for connections, n, reply in ((1, 64, REPLY), (8, 256, REPLY), (64, 1024, REPLY), (64, 2048, 1)):

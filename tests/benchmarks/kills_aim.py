@@ -19,7 +19,7 @@ from agentrig import hookimpl
 
 MOMENTS = {
     "update": ("agentrig_grpo.learner", "Learner.update"),
-    "transfer": ("agentrig_grpo.server.handle", "LLMServer.swap"),
+    "transfer": ("agentrig_grpo.server.handle", "Embedded.swap"),
     "copy": ("agentrig_grpo.learner", "Learner.copied"),
     "checkpoint": ("agentrig.run.checkpoints", "Checkpoints.save"),
     "report": ("agentrig.view.observer", "write_page"),

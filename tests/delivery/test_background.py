@@ -16,7 +16,8 @@ import torch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner
-from agentrig_grpo.server.handle import LLMServer, ServerSettings
+from agentrig_grpo.server.handle import Embedded
+from embedded_servers import embedded, health
 from proof_runs import Backend, balanced
 
 from agentrig import Endpoint
@@ -46,7 +47,7 @@ class Watched(Learner):
 class Stage:
     """A learner, its server behind a gate that can be closed, and the proofs of a run."""
 
-    def __init__(self, folder: Path, server: LLMServer, learner: Watched, base_url: str) -> None:
+    def __init__(self, folder: Path, server: Embedded, learner: Watched, base_url: str) -> None:
         self.server, self.learner = server, learner
         self.delivery = Delivery(folder)
         self.endpoint = Endpoint(base_url=base_url, model="policy", sampling={"temperature": 1.0})
@@ -73,13 +74,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[LLMServer]:
-    with LLMServer(ServerSettings(model=str(model), name="policy", slots=4)) as found:
+def server(model: Path) -> Iterator[Embedded]:
+    with embedded(model, name="policy", slots=4) as found:
         yield found
 
 
 @pytest.fixture
-def stage(model: Path, tmp_path: Path, server: LLMServer) -> Iterator[Stage]:
+def stage(model: Path, tmp_path: Path, server: Embedded) -> Iterator[Stage]:
     torch.set_num_threads(1)
     learner = Watched(checkpoint.load_model(model), GrpoConfig(model=str(model)), dtype="float32", seed=0)
     with gated(server) as (base_url, gate):
@@ -90,7 +91,7 @@ def stage(model: Path, tmp_path: Path, server: LLMServer) -> Iterator[Stage]:
 
 
 @contextmanager
-def gated(server: LLMServer) -> Iterator[tuple[str, threading.Event]]:
+def gated(server: Embedded) -> Iterator[tuple[str, threading.Event]]:
     """Run a balancer in front of a server that passes a connection on once its gate is open."""
     gate = threading.Event()
     gate.set()
@@ -148,7 +149,7 @@ def test_the_next_call_gives_the_verdict_first(stage: Stage, tmp_path: Path, cal
 @pytest.mark.slow
 def test_a_server_that_ends_while_it_is_asked_is_named(stage: Stage, model: Path) -> None:
     with (
-        LLMServer(ServerSettings(model=str(model), name="policy", slots=4)) as server,
+        embedded(model, name="policy", slots=4) as server,
         gated(server) as (base_url, gate),
     ):
         stage.endpoint = Endpoint(base_url=base_url, model="policy")
@@ -200,8 +201,8 @@ def test_at_the_end_of_a_run_nothing_uses_the_learner_any_more(stage: Stage) -> 
 def test_the_probe_is_put_into_the_cache_before_a_transfer(stage: Stage) -> None:
     stage.begin(0)
     stage.delivery.settle()
-    before = stage.server.health()["counts"]
+    before = health(stage.server)["counts"]
     stage.delivery.prepare([stage.endpoint])
-    after = stage.server.health()["counts"]
+    after = health(stage.server)["counts"]
     assert after["prompts"] == before["prompts"] + 1
     assert after["prefills"] == before["prefills"], "it was still in the cache"

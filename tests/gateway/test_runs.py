@@ -137,10 +137,10 @@ def same_through_both(endpoint: Any, n: int, *overrides: str) -> None:
 def served() -> Iterator[Any]:
     """The small model of `mini` on the embedded server."""
     import agentrig_grpo
-    from agentrig_grpo.server.handle import LLMServer, ServerSettings
+    from embedded_servers import embedded
 
     folder = next((Path(agentrig_grpo.__file__).parent / "models").glob("mini*"))
-    with LLMServer(ServerSettings(model=str(folder), name="mini")) as server:
+    with embedded(folder, name="mini") as server:
         from agentrig import Endpoint
 
         yield Endpoint(

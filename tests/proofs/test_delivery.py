@@ -17,10 +17,11 @@ from agentrig_agent_match import AgentMatch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.config import EmbeddedConfig
 from agentrig_grpo.server import transfer
-from agentrig_grpo.server.handle import Embedded, LLMServer, ServerSettings
+from agentrig_grpo.server.handle import Embedded
 from attrs import evolve
 from click.testing import CliRunner
 from delivery_faults import FAULTS, Fault
+from embedded_servers import embedded, health
 from proof_runs import Backend, ProofSession, balanced, run
 from quick import quick_first
 from safetensors.torch import load_file, save_file
@@ -62,7 +63,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "planted" / "sitecustomize.py").write_text(code, "utf-8")
         monkeypatch.setenv("PYTHONPATH", str(folder / "planted"), prepend=os.pathsep)
         return
-    for owner, name in ((LLMServer, "take"), (checkpoint, "weights"), (transfer.Sender, "pack")):
+    for owner, name in ((Embedded, "take"), (checkpoint, "weights"), (transfer.Sender, "pack")):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # put back after the test
     space: dict[str, Any] = {"evolve": evolve}
     exec(code, space)
@@ -158,13 +159,13 @@ def run_behind(
 @pytest.fixture(scope="module")
 def old(model: Path) -> Iterator[Backend]:
     """Another server with the starting model, whose weights never change."""
-    with LLMServer(ServerSettings(model=str(model), name="policy", slots=8)) as server:
+    with embedded(model, name="policy", slots=8) as server:
         yield Backend(server.base_url, server.api_key)
 
 
 @pytest.fixture
-def replica(model: Path) -> Iterator[LLMServer]:
-    with LLMServer(ServerSettings(model=str(model), name="policy", slots=8)) as server:
+def replica(model: Path) -> Iterator[Embedded]:
+    with embedded(model, name="policy", slots=8) as server:
         yield server
 
 
@@ -179,22 +180,22 @@ def test_an_old_version_behind_a_balancer_is_named(
 
 @pytest.mark.slow
 def test_two_good_replicas_behind_one_address_raise_nothing(
-    model: Path, replica: LLMServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, replica: Embedded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = LLMServer.take
+    real = Embedded.take
 
-    def both(self: LLMServer, weights: Any, version: int, **more: Any) -> None:
+    def both(self: Embedded, weights: Any, version: int, **more: Any) -> None:
         held = list(weights)
         for each in (self, replica):
             real(each, held, version, **more)
 
-    monkeypatch.setattr(LLMServer, "take", both)
+    monkeypatch.setattr(Embedded, "take", both)
     session = run_behind(monkeypatch, tmp_path / "run", model, [Backend(replica.base_url, replica.api_key)])
     summary = session.delivery.summary()
     assert (summary["proofs"], summary["arrived"], summary["notes"]) == (3, 3, [])
     assert summary["difference"] < summary["bound"] / 2
-    assert replica.health()["version"] == 2
-    assert replica.health()["counts"]["tokens"] > 20, "it answered its share"
+    assert health(replica)["version"] == 2
+    assert health(replica)["counts"]["tokens"] > 20, "it answered its share"
 
 
 @pytest.mark.slow
@@ -202,7 +203,7 @@ def test_a_server_with_another_model_of_the_same_shape_is_named(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = saved(tmp_path, seed=7)
-    with LLMServer(ServerSettings(model=str(other), name="policy", slots=8)) as server:
+    with embedded(other, name="policy", slots=8) as server:
         backend = Backend(server.base_url, server.api_key)
         with pytest.raises(RunStopped, match=r"step 0: .*did not arrive") as stopped:
             run_behind(monkeypatch, tmp_path / "run", model, [backend], only_others=True)

@@ -540,7 +540,7 @@ FAULTS = {
     ),
     "advantages are mixed up between tokens": Fault(
         link="gradient",
-        code="from agentrig_grpo.loss_inputs import LossInputs\nreal = LossInputs.look_up\n"
+        code="from agentrig_grpo.loss import LossInputs\nreal = LossInputs.look_up\n"
         "def look_up(table, batch):\n"
         "    behaviour, advantage, weight = real(table, batch)\n"
         "    return behaviour, advantage.roll(7), weight\n"

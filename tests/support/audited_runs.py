@@ -13,7 +13,7 @@ import pytest
 import torch
 from agentrig_agent_match import AgentMatch
 from agentrig_grpo import checkpoint, learner, lora, trainer_files
-from agentrig_grpo.loss_inputs import LossInputs
+from agentrig_grpo.loss import LossInputs
 from agentrig_grpo.masters import Masters
 from audit_faults import Fault
 

@@ -74,9 +74,9 @@ FAULTS: Mapping[str, Fault] = {
         stage="transfer",
         where="run",
         code="""
-from agentrig_grpo.server.handle import LLMServer
-real = LLMServer.take
-LLMServer.take = lambda self, weights, version, **more: real(self, weights, version, **more) if not version else None
+from agentrig_grpo.server.handle import Embedded
+real = Embedded.take
+Embedded.take = lambda self, weights, version, **more: real(self, weights, version, **more) if not version else None
 """,
         names=r"answers with the weights of version 0; the learner's are version 1\n.*" + STILL,
     ),

@@ -9,6 +9,7 @@ import torch
 from agentrig_grpo import checkpoint, learner, register_servers
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.server.handle import Embedded
+from embedded_servers import health
 from proof_runs import ProofSession, run
 
 from agentrig.errors import OutOfMemory
@@ -44,9 +45,9 @@ def test_the_plan_and_the_keys_reach_the_process(server, model_dir):
     assert endpoint.token_ids
     assert server.held() is None, "the digests come with its answers"
     settings = server.settings
-    assert (settings.slots, settings.threads, settings.seed, settings.memory) == (4, 1, 3, 0)
-    assert Embedded(EmbeddedConfig(), plan_of(model_dir, memory=5 << 30)).settings.memory == 5 << 30
-    assert Embedded(EmbeddedConfig(threads=2), plan_of(model_dir)).settings.threads == 2
+    assert [settings[key] for key in ("batch", "threads", "seed", "memory")] == [4, 1, 3, 0]
+    assert Embedded(EmbeddedConfig(), plan_of(model_dir, memory=5 << 30)).settings["memory"] == 5 << 30
+    assert Embedded(EmbeddedConfig(threads=2), plan_of(model_dir)).settings["threads"] == 2
 
 
 KIT = checks("server", "embedded", settings={"batch": 4, "threads": 1})
@@ -63,7 +64,7 @@ def test_the_kit(check):
 @pytest.mark.slow
 def test_sleep_frees_the_weights_and_the_kept_prompts(server, make_model):
     def prefills():
-        return server.health()["counts"]["prefills"]
+        return health(server)["counts"]["prefills"]
 
     ask(server.endpoints[0])
     ask(server.endpoints[0])

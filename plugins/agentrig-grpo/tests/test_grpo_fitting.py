@@ -11,7 +11,6 @@ from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.fitting import (
     Choice,
     Fitting,
-    Needs,
     group_length,
     lower,
     server_need,
@@ -68,14 +67,16 @@ def fitting(model="1.5B", rows="32x4", card="80", *, others=0.0, limit=0.0, says
         config, says, shape, weights=2 * shape.parameters, element=2, context=context, runners=128, total=total
     )
 
-    @cache
-    def needs(asked: GrpoConfig) -> Needs:
-        most = max(PASSES[0], 0 if asked.tokens_per_batch == "auto" else asked.tokens_per_batch)
-        some = (PASSES[-1], -(-FULL_CHUNK // shape.vocabulary), most)
-        return Needs(lambda tokens, twice: need(shape, asked, tokens, twice), layers=shape.layers, passes=some)
-
-    group = group_length(config, context)
-    return Fitting(config=config, device=device, server=server, needs=needs, layers=shape.layers, group=group)
+    most = max(PASSES[0], 0 if config.tokens_per_batch == "auto" else config.tokens_per_batch)
+    return Fitting(
+        config=config,
+        device=device,
+        server=server,
+        estimate=cache(lambda asked, tokens, twice: need(shape, asked, tokens, twice)),
+        passes=(PASSES[-1], -(-FULL_CHUNK // shape.vocabulary), most),
+        layers=shape.layers,
+        group=group_length(config, context),
+    )
 
 
 def rung(found: Fitting, choice: Choice | None) -> str:
@@ -203,7 +204,7 @@ def test_a_limit_holds_for_all_together() -> None:
         found = fitting(limit=limit)
         choice = found.choose()
         during = found.server.asleep if choice.sleeps else found.server.memory(choice.cache)
-        assert found.update(choice) + during + 3 * GIB // 4 <= limit * GIB
+        assert found.need(choice).peak + during + 3 * GIB // 4 <= limit * GIB
         assert f"of memory_gib = {limit}" in found.describe(choice)
     assert choice.tokens < free.tokens
 
@@ -310,11 +311,15 @@ def test_estimates_are_asked_for_at_the_ends_only_and_never_too_small() -> None:
     asked = []
     shape, config = SHAPES["1.5B"], GrpoConfig()
 
-    def estimate(tokens, twice):
+    def estimate(config, tokens, twice):
         asked.append((tokens, twice))
         return need(shape, config, tokens, twice)
 
-    needs = Needs(estimate, layers=28, passes=(256, 1767, 49152))
+    found = attrs.evolve(fitting(), config=config, estimate=cache(estimate), passes=(256, 1767, 49152))
+
+    def needs(tokens, twice):
+        return found.need(Choice(tokens=tokens, recomputed=twice))
+
     assert needs(49152, 0) == need(shape, config, 49152, 0)
     assert asked == [(49152, 0)]
     for tokens in (300, 1024, 8192, 30_000):

@@ -9,7 +9,8 @@ import httpx
 import openai
 import pytest
 from agentrig_grpo.server.chat import Chat
-from agentrig_grpo.server.handle import LLMServer, ServerSettings
+from agentrig_grpo.server.handle import Embedded
+from embedded_servers import embedded
 
 from agentrig.endpoints import Endpoint
 from agentrig.gateway.client import GatewayAttempt
@@ -22,8 +23,8 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}
 
 
 @pytest.fixture(scope="module")
-def server(model_dir) -> Iterator[LLMServer]:
-    with LLMServer(ServerSettings(model=str(model_dir), name="tiny", slots=8, max_length=128)) as running:
+def server(model_dir) -> Iterator[Embedded]:
+    with embedded(model_dir, slots=8, max_length=128) as running:
         yield running
 
 

@@ -13,7 +13,7 @@ from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.server.decoder import LlamaDecoder
 from agentrig_grpo.server.engine import Engine, Request
-from agentrig_grpo.server.handle import LLMServer, ServerSettings
+from embedded_servers import embedded
 
 from agentrig.delivery.asking import ask
 from agentrig.delivery.digests import digests
@@ -70,8 +70,7 @@ def test_weights_reach_the_server_within_the_device(make_model, model_dir, dtype
     """They are in the device's memory, which both processes have open; every tensor arrives bit by bit, each time."""
     model = make_model(seed=1).to("cuda")
     named = set(os.listdir("/dev/shm"))
-    settings = ServerSettings(model=str(model_dir), name="tiny", device="cuda", dtype=dtype, slots=4, max_length=96)
-    with LLMServer(settings) as server:
+    with embedded(model_dir, device="cuda", dtype=dtype, slots=4, max_length=96) as server:
         mine = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
         endpoint = Endpoint(base_url=server.base_url, model="tiny", api_key=server.api_key)
         for version in (1, 2, 3):
@@ -92,8 +91,7 @@ def test_weights_reach_the_server_within_the_device(make_model, model_dir, dtype
 
 def test_device_memory_is_free_again_after_a_kill(make_model, model_dir):
     model = make_model(seed=1).to("cuda")
-    settings = ServerSettings(model=str(model_dir), name="tiny", device="cuda", slots=4, max_length=96)
-    with LLMServer(settings) as server:
+    with embedded(model_dir, device="cuda", slots=4, max_length=96) as server:
         server.take(checkpoint.weights(model), 1)
         used = torch.cuda.mem_get_info()[0]
         os.kill(server.pid, signal.SIGKILL)

@@ -13,8 +13,9 @@ import torch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.model_files import INDEX, ModelError, weight_files
 from agentrig_grpo.naming import model_directory
-from agentrig_grpo.server.handle import LLMServer, ServerError, ServerSettings
+from agentrig_grpo.server.handle import ServerError
 from agentrig_grpo.server.loading import build_decoder, read_weights
+from embedded_servers import embedded
 from safetensors.torch import load_file, save_file
 
 from agentrig.errors import ConfigError
@@ -110,8 +111,9 @@ def test_a_model_that_has_diverged_needs_no_other_copy(copy):
 @pytest.mark.slow
 def test_the_server_does_not_start_from_a_damaged_model(copy):
     damage(copy, "cut off")
-    with pytest.raises(ServerError, match=f"could not start: .*{dict(DAMAGES)['cut off']}"):
-        LLMServer(ServerSettings(model=str(copy), name="x"), start_timeout_s=120).start()
+    said = pytest.raises(ServerError, match=f"could not start: .*{dict(DAMAGES)['cut off']}")
+    with said, embedded(copy) as server:
+        server.ready()
 
 
 def test_links_as_the_hugging_face_cache_makes_them_are_followed(copy, tmp_path):

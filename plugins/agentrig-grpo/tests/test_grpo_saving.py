@@ -109,7 +109,7 @@ def test_a_copy_is_written_as_the_learner_was_although_it_trains_on(trained, tmp
 @pytest.mark.parametrize("trained", ["all weights", "adapters"], indirect=True)
 def test_without_the_copy_the_next_update_is_in_the_file(trained, tmp_path, monkeypatch):
     """The test above can fail: it does if the state is not copied."""
-    monkeypatch.setattr(HostCopy, "take", lambda self, state, *, frozen=None: (state, dict(frozen or {})))
+    monkeypatch.setattr(HostCopy, "take", lambda self, state, *, made=(): (state, dict(made)))
     before, write = copy.deepcopy(trained.state()["trained"]), trained.copied()
     trained.update(samples_of(2), step=2)
     write(tmp_path)
@@ -129,10 +129,10 @@ def test_without_memory_for_a_copy_the_run_waits_and_says_so(trained, caplog):
 def test_a_tensor_that_comes_twice_is_copied_once():
     tensor = torch.arange(6.0)
     state = {"a": tensor, "b": [tensor, 3], "none": torch.empty(0), "view": tensor[1:]}
-    made, frozen = HostCopy(torch.device("cpu")).take(state, frozen={"f": tensor})
+    made, more = HostCopy(torch.device("cpu")).take(state, made=[("f", tensor)])
     assert made["a"] is made["b"][0]
     assert made["a"] is not tensor
-    assert frozen["f"].data_ptr() == tensor.data_ptr(), "what never changes is not copied on a CPU"
+    assert more["f"].data_ptr() == tensor.data_ptr(), "what never changes is not copied on a CPU"
     tensor.zero_()
     assert (made["a"].tolist(), made["view"].tolist()) == ([0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5])
     assert (made["b"][1], made["none"].numel()) == (3, 0)
@@ -179,8 +179,7 @@ def test_an_accelerators_copies_are_ordered_and_their_buffers_are_kept(tmp_path)
     host.reserve(1000)
     tensors = {"large": torch.randn(300, 70), "small": torch.arange(3), "none": torch.empty(0), "one": torch.ones(())}
     base = torch.randn(8)
-    before = base.clone()
-    first, frozen = host.take(tensors, frozen={"base": base})
+    first, more = host.take(tensors, made=[("base", base)])
     host.before_change()
     held, where = {n: t.clone() for n, t in tensors.items()}, {n: t.data_ptr() for n, t in first.items()}
     assert device.calls == [
@@ -195,12 +194,14 @@ def test_an_accelerators_copies_are_ordered_and_their_buffers_are_kept(tmp_path)
     assert device.calls[-1] == "the host waits for the copies"
     pieces = len(host._slabs)
     base.add_(1)
-    second, still = host.take(tensors, frozen={"base": base})
+    second, still = host.take(tensors, made=[("base", base)])
     assert_equal(second, tensors)
     assert {n: t.data_ptr() for n, t in second.items()} == where
     assert len(host._slabs) == pieces
-    assert torch.equal(still["base"], before), "what never changes is copied once"
-    spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in (*second.values(), frozen["base"]) if t.numel())
+    assert torch.equal(still["base"], base)
+    assert still["base"].data_ptr() == more["base"].data_ptr()
+    assert not any(source is base for source in host._sources), "what was made for the copy is freed"
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in (*second.values(), more["base"]) if t.numel())
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
 
 

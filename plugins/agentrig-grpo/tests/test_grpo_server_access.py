@@ -11,8 +11,8 @@ import time
 
 import httpx
 import pytest
-from agentrig_grpo.server.handle import LLMServer, ServerSettings
 from doors import Door, problems
+from embedded_servers import embedded, health
 
 from agentrig.http_server import ARRIVAL_S, HEAD_LIMIT, Connections
 
@@ -28,7 +28,7 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "name"}], "max
 
 @pytest.fixture(scope="module")
 def server(model_dir):
-    with LLMServer(ServerSettings(model=str(model_dir), name="tiny", slots=4, max_length=64)) as running:
+    with embedded(model_dir, slots=4, max_length=64) as running:
         yield running
 
 
@@ -56,13 +56,13 @@ def test_every_route_asks_for_the_key_of_this_server(server, model_dir, method, 
     assert send(server, method, path, Authorization=None) == (401, "invalid_api_key")
     assert send(server, method, path, Authorization=server.api_key) == (401, "invalid_api_key")
     assert send(server, method, path)[0] != 401
-    assert LLMServer(server.settings).api_key != server.api_key
+    assert embedded(model_dir).api_key != server.api_key
 
 
 def test_weights_have_no_route(server, tmp_path):
     body = {"path": str(tmp_path), "version": 7}
     assert send(server, "POST", "/admin/weights", body=body)[0] == 404
-    assert server.health()["version"] == 0
+    assert health(server)["version"] == 0
 
 
 def test_the_key_is_shown_to_no_other_process(server):
@@ -84,8 +84,7 @@ def test_foreign_hosts_and_origins_are_refused(server, method, path):
 
 @pytest.mark.slow
 def test_a_server_on_all_addresses_takes_addresses_and_its_own_name(model_dir):
-    settings = ServerSettings(model=str(model_dir), name="tiny", slots=1, max_length=64, host="0.0.0.0")
-    with LLMServer(settings) as server:
+    with embedded(model_dir, slots=1, max_length=64, host="0.0.0.0") as server:
         assert send(server, Host="10.1.2.3:80")[0] == send(server, Host=socket.gethostname())[0] == 200
         assert send(server, Host="evil.example") == (403, "foreign_host")
         assert send(server, key="wrong") == (401, "invalid_api_key")
@@ -212,9 +211,11 @@ def test_a_server_runs_no_module_of_the_current_folder(model_dir, tmp_path):
     for name in ("uvicorn", "queue", "json", "torch", "uvloop"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r})\n")
     code = (
-        "from agentrig_grpo.server.handle import LLMServer, ServerSettings\n"
-        f"with LLMServer(ServerSettings(model={str(model_dir)!r}, name='x')) as server:\n"
-        "    print(server.health()['status'])\n"
+        "from pathlib import Path\nfrom agentrig.hardware import Cpu\nfrom agentrig.servers import ServerPlan\n"
+        "from agentrig_grpo.config import EmbeddedConfig\nfrom agentrig_grpo.server.handle import Embedded\n"
+        f"plan = ServerPlan(model=Path({str(model_dir)!r}), name='x', hardware=Cpu())\n"
+        "with Embedded(EmbeddedConfig(), plan) as server:\n"
+        "    print('ok' if server.ready() else '')\n"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "ok"

@@ -10,7 +10,8 @@ import sys
 import time
 
 import pytest
-from agentrig_grpo.server.handle import LLMServer, ServerError, ServerSettings
+from agentrig_grpo.server.handle import ServerError
+from embedded_servers import embedded
 
 STUCK = """
 import ctypes, os, pathlib, sys, threading, time
@@ -27,9 +28,13 @@ if sys.argv[:1] == ["-m"]:
 """
 PARENT = """
 import sys, time
-from agentrig_grpo.server.handle import LLMServer, ServerSettings
-server = LLMServer(ServerSettings(model=sys.argv[1], name="x", slots=1))
-server.start()
+from pathlib import Path
+from agentrig.hardware import Cpu
+from agentrig.servers import ServerPlan
+from agentrig_grpo.config import EmbeddedConfig
+from agentrig_grpo.server.handle import Embedded
+server = Embedded(EmbeddedConfig(batch=1), ServerPlan(model=Path(sys.argv[1]), name="x", hardware=Cpu())).__enter__()
+server.ready()
 print(server.pid, flush=True)
 time.sleep(600)
 """
@@ -107,10 +112,9 @@ def test_the_server_ends_with_its_parent(model_dir, stuck, halted):
 
 @pytest.mark.slow
 def test_a_server_whose_interpreter_hangs_can_be_stopped(model_dir, stuck, monkeypatch):
-    monkeypatch.delenv("PYTHONPATH", raising=False)  # the environment variable would take precedence
-    environment = {"PYTHONPATH": str(stuck)}
-    server = LLMServer(ServerSettings(model=str(model_dir), name="x", slots=1), environment=environment)
-    server.start()
+    monkeypatch.setenv("PYTHONPATH", str(stuck))
+    server = embedded(model_dir, slots=1).__enter__()
+    server.ready()
     (guard,) = children(server.pid)
     hold(stuck)
     with pytest.raises(ServerError, match="did not take the weights of version 1 within 1 s"):
@@ -138,10 +142,9 @@ def test_nothing_is_left_after_a_kill_of_all(model_dir, tmp_path):
 def test_a_port_that_is_taken_is_named_without_a_traceback(model_dir, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        settings = ServerSettings(model=str(model_dir), name="x", slots=1, port=port)
-        server = LLMServer(settings, log=tmp_path / "server.log")
+        server = embedded(model_dir, slots=1, port=port, log=tmp_path / "server.log").__enter__()
         with pytest.raises(ServerError, match=rf"can't listen on 127.0.0.1:{port}: Address already.*server.port"):
-            server.start()
+            server.ready()
         with pytest.raises(ServerError, match="can't listen on"):
             server.check()  # not its exit status, which is that of its end
     assert "Traceback" not in (tmp_path / "server.log").read_text()

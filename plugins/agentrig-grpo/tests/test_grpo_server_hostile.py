@@ -13,7 +13,7 @@ import pytest
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.server.app import Api
 from agentrig_grpo.server.chat import Chat, TooLong
-from agentrig_grpo.server.handle import LLMServer, ServerSettings
+from embedded_servers import embedded, health
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +23,7 @@ BODY = {"model": "tiny", "messages": MESSAGES, "max_tokens": 2}
 
 @pytest.fixture(scope="module")
 def server(model_dir):
-    with LLMServer(ServerSettings(model=str(model_dir), name="tiny", slots=4, max_length=128)) as running:
+    with embedded(model_dir, slots=4, max_length=128) as running:
         yield running
 
 
@@ -210,7 +210,7 @@ def test_no_bytes_on_a_socket_make_the_server_fail(server, content):
             pass
     assert b" 500 " not in got.split(b"\r\n")[0]
     assert b" 200 " not in got.split(b"\r\n")[0]
-    assert server.health()["status"] == "ok"
+    assert health(server)["status"] == "ok"
 
 
 @pytest.mark.parametrize(

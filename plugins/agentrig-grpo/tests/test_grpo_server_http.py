@@ -8,14 +8,14 @@ import httpx
 import pytest
 import torch
 from agentrig_grpo import checkpoint
-from agentrig_grpo.server.handle import LLMServer, ServerSettings
+from embedded_servers import embedded, health
 
 MESSAGES = [{"role": "system", "content": "count"}, {"role": "user", "content": "select name from question?"}]
 
 
 @pytest.fixture(scope="module")
 def server(model_dir):
-    with LLMServer(ServerSettings(model=str(model_dir), name="tiny", slots=8, max_length=200)) as running:
+    with embedded(model_dir, slots=8, max_length=200) as running:
         yield running
 
 
@@ -86,10 +86,10 @@ def test_concurrent_requests_get_the_replies_of_single_ones(client, server):
         return ask(client, seed=seed, return_token_ids=True).json()["choices"][0]["token_ids"]
 
     alone = [one(seed) for seed in range(20)]
-    before = server.health()["counts"]
+    before = health(server)["counts"]
     with ThreadPoolExecutor(20) as pool:
         assert list(pool.map(one, range(20))) == alone
-    after = server.health()["counts"]
+    after = health(server)["counts"]
     assert after["prefills"] == before["prefills"], "the prompt was there already"
     assert after["steps"] - before["steps"] < 20 * 12, "they ran in one batch"
 
@@ -132,9 +132,9 @@ def test_a_client_that_hangs_up_frees_its_row(client, server):
     with pytest.raises(httpx.ReadTimeout):
         client.post("/chat/completions", json=body, timeout=0.02)
     deadline = time.monotonic() + 10
-    while server.health()["running"] and time.monotonic() < deadline:
+    while health(server)["running"] and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert server.health()["running"] == 0
+    assert health(server)["running"] == 0
 
 
 def test_new_weights_are_used_and_old_ones_can_be_restored(server, client, make_model):

@@ -12,7 +12,8 @@ import pytest
 import torch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.server import transfer
-from agentrig_grpo.server.handle import LLMServer, ServerError, ServerSettings
+from agentrig_grpo.server.handle import ServerError
+from embedded_servers import embedded
 from quick import quick_first
 
 from agentrig.processes.channel import Channel
@@ -35,7 +36,7 @@ def model_of(make_model, kind, seed=0):
 def served(request, make_model, tokenizer, tmp_path_factory):
     directory = tmp_path_factory.mktemp("served")
     checkpoint.save(model_of(make_model, request.param), tokenizer, directory)
-    with LLMServer(ServerSettings(model=str(directory), name="tiny", slots=4, max_length=96)) as server:
+    with embedded(directory, slots=4, max_length=96) as server:
         yield server, lambda seed: model_of(make_model, request.param, seed)
 
 
@@ -115,7 +116,7 @@ def test_transfers_leave_no_file_and_no_memory_behind(served):
 def test_the_memory_goes_with_its_server(make_model, tokenizer, tmp_path):
     checkpoint.save(make_model(), tokenizer, tmp_path)
     before = Path("/proc/self/maps").read_text().count("agentrig-weights")
-    with LLMServer(ServerSettings(model=str(tmp_path), name="tiny", slots=1, max_length=64)) as server:
+    with embedded(tmp_path, slots=1, max_length=64) as server:
         server.take(checkpoint.weights(make_model(seed=1)), 1)
         assert Path("/proc/self/maps").read_text().count("agentrig-weights") == before + 1
         with warnings.catch_warnings():

@@ -226,9 +226,9 @@ def proven(worker, tmp_path, monkeypatch):
     from types import SimpleNamespace
 
     from agentrig_grpo import checkpoint
-    from agentrig_grpo.server.handle import LLMServer, ServerSettings
     from agentrig_verl import delivery as ours
     from agentrig_verl.actor import Actor
+    from embedded_servers import embedded
 
     from agentrig import Endpoint
     from agentrig.delivery import Delivery
@@ -246,7 +246,7 @@ def proven(worker, tmp_path, monkeypatch):
     tokenizer = SimpleNamespace(encode=lambda text: [5 + ord(letter) % 200 for letter in text])
     record = Delivery(tmp_path)
     proofs = ours.Transfers(record, tmp_path, rollout, workers, tokenizer, {"question": "how many singers are there?"})
-    with LLMServer(ServerSettings(model=str(tmp_path / "model"), name="policy", slots=4)) as server:
+    with embedded(tmp_path / "model", name="policy", slots=4) as server:
         endpoint = Endpoint(base_url=server.base_url, model="policy", api_key=server.api_key, sampling={})
 
         def step(version, held=None):

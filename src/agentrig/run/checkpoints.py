@@ -100,18 +100,9 @@ class Checkpoints:
         return self.folder / f"step-{step:05d}"
 
     def latest(self) -> tuple[Path | None, int]:
-        """Return the latest checkpoint and its step, or (None, 0).
-
-        If the checkpoint named by `latest` is gone, this is the newest one; every named checkpoint is complete.
-        """
-        steps, named = self.steps(), self.named()
-        steps += [s for s in steps if self.path(s).name == named]
+        """Return the latest checkpoint and its step, or (None, 0); each that has its name is complete."""
+        steps = self.steps()
         return (self.path(steps[-1]), steps[-1]) if steps else (None, 0)
-
-    def named(self) -> str:
-        """Return what the file `latest` names; '' without it."""
-        latest = self.folder / "latest"
-        return latest.read_text("utf-8", errors="replace").strip() if latest.is_file() else ""
 
     def at(self, step: int) -> tuple[Path, int]:
         """Return the checkpoint of a step.
@@ -182,12 +173,12 @@ class Checkpoints:
                 self._remove(old)
 
     def drop_after(self, step: int) -> None:
-        """Make the checkpoint of a step the latest and remove those of later steps; 0 removes all."""
-        later = [s for s in self.steps() if s > step]
-        if step and later:
+        """Remove the checkpoints of later steps, the last one first, so that the latest is right at any time."""
+        for s in reversed(self.steps()):
+            if s > step:
+                self._remove(s)
+        if step:
             self._name_latest(step)
-        for s in reversed(later):
-            self._remove(s)
 
     def recover(self) -> None:
         """Give a complete checkpoint its name, where a crash came between the two renames of `save`."""
@@ -196,11 +187,6 @@ class Checkpoints:
             if not os.path.lexists(target):
                 with writing(target):
                     os.replace(old, target)
-
-    def complete_save(self, step: int) -> None:
-        """Make a whole checkpoint the latest, where a crash came before `save` did that."""
-        with writing(self.folder / "latest"):
-            self._name_latest(step)
 
     def remove_incomplete(self) -> None:
         """Remove what a crash during `save` has left."""
@@ -212,6 +198,7 @@ class Checkpoints:
         return self.folder / f".step-{step:05d}.{end}"
 
     def _name_latest(self, step: int) -> None:
+        """Write the name of the latest checkpoint, for readers without this class."""
         write_whole(self.folder / "latest", self.path(step).name)
 
     def _remove(self, step: int) -> None:

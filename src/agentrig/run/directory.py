@@ -217,8 +217,8 @@ class RunDirectory:
                     f"{file} is a directory, and the run has a file of that name. Nothing was changed; move it away"
                 )
 
-    def rewind(self, step: int, *, keep_end: bool = False) -> list[dict[str, Any]]:
-        """Delete everything after a step's checkpoint, for a resumed run; return the remaining metrics.
+    def rewind(self, step: int, *, keep_end: bool = False) -> None:
+        """Delete everything after a step's checkpoint, for a resumed run.
 
         What the end of the run wrote is deleted too: its error, its summary and its measurement after training.
 
@@ -229,13 +229,15 @@ class RunDirectory:
         kept = [line for line in self.metrics() if line["step"] <= step]
         self._make_folders()
         end = self._end() if keep_end else ()
-        for file in (*(self.path / name for name in ENDED), *self._after(step)):
+        for file in (self.path / name for name in ENDED):
             if file not in end:
                 file.unlink(missing_ok=True)
         self.checkpoints.remove_incomplete()
-        self.checkpoints.drop_after(step)
+        self.checkpoints.drop_after(step)  # a resume after a crash from here on finds what the latest one needs
+        for file in self._after(step):
+            if file not in end:
+                file.unlink(missing_ok=True)
         self.write("metrics.jsonl", "".join(_metrics_text(line) + "\n" for line in kept))
-        return kept
 
     def remove_end(self) -> None:
         """Delete the summary and the measurement after training: a later checkpoint has replaced that end."""

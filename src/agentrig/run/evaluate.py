@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,8 @@ from typing import Any
 
 import attrs
 
+from agentrig.adapters import Triplet
+from agentrig.algorithms import Measurement
 from agentrig.correctness import by_turn
 from agentrig.endpoints import Endpoint
 from agentrig.errors import ConfigError
@@ -25,18 +26,22 @@ from agentrig.processes.scratch import temporary_files
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.guards import warn_of_fields, warn_of_sampling, warn_of_unseen
 from agentrig.run.loop import runnable
-from agentrig.run.metrics import reason_of
+from agentrig.run.metrics import count_failures, reason_of
 from agentrig.run.rows import slices_of
 from agentrig.run.setup import Setup
 from agentrig.run.splits import gold_warnings, other_split, read_split, split_of, task_set
 from agentrig.runners.engine import RolloutEngine
 from agentrig.tasks import Task
 from agentrig.text import json_text
+from agentrig.traces import Trace
 
 log = logging.getLogger(__name__)
 
 CHUNK = 256
 """Number of rollouts that run at once; bounds memory, not speed."""
+
+NO_TOKENS = Triplet(prompt_ids=(), response_ids=())
+"""Stands for a call whose tokens nobody needs any more."""
 
 
 @attrs.frozen(kw_only=True)
@@ -71,23 +76,37 @@ class Evaluation:
     rollouts: Sequence[Rollout] = attrs.field(default=(), repr=False)
     reasons: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
+    @classmethod
+    def of(cls, rollouts: Sequence[Rollout], *, wall_s: float) -> Evaluation:
+        """Return what rollouts say, `rollouts` left out."""
+        measured, scored = Measurement.of(rollouts), [r for r in rollouts if r.value is not None]
+        slices: dict[str, dict[str, tuple[int, int]]] = defaultdict(dict)
+        for rollout in scored:
+            for name, part in slices_of(rollout).items():
+                right, n = slices[name].get(part, (0, 0))
+                slices[name][part] = right + bool(rollout.correct), n + 1
+        scores = [r.score for r in scored if r.score is not None]
+        wrong = Counter(str(said) for score in scores if (said := score.details.get("wrong")))
+        return cls(
+            **attrs.asdict(measured),
+            ci95=wilson(sum(bool(r.correct) for r in scored), measured.n) if scored else None,
+            failures=count_failures(rollouts),
+            reasons={r.failure: reason_of(r) for r in reversed(rollouts) if r.failure is not None},
+            wall_s=wall_s,
+            rollouts_per_s=len(rollouts) / wall_s if wall_s else 0.0,
+            slices={name: dict(sorted(parts.items())) for name, parts in slices.items() if len(parts) > 1},
+            wrong=dict(wrong.most_common()),
+            by_turn=by_turn(score.calls for score in scores),
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Return the object that `agentrig eval --json` prints."""
-        return {
-            "accuracy": self.accuracy,
-            "ci95": list(self.ci95) if self.ci95 else None,
-            "reward": self.reward,
-            "n": self.n,
-            "failures": dict(self.failures),
-            "wall_s": self.wall_s,
-            "rollouts_per_s": self.rollouts_per_s,
-            "slices": {
-                name: {part: {"accuracy": right / n, "n": n} for part, (right, n) in classes.items()}
-                for name, classes in self.slices.items()
-            },
-            "wrong": dict(self.wrong),
-            "by_turn": dict(self.by_turn),
+        told = attrs.asdict(self, filter=lambda field, _: field.name not in ("rollouts", "reasons"))
+        slices = {
+            name: {part: {"accuracy": right / n, "n": n} for part, (right, n) in classes.items()}
+            for name, classes in self.slices.items()
         }
+        return {**told, "slices": slices}
 
 
 def evaluate(
@@ -115,12 +134,14 @@ def evaluate(
         keep: Keep the rollouts in the result.
         each: Called with every rollout as it ends.
     """
-    figures = _Figures()
+    found: list[Rollout] = []
+    start = end = 0.0
 
     def body(engine: RolloutEngine, sampled: Sequence[Endpoint]) -> None:
         if temperature is not None:
             sampled = [e.with_sampling(temperature=temperature) for e in sampled]
-        figures.start = time.perf_counter()
+        nonlocal start, end
+        start = time.perf_counter()
         for i in range(0, len(tasks), CHUNK):
             chunk = tasks[i : i + CHUNK]
             first = i % len(sampled)  # the turn goes on from chunk to chunk
@@ -133,11 +154,16 @@ def evaluate(
                 warn_of_fields(rollouts)
             for rollout in rollouts:
                 each(rollout)
-                figures.add(rollout, keep=keep)
-        figures.end = time.perf_counter()
+                empty: dict[str, Any] = {
+                    "trace": Trace(rollout_id=rollout.id),
+                    "triplets": [NO_TOKENS] * len(rollout.triplets),
+                }
+                found.append(rollout if keep else attrs.evolve(rollout, **empty))
+        end = time.perf_counter()
 
     run_agent(plan, body, endpoint=endpoint, checkpoint=checkpoint, as_mode=as_mode)
-    return figures.result()
+    figures = Evaluation.of(found, wall_s=end - start)
+    return attrs.evolve(figures, rollouts=tuple(found)) if keep else figures
 
 
 def run_agent(
@@ -196,62 +222,6 @@ def run_agent(
 
         with handling(end):
             runtime.run(served_body)
-
-
-class _Figures:
-    """Accumulates the results of rollouts."""
-
-    def __init__(self) -> None:
-        self.start = self.end = 0.0
-        self.total = 0
-        self.failures: Counter[str] = Counter()
-        self.reasons: dict[str, str] = {}
-        self.right = 0
-        self.slices: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
-        self.wrong: Counter[str] = Counter()
-        self.calls: list[Sequence[float | None]] = []
-        self.rewards: list[float] = []
-        self.kept: list[Rollout] = []
-
-    def add(self, rollout: Rollout, *, keep: bool) -> None:
-        self.total += 1
-        if keep:
-            self.kept.append(rollout)
-        if rollout.failure is not None:
-            self.failures[rollout.failure] += 1
-            self.reasons.setdefault(rollout.failure, reason_of(rollout))
-        if rollout.value is not None:
-            self.right += bool(rollout.correct)
-            self.rewards.append(rollout.value)
-            for name, part in slices_of(rollout).items():
-                self.slices[name][part][0] += bool(rollout.correct)
-                self.slices[name][part][1] += 1
-            assert rollout.score is not None
-            self.calls.append(rollout.score.calls)
-            if wrong := rollout.score.details.get("wrong"):
-                self.wrong[str(wrong)] += 1
-
-    def result(self) -> Evaluation:
-        right, n = self.right, len(self.rewards)
-        wall = self.end - self.start
-        return Evaluation(
-            accuracy=right / n if n else None,
-            ci95=wilson(right, n) if n else None,
-            reward=math.fsum(self.rewards) / n if n else None,
-            n=n,
-            failures=dict(self.failures),
-            wall_s=wall,
-            rollouts_per_s=self.total / wall if wall else 0.0,
-            slices={
-                name: {part: (r, n) for part, (r, n) in sorted(parts.items())}
-                for name, parts in self.slices.items()
-                if len(parts) > 1
-            },
-            wrong=dict(self.wrong.most_common()),
-            by_turn=by_turn(self.calls),
-            rollouts=tuple(self.kept),
-            reasons=self.reasons,
-        )
 
 
 def eval_tasks(plan: Plan, split: str | None, limit: int = 0, *, role: str = "report") -> tuple[str, Sequence[Task]]:

@@ -49,16 +49,11 @@ def sha256_of(file: Path) -> str:
         return hashlib.file_digest(data, "sha256").hexdigest()
 
 
-def put(part: Path, target: Path) -> None:
-    """Rename a finished file to its final name, so that a crash leaves either the old or the new content."""
-    flush(part)
-    os.replace(part, target)
-    flush(target.parent)
-
-
 @contextmanager
 def replacing(target: Path, part: Path) -> Iterator[Path]:
     """Put the file that the block writes in the place of another one; if the block fails, nothing is left of it.
+
+    It gets its final name once it is on the disk: a crash leaves either the old or the new content.
 
     Args:
         target: The final name.
@@ -67,7 +62,9 @@ def replacing(target: Path, part: Path) -> Iterator[Path]:
     try:
         part.unlink(missing_ok=True)  # a crash may have left it; and a link would lead elsewhere
         yield part
-        put(part, target)
+        flush(part)
+        os.replace(part, target)
+        flush(target.parent)
     except BaseException:
         with suppress(OSError):
             part.unlink()

@@ -14,15 +14,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import attrs
 
-from agentrig.algorithms import LoopAlgorithm, Session
+from agentrig.algorithms import LoopAlgorithm
 from agentrig.endpoints import Endpoint
 from agentrig.errors import ConfigError, RunStopped
 from agentrig.figures import amount, least_gain, machine, mean, wilson
-from agentrig.hardware import Hardware
 from agentrig.learners import LoopSettings, TrainSample
 from agentrig.plan import Plan
 from agentrig.processes.scratch import temporary_files
@@ -43,7 +43,6 @@ from agentrig.run.setup import Setup
 from agentrig.run.splits import load_splits
 from agentrig.run.verdict import differing, judge, pass_at
 from agentrig.runners.engine import RolloutEngine
-from agentrig.servers import ServerMemory
 from agentrig.tasks import Task, tasks_of_step
 from agentrig.traces import usage
 
@@ -129,7 +128,7 @@ class Trial:
             raise ConfigError(
                 f"--limit {tasks}: the split {split} has {amount(len(train), 'task')}; ask for at most so many"
             )
-        n = rollouts or _group_size(plan)
+        n = rollouts or _group_size(settings)
         few = tasks or min(getattr(settings, "tasks_per_step", TASKS), max(1, ROLLOUTS // n), len(train))
         return cls(
             plan=plan,
@@ -161,7 +160,7 @@ class Trial:
         expected = self.n * len(self.tasks)
 
         def body(engine: RolloutEngine, served: Sequence[Endpoint]) -> None:
-            sampled = [endpoint.with_sampling(**_sampling(plan)) for endpoint in served]
+            sampled = [endpoint.with_sampling(**_sampling(plan.configs["algorithm"])) for endpoint in served]
             first = time.perf_counter()
             self.start_s = first - begun
 
@@ -206,13 +205,21 @@ class Trial:
         samples, _ = samples_of(self.plan.build("credit"), self.rollouts)
         taught = list(dict.fromkeys(sample.group for sample in samples if sample.learned))
         self.taught = len(taught)
-        hardware = Setup(self.plan).hardware()
+        setup = Setup(self.plan)
+        hardware = setup.hardware()
         with temporary_files() as folder, tempfile.TemporaryDirectory(dir=folder) as directory:
-            session = _LearnerSession(self.plan, hardware, self.tasks, Path(directory))
+            facts: dict[str, Mapping[str, Any]] = {}
+            runners, seed = self.plan.runners, self.plan.run.seed
+            session: Any = SimpleNamespace(  # what `fit` and `learner` use of a run's
+                hardware=hardware, seed=seed, train_tasks=self.tasks, directory=Path(directory), lines=(),
+                calls=runners.n * runners.threads, server_memory=setup.server_memory(),
+                first_step=1, checkpoint=None, resumes="", stopping=False, solved=False, measured=None,
+                note=lambda text: None, record=facts.__setitem__,
+            )  # fmt: skip
             if fit := getattr(algorithm, "fit", None):
                 fit(algorithm.serving(hardware, None), session)
-            learner = algorithm.learner(cast(Session, session))
-            self.memory = session.memory
+            learner = algorithm.learner(session)
+            self.memory = str(facts.get("memory", {}).get("line", ""))
             if not taught:
                 self.updated = "not measured: no group gives a gradient"
                 return
@@ -244,7 +251,7 @@ class Trial:
 
     def forecast(self) -> dict[str, Any]:
         """Return what is known, as `agentrig forecast --json` prints it; call it when a group is complete."""
-        rollouts, size = self.rollouts, _group_size(self.plan)
+        rollouts, size = self.rollouts, _group_size(self.plan.configs["algorithm"])
         scored = [[r for r in group if r.value is not None] for group in self.groups]
         right = [(len(group), sum(bool(r.correct) for r in group)) for group in scored]
         rewards = [[r.value for r in group if r.value is not None] for group in scored]
@@ -256,7 +263,7 @@ class Trial:
             "split": self.split,
             "tasks": len(self.groups),
             "rollouts_per_task": self.n,
-            "sampling": _sampling(self.plan),
+            "sampling": _sampling(self.plan.configs["algorithm"]),
             "pass_at_k": {str(k): pass_at(k, right) for k in range(1, self.n + 1)},
             "reward": mean([value for values in rewards for value in values]),
             "groups": {
@@ -327,34 +334,12 @@ class Trial:
         }
 
 
-class _LearnerSession:
-    """What `fit` and `learner` of an algorithm use of `agentrig.algorithms.Session`, without a run."""
-
-    first_step, checkpoint, resumes, stopping, solved, measured = 1, None, "", False, False, None
-    lines: Sequence[Mapping[str, Any]] = ()
-
-    def __init__(self, plan: Plan, hardware: Hardware, tasks: Sequence[Task], directory: Path) -> None:
-        self.hardware, self.seed, self.train_tasks, self.directory = hardware, plan.run.seed, tasks, directory
-        self.calls = plan.runners.n * plan.runners.threads
-        self.server_memory: ServerMemory | None = Setup(plan).server_memory()
-        self.memory = ""
-
-    def note(self, text: str) -> None:
-        """A run puts it into its report."""
-
-    def record(self, name: str, value: Mapping[str, Any]) -> None:
-        """Keep the memory plan."""
-        if name == "memory":
-            self.memory = str(value.get("line", ""))
+def _group_size(settings: Any) -> int:
+    return int(getattr(settings, "group_size", GROUP))
 
 
-def _group_size(plan: Plan) -> int:
-    return int(getattr(plan.configs["algorithm"], "group_size", GROUP))
-
-
-def _sampling(plan: Plan) -> dict[str, float]:
+def _sampling(settings: Any) -> dict[str, float]:
     """Return the sampling fields of training."""
-    settings = plan.configs["algorithm"]
     return {name: float(getattr(settings, name, 1.0)) for name in ("temperature", "top_p")}
 
 

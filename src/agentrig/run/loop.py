@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import attrs
 
@@ -35,16 +35,13 @@ from agentrig.hardware import Hardware
 from agentrig.learners import Copying, Learner, TrainSample
 from agentrig.ledger import LEFT_OUT_BY_CREDIT, NOT_ADMITTED, Call, Entry
 from agentrig.rollouts import Rollout
-from agentrig.run.ahead import END_S, RolloutsAhead
 from agentrig.run.checkpoints import Best, loading, read_state, write_state
 from agentrig.run.demonstrated import Demonstrated
 from agentrig.run.drawing import RULES, groups_of
 from agentrig.run.guards import dead_server_first
 from agentrig.run.saving import Saving, check_room
+from agentrig.run.session import END_S, RolloutsAhead, RunSession
 from agentrig.servers import MakeServer, Server
-
-if TYPE_CHECKING:
-    from agentrig.run.session import RunSession
 
 log = logging.getLogger(__name__)
 

@@ -81,8 +81,6 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
         RunFileError: Another file is damaged, or `begin` could not do its work.
     """
     run.checkpoints.recover()
-    if from_step is None and (saved_last := _saved_last(run)):
-        run.checkpoints.complete_save(saved_last)
     checkpoint, step = run.checkpoints.latest() if from_step is None else run.checkpoints.at(from_step)
     if checkpoint is not None:
         try:
@@ -156,25 +154,6 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
         lost=lost,
         ended=ended,
     )
-
-
-def _saved_last(run: RunDirectory) -> int:
-    """Return the step of a whole checkpoint that a crash kept `latest` from naming; 0 without one.
-
-    Its step must have a line in `metrics.jsonl`, and the files of that line must be there: a rewind to an earlier
-    step, which also names that one before it removes later checkpoints, removes these files first.
-    """
-    step = max(run.checkpoints.steps(), default=0)
-    if not run.checkpoints.named() or step <= run.checkpoints.latest()[1]:
-        return 0
-    files = [list(_files(line)) for line in run.metrics() if line["step"] == step]
-    if not files or not files[-1] or not all((run.path / table_name(kind, step)).is_file() for kind, _ in files[-1]):
-        return 0
-    try:
-        verify(run.checkpoints.path(step))
-    except CheckpointDamaged:
-        return 0
-    return step
 
 
 def _usable(line: Mapping[str, Any]) -> bool:
@@ -257,29 +236,15 @@ def contradictions(
         for key in ("accuracy", "reward", "n")
         for when in held_out
     ]
+    start = table_name("validation", 0)
     for key, name in (("accuracy", "validation_before"), ("reward", "validation_reward_before")):
-        told.append(
-            (
-                "progress.json",
-                f"the validation {key} before training",
-                table_name("validation", 0),
-                progress.get(name),
-                key,
-            )
-        )
+        told.append(("progress.json", f"the validation {key} before training", start, progress.get(name), key))
     for line in lines:
         file = table_name("validation", line["step"])
         if dict(_files(line)).get("validation") == _digest(run / file):  # a resumed run measures its checkpoint anew
-            told += [
-                (
-                    "metrics.jsonl",
-                    f"the validation {key} of step {line['step']}",
-                    file,
-                    line.get(f"validation_{key}"),
-                    key,
-                )
-                for key in ("accuracy", "reward")
-            ]
+            for key in ("accuracy", "reward"):
+                what = f"the validation {key} of step {line['step']}"
+                told.append(("metrics.jsonl", what, file, line.get(f"validation_{key}"), key))
     for where, what, file, value, key in told:
         stated, found = number(value), number(_figures_of(run / file).get(key)) if file else None
         if stated is not None and found is not None and abs(stated - found) > 1e-9 * max(1, abs(found)):
@@ -365,7 +330,7 @@ def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int
 
 
 def lost_checkpoints(there: Checkpoints, progress: Mapping[str, Any]) -> list[str]:
-    """Say that a checkpoint later than the newest there is was saved and is gone, or that `latest` names another.
+    """Say that a checkpoint later than the newest there is was saved and is gone.
 
     Args:
         there: The checkpoints of a run that nobody works in.
@@ -376,21 +341,10 @@ def lost_checkpoints(there: Checkpoints, progress: Mapping[str, Any]) -> list[st
     """
     checkpoint, _ = there.latest()
     newest = checkpoint.name if checkpoint else ""
-    used = f"{newest} is used" if newest else "none is left"
     unfinished = {f.name[1:11] for f in there.folder.glob(".step-*")}  # a crash while it was saved
-    known = {name for name in saved_digests(there.folder.parent, progress) if name > newest}
-    saved = known - unfinished - {there.path(s).name for s in there.steps()}
-    if saved:
-        return [f"{there.folder / max(saved)} is not there, though the run saved it: {used}"]
-    named = there.named()
-    if left := [name for s in there.steps() if (name := there.path(s).name) > newest]:
-        return [
-            f"{there.folder / left[-1]} is there, and a crash came before `latest` named it: a resume uses it if it is "
-            f"whole and has its step's line and files, and otherwise {newest}"
-        ]
-    if newest and named and named != newest:
-        return [f"{there.folder / 'latest'} is damaged: it names {named!r}, and there is no such checkpoint; {used}"]
-    return []
+    saved = {name for name in saved_digests(there.folder.parent, progress) if name > newest} - unfinished
+    used = f"{newest} is used" if newest else "none is left"
+    return [f"{there.folder / max(saved)} is not there, though the run saved it: {used}"] if saved else []
 
 
 def changed_files(

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ import attrs
 
 from agentrig.algorithms import Measurement
 from agentrig.audit.sketch import Sketch
+from agentrig.background import in_background
 from agentrig.credit import Credit
 from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
@@ -25,10 +27,9 @@ from agentrig.figures import amount, mean
 from agentrig.hardware import Hardware
 from agentrig.ledger import Entry, Ledger, StepTotals, totals
 from agentrig.observers import RunStart, StepEnd
-from agentrig.plan import Plan, resume_command
+from agentrig.plan import resume_command
 from agentrig.rewards import Score
 from agentrig.rollouts import Mode, OnGroups, Rollout
-from agentrig.run.ahead import RolloutsAhead
 from agentrig.run.auditing import Auditing
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.directory import FILES, RunDirectory, is_end, table_name
@@ -65,6 +66,9 @@ from agentrig.text import flat, without_nan
 
 log = logging.getLogger(__name__)
 
+END_S = 10.0
+"""Seconds that rollouts which nobody waits for any more may take to end: the reward may be at work."""
+
 Enough = Callable[[int, Callable[[], Measurement | None]], bool]
 """Whether a run ends before its last step: asked with each step that was learned, and what validates its weights."""
 
@@ -73,7 +77,7 @@ class RunSession:
     """Implements `agentrig.algorithms.Session`; `plan`, `engine` and `runtime` are for bridges.
 
     Args:
-        plan: The run's configuration.
+        setup: What the run is made of, with its plan.
         engine: Runs the agent, scores and adapts.
         runtime: The runtime that the engine uses.
         run: The run directory, rewound to its last checkpoint.
@@ -89,7 +93,7 @@ class RunSession:
     def __init__(
         self,
         *,
-        plan: Plan,
+        setup: Setup,
         engine: RolloutEngine,
         runtime: Runtime,
         run: RunDirectory,
@@ -102,7 +106,7 @@ class RunSession:
         resumed: bool = False,
         facts: dict[str, Any] | None = None,
     ) -> None:
-        past = past or Past()
+        past, plan = past or Past(), setup.plan
         self.train_tasks, self.validation_tasks, self._report_tasks = (tasks[role] for role in ROLES)
         self.directory = run.path
         self.resumes = resume_command(plan.resumes, run.path)
@@ -113,7 +117,7 @@ class RunSession:
         self.stopping = self.written = False  # written: the summary of a complete run is
         self.enough: Enough | None = None
         self._saved_step = past.step
-        self.plan, self.engine, self.runtime = plan, engine, runtime
+        self.plan, self.setup, self.engine, self.runtime = plan, setup, engine, runtime
         self.credit: Credit = plan.build("credit") if credit is None else credit
         self.gate = Gate.of(plan.components["credit"].spec, plan.configs["credit"])
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
@@ -159,10 +163,10 @@ class RunSession:
         self._warnings: list[str] = []
         self._notes: list[str] = []
         self._odd: set[str] = set()  # metrics that were not finite
-        self._warned = self._constrained = self._unseen = self._fields_told = False
-        self._ahead: RolloutsAhead | None = None
+        self._warned: set[Callable[..., bool]] = set()  # what was warned of, and is not again
+        self.ahead: RolloutsAhead | None = None
         self._rollouts_s = 0.0  # of the step's training rollouts, whether the run waited for them or not
-        self._overlap_s: float | None = None  # of these, while the step before was learned
+        self.overlap_s: float | None = None  # of these, while the step before was learned
 
     def begin(self, steps: int | None = None) -> None:
         """Note that the run has actually started, and notify the observers; only the first call has an effect.
@@ -222,7 +226,7 @@ class RunSession:
 
     def server(self, plan: ServerPlan) -> Server:
         """Return the model's server that `[server] use` names, not started."""
-        make_server = Setup(self.plan).server()
+        make_server = self.setup.server()
         return make_server(plan)
 
     def check_teacher(self, servers: Sequence[Endpoint]) -> None:
@@ -268,9 +272,7 @@ class RunSession:
             tasks, n=n, endpoint=endpoint, step=step, mode=mode, on_groups=arrived, versions=versions, first=before
         )
         wall = time.perf_counter() - start
-        self.file(
-            rollouts, mode=mode, step=step, sampling=sampling, wall_s=wall, expected=expected, learns=self._learns
-        )
+        self.file(rollouts, mode=mode, step=step, sampling=sampling, wall_s=wall, expected=expected)
         return rollouts
 
     def begin_rollouts(
@@ -297,33 +299,25 @@ class RunSession:
         self._prove_first()
         versions = Versions.of(version, step=step, max_staleness=max_staleness)
 
-        def run() -> list[Rollout]:
-            return self.engine.run(tasks, n=n, endpoint=endpoint, step=step, mode="train", versions=versions)
+        def run() -> tuple[list[Rollout], float]:
+            start = time.perf_counter()
+            found = self.engine.run(tasks, n=n, endpoint=endpoint, step=step, mode="train", versions=versions)
+            return found, time.perf_counter() - start
 
-        def file(ahead: RolloutsAhead, rollouts: Sequence[Rollout]) -> None:
-            self._overlap_s = ahead.wall_s - ahead.waited_s
-            self.file(
-                rollouts,
-                mode="train",
-                step=step,
-                sampling=_sampling(endpoint),
-                wall_s=ahead.wall_s,
-                expected=n * len(tasks),
-                waited_s=0.0,  # the step in which the run waited has these seconds
-            )
-
-        def waited(ahead: RolloutsAhead, rollouts: Sequence[Rollout]) -> None:
-            self._ahead = None
-            self._spend(rollouts, wall_s=ahead.wall_s, waited_s=ahead.waited_s)
-
-        self._ahead = RolloutsAhead(run, step=step, waited=waited, file=file)
-        return self._ahead
+        self.ahead = RolloutsAhead(
+            session=self,
+            step=step,
+            sampling=_sampling(endpoint),
+            expected=n * len(tasks),
+            running=in_background(run, "rollouts"),
+        )
+        return self.ahead
 
     def _check_idle(self) -> None:
         """Raise if rollouts are under way: the two would take each other's results."""
-        if self._ahead is not None:
+        if self.ahead is not None:
             raise AgentrigError(
-                f"the rollouts of step {self._ahead.step} are still under way: call `wait` of what `begin_rollouts` "
+                f"the rollouts of step {self.ahead.step} are still under way: call `wait` of what `begin_rollouts` "
                 "returned before any other rollouts, validation or report"
             )
 
@@ -337,7 +331,7 @@ class RunSession:
 
     def close(self) -> None:
         """Stop the rollouts that `begin_rollouts` started and nobody waited for; the run calls this at its end."""
-        ahead, self._ahead = self._ahead, None
+        ahead, self.ahead = self.ahead, None
         if ahead is not None:
             self.runtime.end_results(AgentrigError("the run has ended before its rollouts"))
             ahead.end()
@@ -351,7 +345,6 @@ class RunSession:
         sampling: Mapping[str, Any],
         wall_s: float,
         expected: int,
-        learns: bool = True,
         waited_s: float | None = None,
     ) -> None:
         """Store and check a batch of rollouts.
@@ -363,7 +356,6 @@ class RunSession:
             sampling: The sampling fields of its calls.
             wall_s: Seconds that they took.
             expected: How many were asked for.
-            learns: Whether the algorithm learns from triplets; without it no check asks for any.
             waited_s: Seconds of this step in which the run waited for them; None for all that they took.
 
         Raises:
@@ -371,10 +363,8 @@ class RunSession:
         """
         if mode == "train":
             self._second_scores(rollouts)
-            whole = [*self._step_rollouts, *rollouts]  # the file has all batches of a step
-            self.store_rollouts(whole, mode=mode, step=step, second=self._step_second)
-        else:
-            self.store_rollouts(rollouts, mode=mode, step=step)
+        before = self._step_rollouts if mode == "train" else ()  # the file has all batches of a step
+        self.store_rollouts([*before, *rollouts], mode=mode, step=step)
         known = set(self._failures)
         self._failures.update(count_failures(rollouts))
         self.delivery.offer(rollouts)
@@ -382,25 +372,29 @@ class RunSession:
         if self._learns or mode != "train":
             check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
         warn_of_new_failures(rollouts, known, step=step, mode=mode)
-        self._fields_told = self._fields_told or warn_of_fields(rollouts)
+        self._warn_once(warn_of_fields, rollouts)
         if mode != "train":
             self._measured += len(rollouts)
-            self._warned = self._warned or warn_of_sampling(rollouts, sampling, mode=mode)
+            self._warn_once(warn_of_sampling, rollouts, sampling, mode=mode)
             return
-        self._spend(rollouts, wall_s=wall_s, waited_s=wall_s if waited_s is None else waited_s)
+        self.spend(rollouts, wall_s=wall_s, waited_s=wall_s if waited_s is None else waited_s)
         self._rollouts_s += wall_s
         self._step_rollouts += rollouts
-        if learns:
+        if self._learns:  # else no check asks for triplets
             check_triplets(rollouts, step=step, adapter=self.plan.components["adapter"].spec.name)
-        if learns and not self._demonstrated:
+        if self._learns and not self._demonstrated:
             check_sampling(rollouts, sampling, step=step)
         self._ledger.record(rollouts, step=step, expected=expected)
-        self._constrained = self._constrained or warn_of_constraints(rollouts, step=step)
-        self._unseen = self._unseen or warn_of_unseen(rollouts, step=step)
-        self._judged = list(self._step_rollouts) if learns else []
-        if learns and self._guards.check_signal(self._step_rollouts, step=step) and not self.solved:
+        self._warn_once(warn_of_constraints, rollouts, step=step)
+        self._warn_once(warn_of_unseen, rollouts, step=step)
+        self._judged = list(self._step_rollouts) if self._learns else []
+        if self._learns and self._guards.check_signal(self._step_rollouts, step=step) and not self.solved:
             self.solved = True
             log.info("step %d: every rollout was correct in %d steps running: the tasks are solved", step, SOLVED)
+
+    def _warn_once(self, warn: Callable[..., bool], *arguments: Any, **named: Any) -> None:
+        if warn not in self._warned and warn(*arguments, **named):
+            self._warned.add(warn)
 
     def check_failures(self, rollouts: Sequence[Rollout], *, step: int) -> None:
         """Implement `Session.check_failures`."""
@@ -415,22 +409,16 @@ class RunSession:
         if self._judged and self._by_rewards and not self._guards.varied:
             check_rewards(self._judged, step=self._judged[0].step, running=self._guards.silent)
 
-    def _spend(self, rollouts: Sequence[Rollout], *, wall_s: float, waited_s: float) -> None:
+    def spend(self, rollouts: Sequence[Rollout], *, wall_s: float, waited_s: float) -> None:
         """Add the seconds that the run waited for rollouts to the current step's time."""
         # Rewards are computed while rollouts run; their own seconds count, at most the whole wall time.
         reward = min(sum(r.reward_s for r in rollouts), wall_s) * (waited_s / wall_s if wall_s else 1.0)
         self._step_time["reward"] += reward
         self._step_time["rollout"] += waited_s - reward
 
-    def store_rollouts(
-        self,
-        rollouts: Sequence[Rollout],
-        *,
-        mode: Mode,
-        step: int,
-        second: Mapping[str, Mapping[str, Score]] | None = None,
-    ) -> None:
-        """Write a batch of rollouts into the run directory."""
+    def store_rollouts(self, rollouts: Sequence[Rollout], *, mode: Mode, step: int) -> None:
+        """Write a batch of rollouts into the run directory, those of training with what second rewards say."""
+        second = self._step_second if mode == "train" else None
         digest = self._run.write_rollouts(rollouts, mode=mode, step=step, second=second)
         if mode == "report" or (mode == "validation" and step < self.first_step):  # part of no step
             with self._progressing:
@@ -448,10 +436,7 @@ class RunSession:
         self.measured = found = Measurement.of(rollouts)
         if step < self.first_step:  # not part of a step; in a resumed run it measures the checkpoint, not the start
             if self.first_step == 1:
-                with self._progressing:
-                    self._progress["validation_before"] = found.accuracy
-                    self._progress["validation_reward_before"] = found.reward
-                    self._run.write_json("progress.json", self._progress)
+                self._note_progress(validation_before=found.accuracy, validation_reward_before=found.reward)
             self._start_clock()
         else:
             self._validated = found
@@ -482,9 +467,7 @@ class RunSession:
             self._report_tasks, n=1, endpoint=endpoint, step=0 if when == "before" else max(step, 1), mode="report"
         )
         self.measured = found = Measurement.of(rollouts)
-        with self._progressing:
-            self._progress[when] = {**attrs.asdict(found), "failures": count_failures(rollouts)}
-            self._run.write_json("progress.json", self._progress)
+        self._note_progress(**{when: {**attrs.asdict(found), "failures": count_failures(rollouts)}})
         self.keeps_end = self.keeps_end and when == "before"
         self._start_clock()
         return found.accuracy
@@ -496,8 +479,11 @@ class RunSession:
 
     def record_start(self, digest: str) -> None:
         """Record the digest of the weights before the first step."""
+        self._note_progress(start_weights=digest)
+
+    def _note_progress(self, **facts: Any) -> None:
         with self._progressing:
-            self._progress["start_weights"] = digest
+            self._progress |= facts
             self._run.write_json("progress.json", self._progress)
 
     def sketch(self, step: int) -> Sketch:
@@ -567,7 +553,7 @@ class RunSession:
         self.plan.registry.notify("on_step_end", event=StepEnd(step=step, metrics=line))
         self._step_rollouts, self._step_time, self._validated = [], defaultdict(float), None
         self._step_second, self._files = {}, {}
-        self._rollouts_s, self._overlap_s = 0.0, None
+        self._rollouts_s, self.overlap_s = 0.0, None
         return line
 
     def _warn_of_nan(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -587,8 +573,7 @@ class RunSession:
             names, name = {there.path(s).name for s in there.steps()}, there.path(step).name
             with self._progressing:
                 kept = {n: digests for n, digests in self._progress.get(SAVED, {}).items() if n in names}
-                self._progress[SAVED] = {**kept, name: [*kept.get(name, []), digest]}  # one of before counts until then
-                self._run.write_json("progress.json", self._progress)
+                self._note_progress(**{SAVED: {**kept, name: [*kept.get(name, []), digest]}})  # of both times
 
         try:
             saved = there.save(step, write, keep=keep, record=record)
@@ -602,8 +587,7 @@ class RunSession:
                 self.keeps_end = False
                 self._progress.pop("after", None)
                 files = self._progress.get(FILES, {})
-                self._progress[FILES] = {name: digest for name, digest in files.items() if not is_end(Path(name))}
-                self._run.write_json("progress.json", self._progress)
+                self._note_progress(**{FILES: {n: digest for n, digest in files.items() if not is_end(Path(n))}})
             self._run.remove_end()
         self._saved_step = step
         self._saved["written"] += 1
@@ -624,7 +608,7 @@ class RunSession:
     @property
     def server_memory(self) -> ServerMemory | None:
         """Implement `Session.server_memory`."""
-        return Setup(self.plan).server_memory()
+        return self.setup.server_memory()
 
     def record(self, name: str, value: Mapping[str, Any]) -> None:
         """Implement `Session.record`; a resumed run writes its manifest when it begins."""
@@ -724,8 +708,8 @@ class RunSession:
             line |= dict.fromkeys(("reward", "reward_std", "rollouts_per_s", "tokens_per_s"))
         if behind:
             line["max_staleness"] = max(behind)
-        if self._overlap_s is not None:
-            line["overlap_s"] = self._overlap_s
+        if self.overlap_s is not None:
+            line["overlap_s"] = self.overlap_s
         if proven:
             line["delivery"] = proven
         if self._validated is not None:
@@ -737,6 +721,64 @@ class RunSession:
         if self._second:
             line["second_rewards"] = {n: second_reward_figures(valid, self._step_second, n) for n in self._second}
         return line
+
+
+@attrs.define(kw_only=True, eq=False)
+class RolloutsAhead:
+    """Training rollouts that run while the step before is learned; made by `RunSession.begin_rollouts`.
+
+    Attributes:
+        session: The run's.
+        step: The step that learns from them.
+        sampling: The sampling fields of their calls.
+        expected: How many were asked for.
+        running: The thread that runs them: returns them, and the seconds that they took.
+        wall_s: These seconds, once the run has waited for them.
+        waited_s: Of these, seconds that the run waited for them.
+    """
+
+    session: RunSession
+    step: int
+    sampling: Mapping[str, Any]
+    expected: int
+    running: Future[tuple[list[Rollout], float]]
+    wall_s: float = 0.0
+    waited_s: float = 0.0
+
+    def wait(self) -> None:
+        """Wait until all have ended: the server then gets no request, and may take new weights.
+
+        The seconds count as `rollout` and `reward` of the current step.
+        """
+        if self.session.ahead is self:
+            start = time.perf_counter()
+            found, self.wall_s = self.running.result()
+            self.waited_s = min(time.perf_counter() - start, self.wall_s)
+            self.session.ahead = None
+            self.session.spend(found, wall_s=self.wall_s, waited_s=self.waited_s)
+
+    def rollouts(self) -> list[Rollout]:
+        """Return them, stored and checked; call it once, after the `end_step` before theirs."""
+        self.wait()
+        found, _ = self.running.result()
+        self.session.overlap_s = self.wall_s - self.waited_s
+        self.session.file(
+            found,
+            mode="train",
+            step=self.step,
+            sampling=self.sampling,
+            wall_s=self.wall_s,
+            expected=self.expected,
+            waited_s=0.0,  # the step in which the run waited has these seconds
+        )
+        return found
+
+    def end(self) -> None:
+        """Wait a little for the thread that runs them, whose queue has been told; ignore what it raises."""
+        try:
+            self.running.exception(END_S)
+        except TimeoutError:
+            log.warning("the rollouts of step %d did not end within %g s; the run ends without them", self.step, END_S)
 
 
 def _sampling(endpoint: Endpoint | Sequence[Endpoint]) -> Mapping[str, Any]:

@@ -165,10 +165,8 @@ class Setup:
         own = self.own_pool(algorithm)
         if own is not None and pool is not None:
             pool.close()
-        if own is not None:
+        if own is not None or pool is None:
             pool = self.pool(own)
-        elif pool is None:
-            pool = self.pool()
         runtime = Runtime(pool, gateway)
         engine = RolloutEngine(
             runtime,

@@ -161,7 +161,7 @@ def _train(
             logged.begin(run.path / "log.jsonl", lambda: session.step)
 
     session = RunSession(
-        plan=plan,
+        setup=setup,
         engine=engine,
         runtime=runtime,
         run=run,
@@ -231,7 +231,11 @@ def _train(
             wall_s = time.perf_counter() - start + sum(line["step_s"] for line in past.lines)
             with noted() if not complete else nullcontext():
                 # Without a step there is no summary that says how the run ended.
-                _write_end(run, session, ended if session.lines else ended or stopped, wall_s=wall_s, complete=complete)
+                how = ended if session.lines else ended or stopped
+                if how is not None:
+                    _write_error(run, how)
+                if session.lines and not session.keeps_end:
+                    run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": complete})
                 session.written = complete
             if ended is not None:
                 plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=ended))
@@ -247,16 +251,6 @@ def _train(
     if signals.first is not None:
         raise stopped or Interrupted(signals.first, "the run has ended, and its report is written")
     return summary
-
-
-def _write_end(
-    run: RunDirectory, session: RunSession, error: BaseException | None, *, wall_s: float, complete: bool
-) -> None:
-    """Write the error that ended a run, and its summary."""
-    if error is not None:
-        _write_error(run, error)
-    if session.lines and not session.keeps_end:
-        run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": complete})
 
 
 def _write_error(run: RunDirectory, error: BaseException) -> None:

@@ -10,7 +10,7 @@ from agentrig.findings import Finding, Situation
 from agentrig.hardware.memory import PASSES, DeviceMemory, ModelShape
 from agentrig.servers import ServerMemory
 from agentrig_grpo.config import LearnerConfig
-from agentrig_grpo.fitting import Fitting, Need, Needs, group_length, passes_of, server_need
+from agentrig_grpo.fitting import Fitting, Need, group_length, passes_of, server_need
 from agentrig_grpo.naming import model_directory
 from agentrig_grpo.planning import context_of_model, shape_of, size_of
 
@@ -78,13 +78,15 @@ def fitting_about(
         runners=runners,
         total=device.total,
     )
-    ends = sorted({PASSES[-1], passes_of(config, device, group)[0]})
-
-    @cache
-    def needs(asked: LearnerConfig) -> Needs:
-        return Needs(lambda n, twice: about(shape, asked, n, twice, element), layers=shape.layers, passes=ends)
-
-    return Fitting(config=config, device=device, server=server, needs=needs, layers=shape.layers, group=group)
+    return Fitting(
+        config=config,
+        device=device,
+        server=server,
+        estimate=cache(lambda asked, tokens, recomputed: about(shape, asked, tokens, recomputed, element)),
+        passes=sorted({PASSES[-1], passes_of(config, device, group)[0]}),
+        layers=shape.layers,
+        group=group,
+    )
 
 
 def about(shape: ModelShape, config: LearnerConfig, tokens: int, recomputed: int, element: int) -> Need:

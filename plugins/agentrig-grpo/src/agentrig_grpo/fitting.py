@@ -12,8 +12,7 @@ taken:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from typing import Any
 
@@ -58,6 +57,7 @@ class Need:
         activations: The most that the passes of one update add to these.
         change: The weights before the update, to measure how far it moved them; after the passes.
         earlier: The weights that sampled stale rollouts, to prove what was sampled; 0 without such rollouts.
+        buffer: Through it pass the moments that are in host memory; 0 without such.
     """
 
     weights: int
@@ -66,17 +66,33 @@ class Need:
     activations: int
     change: int
     earlier: int = 0
+    buffer: int = 0
+
+    @property
+    def state(self) -> int:
+        """What the learner holds between updates."""
+        return self.weights + self.earlier + self.optimizer
 
     @property
     def peak(self) -> int:
         """Most at any time."""
-        return self.weights + self.gradients + self.optimizer + self.earlier + max(self.activations, self.change)
+        return self.state + self.gradients + self.buffer + max(self.activations, self.change)
+
+    @property
+    def room(self) -> int:
+        """What must be free for an update."""
+        held = self.state + self.gradients + self.buffer
+        return int(held * ROUNDING + max(self.activations * MARGIN, self.change * ROUNDING))
 
     def describe(self) -> str:
         """Return the parts as text."""
-        parts = {name: size for name, size in attrs.asdict(self).items() if name not in ("change", "earlier")}
+        parts = {name: getattr(self, name) for name in ("weights", "gradients", "optimizer", "activations")}
         more = {"weights one version back": self.earlier} if self.earlier else {}
         return ", ".join(f"{name} {in_gib(size)}" for name, size in {**parts, **more}.items())
+
+    def towards(self, other: Need, share: float) -> Need:
+        """Return another need, with its activations a share of the way from this one's."""
+        return attrs.evolve(other, activations=int(self.activations + share * (other.activations - self.activations)))
 
 
 def call_length(config: LearnerConfig, context: int) -> int:
@@ -138,37 +154,6 @@ def server_need(
     )
 
 
-class Needs:
-    """What an update needs, for any pass and any number of layers that compute their activations twice.
-
-    Only a few passes are estimated, with none and with all of these layers, and only when they are asked for. In
-    between the need is at most what a straight line says: it is the largest of several straight lines, as long as no
-    chunk of logits becomes full.
-
-    Args:
-        estimate: Returns the need of a pass of so many tokens, with so many layers.
-        layers: How many layers the model has.
-        passes: The passes that are estimated, ascending: the smallest, that whose chunk of logits is full, the largest.
-    """
-
-    def __init__(self, estimate: Callable[[int, int], Need], *, layers: int, passes: Sequence[int]) -> None:
-        self._estimate, self._layers, self._passes = cache(estimate), layers, passes
-
-    def __call__(self, tokens: int, recomputed: int) -> Any:
-        """Return the need of a pass of so many tokens, of which so many layers compute their activations twice."""
-        if 0 < recomputed < self._layers:
-            return _between(self(tokens, 0), self(tokens, self._layers), recomputed / self._layers)
-        if tokens in self._passes:
-            return self._estimate(tokens, recomputed)
-        low, high = next(pair for pair in pairwise(self._passes) if tokens < pair[1])
-        share = (tokens - low) / (high - low)
-        return _between(self._estimate(low, recomputed), self._estimate(high, recomputed), share)
-
-
-def _between(a: Any, b: Any, share: float) -> Any:
-    return attrs.evolve(b, activations=int(a.activations + share * (b.activations - a.activations)))
-
-
 @attrs.frozen(kw_only=True)
 class Choice:
     """One way to run.
@@ -196,7 +181,9 @@ class Fitting:
         config: The learner's settings; what they set is kept.
         device: The device.
         server: What the server needs.
-        needs: Returns `Needs` for settings.
+        estimate: Returns what an update needs, for settings, the tokens of a pass, and none or all of the layers that
+            compute their activations twice.
+        passes: The passes that are estimated, ascending: the smallest, that whose chunk of logits is full, the largest.
         layers: How many layers the model has.
         group: Tokens of a whole group, see `group_length`.
         begun: What the server has started with: only passes and layers may still be chosen.
@@ -206,7 +193,8 @@ class Fitting:
     config: LearnerConfig
     device: DeviceMemory
     server: ServerNeed
-    needs: Callable[[LearnerConfig], Callable[[int, int], Any]]
+    estimate: Callable[[LearnerConfig, int, int], Need]
+    passes: Sequence[int]
     layers: int
     group: int
     begun: Choice | None = None
@@ -237,71 +225,62 @@ class Fitting:
         """Yield what may be chosen, the cheapest first."""
         passes = passes_of(self.config, self.device, self.group)
         whole = [tokens for tokens in passes if tokens >= min(self.group, passes[0])]
-        for (on_host, sleeps, share), tokens, twice in self._rungs(whole):
-            yield Choice(tokens=tokens, recomputed=twice, cache=share, sleeps=sleeps, on_host=on_host)
+        none, *more = self._twice()
+        for beside in self._beside():  # ever smaller passes, and then ever more layers with the smallest
+            for tokens, twice in (*((n, none) for n in whole), *((whole[-1], n) for n in more)):
+                yield Choice(tokens=tokens, recomputed=twice, **beside)
         for tokens in passes[len(whole) :]:
-            for (on_host, sleeps, share), twice in product(self._beside(), self._twice()):
-                yield Choice(tokens=tokens, recomputed=twice, cache=share, sleeps=sleeps, on_host=on_host)
-
-    def _rungs(self, passes: Sequence[int]) -> Iterator[tuple[tuple[bool, bool, float], int, int]]:
-        """Yield, for each way beside the passes: ever smaller passes, and then ever more layers with the smallest."""
-        for beside in self._beside():
-            none, *more = self._twice()
-            yield from ((beside, tokens, none) for tokens in passes)
-            yield from ((beside, passes[-1], twice) for twice in more)
+            for beside, twice in product(self._beside(), self._twice()):
+                yield Choice(tokens=tokens, recomputed=twice, **beside)
 
     def _twice(self) -> Sequence[int]:
         """Return how many layers may compute their activations twice."""
         setting = self.config.gradient_checkpointing
         return range(self.layers + 1) if setting == "auto" else [self.layers if setting else 0]
 
-    def _beside(self) -> Sequence[tuple[bool, bool, float]]:
+    def _beside(self) -> Sequence[Mapping[str, Any]]:
         """Return where the moments may be, whether the server sleeps, and its share of the cache."""
-        if self.begun:
-            return [(self.begun.on_host, self.begun.sleeps, self.begun.cache)]
+        if begun := self.begun:
+            return [{"on_host": begun.on_host, "sleeps": begun.sleeps, "cache": begun.cache}]
         moments, asked = self.config.moments, self.config.server_sleep
         may_sleep = self.device.accelerator and self.server.memory() and not self.config.max_staleness
         sleeping = ([False, True] if may_sleep else [False]) if asked == "auto" else [asked]
         may_move = moments == "auto" and self.device.accelerator and self.config.optimizer == "adamw"
-        hosts = [False, True] if may_move else [moments == "host"]
         return [
-            beside
-            for host in hosts
-            for beside in (*product([host], sleeping, CACHES), (host, sleeping[-1], LEAST_CACHE))
+            {"on_host": host, "sleeps": sleeps, "cache": share}
+            for host in ([False, True] if may_move else [moments == "host"])
+            for sleeps, share in (*product(sleeping, CACHES), (sleeping[-1], LEAST_CACHE))
         ]
 
     def fits(self, choice: Choice) -> bool:
         """Whether an update fits beside the server, and the learner's state beside the server that is awake."""
-        budget, server = self.device.budget - self.server.transfer, self.server.memory(choice.cache)
-        during = self.server.asleep if choice.sleeps else server
-        return self.room(choice) + during <= budget and self.state(choice) * ROUNDING + server <= budget
+        need, awake = self.need(choice), self.server.memory(choice.cache)
+        return need.room <= self.left(choice) and (
+            need.state * ROUNDING + awake <= self.device.budget - self.server.transfer
+        )
 
-    def state(self, choice: Choice) -> int:
-        """Return the bytes that the learner holds between updates."""
-        need = self.needs(self.config)(choice.tokens, choice.recomputed)
-        return int(need.weights + need.earlier + (0 if choice.on_host else need.optimizer))
+    def need(self, choice: Choice) -> Need:
+        """Return what an update with a choice needs on the device."""
+        found = self._estimated(choice.tokens, choice.recomputed)
+        found = attrs.evolve(found, activations=int(found.activations * self.factor))
+        if choice.on_host:  # the weights before the update are where the moments are
+            found = attrs.evolve(found, optimizer=0, change=0, buffer=min(BUFFER, found.optimizer))
+        return found
 
-    def update(self, choice: Choice) -> int:
-        """Return the most bytes that an update holds."""
-        return self._held(choice) + max(self.passes(choice), self._change(choice))
+    def _estimated(self, tokens: int, recomputed: int) -> Need:
+        """Return the need of a pass, of which so many layers compute their activations twice.
 
-    def room(self, choice: Choice) -> int:
-        """Return the bytes that must be free for an update."""
-        return int(self._held(choice) * ROUNDING + max(self.passes(choice) * MARGIN, self._change(choice) * ROUNDING))
-
-    def _held(self, choice: Choice) -> int:
-        """Return the bytes that an update holds beside its passes."""
-        need: Need = self.needs(self.config)(choice.tokens, choice.recomputed)
-        buffer = min(BUFFER, need.optimizer) if choice.on_host else 0
-        return self.state(choice) + int(need.gradients) + buffer
-
-    def _change(self, choice: Choice) -> int:
-        """Return the bytes of the weights before the update; they are where the moments are."""
-        return 0 if choice.on_host else int(self.needs(self.config)(choice.tokens, choice.recomputed).change)
-
-    def passes(self, choice: Choice) -> int:
-        """Return the bytes that the passes of an update add."""
-        return int(self.needs(self.config)(choice.tokens, choice.recomputed).activations * self.factor)
+        Only a few passes are estimated, with none and with all of these layers, and only when they are asked for. In
+        between the need is at most what a straight line says: it is the largest of several straight lines, as long as
+        no chunk of logits becomes full.
+        """
+        if 0 < recomputed < self.layers:
+            return self._estimated(tokens, 0).towards(self._estimated(tokens, self.layers), recomputed / self.layers)
+        if tokens in self.passes:
+            return self.estimate(self.config, tokens, recomputed)
+        low, high = next(pair for pair in pairwise(self.passes) if tokens < pair[1])
+        ends = (self.estimate(self.config, end, recomputed) for end in (low, high))
+        return next(ends).towards(next(ends), (tokens - low) / (high - low))
 
     def left(self, choice: Choice) -> int:
         """Return the bytes that the learner may take during an update."""
@@ -310,7 +289,7 @@ class Fitting:
 
     def describe(self, choice: Choice) -> str:
         """Return the plan as one line."""
-        server, update = self.server.memory(choice.cache), self.update(choice)
+        server, update = self.server.memory(choice.cache), self.need(choice).peak
         parts = []
         if server:
             inside = f"weights {self.server.weights / GIB:.1f}"
@@ -334,19 +313,19 @@ class Fitting:
         """Return why nothing fits, and what to set so that something does."""
         tightest = list(self.choices())[-1]
         tightest = attrs.evolve(tightest, tokens=self.asked or tightest.tokens)
-        need = self.needs(self.config)(tightest.tokens, tightest.recomputed)
+        need, parts = self.need(tightest), self._estimated(tightest.tokens, tightest.recomputed)
         limit = f" ([hardware] memory_gib = {self.device.limit / GIB:g})" if self.device.limit else ""
         others = f", of which {in_gib(self.device.others)} were taken before" if self.device.others else ""
         asleep = f", asleep {in_gib(self.server.asleep)}" if tightest.sleeps else ""
         what = (
-            f"an update needs about {in_gib(self.room(tightest))} of memory, and "
+            f"an update needs about {in_gib(need.room)} of memory, and "
             f"{in_gib(max(0, self.left(tightest)))} of {self.device.name} are free for it{limit}: it has "
             f"{in_gib(self.device.total)}{others}; its server takes {in_gib(self.server.memory(tightest.cache))}"
-            f"{asleep}; {need.describe()}, with tokens_per_batch = {tightest.tokens}.\n  "
+            f"{asleep}; {parts.describe()}, with tokens_per_batch = {tightest.tokens}.\n  "
         )
-        if self.room(tightest) <= self.left(tightest):  # then it is the time between updates
+        if need.room <= self.left(tightest):  # then it is the time between updates
             what = (
-                f"between updates the learner needs {in_gib(self.state(tightest) * ROUNDING)} and its server "
+                f"between updates the learner needs {in_gib(need.state * ROUNDING)} and its server "
                 f"{in_gib(self.server.memory(tightest.cache))}, and {in_gib(self.device.budget)} of {self.device.name} "
                 f"are free for both{limit}: it has {in_gib(self.device.total)}{others}.\n  "
             )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch  # noqa: TID253  (imported with the learner only)
@@ -23,16 +22,6 @@ FEW = 4096
 
 ALIGNED = 64
 """Bytes to which a buffer's place in such a piece is rounded up."""
-
-
-def stand_in_of(model: Any) -> Any:
-    """Return a model of the same structure for the host, whose parameters are still those of this one.
-
-    Give each a value in host memory (`parameter.data = …`) before it is used.
-    """
-    known: dict[int, Any] = {id(p): torch.nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
-    known |= {id(b): b.detach().cpu().clone() for b in model.buffers()}
-    return copy.deepcopy(model, known)
 
 
 class HostCopy:
@@ -63,15 +52,16 @@ class HostCopy:
             self._reserving.start()
 
     @torch.no_grad()
-    def take(self, state: Any, *, frozen: Mapping[str, torch.Tensor] | None = None) -> tuple[Any, dict[str, Any]]:
+    def take(self, state: Any, *, made: Iterable[tuple[str, torch.Tensor]] = ()) -> tuple[Any, dict[str, torch.Tensor]]:
         """Copy all tensors of a state; the state's own containers are copied too.
 
         Args:
             state: Nested dicts and lists. A tensor that comes twice is copied once.
-            frozen: More tensors, by name, which never change: they are copied once for all calls, on a CPU never.
+            made: More tensors with their names, which never change: each is made when it is asked for, and on a device
+                freed once it is copied.
 
         Returns:
-            The copy of the state, and those of the frozen tensors by name.
+            The copy of the state, and those of the other tensors by name; on a CPU, these themselves.
         """
         if self._reserving is not None:
             self._reserving.join()
@@ -79,16 +69,17 @@ class HostCopy:
         if self._module is None:
             seen: dict[Any, torch.Tensor] = {}
             copied = self._each(state, "", lambda name, tensor: tensor.clone(), seen)
-            return copied, {name: tensor.detach() for name, tensor in (frozen or {}).items()}
+            return copied, {name: tensor.detach() for name, tensor in made}
         if self._stream is None:
             self._stream = self._module.Stream(device=self._device)
         self._settled = False
         self._stream.wait_stream(self._module.current_stream(self._device))
         with self._module.stream(self._stream):  # on the host, copies from there take place at once
             copied = self._each(state, "", self._to_buffer, {})
-            held = {name: self._once(f"frozen.{name}", tensor) for name, tensor in (frozen or {}).items()}
+            # They are of this stream, so the memory of one is another's only after its copy.
+            more = {name: self._to_buffer(f"made.{name}", tensor.detach(), keep=False) for name, tensor in made}
             self._copied = self._stream.record_event()
-        return copied, held
+        return copied, more
 
     def before_change(self) -> None:
         """Let what is queued on the device from here on begin after the latest copies; the host does not wait."""
@@ -116,7 +107,7 @@ class HostCopy:
             return [self._each(each, f"{name}.{i}", make, seen) for i, each in enumerate(value)]
         return value
 
-    def _to_buffer(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _to_buffer(self, name: str, tensor: torch.Tensor, keep: bool = True) -> torch.Tensor:
         elsewhere = tensor.device.type != self._device.type
         if elsewhere and tensor.numel() < FEW:  # the optimizer's counts
             return tensor.clone()
@@ -127,11 +118,9 @@ class HostCopy:
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             buffer = self._buffers[name] = self._buffer(tensor)
         buffer.copy_(tensor, non_blocking=True)
-        self._sources.append(tensor)
+        if keep:
+            self._sources.append(tensor)
         return buffer
-
-    def _once(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return self._buffers[name] if name in self._buffers else self._to_buffer(name, tensor.detach())
 
     def _buffer(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return page-locked memory for a contiguous copy of a tensor."""

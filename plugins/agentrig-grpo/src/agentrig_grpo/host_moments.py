@@ -201,11 +201,6 @@ def _padded(elements: int) -> int:
     return -(-elements // ALIGNED) * ALIGNED
 
 
-def bytes_on_device(elements: int) -> int:
-    """Return the bytes of the places for the moments of that many trained elements."""
-    return SLOTS * 2 * 4 * min(PART, elements)
-
-
 def _flat(gradient: torch.Tensor | None) -> torch.Tensor:
     assert gradient is not None
     return gradient.reshape(-1)

@@ -37,11 +37,10 @@ from agentrig_grpo.context import context_of
 from agentrig_grpo.encoding import encode
 from agentrig_grpo.figures import Figures, of_pass
 from agentrig_grpo.fitting import CPU_PASS, group_length, lower
-from agentrig_grpo.host_copy import HostCopy, stand_in_of
+from agentrig_grpo.host_copy import HostCopy
 from agentrig_grpo.host_moments import PART
 from agentrig_grpo.lora import live_weights
-from agentrig_grpo.loss import CROSS_ENTROPY, sample_weights, token_losses, tokens_in_loss
-from agentrig_grpo.loss_inputs import LossInputs
+from agentrig_grpo.loss import CROSS_ENTROPY, LossInputs, sample_weights, token_losses, tokens_in_loss
 from agentrig_grpo.masters import computing_in
 from agentrig_grpo.model_files import weight_files
 from agentrig_grpo.optimizers import check_state, learning_rate, optimizer_bytes, optimizer_of
@@ -81,7 +80,6 @@ class Learner:
         recomputed: How many layers compute their activations twice; None for what `gradient_checkpointing` says.
         frozen_exact: With LoRA: whether rounding the model to bfloat16 changes nothing; None to compare its weights.
         tokenizer: The model's, for `save` and `prompt`.
-        ready: Checks the memory once the model's server has the weights too.
         host_memory: Returns the free bytes of host memory, for copies of what is saved; None if nobody needs to ask.
 
     Attributes:
@@ -103,10 +101,10 @@ class Learner:
         recomputed: int | None = None,
         frozen_exact: bool | None = None,
         tokenizer: Any = None,
-        ready: Callable[[], None] = lambda: None,
         host_memory: Callable[[], int] | None = None,
     ) -> None:
-        self.config, self.tokenizer, self.ready = config, tokenizer, ready
+        self.config, self.tokenizer = config, tokenizer
+        self.ready: Callable[[], None] = lambda: None  # checks the memory once the model's server has the weights too
         self._dtype, self._seed = dtype, seed
         self._bf16 = dtype == "bfloat16"
         built = build(model, config, bf16=self._bf16, seed=seed, recomputed=recomputed, frozen_exact=frozen_exact)
@@ -133,7 +131,6 @@ class Learner:
         self._sketch: Sketch | None = None
         self._host, self._copies = HostCopy(self._device), True
         self._host_memory = host_memory
-        self._stand_in: Any = None  # with LoRA: the model's structure around copies in host memory
         self._latest = 0  # tokens of the latest pass
         self.gives_back = config.server_sleep is True
 
@@ -518,21 +515,15 @@ class Learner:
         """Copy what `save` writes, and return what writes the copy; see `agentrig.learners.Copying`."""
         if not self._copies:
             return None
-        host, adapted, kept = self._host, bool(self.config.lora_rank), self._kept
-        state = {"trainer": self._state(), "model": {} if adapted else checkpoint.weights(self.model)}
-        frozen = {n: p for n, p in self.model.named_parameters() if n not in self.trained} if adapted else {}
-        copy, frozen = host.take(state, frozen=frozen)
-        model, weights = self.model, copy["model"]
-        if adapted:  # merged from the copies, when they are written
-            self._stand_in = self._stand_in or stand_in_of(self.model)
-            for name, parameter in self._stand_in.named_parameters():
-                parameter.data = frozen[name] if name in frozen else copy["trainer"]["trained"][name]
-            model, weights = self._stand_in, None
-        dtype = getattr(torch, self._dtype)
+        host, kept, dtype = self._host, self._kept, getattr(torch, self._dtype)
+        weights, adapted = checkpoint.weights(self.model), bool(self.config.lora_rank)
+        # Adapters are merged one matrix at a time, into the dtype in which they are written.
+        merged = ((n, t.to(dtype) if t.is_floating_point() else t) for n, t in weights.items()) if adapted else ()
+        copy, made = host.take({"trainer": self._state(), "model": {} if adapted else weights}, made=merged)
 
         def write(directory: Path) -> None:
             host.wait()
-            checkpoint.save(model, self.tokenizer, directory, dtype=dtype, state=weights)
+            checkpoint.save(self.model, self.tokenizer, directory, dtype=dtype, state=made or copy["model"])
             trainer_files.write(directory, {**copy["trainer"], "kept": kept})
 
         return write

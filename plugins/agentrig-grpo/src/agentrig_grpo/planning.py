@@ -21,7 +21,7 @@ from agentrig_grpo.fitting import (
     CPU_PASS,
     Choice,
     Fitting,
-    Needs,
+    Need,
     group_length,
     passes_of,
 )
@@ -87,7 +87,7 @@ class MemoryPlan:
             "chunk": self.chunk,
             "line": self.line(),
         }
-        return {**found, "update": self.fitting.update(self.choice)} if self.known else found
+        return {**found, "update": self.fitting.need(self.choice).peak} if self.known else found
 
     def started(self, learner: Learner) -> None:
         """Choose again, now that the server has started and its size is known.
@@ -113,9 +113,9 @@ class MemoryPlan:
         self.choice = attrs.evolve(self.choice, tokens=learner.tokens, recomputed=learner.recomputed)
         if not self.known or most <= self.fitting.left(self.choice):
             return
-        passes = self.fitting.passes(self.choice)
-        more = most - self.fitting.update(self.choice)
-        self._measured(factor=self.fitting.factor * max(1.0, (passes + more) / passes))
+        need = self.fitting.need(self.choice)
+        more = most - need.peak
+        self._measured(factor=self.fitting.factor * max(1.0, 1 + more / need.activations))
         found = self.fitting.first()
         if found is None:
             log.warning("an update took %s, and %s were planned", in_gib(most), in_gib(most - more))
@@ -156,33 +156,33 @@ def plan_memory(
     shape = shape_of(directory)
     layers, context = shape.layers if shape else 1, context_of_model(directory, config)
 
-    @cache
-    def needs(asked: LearnerConfig) -> Needs:
-        from agentrig_grpo.memory import need_of
-
-        def estimate(tokens: int, recomputed: int) -> Any:
-            more: dict[str, Any] = {"device": device.name, "attention": attention, "chunk": chunk}
-            return need_of(directory, asked, tokens=tokens, recomputed=recomputed, dtype=dtype, **more)
-
-        full = min(-(-2 * chunk // shape.vocabulary), most) if shape else most  # half of the tokens have logits
-        return Needs(estimate, layers=layers, passes=sorted({min(PASSES[-1], most), full, most}))
-
     group = group_length(config, context)
     most = passes_of(config, device, group)[0]
+    full = min(-(-2 * chunk // shape.vocabulary), most) if shape else most  # half of the tokens have logits
+    # What is chosen makes no difference to an estimate.
+    chosen: Any = dict.fromkeys(("tokens_per_batch", "gradient_checkpointing", "server_sleep", "moments"), "auto")
 
-    def needs_of(asked: LearnerConfig) -> Needs:
-        """Return the estimates of settings, whose pass and layers are chosen: they make no difference."""
-        chosen: dict[str, Any] = dict.fromkeys(
-            ("tokens_per_batch", "gradient_checkpointing", "server_sleep", "moments"), "auto"
-        )
-        return needs(attrs.evolve(asked, **chosen))
+    @cache
+    def estimated(asked: LearnerConfig, tokens: int, recomputed: int) -> Need:
+        from agentrig_grpo.memory import need_of
 
-    fitting = Fitting(config=config, device=device, server=server, needs=needs_of, layers=layers, group=group)
+        more: dict[str, Any] = {"device": device.name, "attention": attention, "chunk": chunk}
+        return need_of(directory, asked, tokens=tokens, recomputed=recomputed, dtype=dtype, **more)
+
+    fitting = Fitting(
+        config=config,
+        device=device,
+        server=server,
+        estimate=lambda asked, *of: estimated(attrs.evolve(asked, **chosen), *of),
+        passes=sorted({min(PASSES[-1], most), full, most}),
+        layers=layers,
+        group=group,
+    )
     cheapest = next(fitting.choices())
     if 2 * _roughly(shape, config, cheapest.tokens) < fitting.left(cheapest):
         return MemoryPlan(fitting=fitting, choice=cheapest, chunk=chunk, known=False)
     try:
-        needs_of(config)(cheapest.tokens, cheapest.recomputed)
+        fitting.need(cheapest)
     except Exception as error:  # the estimate, not the update, has failed: the run can go on without it
         choice = attrs.evolve(cheapest, tokens=min(cheapest.tokens, CPU_PASS)) if not fitting.asked else cheapest
         log.warning(

@@ -1,4 +1,4 @@
-"""The server process: `python -m agentrig_grpo.server PARENT DESCRIPTOR`, started by `handle.LLMServer`.
+"""The server process: `python -m agentrig_grpo.server PARENT DESCRIPTOR`, started by `handle.Embedded`.
 
 The first argument is the run's process, the second its end of the channel to the run. It
 gets its settings and the key over the channel, answers with the port or an error, then takes new weights from it,
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig import http_server
+from agentrig.device_memory import give_memory_back
 from agentrig.errors import AgentrigError
 from agentrig.processes.channel import Channel
 from agentrig.processes.ends import SIGNALS
@@ -90,16 +91,15 @@ def _build(settings: dict[str, Any]) -> Any:
         directory,
         device=device,
         dtype=getattr(torch, settings["dtype"]),
-        slots=settings["slots"],
+        slots=settings["batch"],
         max_length=settings["max_length"],
     )
     engine = Engine(
         decoder,
         eos=eos_tokens(directory, tokenizer),
-        slots=settings["slots"],
+        slots=settings["batch"],
         seed=settings["seed"],
         prompt_cache_bytes=settings["prompt_cache_mb"] << 20,
-        prefill_tokens=settings["prefill_tokens"],
         cache_bytes=settings["kv_cache_mb"] << 20 or _left_for_cache(settings, device_memory(device)),
     )
     return Api(engine, Chat(tokenizer), model=settings["name"], max_length=max_length)
@@ -165,7 +165,7 @@ def _take_weights(channel: Channel, api: Any, loop: asyncio.AbstractEventLoop) -
         if message.get("free"):
             asyncio.run_coroutine_threadsafe(api.free(), loop).result()
             receiver.close()
-            _empty_cache(str(api.engine.decoder.device))
+            give_memory_back(api.engine.decoder.device)
             channel.send({})
             continue
         answer = {"version": message["version"]}
@@ -189,14 +189,6 @@ def _finish(device: str) -> None:
 
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
-
-
-def _empty_cache(device: str) -> None:
-    """Give the device memory that torch keeps for later back to the device."""
-    import torch
-
-    if device != "cpu":
-        torch.get_device_module(device.split(":")[0]).empty_cache()
 
 
 if __name__ == "__main__":

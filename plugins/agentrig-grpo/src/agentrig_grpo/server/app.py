@@ -26,6 +26,9 @@ from agentrig_grpo.server.protocol import ChatRequest
 
 log = logging.getLogger(__name__)
 
+MOST_WAITING = 4096
+"""Most choices that may wait for a row, or run; more are refused with status 429."""
+
 
 class Api:
     """The routes of one server.
@@ -35,20 +38,10 @@ class Api:
         chat: The tokenizer.
         model: The name that requests must ask for.
         max_length: The model's context in tokens.
-        slots_waiting: Most requests that may wait for a row; more are refused with status 429.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        chat: Chat,
-        *,
-        model: str,
-        max_length: int,
-        slots_waiting: int = 4096,
-    ) -> None:
+    def __init__(self, engine: Engine, chat: Chat, *, model: str, max_length: int) -> None:
         self.engine, self.chat, self.model, self.max_length = engine, chat, model, max_length
-        self._slots_waiting = slots_waiting
         self._wake = asyncio.Event()
         self._open = 0
         self._asleep = False
@@ -87,8 +80,7 @@ class Api:
         """Answer a chat completion."""
         self._check_awake()
         request = protocol.parse(await http.body(), model=self.model)
-        if self._open + request.n > self._slots_waiting:
-            raise Refused("too many requests are waiting; try again later", status=429, code="rate_limit_exceeded")
+        self._check_room(request.n)
         self._open += request.n
         try:
             constraints = await self._constraints_of(request)
@@ -114,8 +106,7 @@ class Api:
         """Answer a completion of token ids; its prompt's scores and its tokens come from one version of the weights."""
         self._check_awake()
         request = completions.parse(await http.body(), model=self.model, vocabulary=self.engine.decoder.vocabulary)
-        if self._open + 1 > self._slots_waiting:
-            raise Refused("too many requests are waiting; try again later", status=429, code="rate_limit_exceeded")
+        self._check_room(1)
         while True:
             choice = completions.request_of(request, max_length=self.max_length)
             score = await self._score(request.prompt) if request.prompt_logprobs is not None else None
@@ -125,6 +116,10 @@ class Api:
         _raise_failures([choice])
         body = completions.response(request, choice, score, self.chat, self.engine.decoder, model=self.model)
         return Response(body, media_type="application/json")
+
+    def _check_room(self, choices: int) -> None:
+        if self._open + choices > MOST_WAITING:
+            raise Refused("too many requests are waiting; try again later", status=429, code="rate_limit_exceeded")
 
     def _check_awake(self) -> None:
         if self._asleep:

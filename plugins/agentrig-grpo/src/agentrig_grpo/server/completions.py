@@ -4,43 +4,45 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from functools import cache
-from typing import Annotated, Any, NewType
+from typing import Any
 
 import attrs
-import cattrs
 
 from agentrig.http_server import Refused
-from agentrig_grpo.server import protocol, values
+from agentrig_grpo.server import protocol
 from agentrig_grpo.server.chat import Chat
-from agentrig_grpo.server.engine import Decoder, Request, Score
-from agentrig_grpo.server.fields import BadField, Between, converter
-from agentrig_grpo.server.protocol import Addressed
-
-Tokens = NewType("Tokens", tuple[int, ...])
-"""A prompt as token ids."""
+from agentrig_grpo.server.decoder import Decoder
+from agentrig_grpo.server.engine import Request, Score
+from agentrig_grpo.server.fields import BadField, BadValue, field, number, of_type, read
+from agentrig_grpo.server.protocol import Addressed, Sampled
 
 LEAST = -9999.0
 """JSON has no infinity; OpenAI's own floor for "practically never" is the same number."""
 
 
+def _tokens(prompt: Any) -> tuple[int, ...]:
+    """Return a prompt as token ids."""
+    if not isinstance(prompt, list) or not all(type(token) is int and token >= 0 for token in prompt):
+        raise BadField("must be a list of token ids; text is taken by /v1/chat/completions")
+    if len(prompt) < 2:
+        raise BadField("must have two token ids or more")
+    return tuple(prompt)
+
+
+def _none_added(value: Any) -> bool:
+    if of_type(bool)(value):
+        raise BadField("is not implemented by this server", code="unsupported_parameter")
+    return False
+
+
 @attrs.frozen(kw_only=True)
-class CompletionRequest(Addressed):
+class CompletionRequest(Sampled):
     """A checked request body; the fields have their names there."""
 
-    prompt: Tokens = attrs.field()
-    max_tokens: Annotated[int, Between(1)] = 16
-    temperature: Annotated[float, Between(0, 2)] = 1.0
-    top_p: Annotated[float, Between(0, 1)] = attrs.field(default=1.0)
-    seed: Annotated[int, Between(-(2**63), 2**63 - 1)] | None = None
-    logprobs: Annotated[int, Between(0, 20)] | None = None
-    prompt_logprobs: Annotated[int, Between(0, 1)] | None = None
-    return_token_ids: bool = False
-
-    @top_p.validator
-    def _above_zero(self, field: Any, value: float) -> None:
-        if value == 0:
-            raise BadField("must be greater than 0", field.name)
+    prompt: tuple[int, ...] = field(_tokens)
+    max_tokens: int = field(number(int, 1), 16)
+    logprobs: int | None = field(number(int, 0, 20), None)
+    prompt_logprobs: int | None = field(number(int, 0, 1), None)
 
 
 def parse(body: bytes, *, model: str, vocabulary: int) -> CompletionRequest:
@@ -54,7 +56,7 @@ def parse(body: bytes, *, model: str, vocabulary: int) -> CompletionRequest:
     Raises:
         Refused: See `protocol.checked`; or a token id that the model does not have.
     """
-    request = protocol.checked(body, CompletionRequest, _rules(), model=model)
+    request = protocol.checked(body, CompletionRequest, model=model)
     largest = max(request.prompt)
     if largest >= vocabulary:
         raise Refused(f"prompt has the token {largest}; this model's go up to {vocabulary - 1}", param="prompt")
@@ -65,13 +67,8 @@ def parse(body: bytes, *, model: str, vocabulary: int) -> CompletionRequest:
 class TextRequest(Addressed):
     """The body of a request to tokenize a text."""
 
-    prompt: str = attrs.field()
-    add_special_tokens: bool = attrs.field(default=False)
-
-    @add_special_tokens.validator
-    def _none_added(self, field: Any, value: bool) -> None:
-        if value:
-            raise BadField("is not implemented by this server", field.name, code="unsupported_parameter")
+    prompt: str = field(of_type(str))
+    add_special_tokens: bool = field(_none_added, False)
 
 
 def text_of(body: bytes, *, model: str) -> str | None:
@@ -80,26 +77,11 @@ def text_of(body: bytes, *, model: str) -> str | None:
     Raises:
         Refused: See `protocol.checked`.
     """
-    with suppress(values.BadValue):
-        data = values.read(body)
+    with suppress(BadValue):
+        data = read(body)
         if isinstance(data, dict) and "prompt" not in data:
             return None
-    return protocol.checked(body, TextRequest, converter(), model=model).prompt
-
-
-@cache
-def _rules() -> cattrs.Converter:
-    rules = converter()
-    rules.register_structure_hook(Tokens, _tokens)
-    return rules
-
-
-def _tokens(prompt: Any, _: Any) -> tuple[int, ...]:
-    if not isinstance(prompt, list) or not all(type(token) is int and token >= 0 for token in prompt):
-        raise BadField("must be a list of token ids; text is taken by /v1/chat/completions")
-    if len(prompt) < 2:
-        raise BadField("must have two token ids or more")
-    return tuple(prompt)
+    return protocol.checked(body, TextRequest, model=model).prompt
 
 
 def request_of(asked: CompletionRequest, *, max_length: int) -> Request:
@@ -115,13 +97,7 @@ def request_of(asked: CompletionRequest, *, max_length: int) -> Request:
             param="prompt",
             code="context_length_exceeded",
         )
-    return Request(
-        prompt=asked.prompt,
-        max_tokens=asked.max_tokens,
-        temperature=asked.temperature if asked.temperature >= 1e-5 else 0.0,
-        top_p=asked.top_p,
-        seed=asked.seed,
-    )
+    return asked.request(asked.prompt, max_tokens=asked.max_tokens)
 
 
 def response(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Mapping
+from functools import lru_cache
 from threading import Lock
 from typing import Any
 
@@ -63,7 +63,7 @@ class Constraints:
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
         self._own: Any = None
-        self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self._compiled = lru_cache(KEPT)(self._compile)
         self._lock = Lock()
 
     def constraint(self, schema: Mapping[str, Any]) -> Constraint:
@@ -72,15 +72,10 @@ class Constraints:
         Raises:
             ConstraintError: llguidance can't compile the schema, or can't read the tokenizer.
         """
-        key = json.dumps(schema)
         with self._lock:
-            matcher = self._compiled.pop(key, None) or self._compile(schema)
-            self._compiled[key] = matcher
-            if len(self._compiled) > KEPT:
-                self._compiled.popitem(last=False)
-            return Constraint(matcher.deep_copy())
+            return Constraint(self._compiled(json.dumps(schema)).deep_copy())
 
-    def _compile(self, schema: Mapping[str, Any]) -> Any:
+    def _compile(self, schema: str) -> Any:
         from llguidance import LLMatcher
         from llguidance.hf import from_tokenizer
 
@@ -92,7 +87,7 @@ class Constraints:
                     f"llguidance can't read this model's tokenizer, so no schema can be enforced: {_said(error)}"
                 ) from error
         options: Any = dict(FORMAT)
-        matcher = LLMatcher(self._own, LLMatcher.grammar_from_json_schema(dict(schema), defaults=options), log_level=0)
+        matcher = LLMatcher(self._own, LLMatcher.grammar_from_json_schema(schema, defaults=options), log_level=0)
         if matcher.is_error():
             raise ConstraintError(f"this schema can't be enforced: {_said(matcher.get_error())}")
         matcher.compute_logit_bias()

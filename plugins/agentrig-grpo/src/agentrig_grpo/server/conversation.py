@@ -2,97 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NewType, TypedDict, get_args
+from collections.abc import Mapping
+from typing import Any
 
-import cattrs
+from agentrig_grpo.server.fields import BadField, BadValue, list_of, object_of, of_type, one_of, read, short
 
-from agentrig_grpo.server import values
-from agentrig_grpo.server.fields import BadField
-from agentrig_grpo.server.values import short
-
-Role = Literal["system", "developer", "user", "assistant", "tool"]
-ROLES = get_args(Role)
+ROLES = ("system", "developer", "user", "assistant", "tool")
 """Who may have written a message."""
 
-Text = NewType("Text", str)
-"""A message's content: a string, or a list of text parts that are joined."""
 
-Arguments = NewType("Arguments", dict[str, Any])
-"""The arguments of a tool call: JSON text in a request, an object for the template."""
-
-ToolChoice = NewType("ToolChoice", str)
-"""`auto` or `none`."""
-
-Schema = NewType("Schema", dict[str, Any])
-"""A response format as a JSON schema; empty for free text."""
-
-Name = NewType("Name", str)
-"""A tool's name."""
+def messages(value: Any) -> Any:
+    """Check the messages of a request."""
+    found = _messages(value)
+    if not found:
+        raise BadField("is empty; send at least one")
+    return found
 
 
-class Called(TypedDict):
-    """The function of a tool call."""
+def _message(value: Any) -> Any:
+    """Check a message; one with tool calls needs no content.
 
-    name: Name
-    arguments: Arguments
-
-
-class _Call(TypedDict):
-    function: Called
-
-
-class Call(_Call, total=False):
-    """A tool call in a message of the assistant."""
-
-    id: str
-    type: Literal["function"]
-
-
-class _Message(TypedDict):
-    role: Role
-    content: Text
-
-
-class Message(_Message, total=False):
-    """One message. Its other fields of `agentrig.chat_fields`, such as `name`, go to the chat template as they are."""
-
-    tool_calls: list[Call]
-    tool_call_id: str
-
-
-class _Function(TypedDict):
-    name: Name
-
-
-class Function(_Function, total=False):
-    """What a tool is called with; `parameters` is a JSON schema."""
-
-    description: str
-    parameters: dict[str, Any]
-    strict: bool
-
-
-class Tool(TypedDict):
-    """A tool that the model may call."""
-
-    type: Literal["function"]
-    function: Function
-
-
-def add_rules(rules: cattrs.Converter) -> None:
-    """Add the rules of the types above to a request's converter."""
-    rules.register_structure_hook(Text, _text)
-    rules.register_structure_hook(Name, _name)
-    rules.register_structure_hook(Arguments, _arguments)
-    rules.register_structure_hook(ToolChoice, _tool_choice)
-    rules.register_structure_hook(Schema, _schema)
-    plain = rules.get_structure_hook(Message)
-    rules.register_structure_hook(Message, lambda value, type_: _message(value, plain))
-
-
-def _message(value: Any, plain: Callable[[Any, Any], Any]) -> Any:
-    """Check a message; one with tool calls needs no content."""
+    Its other fields of `agentrig.chat_fields`, such as `name`, go to the chat template as they are.
+    """
     if isinstance(value, dict):
         value = {key: item for key, item in value.items() if key != "tool_calls" or item not in (None, [])}
         if "tool_calls" in value:
@@ -100,10 +31,11 @@ def _message(value: Any, plain: Callable[[Any, Any], Any]) -> Any:
                 raise BadField("has tool_calls; only a message of the assistant may")
             if value.get("content") is None:
                 value["content"] = ""
-    return plain(value, Message)
+    return _plain_message(value)
 
 
-def _text(content: Any, _: Any) -> str:
+def _text(content: Any) -> str:
+    """Return a message's content: a string, or a list of text parts that are joined."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
@@ -116,31 +48,34 @@ def _text(content: Any, _: Any) -> str:
     raise BadField("must be a string or a list of text parts")
 
 
-def _name(name: Any, _: Any) -> str:
+def _name(name: Any) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= 256:
         raise BadField(f"must be a string of 1 to 256 characters, not {short(name)}")
     return name
 
 
-def _arguments(arguments: Any, _: Any) -> Any:
+def _arguments(arguments: Any) -> Any:
+    """Return the arguments of a tool call: JSON text in a request, an object for the template."""
     if isinstance(arguments, str):
         try:
-            arguments = values.read(arguments.encode() or b"{}", "the text")
-        except values.BadValue as error:
+            arguments = read(arguments.encode() or b"{}", "the text")
+        except BadValue as error:
             raise BadField(f"must be the text of a JSON object: {error}") from None
     if not isinstance(arguments, dict):
         raise BadField(f"must be the text of a JSON object, not {short(arguments)}")
     return arguments
 
 
-def _tool_choice(choice: Any, _: Any) -> str:
+def tool_choice(choice: Any) -> str:
+    """Check whether tools may be called."""
     if choice not in ("auto", "none"):
         words = f'must be "auto" or "none", not {short(choice)}: this server forces no call'
         raise BadField(words, code="unsupported_value")
     return str(choice)
 
 
-def _schema(form: Any, _: Any) -> Mapping[str, Any]:
+def schema(form: Any) -> Mapping[str, Any]:
+    """Return a response format as a JSON schema; empty for free text."""
     kind = form.get("type") if isinstance(form, dict) else None
     if kind == "text":
         return {}
@@ -153,3 +88,15 @@ def _schema(form: Any, _: Any) -> Mapping[str, Any]:
             raise BadField("must have the schema, an object, in json_schema.schema")
         return schema or {"type": ["object", "array", "string", "number", "boolean", "null"]}
     raise BadField(f'must be an object with the type "text", "json_object" or "json_schema", not {short(form)}')
+
+
+_called = object_of({"name": _name, "arguments": _arguments})
+_call = object_of({"function": _called}, id=of_type(str), type=one_of("function"))
+_plain_message = object_of(
+    {"role": one_of(*ROLES), "content": _text}, tool_calls=list_of(_call), tool_call_id=of_type(str)
+)
+_messages = list_of(_message)
+_function = object_of({"name": _name}, description=of_type(str), parameters=of_type(dict), strict=of_type(bool))
+
+tools = list_of(object_of({"type": one_of("function"), "function": _function}))
+"""Checks the tools that the model may call; `parameters` is a JSON schema."""

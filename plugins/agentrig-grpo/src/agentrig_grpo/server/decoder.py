@@ -7,7 +7,7 @@ the arithmetic, and its caches neither take nor drop single rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import torch  # noqa: TID253  (imported in the server process only)
@@ -113,7 +113,49 @@ def supports(config: Any) -> str | None:
     return None
 
 
-class LlamaDecoder:
+class Decoder(Protocol):
+    """What the engine needs of a model: its weights, by name, and a batch of rows, one for each request.
+
+    Attributes:
+        token_bytes: Bytes of one token of one row in the cache.
+        vocabulary: How many tokens the model has an embedding for.
+        dtype: What it computes in.
+    """
+
+    token_bytes: int
+    vocabulary: int
+    dtype: torch.dtype
+    device: torch.device
+    _parameters: Parameters
+
+    @property
+    def rows(self) -> int: ...  # noqa: D102
+    def prefill(self, prompts: Sequence[Sequence[int]], known: Sequence[Known | None]) -> list[Prompt]: ...  # noqa: D102
+    def append(self, prompts: Sequence[Prompt]) -> None: ...  # noqa: D102
+    def remove(self, row: int) -> None: ...  # noqa: D102
+    def step(self, tokens: Sequence[int]) -> torch.Tensor: ...  # noqa: D102
+    def clear(self) -> None: ...  # noqa: D102
+    def score(self, tokens: Sequence[int]) -> tuple[torch.Tensor, Prompt | None]: ...  # noqa: D102
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take new weights, all or none; rows and prompts computed with the old ones must not be used again.
+
+        Raises:
+            WeightsError: They do not fit; names the tensor. The old weights are still there.
+        """
+        self._parameters.fill(state)
+
+    def free(self) -> None:
+        """Free the memory of the weights and of all rows; `load` must bring new weights before the next request."""
+        self.clear()
+        self._parameters.free()
+
+    def held(self) -> dict[str, str]:
+        """Return name to digest of the weights that it computes with."""
+        return self._parameters.digests()
+
+
+class LlamaDecoder(Decoder):
     """Qwen2, Qwen3 and Llama: prefill, and one decode step for all rows at once.
 
     Rows are packed: a batch of B requests uses rows 0 … B-1 of the cache. The cache grows with the rows and
@@ -143,9 +185,9 @@ class LlamaDecoder:
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.layers_n, self.eps, self.scale = config.num_hidden_layers, config.rms_norm_eps, self.head_dim**-0.5
         self.token_bytes = 2 * self.layers_n * self.kv_heads * self.head_dim * dtype.itemsize
-        self.rows, self.vocabulary = 0, config.vocab_size
+        self.vocabulary = config.vocab_size
         self.lengths = torch.zeros(slots, dtype=torch.long, device=self.device)
-        self._longest: list[int] = []  # the same on the host: reading a device tensor would wait for it
+        self._longest: list[int] = []  # those of the rows, on the host: reading a device tensor would wait for it
         self._cos, self._sin = (t.to(self.device, dtype) for t in _rotary(config, max_length, self.head_dim))
         self._keys, self._values = self._first_cache()
         embed, head = state.get(EMBED), state.get(HEAD)
@@ -155,6 +197,11 @@ class LlamaDecoder:
         self._parameters = Parameters(tied=[HEAD] if tied else [])
         self._allocate(config, state, tied=tied)
         self._parameters.fill(state, start=True)
+
+    @property
+    def rows(self) -> int:
+        """How many requests are in the batch."""
+        return len(self._longest)
 
     def _allocate(self, config: Any, state: Mapping[str, torch.Tensor], *, tied: bool) -> None:
         """Make room for the weights; which biases there are, the state says."""
@@ -205,20 +252,6 @@ class LlamaDecoder:
         self._head = self._embed if tied else joined({HEAD: config.vocab_size}, hidden)
 
     @torch.inference_mode()
-    def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take new weights, all or none; rows and prompts computed with the old ones must not be used again.
-
-        Raises:
-            WeightsError: They do not fit; names the tensor. The old weights are still there.
-        """
-        self._parameters.fill(state)
-
-    def free(self) -> None:
-        """Free the memory of the weights and of all rows; `load` must bring new weights before the next request."""
-        self.clear()
-        self._parameters.free()
-
-    @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], known: Sequence[Known | None] = ()) -> list[Prompt]:
         """Run prompts through the model, padded to the longest; returns them in their order.
 
@@ -232,7 +265,7 @@ class LlamaDecoder:
         width = max(n - start for n, start in zip(lengths, starts, strict=True))
         if len(prompts) * width * (max(starts) + width) > MASKED:
             starts = [0] * len(prompts)
-        x, keys, values = self._after(prompts, known, starts) if any(starts) else self._through(prompts)
+        x, keys, values = self._through(prompts, known, starts)
         last = torch.tensor([n - start - 1 for n, start in zip(lengths, starts, strict=True)], device=self.device)
         logits = self._logits(x[torch.arange(len(prompts), device=self.device), last])
         return [
@@ -248,7 +281,7 @@ class LlamaDecoder:
             The log-probability of each token after the first, given those before it, fp32 [len(tokens) - 1]; and the
             tokens as a prompt.
         """
-        x, keys, values = self._through([tokens])
+        x, keys, values = self._through([tokens], (), [0])
         targets = torch.tensor([*tokens[1:], 0], device=self.device)
         parts = zip(torch.split(x[0], SCORED), torch.split(targets, SCORED), strict=True)
         found = []
@@ -258,33 +291,14 @@ class LlamaDecoder:
         prompt = Prompt(len(tokens), logits[-1].clone(), (keys[:, 0].clone(), values[:, 0].clone()))
         return torch.cat(found)[:-1], prompt
 
-    def held(self) -> dict[str, str]:
-        """Return name to digest of the weights that it computes with."""
-        return self._parameters.digests()
-
-    def _through(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Run prompts through all blocks, padded to the longest; returns the hidden states, and keys and values."""
-        longest = max(len(p) for p in prompts)
-        padded = [[*p, *[0] * (longest - len(p))] for p in prompts]
-        x = F.embedding(torch.tensor(padded, device=self.device), self._embed)
-        n = len(prompts)
-        shape = (self.layers_n, n, self.kv_heads)
-        keys = torch.empty((*shape, self.head_dim, longest), dtype=self.dtype, device=self.device)
-        values = torch.empty((*shape, longest, self.head_dim), dtype=self.dtype, device=self.device)
-        cos, sin = self._cos[:longest, None], self._sin[:longest, None]
-        for i, layer in enumerate(self._layers):
-            q, k, v = self._qkv(layer, x, cos, sin)
-            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-            keys[i], values[i] = k.transpose(2, 3), v
-            # Padding is on the right, so the causal mask alone hides it from real tokens.
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
-            x = self._rest(layer, x, mixed.transpose(1, 2).flatten(2))
-        return x, keys, values
-
-    def _after(
+    def _through(
         self, prompts: Sequence[Sequence[int]], known: Sequence[Known | None], starts: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Run the ends of prompts through all blocks, after keys and values that are known; returns as `_through`."""
+        """Run the ends of prompts through all blocks, padded to the longest, after keys and values that are known.
+
+        Returns:
+            The hidden states, and keys and values of the whole prompts.
+        """
         ends = [list(p[start:]) for p, start in zip(prompts, starts, strict=True)]
         width = max(map(len, ends))
         padded = [[*end, *[0] * (width - len(end))] for end in ends]
@@ -295,7 +309,7 @@ class LlamaDecoder:
         keys = torch.zeros((*shape, self.head_dim, longest), dtype=self.dtype, device=self.device)
         values = torch.zeros((*shape, longest, self.head_dim), dtype=self.dtype, device=self.device)
         for row, known_one in enumerate(known):
-            if known_one is not None:
+            if known_one is not None and starts[row]:
                 before, same = known_one.prompt.kv, known_one.tokens
                 keys[:, row, ..., :same], values[:, row, :, :same] = before[0][..., :same], before[1][..., :same, :]
         at = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
@@ -303,15 +317,20 @@ class LlamaDecoder:
         # A padded place may lie beyond the longest sequence; nobody reads what it computes.
         turn = at.clamp(max=len(self._cos) - 1)
         cos, sin = self._cos[turn][:, :, None], self._sin[turn][:, :, None]
-        sees = (torch.arange(longest, device=self.device) <= at[..., None])[:, None]
+        # Padding is on the right, so the causal mask alone hides it from real tokens where nothing is known.
+        sees = (torch.arange(longest, device=self.device) <= at[..., None])[:, None] if any(starts) else None
         for i, layer in enumerate(self._layers):
             q, k, v = self._qkv(layer, x, cos, sin)
-            keys[i][rows, :, :, at], values[i][rows, :, at] = k, v
+            if sees is None:
+                keys[i], values[i] = k.permute(0, 2, 3, 1), v.transpose(1, 2)
+            else:
+                keys[i][rows, :, :, at], values[i][rows, :, at] = k, v
             mixed = F.scaled_dot_product_attention(
                 q.transpose(1, 2),
                 keys[i].transpose(2, 3).contiguous(),  # or torch computes all scores at once, at twice the time
                 values[i],
                 attn_mask=sees,
+                is_causal=sees is None,
                 enable_gqa=self.heads != self.kv_heads,
             )
             x = self._rest(layer, x, mixed.transpose(1, 2).flatten(2))
@@ -326,7 +345,6 @@ class LlamaDecoder:
             self._keys[:, self.rows, ..., : prompt.length] = keys
             self._values[:, self.rows, :, : prompt.length] = values
             self._longest.append(prompt.length)
-            self.rows += 1
         self.lengths[: self.rows] = torch.tensor(self._longest, device=self.device)
 
     @torch.inference_mode()
@@ -340,7 +358,6 @@ class LlamaDecoder:
             self.lengths[row] = length
             self._longest[row] = length
         self._longest.pop()
-        self.rows = last
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -370,7 +387,6 @@ class LlamaDecoder:
 
     def clear(self) -> None:
         """Drop all rows, whatever numbers they left behind (a NaN would spread), and the memory that they took."""
-        self.rows = 0
         self._longest = []
         self._keys, self._values = self._first_cache()
 

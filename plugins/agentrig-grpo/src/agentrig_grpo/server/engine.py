@@ -9,39 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import attrs
 import torch  # noqa: TID253  (imported in the server process only)
 
 from agentrig_grpo.server.constraints import Constraint, ConstraintError
-from agentrig_grpo.server.decoder import Known, Prompt
+from agentrig_grpo.server.decoder import Decoder, Known, Prompt
 from agentrig_grpo.server.prefixes import Prefixes
 from agentrig_grpo.server.sampling import Settings, Uniforms, sample
-
-
-class Decoder(Protocol):
-    """What the engine needs of `LlamaDecoder` and `TransformersDecoder`."""
-
-    @property
-    def rows(self) -> int: ...  # noqa: D102
-
-    token_bytes: int
-    """Bytes of one token of one row in the cache."""
-    vocabulary: int
-    """How many tokens the model has an embedding for."""
-    dtype: torch.dtype
-    """What it computes in."""
-
-    def load(self, state: Mapping[str, torch.Tensor]) -> None: ...  # noqa: D102
-    def free(self) -> None: ...  # noqa: D102
-    def prefill(self, prompts: Sequence[Sequence[int]], known: Sequence[Known | None]) -> list[Prompt]: ...  # noqa: D102
-    def append(self, prompts: Sequence[Prompt]) -> None: ...  # noqa: D102
-    def remove(self, row: int) -> None: ...  # noqa: D102
-    def step(self, tokens: Sequence[int]) -> torch.Tensor: ...  # noqa: D102
-    def clear(self) -> None: ...  # noqa: D102
-    def score(self, tokens: Sequence[int]) -> tuple[torch.Tensor, Prompt | None]: ...  # noqa: D102
-    def held(self) -> dict[str, str]: ...  # noqa: D102
 
 
 @attrs.define(eq=False)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch  # noqa: TID253  (imported in the server process only)
 
-from agentrig_grpo.server.decoder import Known, Prompt, tensor_bytes
+from agentrig_grpo.server.decoder import Decoder, Known, Prompt, tensor_bytes
 from agentrig_grpo.server.parameters import Parameters
 
 
-class TransformersDecoder:
+class TransformersDecoder(Decoder):
     """The same interface as `LlamaDecoder`, over any Hugging Face causal language model.
 
     Args:
@@ -49,19 +49,6 @@ class TransformersDecoder:
         """How many requests are in the batch."""
         return len(self._caches)
 
-    def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take new weights, all or none; rows and prompts computed with the old ones must not be used again.
-
-        Raises:
-            WeightsError: They do not fit; names the tensor. The old weights are still there.
-        """
-        self._parameters.fill(state)
-
-    def free(self) -> None:
-        """Free the memory of the weights and of all rows; `load` must bring new weights before the next request."""
-        self.clear()
-        self._parameters.free()
-
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], known: Sequence[Known | None] = ()) -> list[Prompt]:
         """Run prompts through the model, each in full: not every cache can be cut. Returns them in their order."""
@@ -77,10 +64,6 @@ class TransformersDecoder:
         ids = torch.tensor([list(tokens)], device=self.device)
         logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
         return -torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none"), None
-
-    def held(self) -> dict[str, str]:
-        """Return name to digest of the weights that it computes with."""
-        return self._parameters.digests()
 
     @torch.inference_mode()
     def append(self, prompts: Sequence[Prompt]) -> None:

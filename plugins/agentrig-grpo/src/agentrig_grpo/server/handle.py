@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import os
 import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
 from agentrig.device_memory import GONE, out_of_device_memory, shortage
-from agentrig.endpoints import ANY_HOST, Endpoint, address_of
+from agentrig.endpoints import Endpoint, address_of
 from agentrig.errors import exhausted
 from agentrig.processes.servers import LOOKED_THROUGH, ServerError, ServerOutOfMemory, ServerProcess
 from agentrig.servers import ServerPlan
@@ -33,51 +30,17 @@ LESS = (
 )
 """What helps where a device has too little memory for learner and server."""
 
+LOADING_S = 600.0
+"""Longest wait for the model to load, in seconds."""
+
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 """With this, glibc keeps the memory of a decode step's tensors for the next step.
 
 Without it, page faults took longer than the arithmetic of the largest tensors."""
 
 
-@attrs.frozen(kw_only=True)
-class ServerSettings:
-    """What a server is started with.
-
-    Attributes:
-        model: A Hugging Face directory.
-        name: The model name that requests must ask for.
-        device: torch's name of the device.
-        dtype: `float32`, `bfloat16` or `float16`.
-        threads: torch threads on a CPU.
-        slots: Most requests in one batch.
-        max_length: Context in tokens; 0 for the model's own.
-        seed: Of requests that bring none.
-        prompt_cache_mb: Memory for prompts that are kept for reuse, MiB.
-        prefill_tokens: Most prompt tokens between two decode steps.
-        kv_cache_mb: Memory for the keys and values of running requests, MiB; 0 for what `memory` leaves.
-        memory: Bytes of the device's memory for all of the server; 0 for a quarter of the device's for keys and values.
-        host: Address to listen on.
-        port: 0 for a free one.
-    """
-
-    model: str
-    name: str
-    device: str = "cpu"
-    dtype: str = "float32"
-    threads: int = 1
-    slots: int = 64
-    max_length: int = 0
-    seed: int = 0
-    prompt_cache_mb: int = 256
-    prefill_tokens: int = 8192
-    kv_cache_mb: int = 0
-    memory: int = 0
-    host: str = "127.0.0.1"
-    port: int = 0
-
-
-class LLMServer:
-    """A server process; implements `agentrig.servers.Server`.
+class Embedded:
+    """The server `embedded`, a process; implements `agentrig.servers.Server`.
 
     `__enter__` does not wait for the process: the learner can load while it starts. What needs it waits. Its answers
     have the version of its weights and, if it scores tokens, the digests of its tensors.
@@ -85,25 +48,29 @@ class LLMServer:
     Attributes:
         api_key: The key that every request must have; new for each server.
         dtype: The dtype in which it computes.
+        settings: What the process gets.
 
     Args:
-        settings: See `ServerSettings`.
-        environment: Variables to set for the process where they are unset.
-        log: File for its standard error; None for an unnamed one.
-        start_timeout_s: Longest wait for the model to load.
+        config: The keys of `[server]`.
+        plan: The algorithm's plan.
     """
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        *,
-        environment: Mapping[str, str] | None = None,
-        log: Path | None = None,
-        start_timeout_s: float = 600.0,
-    ) -> None:
-        self.settings, self.dtype = settings, settings.dtype
-        self._environment = {**MALLOC, **(environment or {}), **os.environ}
-        self._timeout, self._log = start_timeout_s, log
+    def __init__(self, config: EmbeddedConfig, plan: ServerPlan) -> None:
+        hardware = plan.hardware
+        self.settings = {
+            **attrs.asdict(config),
+            "model": str(plan.model),
+            "name": plan.name,
+            "device": hardware.torch_device,
+            "dtype": plan.dtype,
+            # The agents need the other half of the cores. More threads do not speed up small batches.
+            "threads": config.threads or max(1, getattr(hardware, "threads", 1) // 2),
+            "max_length": plan.context,
+            "seed": plan.seed,
+            "memory": plan.memory or 0,
+        }
+        self.dtype, self._device, self._name, self._host = plan.dtype, hardware.torch_device, plan.name, config.host
+        self._environment, self._log = {**MALLOC, **hardware.environment(), **os.environ}, plan.log
         self._process: ServerProcess | None = None
         self._sender: Sender | None = None
         self.api_key = secrets.token_urlsafe(32)
@@ -116,7 +83,7 @@ class LLMServer:
             "the LLM server",
             # -P: never import modules from the current folder.
             [sys.executable, "-P", "-m", "agentrig_grpo.server", str(os.getpid())],
-            first={"settings": attrs.asdict(self.settings), "key": self.api_key},
+            first={"settings": self.settings, "key": self.api_key},
             log=self._log,
             environment=self._environment,
         )
@@ -127,15 +94,6 @@ class LLMServer:
     ) -> None:
         self.stop()
 
-    def start(self) -> None:
-        """Start the process and wait until it answers.
-
-        Raises:
-            ServerError: It could not start; the message has its error.
-        """
-        self.__enter__()
-        self.ready()
-
     def ready(self) -> Mapping[str, Any]:
         """Wait until the process answers; return its `port` and its `max_length`.
 
@@ -145,7 +103,7 @@ class LLMServer:
         if not self._ready:
             try:
                 with self._shortages("start"):
-                    self._ready = self._running().receive("start", self._timeout)
+                    self._ready = self._running().receive("start", LOADING_S)
             except ServerError as error:
                 self._failed = self._failed or str(error)
                 self.stop()
@@ -189,12 +147,12 @@ class LLMServer:
     @property
     def base_url(self) -> str:
         """The address for OpenAI clients; with this machine's name when it listens on all its addresses."""
-        return f"{address_of(self.settings.host, self.port)}/v1"
+        return f"{address_of(self._host, self.port)}/v1"
 
     @property
     def endpoints(self) -> Sequence[Endpoint]:
         """The one address."""
-        return [Endpoint(base_url=self.base_url, model=self.settings.name, api_key=self.api_key, token_ids=True)]
+        return [Endpoint(base_url=self.base_url, model=self._name, api_key=self.api_key, token_ids=True)]
 
     @property
     def context(self) -> int:
@@ -233,7 +191,7 @@ class LLMServer:
         self.ready()
         self.check()
         if self._sender is None:
-            self._sender = Sender(getattr(torch, self.dtype), self.settings.device)
+            self._sender = Sender(getattr(torch, self.dtype), self._device)
         try:
             message, descriptor = self._sender.pack(weights)
         except OSError as error:
@@ -269,22 +227,6 @@ class LLMServer:
     def wake(self) -> None:
         """Do nothing: it takes memory as it needs it."""
 
-    def health(self) -> dict[str, Any]:
-        """Return what `/health` says: status, version, counts of steps, tokens, prompts and prefills."""
-        self.check()
-        host = "127.0.0.1" if self.settings.host in ANY_HOST else self.settings.host
-        connection = http.client.HTTPConnection(host, self.port, timeout=60.0)
-        try:
-            connection.request("GET", "/health", headers={"Authorization": f"Bearer {self.api_key}"})
-            answer: dict[str, Any] = json.loads(connection.getresponse().read())
-        except OSError as error:
-            self.check()
-            tail = self._running().tail()
-            raise ServerError(f"the LLM server at {self.base_url} does not answer: {error}{tail}") from error
-        finally:
-            connection.close()
-        return answer
-
     def stop(self) -> None:
         """Stop the process; harmless when it is not running."""
         if self._process is not None:
@@ -292,32 +234,3 @@ class LLMServer:
         if self._sender is not None:
             self._sender.close()
             self._sender = None
-
-
-class Embedded(LLMServer):
-    """The server of an algorithm's plan.
-
-    Args:
-        config: The keys of `[server]`.
-        plan: The algorithm's plan.
-    """
-
-    def __init__(self, config: EmbeddedConfig, plan: ServerPlan) -> None:
-        hardware = plan.hardware
-        settings = ServerSettings(
-            model=str(plan.model),
-            name=plan.name,
-            device=hardware.torch_device,
-            dtype=plan.dtype,
-            # The agents need the other half of the cores. More threads do not speed up small batches.
-            threads=config.threads or max(1, getattr(hardware, "threads", 1) // 2),
-            slots=config.batch,
-            max_length=plan.context,
-            seed=plan.seed,
-            kv_cache_mb=config.kv_cache_mb,
-            prompt_cache_mb=config.prompt_cache_mb,
-            memory=plan.memory or 0,
-            host=config.host,
-            port=config.port,
-        )
-        super().__init__(settings, environment=hardware.environment(), log=plan.log)

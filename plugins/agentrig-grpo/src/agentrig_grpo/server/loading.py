@@ -13,7 +13,7 @@ import torch  # noqa: TID253  (imported in the server process only)
 
 from agentrig.errors import AgentrigError
 from agentrig.hardware.cpu import host_memory
-from agentrig_grpo.context import context_of
+from agentrig_grpo.context import configuration, context_of
 from agentrig_grpo.model_files import loading, model_files, weight_files
 from agentrig_grpo.server.decoder import LlamaDecoder, supports
 from agentrig_grpo.server.fallback import TransformersDecoder
@@ -31,11 +31,8 @@ def build_decoder(
         agentrig_grpo.model_files.ModelError: A file is missing or damaged, or a parameter is missing or misshapen.
         ValueError: The model can't be decoded step by step.
     """
-    from transformers import AutoConfig
-
     model_files(directory, "config.json")
-    with loading(directory, "configuration"):
-        config = AutoConfig.from_pretrained(str(directory), local_files_only=True)
+    config = configuration(directory)
     max_length = context_of(config, max_length)
     reason = supports(config)
     if reason is None:

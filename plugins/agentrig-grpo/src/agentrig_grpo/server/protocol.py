@@ -6,22 +6,18 @@ import json
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
-from typing import Annotated, Any, NewType, TypeVar
+from typing import Any, TypeVar
 
 import attrs
-import cattrs
 
 from agentrig.chat_fields import CHAT, Fields, check_nested, without_cache
 from agentrig.errors import nearest
 from agentrig.http_server import Refused
-from agentrig_grpo.server import values
+from agentrig_grpo.server import conversation
 from agentrig_grpo.server.chat import Chat, StopStrings
 from agentrig_grpo.server.constraints import Constraint
-from agentrig_grpo.server.conversation import Message, Schema, Tool, ToolChoice, add_rules
 from agentrig_grpo.server.engine import Request
-from agentrig_grpo.server.fields import BadField, Between, converter, structure
-from agentrig_grpo.server.values import short
+from agentrig_grpo.server.fields import BadField, BadValue, field, number, of_type, read, short, structure
 
 IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 """Fields that change nothing about what is sampled."""
@@ -55,77 +51,87 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
 STOP_LIMIT = 512
 """Most characters of a stop string: each is looked for after every token."""
 
-Stops = NewType("Stops", tuple[str, ...])
-"""Stop strings: one or a list of them."""
+
+def _stops(stop: Any) -> tuple[str, ...]:
+    """Return stop strings: one or a list of them."""
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if (
+        not isinstance(stops, list)
+        or len(stops) > 16
+        or not all(isinstance(s, str) and 0 < len(s) <= STOP_LIMIT for s in stops)
+    ):
+        raise BadField(f"must be a string or up to 16 strings, each of 1 to {STOP_LIMIT} characters")
+    return tuple(stops)
+
+
+def share(value: Any) -> float:
+    """Check `top_p`."""
+    found: float = number(float, 0, 1)(value)
+    if found == 0:
+        raise BadField("must be greater than 0")
+    return found
 
 
 @attrs.frozen(kw_only=True)
 class Addressed:
     """A body as far as the model's name: who asks for another model is told so before anything else."""
 
-    model: str
+    model: str = field(of_type(str))
 
 
 AnyRequest = TypeVar("AnyRequest", bound=Addressed)
 
 
 @attrs.frozen(kw_only=True)
-class ChatRequest(Addressed):
+class Sampled(Addressed):
+    """What a body says of sampling; the fields have their names there."""
+
+    temperature: float = field(number(float, 0, 2), 1.0)
+    top_p: float = field(share, 1.0)
+    seed: int | None = field(number(int, -(2**63), 2**63 - 1), None)
+    return_token_ids: bool = field(of_type(bool), False)
+
+    def request(self, prompt: tuple[int, ...], **more: Any) -> Request:
+        """Return an engine's request for a prompt."""
+        # Below this a softmax overflows; the most likely token is what it would give.
+        temperature = self.temperature if self.temperature >= 1e-5 else 0.0
+        return Request(prompt=prompt, temperature=temperature, top_p=self.top_p, seed=self.seed, **more)
+
+
+@attrs.frozen(kw_only=True)
+class ChatRequest(Sampled):
     """A checked request body; the fields have their names there."""
 
-    messages: list[Message] = attrs.field()
-    max_completion_tokens: Annotated[int, Between(1)] | None = None
-    max_tokens: Annotated[int, Between(1)] | None = None
-    stop: Stops = Stops(())
-    logprobs: bool = False
-    top_logprobs: Annotated[int, Between(0, 20)] = attrs.field(default=0)
-    stream: bool = False
-    stream_options: dict[str, Any] = attrs.field(factory=dict)
-    temperature: Annotated[float, Between(0, 2)] = 1.0
-    top_p: Annotated[float, Between(0, 1)] = attrs.field(default=1.0)
-    n: Annotated[int, Between(1, 128)] = 1
-    seed: Annotated[int, Between(-(2**63), 2**63 - 1)] | None = None
-    return_token_ids: bool = False
-    tools: list[Tool] = attrs.field(factory=list)
-    tool_choice: ToolChoice = ToolChoice("auto")
-    parallel_tool_calls: bool = True
-    response_format: Schema = attrs.field(factory=lambda: Schema({}))
-    add_generation_prompt: bool = True
-    continue_final_message: bool = attrs.field(default=False)
+    messages: list[dict[str, Any]] = field(conversation.messages)
+    max_completion_tokens: int | None = field(number(int, 1), None)
+    max_tokens: int | None = field(number(int, 1), None)
+    stop: tuple[str, ...] = field(_stops, ())
+    logprobs: bool = field(of_type(bool), False)
+    top_logprobs: int = field(number(int, 0, 20), 0)
+    stream: bool = field(of_type(bool), False)
+    stream_options: dict[str, Any] = field(of_type(dict), attrs.Factory(dict))
+    n: int = field(number(int, 1, 128), 1)
+    tools: list[dict[str, Any]] = field(conversation.tools, attrs.Factory(list))
+    tool_choice: str = field(conversation.tool_choice, "auto")
+    parallel_tool_calls: bool = field(of_type(bool), True)
+    response_format: Mapping[str, Any] = field(conversation.schema, attrs.Factory(dict))
+    add_generation_prompt: bool = field(of_type(bool), True)
+    continue_final_message: bool = field(of_type(bool), False)
 
-    @continue_final_message.validator
-    def _last_of_the_assistant(self, field: Any, value: bool) -> None:
-        if value and self.add_generation_prompt:
-            raise BadField("needs add_generation_prompt: false", field.name)
-        if value and (self.messages[-1]["role"] != "assistant" or not self.messages[-1]["content"].strip()):
-            raise BadField("needs a last message of the assistant, with text", field.name)
-
-    @response_format.validator
-    def _not_with_tools(self, field: Any, value: Mapping[str, Any]) -> None:
-        if value and self.tools and self.tool_choice == "auto":
+    def __attrs_post_init__(self) -> None:
+        last = self.messages[-1]
+        if self.continue_final_message and self.add_generation_prompt:
+            raise BadField("needs add_generation_prompt: false", "continue_final_message")
+        if self.continue_final_message and (last["role"] != "assistant" or not last["content"].strip()):
+            raise BadField("needs a last message of the assistant, with text", "continue_final_message")
+        if self.response_format and self.tools and self.tool_choice == "auto":
             words = 'must be left out where tools may be called: leave tools out, or set tool_choice to "none"'
-            raise BadField(words, field.name)
-
-    @stream_options.validator
-    def _usage_only(self, field: Any, value: Mapping[str, Any]) -> None:
-        if value.get("continuous_usage_stats"):
-            words = "is not implemented by this server"
-            raise BadField(words, f"{field.name}.continuous_usage_stats", code="unsupported_parameter")
-
-    @messages.validator
-    def _some(self, field: Any, value: list[Message]) -> None:
-        if not value:
-            raise BadField("is empty; send at least one", field.name)
-
-    @top_logprobs.validator
-    def _with_logprobs(self, field: Any, value: int) -> None:
-        if value and not self.logprobs:
-            raise BadField("needs logprobs: true", field.name)
-
-    @top_p.validator
-    def _above_zero(self, field: Any, value: float) -> None:
-        if value == 0:
-            raise BadField("must be greater than 0", field.name)
+            raise BadField(words, "response_format")
+        if self.stream_options.get("continuous_usage_stats"):
+            where = "stream_options.continuous_usage_stats"
+            raise BadField("is not implemented by this server", where, code="unsupported_parameter")
+        if self.top_logprobs and not self.logprobs:
+            raise BadField("needs logprobs: true", "top_logprobs")
 
     @property
     def limit(self) -> int | None:
@@ -140,18 +146,15 @@ class ChatRequest(Addressed):
 
 def parse(body: bytes, *, model: str) -> ChatRequest:
     """Check the body of a chat completion; see `checked` for the errors."""
-    return checked(body, ChatRequest, _rules(), model=model, fields=CHAT)
+    return checked(body, ChatRequest, model=model, fields=CHAT)
 
 
-def checked(
-    body: bytes, cls: type[AnyRequest], rules: cattrs.Converter, *, model: str, fields: Fields | None = None
-) -> AnyRequest:
+def checked(body: bytes, cls: type[AnyRequest], *, model: str, fields: Fields | None = None) -> AnyRequest:
     """Check a request's body.
 
     Args:
         body: Of the request.
         cls: What it is read as.
-        rules: How its fields are read.
         model: The name that it must ask for.
         fields: The fields below its top level; None for a body without such fields.
 
@@ -159,10 +162,10 @@ def checked(
         Refused: Not JSON, a field that is unknown, wrong or not implemented; names the field.
     """
     try:
-        data = values.read(body)
+        data = read(body)
         if not isinstance(data, dict):
             raise Refused("the body must be a JSON object")
-        asked = structure(Addressed, data, rules).model
+        asked = structure(Addressed, data).model
         if asked != model:
             raise Refused(
                 f"the model {short(asked)} does not exist; this server has {model!r}. An agent that always sends "
@@ -172,31 +175,12 @@ def checked(
                 code="model_not_found",
             )
         without_cache(data, fields or {})  # a chat template would write that of a tool into the prompt
-        request = structure(cls, data, rules)
-    except (values.BadValue, BadField) as error:
+        request = structure(cls, data)
+    except (BadValue, BadField) as error:
         raise Refused(str(error), param=error.where, code=getattr(error, "code", "")) from None
     _refuse_others(data, attrs.fields_dict(cls))
     check_nested(data, fields or {})
     return request
-
-
-@cache
-def _rules() -> cattrs.Converter:
-    rules = converter()
-    add_rules(rules)
-    rules.register_structure_hook(Stops, _stops)
-    return rules
-
-
-def _stops(stop: Any, _: Any) -> tuple[str, ...]:
-    stops = [stop] if isinstance(stop, str) else stop or []
-    if (
-        not isinstance(stops, list)
-        or len(stops) > 16
-        or not all(isinstance(s, str) and 0 < len(s) <= STOP_LIMIT for s in stops)
-    ):
-        raise BadField(f"must be a string or up to 16 strings, each of 1 to {STOP_LIMIT} characters")
-    return tuple(stops)
 
 
 def _refuse_others(data: Mapping[str, Any], own: Collection[str]) -> None:
@@ -238,13 +222,9 @@ def requests_of(
     if room < 1 or (chat.limit or 0) > room:
         raise too_long(str(len(prompt)), chat, max_length)
     return [
-        Request(
-            prompt=prompt,
+        chat.request(
+            prompt,
             max_tokens=chat.limit or room,
-            # Below this a softmax overflows; the most likely token is what it would give.
-            temperature=chat.temperature if chat.temperature >= 1e-5 else 0.0,
-            top_p=chat.top_p,
-            seed=chat.seed,
             choice=choice,
             top_logprobs=chat.top_logprobs,
             stopped=StopStrings(tokenizer, chat.stop) if chat.stop else None,

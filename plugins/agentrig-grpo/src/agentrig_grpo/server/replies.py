@@ -21,20 +21,27 @@ def response(chat: ChatRequest, choices: Sequence[Request], tokenizer: Chat, *, 
     body["choices"] = []
     for choice in choices:
         message, finish = message_of(chat, choice, tokenizer)
-        item: dict[str, Any] = {
-            "index": choice.choice,
-            "message": message,
-            "logprobs": logprobs_of(choice, tokenizer) if chat.logprobs else None,
-            "finish_reason": finish,
-            **stop_reason_of(choice, tokenizer),
-        }
-        if chat.return_token_ids:
-            item["token_ids"] = choice.tokens
-        body["choices"].append(item)
+        body["choices"].append(_item(chat, choice, tokenizer, finish, message=message))
     body["usage"] = protocol.usage(choices)
     if chat.return_token_ids:
         body["prompt_token_ids"] = choices[0].prompt
     return orjson.dumps(body)
+
+
+def _item(
+    asked: ChatRequest, choice: Request, tokenizer: Chat, finish: str | None, *, start: int = 0, **said: Any
+) -> dict[str, Any]:
+    """Return a choice of a response or a chunk, with what is said of its tokens from `start` on."""
+    item: dict[str, Any] = {
+        "index": choice.choice,
+        **said,
+        "logprobs": logprobs_of(choice, tokenizer, start) if asked.logprobs else None,
+        "finish_reason": finish,
+        **(stop_reason_of(choice, tokenizer) if finish else {}),
+    }
+    if asked.return_token_ids:
+        item["token_ids"] = choice.tokens[start:]
+    return item
 
 
 def reads_calls(asked: ChatRequest, tokenizer: Chat) -> Form | None:
@@ -121,17 +128,7 @@ class Deltas:
             delta = {}
         if "tool_calls" in message:
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(message["tool_calls"])]
-        item: dict[str, Any] = {
-            "index": choice.choice,
-            "delta": delta,
-            "logprobs": None,
-            "finish_reason": finish,
-            **(stop_reason_of(choice, self.tokenizer) if finish else {}),
-        }
-        if self.asked.logprobs:
-            item["logprobs"] = logprobs_of(choice, self.tokenizer, self.tokens)
-        if self.asked.return_token_ids:
-            item["token_ids"] = choice.tokens[self.tokens :]
+        item = _item(self.asked, choice, self.tokenizer, finish, start=self.tokens, delta=delta)
         self.text, self.tokens = max(self.text, len(text)), len(choice.tokens)
         self.closed = choice.finish is not None
         return item

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
-from agentrig_grpo.server import values
+from agentrig_grpo.server.fields import BadValue, read, short
 
 NAME, VALUE = "probe_tool", "probe_value"
 PROBE_TOOL = {
@@ -57,27 +57,6 @@ class Reply:
     calls: tuple[ToolCall, ...] = ()
 
 
-class Form(Protocol):
-    """How a chat template writes tool calls."""
-
-    @property
-    def name(self) -> str:
-        """The form's name, for messages."""
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """Tokens around a call. They are kept in the text even if they are special tokens."""
-
-    def writes(self, turn: str) -> bool:
-        """Return whether a template that rendered `PROBE_CALL` so uses this form."""
-
-    def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Reply:
-        """Return a sampled text's content and calls."""
-
-    def settled(self, text: str) -> int:
-        """Return how many characters of a growing text are content for certain; a call may begin after them."""
-
-
 class _Malformed(Exception):
     """A call can't be read."""
 
@@ -87,9 +66,10 @@ class Tagged:
     """Calls inside `<tool_call>` and `</tool_call>`; the last end tag may be missing.
 
     Attributes:
-        name: Of the form.
+        name: Of the form, for messages.
         opening: A regular expression of how a call begins.
         inner: Reads what is between the tags.
+        markers: Tokens around a call. They are kept in the text even if they are special tokens.
     """
 
     name: str
@@ -98,11 +78,11 @@ class Tagged:
     markers: tuple[str, ...] = ("<tool_call>", "</tool_call>")
 
     def writes(self, turn: str) -> bool:
-        """See `Form`."""
+        """Return whether a template that rendered `PROBE_CALL` so uses this form."""
         return re.search(self.opening, turn) is not None
 
     def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Reply:
-        """See `Form`."""
+        """Return a sampled text's content and calls."""
         start, end = self.markers
         before, *rest = text.split(start)
         if not rest:
@@ -120,7 +100,7 @@ class Tagged:
         return Reply("\n".join(filter(None, outside)), tuple(calls))
 
     def settled(self, text: str) -> int:
-        """See `Form`."""
+        """Return how many characters of a growing text are content for certain; a call may begin after them."""
         start = self.markers[0]
         at = text.find(start)
         if at < 0:
@@ -141,11 +121,11 @@ class Bare:
     markers: tuple[str, ...] = ("<|python_tag|>",)
 
     def writes(self, turn: str) -> bool:
-        """See `Form`."""
+        """See `Tagged`."""
         return re.search(rf'\{{\s*"name":\s*"{NAME}",\s*"parameters":\s*\{{', turn) is not None
 
     def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Reply:
-        """See `Form`."""
+        """See `Tagged`."""
         rest, calls = text.strip().removeprefix(self.markers[0]), []
         try:
             while rest := rest.strip():
@@ -159,15 +139,19 @@ class Bare:
         return Reply("", tuple(calls)) if calls and (self.several or len(calls) == 1) else Reply(text)
 
     def settled(self, text: str) -> int:
-        """See `Form`."""
+        """See `Tagged`."""
         begun = text.lstrip()
         return 0 if begun.startswith(("{", self.markers[0])) or self.markers[0].startswith(begun) else len(text)
 
 
+Form = Tagged | Bare
+"""How a chat template writes tool calls."""
+
+
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = values.read(text.encode())
-    except (values.BadValue, UnicodeEncodeError):
+        found = read(text.encode())
+    except (BadValue, UnicodeEncodeError):
         raise _Malformed from None
     if not isinstance(found, dict):
         raise _Malformed
@@ -234,8 +218,8 @@ def _properties(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 def _value(text: str) -> Any:
     """Return the JSON value of a parameter; text that is no JSON is the value itself."""
     try:
-        return values.read(text.encode())
-    except values.BadValue:
+        return read(text.encode())
+    except BadValue:
         return text
 
 
@@ -270,7 +254,7 @@ def form_of(render: Render) -> Form | str:
     form = next((f for f in FORMS if f.writes(turn)), None)
     if form is None:
         return (
-            f"this model's chat template writes a tool call as {values.short(turn)}, which this server can't read "
+            f"this model's chat template writes a tool call as {short(turn)}, which this server can't read "
             f"(it reads the forms {', '.join(f.name for f in FORMS)}): {take}"
         )
     return Bare(several=_several(render)) if isinstance(form, Bare) else form
