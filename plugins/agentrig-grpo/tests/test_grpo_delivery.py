@@ -64,6 +64,16 @@ def test_a_bound_that_is_not_finite_holds_nothing(expected: Expected, bound: flo
     assert any("differ from the learner's by up to inf" in line for line in wrong), wrong
 
 
+def test_the_message_says_which_tokens_differ() -> None:
+    """All tokens from one place on point to the positions or the keys and values before it, all tokens to a weight."""
+    ours = [-1.0] * 6
+    expected = Expected(version=1, ids=range(7), logprobs=ours, digests={}, dtype="float32", bound=1e-4)
+    answer = Answer(version=1, logprobs=(*ours[:2], -1.5, -1.00001, -1.2, -1.0), tokens=(5,), sampled=(-1.0,))
+    (line,), gap = compare(expected, None, [answer], {}, temperature=1.0, right=lambda tokens: [-1.0])
+    assert gap == 0.5
+    assert line.endswith("by up to 0.5 (bound 0.0001), 2 of them by more than the bound, first that of token 4")
+
+
 def test_recorded_calls_are_not_compared_with_an_infinite_bound(expected: Expected, tmp_path: Path) -> None:
     delivery = Delivery(tmp_path)
     delivery._expected = attrs.evolve(expected, bound=math.inf)

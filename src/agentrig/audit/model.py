@@ -14,6 +14,7 @@ import attrs
 from agentrig.audit.record import Call
 from agentrig.audit.sketch import LARGEST
 from agentrig.audit.verdicts import CannotLook
+from agentrig.hardware.cpu import choose_vector_kernels
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +80,7 @@ class Weights:
                     return weight + (change.T if self.turned else change)
 
         disable_progress_bar()  # type: ignore[no-untyped-call]
+        choose_vector_kernels()
         model: Any = AutoModelForCausalLM.from_pretrained(
             str(self.directory), dtype=torch.float32, local_files_only=True, attn_implementation="eager"
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 from agentrig.delivery.verdict import Expected, difference
 from agentrig.errors import AgentrigError, CheckpointDamaged
+from agentrig.hardware.cpu import choose_vector_kernels
 from agentrig.text import read_text
 
 SIGNATURE = Path("trainer") / "delivery.json"
@@ -69,6 +70,7 @@ def _logprobs(directory: Path, ids: Sequence[int]) -> list[float]:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
+    choose_vector_kernels()
     model: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32, local_files_only=True)
     model.eval()
     given = torch.tensor([list(ids)])

@@ -135,9 +135,12 @@ def compare(
         wrong.append("the learner's own log-probabilities are not finite: its weights hold NaN or infinity")
     gap = difference(expected.logprobs, first.logprobs)
     if not gap <= expected.bound < math.inf:
+        pairs = enumerate(zip(expected.logprobs, first.logprobs, strict=False), 2)  # the first token has none
+        far = [token for token, (ours, theirs) in pairs if not abs(ours - theirs) <= expected.bound]
         wrong.append(
             f"the probe's {len(expected.logprobs)} log-probabilities differ from the learner's by up to {gap:.2g} "
             f"(bound {expected.bound:.1g})"
+            + (f", {len(far)} of them by more than the bound, first that of token {far[0]}" if far else "")
         )
     others = [answer.version for answer in answers if answer.version != first.version]
     if others:

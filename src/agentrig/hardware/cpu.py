@@ -38,6 +38,22 @@ def host_memory() -> int:
     return min(total, int(limit)) if limit.isdigit() else total
 
 
+def choose_vector_kernels() -> None:
+    """Let MKL choose torch's kernels for cos, sin, exp and the like; call it before torch computes in several threads.
+
+    With the first call of any of them in a process, MKL looks up the processor. For a moment it has a number from
+    another list in its place. On Intel processors with AVX-512, a second thread that reads it then computes its part
+    of that one call with kernels that are right to about 12 bits. With MKL 2024.2, which torch's wheels contain, a few
+    of a hundred processes on busy machines begin so: in the learner's first pass the positions of some tokens are
+    wrong, and in a server their table may stay wrong.
+
+    Source: the code of MKL 2024.2's `mkl_vml_serv_cpu_detect`; https://github.com/pytorch/pytorch/issues/188792
+    """
+    import torch
+
+    torch.zeros(1).cos()  # one number: one thread
+
+
 @attrs.frozen(kw_only=True)
 class Cpu(Hardware):
     """The host's processor: gloo, sdpa, fp32."""

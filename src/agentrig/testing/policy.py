@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from agentrig.hardware.cpu import choose_vector_kernels
+
 Part = Literal["all", "most"]
 """Which tensors change: all, or all but the norms."""
 
@@ -26,6 +28,7 @@ class Policy:
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()  # type: ignore[no-untyped-call]
+        choose_vector_kernels()
         loader: Any = AutoModelForCausalLM
         self.model = loader.from_pretrained(str(directory), dtype=torch.float32, local_files_only=True).eval()
         self.tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)

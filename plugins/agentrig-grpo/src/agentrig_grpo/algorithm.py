@@ -17,6 +17,7 @@ import attrs
 from agentrig.algorithms import Session
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.hardware import Hardware
+from agentrig.hardware.cpu import choose_vector_kernels
 from agentrig.run.checkpoints import verify
 from agentrig.servers import ServerMemory, ServerPlan
 from agentrig_grpo.config import LearnerConfig
@@ -117,6 +118,7 @@ class Grpo:
         verify(source)  # it may be another run's checkpoint
         if device == "cpu" and (threads := getattr(hardware, "threads", None)):
             torch.set_num_threads(threads)
+        choose_vector_kernels()
         tokenizer, attention = checkpoint.load_tokenizer(source), checkpoint.attention_of(hardware)
         dtype = check_device(hardware, config.dtype)
         if self._memory is None:

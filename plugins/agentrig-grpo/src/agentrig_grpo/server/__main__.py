@@ -23,6 +23,7 @@ from typing import Any
 from agentrig import http_server
 from agentrig.device_memory import give_memory_back
 from agentrig.errors import AgentrigError
+from agentrig.hardware.cpu import choose_vector_kernels
 from agentrig.processes.channel import Channel
 from agentrig.processes.ends import SIGNALS
 
@@ -84,6 +85,8 @@ def _build(settings: dict[str, Any]) -> Any:
         torch.set_num_threads(settings["threads"])
     elif not torch.get_device_module(device.split(":")[0]).is_available():
         raise RuntimeError(f"torch {torch.__version__} cannot use the device {device!r}")
+
+    choose_vector_kernels()
 
     directory = Path(settings["model"])
     tokenizer = checkpoint.load_tokenizer(directory)
