@@ -116,6 +116,7 @@ def test_repeats_within_groups_are_seen_in_calls_that_no_model_computed(
     assert verdicts(tmp_path / "run")[1].keys() == set(LINKS)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_other_weights_is_no_model_to_export_and_why_names_it(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +156,7 @@ def test_why_warns_of_inputs_that_the_prompts_cut_off(
     assert f"the auditor noted: {note}" in [finding.text for finding in diagnose(run).warnings]
 
 
+@pytest.mark.slow
 def test_why_warns_of_invalid_scores_that_a_second_scoring_finds_valid(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +168,7 @@ def test_why_warns_of_invalid_scores_that_a_second_scoring_finds_valid(
     assert f"the auditor noted: {note}" in [finding.text for finding in diagnose(run).warnings]
 
 
+@pytest.mark.slow
 def test_of_a_credit_of_ones_own_only_the_advantages_are_not_looked_at(model: Path, tmp_path: Path) -> None:
     found = verdicts(trained(tmp_path, model, "credit.use=bar"))
     results = {link: each["result"] for link, each in found[2].items()}

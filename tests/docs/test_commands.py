@@ -75,7 +75,7 @@ FEW = (
 )
 """Appended to every `agentrig train` that is run: the page's command takes minutes."""
 
-CHEAP = re.compile(r"^agentrig (plugins|dev|doctor|data)\b")
+CHEAP = re.compile(r"^agentrig (plugins|dev|doctor(?! mini$)|data)\b")
 """Commands that the default tests run too, each in a test of its own."""
 
 PAGES_FILES = {"README.md": "my_agent.py"}

@@ -115,13 +115,13 @@ READ_AND_GO_ON = (
 @pytest.mark.parametrize(
     "name",
     [
-        *("metrics.jsonl", "checkpoints/step-00001", "rollouts/validation-00001.parquet", "log.jsonl"),
+        *("metrics.jsonl", "checkpoints/step-00001", "rollouts/validation-00001.parquet"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in (
                 *("run.lock", "manifest.json", "config.toml", "progress.json", "summary.json", "checkpoints/latest"),
                 *("checkpoints/step-00001/.files.json", "rollouts", "calls/train-00001.parquet"),
-                *(name for name in READ_AND_GO_ON if name != "log.jsonl"),
+                *READ_AND_GO_ON,
             )
         ),
     ],
@@ -227,6 +227,7 @@ def test_the_advice_of_the_messages_works(run: Path) -> None:
     assert (run / "rollouts" / "notes.parquet").exists()
 
 
+@pytest.mark.slow
 def test_a_lost_record_is_told_for_ever(run: Path) -> None:
     for name in ("progress.json", "manifest.json"):
         (run / name).unlink()

@@ -255,7 +255,8 @@ def files_of(run: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in ("model.safetensors", "trainer/state.json")}
 
 
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=[] if k == "all weights" else pytest.mark.slow) for k in KINDS])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_kill_while_a_checkpoint_is_written_costs_only_that_one(tmp_path: Path, kind: str) -> None:
     """Step 2 is being written when step 3 was learned; the resumed run equals the one that was not killed."""
     make_tiny_model(tmp_path / "model")

@@ -271,7 +271,7 @@ class Stop:
 @pytest.mark.parametrize(
     ("hook", "times", "said"),
     [
-        ("report", 1, "ended early; resume with: agentrig train --resume"),
+        pytest.param("report", 1, "ended early; resume with: agentrig train --resume", marks=pytest.mark.slow),
         ("step", 2, "ended at once; step 1 was not saved, so a resume starts over; resume with: agentrig train"),
     ],
 )
@@ -294,6 +294,7 @@ def test_a_run_that_is_stopped_says_so_and_what_it_has_lost(
     assert (lost in caplog.text) == (hook == "step")
 
 
+@pytest.mark.slow
 def test_a_second_signal_after_the_last_step_names_the_report(toy_plan: MakePlan, tmp_path: Path) -> None:
     plan = toy_plan("algorithm.steps=2")
     plan.registry.add_observer(Stop("end", 2), "stop")

@@ -187,10 +187,11 @@ def resumed_after(make: MakePlan, step: int, *setting: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("steps", "more", "said"),
     [
-        pytest.param((WRONG,) * 4, [], "step 6: all 12 rollouts got the reward 0", marks=pytest.mark.slow),
+        ((WRONG,) * 4, [], "step 6: all 12 rollouts got the reward 0"),
         ((MIXED,) * 4, ["algorithm.figures.grad_norm=nan"], "steps 1 and 2: grad_norm nan"),
     ],
 )
+@pytest.mark.slow
 def test_a_resumed_run_stops_where_an_uninterrupted_one_does(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path, steps: Sequence[tuple[str, str]], more: list[str], said: str
 ) -> None:

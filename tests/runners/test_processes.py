@@ -250,6 +250,7 @@ pool.close()
 """
 
 
+@pytest.mark.slow
 def test_an_agent_that_writes_to_all_descriptors_is_one_typed_failure(model: ModelServer, toy_file: str) -> None:
     """The pipes of multiprocessing's own processes are among them: their tracebacks would fill the terminal."""
     words = [sys.executable, "-c", EVERYWHERE, toy_file, model.url]
@@ -348,6 +349,7 @@ def test_a_runner_that_is_killed_is_replaced_and_its_rollouts_run_again(
     assert "get new samples, so the seed will not repeat this run" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_agent_that_kills_its_process_is_a_failure_after_its_retries(
     model: ModelServer, start: Start, tmp_path: Path
 ) -> None:

@@ -187,7 +187,7 @@ def test_a_resumed_run_without_a_checkpoint_changes_nothing_before_its_learner_i
     assert session.calls[:3] == [("plan", 1), ("report", "before", 0), ("end", 1)]
 
 
-@pytest.mark.parametrize("value", [0.0, 0.5])
+@pytest.mark.parametrize("value", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 def test_a_server_that_answered_with_another_model_until_the_first_transfer_is_named(model_dir, tmp_path, value):
     """Its answers were the accuracy before training: a gain over another model is none."""
 
