@@ -35,7 +35,7 @@ from typing import Any
 
 import attrs
 import psutil
-from kills import Wrong, check_left, check_steps
+import pyarrow.parquet as pq
 
 from agentrig.testing.tiny_model import make_tiny_model
 
@@ -58,6 +58,10 @@ SETTINGS = (
     'algorithm.final="last"', "algorithm.save_every=2", "server.threads=1", "hardware.threads=1",
     "runners.n=2", "runners.threads=4", "runners.deadline_s=3", "run.failure_limit=0.99", "run.report_tasks=2",
 )  # fmt: skip
+
+
+class Wrong(Exception):
+    """A run lost, doubled or left something."""
 
 
 @attrs.define
@@ -278,6 +282,49 @@ class _Steps:
         self.place += len(new)
         self.count += new.count(b"\n")
         return self.count
+
+
+def check_steps(run: Path, *, rollouts: int) -> list[dict[str, Any]]:
+    """Each step once, in metrics and rollouts; return the lines of `metrics.jsonl`."""
+    metrics = run / "metrics.jsonl"
+    text = metrics.read_text() if metrics.exists() else ""
+    lines = [json.loads(line) for line in text.split("\n")[:-1]]  # the last one may be cut short
+    found = [line["step"] for line in lines]
+    if found != list(range(1, len(found) + 1)):
+        raise Wrong(f"steps {found} are in metrics.jsonl")
+    seen: Counter[str] = Counter()
+    for step in found:
+        rows = pq.read_table(run / "rollouts" / f"train-{step:05d}.parquet", columns=["id", "step"]).to_pylist()
+        if len(rows) != rollouts or {row["step"] for row in rows} != {step}:
+            raise Wrong(f"step {step} has {len(rows)} rollouts of steps { {row['step'] for row in rows} }")
+        seen.update(row["id"] for row in rows)
+    if seen and max(seen.values()) > 1:
+        raise Wrong("a rollout is there twice")
+    return lines
+
+
+def check_left(tmp: Path, *, within_s: float = 20.0) -> None:
+    """No process and no shared memory of launches with this temporary folder is left."""
+    end = time.monotonic() + within_s
+    while (left := processes_of(tmp)) and time.monotonic() < end:
+        time.sleep(0.1)
+    if left:
+        raise Wrong(f"processes are left: {[p.cmdline() for p in left]}")
+    if memory := list(Path("/dev/shm").glob("*agentrig*")):
+        raise Wrong(f"shared memory is left: {memory}")
+
+
+def processes_of(tmp: Path) -> list[psutil.Process]:
+    """Return the living processes that launches with this temporary folder have started."""
+    return [p for p in psutil.process_iter() if started_with(p, "TMPDIR").startswith(str(tmp))]
+
+
+def started_with(process: psutil.Process, name: str) -> str:
+    """Return a variable that a living process was started with; empty where nobody can say."""
+    try:
+        return str(process.environ().get(name, "")) if process.status() != psutil.STATUS_ZOMBIE else ""
+    except (psutil.Error, OSError):
+        return ""
 
 
 def ledger_of(lines: list[dict[str, Any]]) -> dict[str, Any]:
