@@ -518,14 +518,6 @@ def test_dev_says_when_no_call_would_be_trained_on(here: Path, model: ModelServe
     assert "would be trained on" not in invoke(*words).stderr
 
 
-def test_predictions_of_a_measurement_that_did_not_begin_leave_no_file(tmp_path: Path) -> None:
-    file = tmp_path / "predictions.jsonl"
-    words = ["eval", "mini", "runners.use=lightning", "runners.n=0", "--limit", "2", "--save", str(file)]
-    done = CliRunner().invoke(main, words)
-    assert "a measurement runs the agent on this machine" in done.output, done.output
-    assert not file.exists()
-
-
 WITHOUT = "import sys\nsys.modules[sys.argv.pop(1)] = None\nfrom agentrig.cli.entry import main\nmain(sys.argv[1:])"
 
 

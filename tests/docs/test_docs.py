@@ -16,7 +16,7 @@ from agentrig.plugins import hookspecs
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", *ROOT.glob("plugins/*/README.md")])
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("README*.md"), *ROOT.glob("plugins/*/README.md")])
 HOOKS = [name for name in dir(hookspecs) if name.startswith(("register_", "on_"))]
 
 
@@ -54,35 +54,6 @@ def test_the_python_versions_are_stated_once_and_are_those_of_the_distribution()
         if (found := re.findall(r"Python (3\.\d+ or 3\.\d+)", page.read_text("utf-8")))
     }
     assert stated == {"docs/install.md": [wanted]}
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
-def test_the_first_screen_shows_what_a_reader_gets(page: str) -> None:
-    """A picture, an example before and after, and what to type; words are explained before they are used."""
-    text = (ROOT / page).read_text("utf-8")
-    first = text[: text.index("\nagentrig why ") + 200]
-    assert len(first.split()) < 220
-    assert first.count("\n![") == 1
-    assert [f"| {when} | `SELECT" in first for when in ("before", "after")] == [True, True]
-    assert re.findall(r"^agentrig (\w+)", first, re.M) == ["train", "watch", "why"]
-    assert "make test" not in first
-    for word in ("triplet", "adapter"):
-        used = re.search(rf"\b{word}", text)
-        assert used is None or used.start() == text.index(f"**{word}**") + 2, word
-
-
-NO_NEXT_STEP = ("index.md", "reference.md", "reference/", "decisions/")
-
-
-@pytest.mark.parametrize(
-    "page",
-    [p for p in PAGES if p.is_relative_to(DOCS) and not str(p.relative_to(DOCS)).startswith(NO_NEXT_STEP)],
-    ids=lambda p: str(p.relative_to(DOCS)),
-)
-def test_a_page_ends_with_the_next_step(page: Path) -> None:
-    last = re.split(r"^## ", page.read_text("utf-8"), flags=re.M)[-1]
-    assert last.startswith(("What next\n", "接下来\n"))
-    assert "](" in last
 
 
 SAYS = """

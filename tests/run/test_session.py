@@ -192,14 +192,6 @@ def test_a_run_that_would_learn_nothing_stops_in_its_first_step(
     assert (run / "rollouts" / "train-00001.parquet").is_file()  # the rollouts were written
 
 
-def test_an_agent_with_its_own_sampling_settings_ends_the_run(toy_plan: MakePlan) -> None:
-    expected = (
-        r"step 1: 6 of 12 calls were sampled with temperature 0\.1, the run's is 0\.8: .*\n.*algorithm\.temperature"
-    )
-    with pytest.raises(RunStopped, match=expected):
-        train(toy_plan("tasks.do=['cold', '']"))
-
-
 def test_an_interrupted_run_keeps_a_checkpoint_and_resumes(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path
 ) -> None:
