@@ -15,7 +15,8 @@ from packaging.specifiers import SpecifierSet
 from agentrig.plugins import hookspecs
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
+
+
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("README*.md"), *ROOT.glob("plugins/*/README.md")])
 HOOKS = [name for name in dir(hookspecs) if name.startswith(("register_", "on_"))]
 
