@@ -145,17 +145,6 @@ def test_the_table_of_faults_in_the_docs_counts_those_of_each_link() -> None:
     assert [link for link, n in counts.items() if f"| `{link}` ({n}) |" not in page] == []
 
 
-def test_why_warns_of_inputs_that_the_prompts_cut_off(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cut = PLUGIN.replace('"content": given["text"]', '"content": given["text"][:21]')
-    monkeypatch.setattr(audited_runs, "PLUGIN", cut.replace('f"{split} {word}"', 'f"{split} {word}, and say it all"'))
-    run = trained(tmp_path, model, "algorithm.steps=1")
-    note = verdicts(run)[1]["tasks"]["note"]
-    assert re.match(r"the prompts cut off inputs of \d of \d tasks: text of task train-\d, 21 of \d\d characters", note)
-    assert f"the auditor noted: {note}" in [finding.text for finding in diagnose(run).warnings]
-
-
 @pytest.mark.slow
 def test_why_warns_of_invalid_scores_that_a_second_scoring_finds_valid(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -147,6 +147,7 @@ def test_a_run_from_start_to_end(model: ModelServer, toy_plan: MakePlan, tmp_pat
     assert not (run / "error.json").exists()
 
 
+@pytest.mark.slow
 def test_a_metric_that_is_not_finite_is_null_in_the_metrics_and_named_once(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -415,6 +416,7 @@ def test_an_algorithm_must_report_the_weight_change(
         train(attrs.evolve(plan, components={**plan.components, "algorithm": silent}))
 
 
+@pytest.mark.slow
 def test_a_warning_has_the_step_that_is_under_way(toy_plan: MakePlan, tmp_path: Path) -> None:
     class Warns:
         @hookimpl
