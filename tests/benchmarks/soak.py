@@ -26,10 +26,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +35,7 @@ import attrs
 import psutil
 import pyarrow.parquet as pq
 
+from agentrig.testing.scripted import scripted_server
 from agentrig.testing.tiny_model import make_tiny_model
 
 PLUGIN = Path(__file__).with_name("soak_plugin.py")
@@ -343,29 +342,17 @@ def ledger_of(lines: list[dict[str, Any]]) -> dict[str, Any]:
     return {"calls": dict(total), "dropped": dict(dropped), "failures": dict(failures)}
 
 
-class Other(BaseHTTPRequestHandler):
-    """A chat server that answers at once, with token ids that nobody has sampled."""
-
-    def do_POST(self) -> None:
-        """Answer."""
-        self.rfile.read(int(self.headers["Content-Length"]))
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": "other"},
-            "finish_reason": "stop",
-            "token_ids": [5],
-        }
-        body = json.dumps(
-            {"id": "o", "object": "chat.completion", "prompt_token_ids": [1], "choices": [choice]}
-        ).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Be quiet."""
+def run(soak: Soak, folder: Path) -> dict[str, Any]:
+    """Return the figures of a soak; exit with its history when something is wrong."""
+    try:
+        return soak.go()
+    except Wrong as error:
+        log = (folder / "log").read_text(errors="replace")[-3000:]
+        print("\n".join(soak.history), f"\n{log}\n{folder} has what is there; wrong: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    finally:
+        if soak.process is not None and soak.process.poll() is None:
+            soak.process.kill()
 
 
 def main() -> None:
@@ -378,20 +365,10 @@ def main() -> None:
     for part in ("t", "wishes"):
         (folder / part).mkdir()
     make_tiny_model(folder / "model", hidden=64)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Other)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    soak = Soak(folder, options.steps, options.seed, f"http://127.0.0.1:{server.server_port}/v1")
     begun = time.monotonic()
-    try:
-        figures = soak.go()
-    except Wrong as error:
-        log = (folder / "log").read_text(errors="replace")[-3000:]
-        print("\n".join(soak.history), f"\n{log}\n{folder} has what is there; wrong: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
-    finally:
-        if soak.process is not None and soak.process.poll() is None:
-            soak.process.kill()
-        server.shutdown()
+    with scripted_server("other") as other:  # it answers with token ids that nobody has sampled
+        soak = Soak(folder, options.steps, options.seed, other.url)
+        figures = run(soak, folder)
     wall = time.monotonic() - begun
     timed = {"wall_s": round(wall), "s a step": round(wall / options.steps, 2)}
     print(json.dumps({"seed": options.seed, "steps": options.steps, **figures, **timed}, indent=1))

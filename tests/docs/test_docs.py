@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -55,31 +52,6 @@ def test_the_python_versions_are_stated_once_and_are_those_of_the_distribution()
         if (found := re.findall(r"Python (3\.\d+ or 3\.\d+)", page.read_text("utf-8")))
     }
     assert stated == {"docs/install.md": [wanted]}
-
-
-SAYS = """
-setup:
-\t@echo $@ has ended
-lint:
-\t@sleep 0.2; echo lint has ended; exit $(LINT)
-test:
-\t@echo the first test; sleep 1; echo 9 passed in 1 s
-"""
-
-
-@pytest.mark.parametrize("lint", [0, 1])
-def test_ci_fails_if_a_part_fails_and_prints_the_tests_last(tmp_path: Path, lint: int) -> None:
-    """`.ci/run` itself, with a Makefile whose targets only print."""
-    (tmp_path / ".ci").mkdir()
-    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
-    (tmp_path / "Makefile").write_text(SAYS)
-    own = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
-    done = subprocess.run([tmp_path / ".ci" / "run"], env={**own, "LINT": str(lint)}, capture_output=True, text=True)
-    lines = done.stdout.splitlines()
-    assert lines[0] == "setup has ended"
-    assert lines[1] == "lint has ended"
-    assert lines[2:] == ["the first test", "9 passed in 1 s"]
-    assert (done.returncode != 0) is bool(lint)
 
 
 def test_ci_runs_lint_and_the_readmes_test_command() -> None:
