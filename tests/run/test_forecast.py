@@ -234,6 +234,7 @@ def test_more_failures_than_a_run_allows_are_the_verdict(toy_plan: Callable[...,
     assert "loop of its own" in found["step"]["updated"]
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_is_named_first(monkeypatch: pytest.MonkeyPatch) -> None:
     from agentrig_grpo.server.handle import Embedded
 

@@ -303,6 +303,7 @@ def test_a_write_that_outlasts_the_next_step(tmp_path: Path) -> None:
     assert json.loads((slow / "summary.json").read_text())["checkpoints"]["written"] == 4
 
 
+@pytest.mark.slow
 def test_a_run_whose_checkpoint_can_not_fit_does_not_begin_its_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def test_an_installed_package_that_cannot_be_loaded_says_why(tmp_path: Path, mon
         assert "Did you mean" not in result.stderr
 
 
+@pytest.mark.slow
 def test_what_is_tried_on_tasks_that_cannot_be_loaded_is_skipped(tmp_path: Path) -> None:
     text = (
         Path(FILE)
