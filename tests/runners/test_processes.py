@@ -260,51 +260,6 @@ def test_an_agent_that_writes_to_all_descriptors_is_one_typed_failure(model: Mod
     assert len(done.stderr.splitlines()) <= 6, done.stderr
 
 
-KILLED = """
-import os, sys
-from agentrig import Endpoint
-from agentrig.processes.scratch import temporary_files
-from agentrig.pools import Job
-from agentrig.runners.jobs import AgentPlan
-from agentrig.runners.processes import Pool
-with temporary_files() as folder:
-    (folder / "file").write_text("left")
-    pool = Pool(AgentPlan(name="toy", config={}, files=(sys.argv[1],)), n=2, threads=1, deadline_s=60.0, retries=0)
-    pool.start()
-    for number in range(2):
-        given = {"number": number, "do": "daemon-", "sleep": sys.argv[3]}
-        endpoint = Endpoint(base_url=sys.argv[2], model="toy-model", token_ids=True)
-        pool.submit(Job(id=f"job-{number}", input=given, endpoint=endpoint))
-    found = 0
-    while found < 2:
-        found += len(pool.poll(0.1))
-    print(folder, flush=True)
-    os.kill(os.getpid(), 9)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a guard adopts orphans on Linux")
-def test_the_guards_of_a_killed_run_remove_its_temporary_files(
-    model: ModelServer, toy_file: str, tmp_path: Path
-) -> None:
-    word = f"6{os.getpid()}1"
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, toy_file, model.url, word],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=120,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-    assert done.returncode == -signal.SIGKILL
-    folder = Path(done.stdout.strip())
-    assert folder.parent == tmp_path
-    end = time.monotonic() + 40
-    while folder.exists() and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not folder.exists()
-    assert sleeping(word) == []
-
-
 def test_a_stuck_rollout_ends_at_its_deadline_and_the_others_continue(model: ModelServer, start: Start) -> None:
     pool = start(deadline_s=3.0, retries=0)
     pool.poll(0.1)

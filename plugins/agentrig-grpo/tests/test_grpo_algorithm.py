@@ -337,17 +337,6 @@ def test_solved_tasks_end_a_run_normally(model_dir, tmp_path):
     assert [c for c in resumed.calls if c[0] in ("end", "report")] == [("report", "after", 2)]
 
 
-@pytest.mark.slow
-def test_lora_trains_end_to_end(model_dir, tmp_path):
-    session = FakeSession(tmp_path / "run")
-    config = config_of(model_dir, steps=2, validate_every=0, lora_rank=4, kl_loss_coef=0.01, save_every=1)
-    Loop(Grpo(config)).run(session)
-    assert all(line["ratio_max"] == pytest.approx(1.0, abs=2e-3) for line in session.lines)
-    resumed = FakeSession(tmp_path / "resumed", checkpoint=session.saved[1], first_step=2)
-    Loop(Grpo(config)).run(resumed)
-    assert resumed.lines[0]["loss"] == pytest.approx(session.lines[1]["loss"], rel=1e-3, abs=1e-6)
-
-
 def test_a_broken_accelerator_is_never_replaced_by_the_cpu():
     @attrs.frozen(kw_only=True)
     class Broken(Cpu):
