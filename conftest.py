@@ -17,6 +17,9 @@ import pytest
 
 ROOT = Path(__file__).parent
 
+# Hundreds of processes import agentrig. Each would compile it again where the environment says to write no byte code.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Workers have more threads than the machine has cores. OpenMP's would wait by spinning, at the cost of the others.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

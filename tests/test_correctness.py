@@ -104,7 +104,7 @@ SMALL = ["algorithm.steps=1", "run.validation_tasks=4", "run.report_tasks=4", "a
 @pytest.mark.parametrize(
     ("more", "accuracy"),
     [
-        ([], 0.0),
+        pytest.param([], 0.0, marks=pytest.mark.slow),
         (["spec"], 0.5),
         pytest.param(["run.correct_at=0.5"], 0.5, marks=pytest.mark.slow),
         pytest.param(["reward.says=true"], 0.5, marks=pytest.mark.slow),

@@ -8,6 +8,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,12 @@ def imported(folder: Path) -> Iterator[tuple[str, str]]:
                 yield top, f"{file.relative_to(folder)}:{node.lineno}"
 
 
+brought = cache(importlib.metadata.packages_distributions)
+
+
 def undeclared(folder: Path) -> list[str]:
     declared = {requirement.name.lower() for requirement in requirements(folder)}
-    brings = importlib.metadata.packages_distributions()
+    brings = brought()
     optional = OPTIONAL.keys() | (CORE.keys() if folder == ROOT else ())
     missing = []
     for top, where in imported(folder):

@@ -51,25 +51,6 @@ def test_a_holder_leaves_or_takes(what: str, gib: float, taken: float) -> None:
     assert script.to_take(what, gib, 70 * GIB, 80 * GIB) == taken * GIB
 
 
-def test_a_holder_takes_no_more_than_there_is() -> None:
-    assert script.to_take("take", 1000, 70 * GIB, 80 * GIB) == int((70 - script.TOO_MUCH) * GIB)
-
-
-def test_a_holder_is_a_process_that_ends() -> None:
-    with script.Holder.started("cpu") as holder:
-        assert holder.ask("take", 0.25).startswith("0.2 GiB were taken")
-        assert holder.process.poll() is None
-    assert holder.process.wait(10) is not None
-
-
-def test_a_holder_that_dies_is_told() -> None:
-    with script.Holder.started("cpu") as holder:
-        holder.process.kill()
-        holder.process.wait()
-        with pytest.raises(script.HolderFailed, match="has died"):
-            holder.ask("leave", 2)
-
-
 def test_a_model_without_content_is_refused_by_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from agentrig_grpo import checks, memory, planning
 
@@ -94,20 +75,6 @@ def test_a_model_without_content_is_refused_by_the_plan(tmp_path: Path, monkeypa
                 attention="sdpa",
                 server=ServerNeed(weights=2 * shape.parameters, beside=GIB, cache=GIB, calls=32),
             )
-
-
-def test_names_of_cases_are_checked() -> None:
-    assert len({case.name for case in script.CASES}) == len(script.CASES)
-    assert [case.name for case in script.chosen("free-2", "cuda")] == ["free-2"]
-    assert {case.shape for case in script.chosen("", "cpu")} == {"18m"}
-    with pytest.raises(SystemExit, match="no such case: fre"):
-        script.chosen("fre", "cuda")
-
-
-def test_cases_are_not_started_without_time(tmp_path: Path) -> None:
-    result = script.Bench(tmp_path, "cpu", None, until=time.monotonic() + 1).result(CASE)
-    assert (result["ok"], result["why"]) == (False, "not run: no time is left")
-    assert script.table([result]).endswith("0 of 1 cases are ok")
 
 
 @pytest.mark.slow

@@ -504,7 +504,7 @@ def test_a_reward_changes_nothing_but_its_own_copies(many: bool) -> None:
     assert repr([(t.input, t.private, t.row, o, trace) for t, o, trace in rollouts]) == before
 
 
-@pytest.mark.parametrize("process", [False, True])
+@pytest.mark.parametrize("process", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_reward_may_score_each_call(toy_plan: Callable[..., Plan], process: bool) -> None:
     plan = toy_plan(f"run.reward_process={str(process).lower()}", "reward.calls=true")
     task = Task(id="t-1", input={"number": 1}, private={"parity": "odd", "gold": "gold"})

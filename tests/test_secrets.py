@@ -140,7 +140,8 @@ train(plan)
 """
 
 
-@pytest.mark.parametrize("granted", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("granted", [False, True])
 def test_runners_get_what_their_agent_declares(
     model: ModelServer, tmp_path: Path, toy_file: str, granted: bool
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from audited_runs import tiny_model, trained
 from click.testing import CliRunner
+from quick import quick_first
 
 from agentrig.audit.verdicts import LINKS
 from agentrig.cli import main
@@ -191,7 +192,14 @@ CHANGES: dict[str, tuple[str, Callable[[Path], None]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CHANGES)
+QUICK = (
+    *("a task of another step", "another text", "a log-probability", "two rewards", "an advantage"),
+    *("a gradient's size", "moments", "NaN as what the server's answer differs by", "the stated accuracy"),
+)
+"""One for each link."""
+
+
+@pytest.mark.parametrize("name", quick_first(CHANGES, QUICK))
 def test_a_changed_record_is_named_with_its_link(name: str, run: Path) -> None:
     link, change = CHANGES[name]
     change(run)

@@ -116,6 +116,7 @@ def test_repeats_within_groups_are_seen_in_calls_that_no_model_computed(
     assert verdicts(tmp_path / "run")[1].keys() == set(LINKS)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_other_weights_is_no_model_to_export_and_why_names_it(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,17 +145,7 @@ def test_the_table_of_faults_in_the_docs_counts_those_of_each_link() -> None:
     assert [link for link, n in counts.items() if f"| `{link}` ({n}) |" not in page] == []
 
 
-def test_why_warns_of_inputs_that_the_prompts_cut_off(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cut = PLUGIN.replace('"content": given["text"]', '"content": given["text"][:21]')
-    monkeypatch.setattr(audited_runs, "PLUGIN", cut.replace('f"{split} {word}"', 'f"{split} {word}, and say it all"'))
-    run = trained(tmp_path, model, "algorithm.steps=1")
-    note = verdicts(run)[1]["tasks"]["note"]
-    assert re.match(r"the prompts cut off inputs of \d of \d tasks: text of task train-\d, 21 of \d\d characters", note)
-    assert f"the auditor noted: {note}" in [finding.text for finding in diagnose(run).warnings]
-
-
+@pytest.mark.slow
 def test_why_warns_of_invalid_scores_that_a_second_scoring_finds_valid(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +157,7 @@ def test_why_warns_of_invalid_scores_that_a_second_scoring_finds_valid(
     assert f"the auditor noted: {note}" in [finding.text for finding in diagnose(run).warnings]
 
 
+@pytest.mark.slow
 def test_of_a_credit_of_ones_own_only_the_advantages_are_not_looked_at(model: Path, tmp_path: Path) -> None:
     found = verdicts(trained(tmp_path, model, "credit.use=bar"))
     results = {link: each["result"] for link, each in found[2].items()}

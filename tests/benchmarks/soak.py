@@ -26,17 +26,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import attrs
 import psutil
-from kills import Wrong, check_left, check_steps
+import pyarrow.parquet as pq
 
+from agentrig.testing.scripted import scripted_server
 from agentrig.testing.tiny_model import make_tiny_model
 
 PLUGIN = Path(__file__).with_name("soak_plugin.py")
@@ -58,6 +57,10 @@ SETTINGS = (
     'algorithm.final="last"', "algorithm.save_every=2", "server.threads=1", "hardware.threads=1",
     "runners.n=2", "runners.threads=4", "runners.deadline_s=3", "run.failure_limit=0.99", "run.report_tasks=2",
 )  # fmt: skip
+
+
+class Wrong(Exception):
+    """A run lost, doubled or left something."""
 
 
 @attrs.define
@@ -280,6 +283,49 @@ class _Steps:
         return self.count
 
 
+def check_steps(run: Path, *, rollouts: int) -> list[dict[str, Any]]:
+    """Each step once, in metrics and rollouts; return the lines of `metrics.jsonl`."""
+    metrics = run / "metrics.jsonl"
+    text = metrics.read_text() if metrics.exists() else ""
+    lines = [json.loads(line) for line in text.split("\n")[:-1]]  # the last one may be cut short
+    found = [line["step"] for line in lines]
+    if found != list(range(1, len(found) + 1)):
+        raise Wrong(f"steps {found} are in metrics.jsonl")
+    seen: Counter[str] = Counter()
+    for step in found:
+        rows = pq.read_table(run / "rollouts" / f"train-{step:05d}.parquet", columns=["id", "step"]).to_pylist()
+        if len(rows) != rollouts or {row["step"] for row in rows} != {step}:
+            raise Wrong(f"step {step} has {len(rows)} rollouts of steps { {row['step'] for row in rows} }")
+        seen.update(row["id"] for row in rows)
+    if seen and max(seen.values()) > 1:
+        raise Wrong("a rollout is there twice")
+    return lines
+
+
+def check_left(tmp: Path, *, within_s: float = 20.0) -> None:
+    """No process and no shared memory of launches with this temporary folder is left."""
+    end = time.monotonic() + within_s
+    while (left := processes_of(tmp)) and time.monotonic() < end:
+        time.sleep(0.1)
+    if left:
+        raise Wrong(f"processes are left: {[p.cmdline() for p in left]}")
+    if memory := list(Path("/dev/shm").glob("*agentrig*")):
+        raise Wrong(f"shared memory is left: {memory}")
+
+
+def processes_of(tmp: Path) -> list[psutil.Process]:
+    """Return the living processes that launches with this temporary folder have started."""
+    return [p for p in psutil.process_iter() if started_with(p, "TMPDIR").startswith(str(tmp))]
+
+
+def started_with(process: psutil.Process, name: str) -> str:
+    """Return a variable that a living process was started with; empty where nobody can say."""
+    try:
+        return str(process.environ().get(name, "")) if process.status() != psutil.STATUS_ZOMBIE else ""
+    except (psutil.Error, OSError):
+        return ""
+
+
 def ledger_of(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Return where all recorded calls are; a step whose sums do not close is wrong."""
     total: Counter[str] = Counter()
@@ -296,29 +342,17 @@ def ledger_of(lines: list[dict[str, Any]]) -> dict[str, Any]:
     return {"calls": dict(total), "dropped": dict(dropped), "failures": dict(failures)}
 
 
-class Other(BaseHTTPRequestHandler):
-    """A chat server that answers at once, with token ids that nobody has sampled."""
-
-    def do_POST(self) -> None:
-        """Answer."""
-        self.rfile.read(int(self.headers["Content-Length"]))
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": "other"},
-            "finish_reason": "stop",
-            "token_ids": [5],
-        }
-        body = json.dumps(
-            {"id": "o", "object": "chat.completion", "prompt_token_ids": [1], "choices": [choice]}
-        ).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Be quiet."""
+def run(soak: Soak, folder: Path) -> dict[str, Any]:
+    """Return the figures of a soak; exit with its history when something is wrong."""
+    try:
+        return soak.go()
+    except Wrong as error:
+        log = (folder / "log").read_text(errors="replace")[-3000:]
+        print("\n".join(soak.history), f"\n{log}\n{folder} has what is there; wrong: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    finally:
+        if soak.process is not None and soak.process.poll() is None:
+            soak.process.kill()
 
 
 def main() -> None:
@@ -331,20 +365,10 @@ def main() -> None:
     for part in ("t", "wishes"):
         (folder / part).mkdir()
     make_tiny_model(folder / "model", hidden=64)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Other)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    soak = Soak(folder, options.steps, options.seed, f"http://127.0.0.1:{server.server_port}/v1")
     begun = time.monotonic()
-    try:
-        figures = soak.go()
-    except Wrong as error:
-        log = (folder / "log").read_text(errors="replace")[-3000:]
-        print("\n".join(soak.history), f"\n{log}\n{folder} has what is there; wrong: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
-    finally:
-        if soak.process is not None and soak.process.poll() is None:
-            soak.process.kill()
-        server.shutdown()
+    with scripted_server("other") as other:  # it answers with token ids that nobody has sampled
+        soak = Soak(folder, options.steps, options.seed, other.url)
+        figures = run(soak, folder)
     wall = time.monotonic() - begun
     timed = {"wall_s": round(wall), "s a step": round(wall / options.steps, 2)}
     print(json.dumps({"seed": options.seed, "steps": options.steps, **figures, **timed}, indent=1))

@@ -75,7 +75,7 @@ FEW = (
 )
 """Appended to every `agentrig train` that is run: the page's command takes minutes."""
 
-CHEAP = re.compile(r"^agentrig (plugins|dev|doctor|data)\b")
+CHEAP = re.compile(r"^agentrig (plugins|dev|doctor(?! mini$)|data)\b")
 """Commands that the default tests run too, each in a test of its own."""
 
 PAGES_FILES = {"README.md": "my_agent.py"}
@@ -172,13 +172,11 @@ def test_a_command_parses(command: Command, place: Path, monkeypatch: pytest.Mon
         "uv": parse_files,
         "uvx": parse_uvx,
         "cd": parse_folder,
-        "export": parse_export,
-        "source": parse_source,
         ".": parse_activate,
-        "modelscope": parse_modelscope,
         "ray": parse_ray,
-        "tensorboard": parse_tensorboard,
     }
+    if program in ("export", "source", "modelscope", "tensorboard"):  # not of agentrig
+        return
     if program in checks:
         checks[program](list(words))
     else:
@@ -292,14 +290,6 @@ def parse_folder(words: list[str]) -> None:
     assert Path(words[0]).is_dir()
 
 
-def parse_export(words: list[str]) -> None:
-    assert all(re.fullmatch(r"[A-Z_]+=\S+", word) for word in words)
-
-
-def parse_source(words: list[str]) -> None:
-    assert words[0].endswith(".sh")
-
-
 def parse_activate(words: list[str]) -> None:
     """The environment is where `make setup` makes it."""
     folder, _, rest = words[0].partition("/")
@@ -311,16 +301,6 @@ def parse_ray(words: list[str]) -> None:
     from ray.scripts.scripts import cli
 
     cli.commands[words[0]].make_context(f"ray {words[0]}", words[1:])
-
-
-def parse_modelscope(words: list[str]) -> None:
-    """Its options are those of modelscope 1.40, which is not installed here."""
-    assert words[0] == "download"
-    assert {w for w in words if w.startswith("--")} <= {"--model", "--local_dir", "--revision", "--cache_dir"}
-
-
-def parse_tensorboard(words: list[str]) -> None:
-    assert words[0] == "--logdir"
 
 
 def parse_script(words: list[str]) -> None:

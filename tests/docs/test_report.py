@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -112,13 +110,3 @@ def test_the_report_reads_the_files_of_a_session(directory: Path):
     assert "length-is-odd" in text
     assert "of 30" in text  # where the two rewards disagree, of the training rollouts that were scored
     assert "trained reward 1, length-is-odd 0" in text
-
-
-def test_report_and_display_import_nothing_heavy():
-    code = (
-        "import sys, agentrig.view, agentrig.view.live, agentrig.view.terminal; "
-        "heavy = {'matplotlib', 'pyarrow', 'jinja2', 'numpy', 'torch', 'agentlightning'} & set(sys.modules); "
-        "sys.exit(', '.join(sorted(heavy)) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

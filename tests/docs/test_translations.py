@@ -43,18 +43,3 @@ def test_a_translation_and_its_original_link_to_each_other(page: Path) -> None:
     original = original_of(page)
     assert f"[中文]({page.name})" in original.read_text("utf-8")
     assert f"[English]({original.name})" in page.read_text("utf-8")
-
-
-@pytest.mark.parametrize("page", TRANSLATED, ids=lambda p: p.name)
-def test_the_links_of_a_translation_exist(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text("utf-8")):
-        assert (page.parent / target).exists(), target
-
-
-def test_the_pages_that_are_translated() -> None:
-    assert [str(page.relative_to(ROOT)) for page in TRANSLATED] == [
-        "README.zh.md",
-        "docs/how-to/npu.zh.md",
-        "docs/quickstart.zh.md",
-        "docs/tutorials/train-the-reference-agent.zh.md",
-    ]

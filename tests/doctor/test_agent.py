@@ -35,8 +35,9 @@ def test_the_calls_that_would_be_trained_on_are_counted() -> None:
     [
         (["adapter.match=check"], "none of its calls would be trained on. The adapter toy-match kept none of 1 call",
          "adapter.match=write_query"),
-        (['tasks.do=["no-call"]'], "No call to the model was recorded", "Does the agent call endpoint.base_url?"),
-        (['tasks.do=["raise"]'], "this agent cannot count", "agentrig dev"),
+        pytest.param(['tasks.do=["no-call"]'], "No call to the model was recorded",
+                     "Does the agent call endpoint.base_url?", marks=pytest.mark.slow),
+        pytest.param(['tasks.do=["raise"]'], "this agent cannot count", "agentrig dev", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_an_agent_without_a_call_to_train_on_is_a_warning(overrides: list[str], evidence: str, cure: str) -> None:

@@ -268,6 +268,7 @@ print(1)
 """
 
 
+@pytest.mark.slow
 def test_memory_that_forked_processes_share_counts_once() -> None:
     program = [sys.executable, "-I", "-S", "-c", FORKS]
     with recording("r", token_ids=True) as recorder:

@@ -6,8 +6,6 @@ import json
 import logging
 import re
 import secrets
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -160,18 +158,3 @@ def test_the_reference_agent_has_the_same_triplets_through_tap_and_gateway(serve
 @pytest.mark.slow
 def test_the_same_for_five_hundred_tasks(served: Any) -> None:
     same_through_both(served, 500)
-
-
-@pytest.mark.slow
-def test_a_training_through_the_gateway(tmp_path: Path) -> None:
-    words = ["train", "mini", "gateway.use=on", "algorithm.steps=2", "run.name=a", "hardware.threads=1"]
-    words += ["algorithm.tasks_per_step=4", "algorithm.group_size=4", "run.validation_tasks=4", "run.report_tasks=4"]
-    command = [sys.executable, "-m", "agentrig", *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
-    summary = json.loads((tmp_path / "runs" / "a" / "summary.json").read_text())
-    assert (summary["steps"], summary["train_rollouts"], summary["failures"]) == (2, 32, {})
-    assert summary["transitions_per_rollout"] >= 1
-    assert summary["delivery"]
-    texts = [content(f) for f in (tmp_path / "runs").rglob("*") if f.is_file() and f.suffix != ".safetensors"]
-    assert not [text for text in texts if KEY.search(text)]

@@ -340,7 +340,8 @@ def test_a_killed_run_leaves_no_process_and_no_file(
     command.leaves_nothing()
 
 
-@pytest.mark.parametrize("killed", ["validate", pytest.param("run", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["validate", "run"])
 def test_the_next_command_removes_the_files_of_a_killed_one(tmp_path: Path, start: Start, killed: str) -> None:
     if killed == "validate":
         command, made = start("validate", "agentrig-langgraph-sql"), scratch.LOCK

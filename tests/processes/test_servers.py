@@ -97,7 +97,7 @@ def test_a_server_has_a_grace_period_to_end_by_itself(handler):
     assert not psutil.pid_exists(server.pid)
 
 
-@pytest.mark.parametrize("dies", [False, True], ids=["stopped", "died"])
+@pytest.mark.parametrize("dies", [pytest.param(False, marks=pytest.mark.slow), True], ids=["stopped", "died"])
 def test_what_it_has_started_ends_with_it(dies):
     sleeper = "import time; time.sleep(600)"
     server = python(

@@ -239,7 +239,8 @@ def test_a_link_with_a_later_steps_name_is_removed_as_a_link(run: Path) -> None:
     assert whole(run)["checkpoints/step-00002/model.safetensors"] == before["checkpoints/step-00002/model.safetensors"]
 
 
-@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True])
 def test_a_finished_result_stays_until_the_next_checkpoint(
     run: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:

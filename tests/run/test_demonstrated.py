@@ -140,6 +140,7 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_was_not_interrupted(who
     assert [line["digests"] for line in lines(run)] == [line["digests"] for line in lines(whole / "four")]
 
 
+@pytest.mark.slow
 def test_accepted_rollouts_of_a_run_are_learned_token_for_token_and_its_model_goes_on(whole: Path) -> None:
     parent, before = whole / "four", lines(whole / "four")[-1]
     at = parent / "checkpoints" / "step-00004"
@@ -167,6 +168,7 @@ def ids_of(span: dict[str, Any]) -> tuple[Any, Any]:
     return span["attributes"].get("prompt_token_ids"), span["attributes"].get("response_token_ids")
 
 
+@pytest.mark.slow
 def test_a_file_of_chats_is_learned_with_its_ids_where_they_are_this_models(
     whole: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

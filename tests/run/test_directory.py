@@ -179,16 +179,6 @@ def test_a_resumed_run_reports_what_has_changed(tmp_path: Path, toy_file: str) -
     assert manifest_changes({}, after) == []
 
 
-def test_the_last_two_checkpoints_stay_and_those_to_keep(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path / "run")
-    for step in (1, 2, 3):
-        run.checkpoints.save(step, lambda folder: None, keep=step == 2)
-    assert run.checkpoints.steps() == [2, 3]
-    run.checkpoints.save(4, lambda folder: None, keep=False)
-    run.checkpoints.save(5, lambda folder: None, keep=False)
-    assert run.checkpoints.steps() == [2, 4, 5]
-
-
 @pytest.mark.parametrize("at", ["_make_folders", "lock", "write_json", "starting"])
 def test_a_signal_in_the_start_leaves_no_directory(
     toy_plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str

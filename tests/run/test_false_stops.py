@@ -15,7 +15,7 @@ from agentrig.errors import RunStopped
 from agentrig.rollouts import Rollout
 from agentrig.run.trends import Guards
 
-SEEDS = range(int(os.environ.get("AGENTRIG_TEST_SEEDS", "12")))
+SEEDS = range(int(os.environ.get("AGENTRIG_TEST_SEEDS", "5")))
 """A thousand seeds take half an hour; none of them is ended."""
 
 Step = list[Rollout]

@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 import pytest
 from click.testing import CliRunner
+from quick import quick_first
 from rollouts import rollout, trace_of
 
 from agentrig import Triplet
@@ -104,7 +105,7 @@ def plan_of(words: Sequence[str], *more: str) -> Plan:
     return resolve(words[0], overrides=[w for w in words if "=" in w] + list(more), uses=uses, files=[LETTERS])
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", quick_first(RECIPES, ("letters",)))
 def test_which_recipes_can_learn(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few tasks are enough for these."""
     monkeypatch.chdir(tmp_path)
@@ -233,6 +234,7 @@ def test_more_failures_than_a_run_allows_are_the_verdict(toy_plan: Callable[...,
     assert "loop of its own" in found["step"]["updated"]
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_is_named_first(monkeypatch: pytest.MonkeyPatch) -> None:
     from agentrig_grpo.server.handle import Embedded
 

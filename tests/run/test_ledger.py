@@ -22,6 +22,7 @@ from agentrig.run.training import train
 from agentrig.traces import LLM_CALL
 from agentrig.view.calls import rows
 from agentrig.view.causes.calls import line
+from agentrig.view.page import render
 from agentrig.view.reading import read_run
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -44,7 +45,7 @@ def test_every_call_of_an_agent_with_two_nodes_is_counted_once(
         settings = ["algorithm.steps=2", "algorithm.tasks=12", "adapter.match=write", "run.failure_limit=0.5"]
         plan = resolve(
             "toy",
-            overrides=[*own, *settings, "algorithm.report=false", "run.validation_tasks=1"],
+            overrides=[*own, *settings, "algorithm.report=false", "run.validation_tasks=1", 'run.block=["report"]'],
             uses={"adapter": adapter, "agent": "two-nodes"},
             files=[toy_file, str(SUPPORT / "two_nodes.py")],
         )
@@ -64,7 +65,7 @@ def test_every_call_of_an_agent_with_two_nodes_is_counted_once(
     (found,) = line(read_run(run))
     said = "40 handed over to the algorithm toy-number, which does not say what it did with them"
     assert found.text.startswith(f"136 calls: {said}, 96 left out on purpose: 40 {reason}, 16 ")
-    page = (run / "report.html").read_text("utf-8")
+    page = render([read_run(run)])
     assert said in page
     assert f"dropped: {reason}" in page
     assert sum(calls for _, _, calls, _, _ in rows(read_run(run))) == 136

@@ -183,7 +183,9 @@ def test_an_empty_split_cannot_be_measured(own: Callable[..., Plan], tmp_path: P
         assert (done.exit_code, said in done.stderr) == (1, True), done.output
 
 
-@pytest.mark.parametrize("more", ["", "Own.roles = {'train': 'train'}"], ids=["empty", "unnamed"])
+@pytest.mark.parametrize(
+    "more", [pytest.param("", marks=pytest.mark.slow), "Own.roles = {'train': 'train'}"], ids=["empty", "unnamed"]
+)
 def test_a_run_without_validation_and_report_warns_and_trains(
     own: Callable[..., Plan], tmp_path: Path, more: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -325,38 +325,3 @@ def test_a_warm_up_that_is_ended_leaves_no_half_of_a_model(tmp_path: Path) -> No
     begun.communicate(timeout=60)
     assert begun.returncode == 128 + signal.SIGTERM
     assert list(models.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_warm_up_from_a_shipped_model_to_its_end(tmp_path: Path) -> None:
-    """The task of docs/how-to/laptop.md: the model is tried before and after, and is one that a run starts from."""
-    page = (ROOT / "docs" / "how-to" / "laptop.md").read_text("utf-8")
-    (plugin,) = re.findall(r"```python\n# sort_digits\.py\n(.*?)```", page, re.S)
-    (tmp_path / "sort_digits.py").write_text(plugin)
-    words = ["warmup", "sort-digits", "--plugin", "sort_digits.py", "--labels", "60", "--model", "mini"]
-    words += ["--passes", "10"]
-    done = subprocess.run(
-        [sys.executable, "-m", "agentrig", *words, "hardware.threads=1", "runners.n=1"],
-        capture_output=True, text=True, cwd=tmp_path, timeout=250,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = done.stdout.splitlines()
-    assert said[0] == "labels: 60 tasks of the split train"
-    assert re.match(r"mini before: \S+% of 64 training tasks without a label correct, mean reward", said[1])
-    assert "demonstrations: 60 rollouts, 60 replies to learn" in said
-    assert any(re.match(r"now: \S+% of 64 training tasks without a label correct", line) for line in said)
-    assert said[-2].startswith("You can train this model by reward")
-    assert said[-1].startswith("next: agentrig train sort-digits ")
-    assert said[-1].endswith("--plugin sort_digits.py algorithm.model=models/sort-digits")
-    folder = tmp_path / "models" / "sort-digits"
-    made = json.loads((folder / "warmup.json").read_text())
-    assert (made["before"]["n"], made["after"]["n"], made["ready"]) == (64, 64, True)
-    assert made["after"]["reward"] > made["before"]["reward"]
-    shipped = ROOT / "plugins" / "agentrig-grpo" / "src" / "agentrig_grpo" / "models" / "mini"
-    for file in ("config.json", "tokenizer.json"):
-        assert (folder / file).is_file()
-    assert (
-        json.loads((folder / "config.json").read_text())["hidden_size"]
-        == json.loads((shipped / "config.json").read_text())["hidden_size"]
-    )
-    assert (folder / "model.safetensors").read_bytes() != (shipped / "model.safetensors").read_bytes()

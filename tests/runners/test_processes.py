@@ -250,6 +250,7 @@ pool.close()
 """
 
 
+@pytest.mark.slow
 def test_an_agent_that_writes_to_all_descriptors_is_one_typed_failure(model: ModelServer, toy_file: str) -> None:
     """The pipes of multiprocessing's own processes are among them: their tracebacks would fill the terminal."""
     words = [sys.executable, "-c", EVERYWHERE, toy_file, model.url]
@@ -257,51 +258,6 @@ def test_an_agent_that_writes_to_all_descriptors_is_one_typed_failure(model: Mod
     assert done.stdout.split() == ["runner-died", "None", "None"], done
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) <= 6, done.stderr
-
-
-KILLED = """
-import os, sys
-from agentrig import Endpoint
-from agentrig.processes.scratch import temporary_files
-from agentrig.pools import Job
-from agentrig.runners.jobs import AgentPlan
-from agentrig.runners.processes import Pool
-with temporary_files() as folder:
-    (folder / "file").write_text("left")
-    pool = Pool(AgentPlan(name="toy", config={}, files=(sys.argv[1],)), n=2, threads=1, deadline_s=60.0, retries=0)
-    pool.start()
-    for number in range(2):
-        given = {"number": number, "do": "daemon-", "sleep": sys.argv[3]}
-        endpoint = Endpoint(base_url=sys.argv[2], model="toy-model", token_ids=True)
-        pool.submit(Job(id=f"job-{number}", input=given, endpoint=endpoint))
-    found = 0
-    while found < 2:
-        found += len(pool.poll(0.1))
-    print(folder, flush=True)
-    os.kill(os.getpid(), 9)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a guard adopts orphans on Linux")
-def test_the_guards_of_a_killed_run_remove_its_temporary_files(
-    model: ModelServer, toy_file: str, tmp_path: Path
-) -> None:
-    word = f"6{os.getpid()}1"
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, toy_file, model.url, word],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=120,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-    assert done.returncode == -signal.SIGKILL
-    folder = Path(done.stdout.strip())
-    assert folder.parent == tmp_path
-    end = time.monotonic() + 40
-    while folder.exists() and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not folder.exists()
-    assert sleeping(word) == []
 
 
 def test_a_stuck_rollout_ends_at_its_deadline_and_the_others_continue(model: ModelServer, start: Start) -> None:
@@ -348,6 +304,7 @@ def test_a_runner_that_is_killed_is_replaced_and_its_rollouts_run_again(
     assert "get new samples, so the seed will not repeat this run" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_agent_that_kills_its_process_is_a_failure_after_its_retries(
     model: ModelServer, start: Start, tmp_path: Path
 ) -> None:

@@ -8,11 +8,13 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from quick import quick_first
 from scaffolds import new
 
 from agentrig.cli.entry import main
@@ -75,6 +77,9 @@ def test_a_copy_has_its_name_everywhere(kind: str, tmp_path: Path, monkeypatch: 
     assert done.returncode == 0, done.stdout
 
 
+distributions = cache(packages_distributions)  # it takes half a second
+
+
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_a_package_requires_what_it_and_its_tests_use(kind: str, tmp_path: Path) -> None:
     copy(TEMPLATES[kind], TEMPLATES[kind].name, tmp_path / "package")
@@ -84,7 +89,7 @@ def test_a_package_requires_what_it_and_its_tests_use(kind: str, tmp_path: Path)
     named = set(re.findall(r'(?:tasks=|"use": )"([\w-]+)"', source))
     used = {c.distribution for kind in KINDS for c in load().components(kind) if c.spec.name in named}
     tops = set(re.findall(r"^ *(?:from|import) (\w+)", source, re.M)) - sys.stdlib_module_names
-    brought = packages_distributions()
+    brought = distributions()
     used |= {
         brought[top][0].lower() for top in tops if top in brought and f"agentrig_{snake(TEMPLATES[kind].name)}" != top
     }
@@ -133,11 +138,7 @@ def test_a_domain_is_tried_and_learns_from_its_own_start(tmp_path: Path, monkeyp
     assert any(line["algorithm"]["weight_change"] > 0 for line in steps), "a step whose groups agree changes nothing"
 
 
-LONG = (DOMAIN, "tasks", "agent", "reward", "algorithm", "server", "runners", "hardware")
-"""Kinds whose checks make data, or start runs, servers or processes."""
-
-
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k in LONG)) for k in TEMPLATES])
+@pytest.mark.parametrize("kind", quick_first(TEMPLATES, ("recipe",)))
 def test_the_validation_that_is_named_passes(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command of the message, in this process."""
     monkeypatch.chdir(tmp_path)

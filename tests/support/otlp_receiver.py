@@ -6,20 +6,48 @@ import gzip
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import attrs
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from agentrig.testing.scripted import LocalServer, QuietHandler, serving
 
-@attrs.define
-class Received:
-    """Its address, and the spans by id: name, parent, times and more, as plain values."""
 
-    url: str = ""
-    spans: dict[str, dict[str, Any]] = attrs.field(factory=dict)
-    requests: int = 0
+class Received(LocalServer):
+    """Keeps spans by id, as plain values: name, parent, times and more.
+
+    Attributes:
+        spans: The spans.
+        requests: How many requests came.
+        status: What it answers.
+        holds: Lets no request end before it is set.
+    """
+
+    def __init__(self, status: int, holds: threading.Event | None) -> None:
+        super().__init__(_Handler)
+        self.spans: dict[str, dict[str, Any]] = {}
+        self.requests, self.status, self.holds = 0, status, holds
+
+    @property
+    def url(self) -> str:
+        return super().url.removesuffix("/v1")
+
+
+class _Handler(QuietHandler):
+    server: Received
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.holds is not None:
+            self.server.holds.wait()
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        self.server.requests += 1
+        status = self.server.status if self.path == "/v1/traces" else 404
+        if status == 200:
+            for span in spans_in(ExportTraceServiceRequest.FromString(body)):
+                self.server.spans[f"{span['trace']}/{span['id']}"] = span
+        self.reply(status, b"")
 
 
 def value_of(value: Any) -> Any:
@@ -56,36 +84,9 @@ def spans_in(request: ExportTraceServiceRequest) -> Iterator[dict[str, Any]]:
 @contextmanager
 def receiving(*, status: int = 200, holds: threading.Event | None = None) -> Iterator[Received]:
     """Receive spans; `holds` lets no request end before it is set."""
-    received = Received()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
+    with serving(Received(status, holds)) as server:
+        try:
+            yield server
+        finally:
             if holds is not None:
-                holds.wait()
-            if self.headers.get("Content-Encoding") == "gzip":
-                body = gzip.decompress(body)
-            received.requests += 1
-            if status == 200 and self.path == "/v1/traces":
-                for span in spans_in(ExportTraceServiceRequest.FromString(body)):
-                    received.spans[f"{span['trace']}/{span['id']}"] = span
-            self.send_response(status if self.path == "/v1/traces" else 404)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *words: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    received.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield received
-    finally:
-        if holds is not None:
-            holds.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+                holds.set()

@@ -52,8 +52,8 @@ def check_of(fault: str) -> str:
 PLANTED = [f"{k}.{c.spec.name}" for k in CHECKED for c in load(files=[FOLDER / KINDS[k][0]]).components(k)]
 FAULTS = [*dict.fromkeys([*(name for name in CHECKS if name.endswith(".loads")), *filter(check_of, PLANTED)])]
 QUICK = (
-    *("tasks.rows", "agent.calls-endpoint", "reward.gold", "adapter.exact-tokens", "algorithm.moves"),
-    *("server.token-ids", "server.takes-weights", "hardware.probe", "recipe.resolves", "observer.loads"),
+    *("tasks.rows", "agent.calls-endpoint", "reward.gold", "adapter.exact-tokens"),
+    *("server.token-ids", "hardware.probe", "recipe.resolves", "observer.loads"),
 )
 
 

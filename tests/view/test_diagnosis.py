@@ -121,7 +121,7 @@ PLANTED: Mapping[str, tuple[str, list[str], dict[str, Any]]] = {
     "the gradient is not finite": ("diverged", ["algorithm.figures={grad_norm=nan}"], {}),
 }  # fmt: skip
 """What was planted to the cause that must be named first, overrides, and components."""
-QUICK = ("the adapter matches nothing", "the model has memorised its training tasks")
+QUICK = ("the adapter matches nothing",)
 """The others run when asked for; test_recorded_runs.py reads recorded runs."""
 
 

@@ -286,19 +286,6 @@ def test_a_run_that_crashed_says_what_is_missing(tmp_path: Path):
     assert re.search(r"accuracy before training on the held-out split test, n = 40", page.text)
 
 
-def test_a_run_stopped_before_its_first_step_shows_why(tmp_path: Path):
-    directory = write_run(tmp_path / "run", steps=0, ended=False)
-    (directory / "error.json").write_text(
-        json.dumps({"error": "RunStopped", "message": "step 1: no triplets\n  seen: a"})
-    )
-    page = Page(build_report([directory]))
-    assert "RunStopped" not in page.text
-    assert "stopped by an error" in page.text
-    assert "step 1: no triplets" in page.text
-    assert "Nothing to draw yet for: reward, time, response tokens" in page.text
-    assert not (directory / "plots" / "reward.png").exists()
-
-
 def damaged(directory: Path) -> Iterator[str]:
     """Break a run directory, one way at a time."""
     files = ["config.toml", "manifest.json", "metrics.jsonl", "summary.json", "progress.json"]

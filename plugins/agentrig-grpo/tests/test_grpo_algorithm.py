@@ -8,7 +8,6 @@ from functools import partial
 from types import SimpleNamespace
 
 import attrs
-import psutil
 import pytest
 import torch
 from agentrig_grpo import register_algorithms
@@ -23,7 +22,6 @@ from agentrig import Outcome, Score, Task
 from agentrig.algorithms import Measurement
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
 from agentrig.hardware import Cpu
-from agentrig.processes.servers import ServerError
 from agentrig.run.loop import Loop
 from agentrig.testing import check, checks
 
@@ -187,7 +185,7 @@ def test_a_resumed_run_without_a_checkpoint_changes_nothing_before_its_learner_i
     assert session.calls[:3] == [("plan", 1), ("report", "before", 0), ("end", 1)]
 
 
-@pytest.mark.parametrize("value", [0.0, 0.5])
+@pytest.mark.parametrize("value", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 def test_a_server_that_answered_with_another_model_until_the_first_transfer_is_named(model_dir, tmp_path, value):
     """Its answers were the accuracy before training: a gain over another model is none."""
 
@@ -337,50 +335,6 @@ def test_solved_tasks_end_a_run_normally(model_dir, tmp_path):
     resumed.solved = True
     Loop(Grpo(config)).run(resumed)
     assert [c for c in resumed.calls if c[0] in ("end", "report")] == [("report", "after", 2)]
-
-
-def cmdline(process):
-    try:
-        return process.cmdline()
-    except psutil.Error:  # it has ended
-        return []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lost", ["rollouts", "weights"])
-def test_a_server_that_dies_in_a_step_is_named_with_the_way_to_go_on(model_dir, tmp_path, lost):
-    """It dies before the second step's rollouts, or before it gets the second step's weights."""
-
-    class Killed(FakeSession):
-        def rollouts(self, tasks, *, step, mode="train", **more):
-            found = super().rollouts(tasks, step=step, mode=mode, **more)
-            if mode == "train" and step == 2:
-                servers = [p for p in psutil.Process().children() if "agentrig_grpo.server" in cmdline(p)]
-                assert servers
-                for server in servers:
-                    server.kill()
-                psutil.wait_procs(servers, timeout=10)
-                if lost == "rollouts":
-                    raise RunStopped("step 2: all rollouts failed")
-            return found
-
-    session = Killed(tmp_path / "run")
-    with pytest.raises(ServerError) as caught:
-        Loop(Grpo(config_of(model_dir, steps=3, validate_every=0))).run(session)
-    said = str(caught.value)
-    assert "the LLM server has died" in said
-    assert f"agentrig train --resume {session.directory}" in said
-
-
-@pytest.mark.slow
-def test_lora_trains_end_to_end(model_dir, tmp_path):
-    session = FakeSession(tmp_path / "run")
-    config = config_of(model_dir, steps=2, validate_every=0, lora_rank=4, kl_loss_coef=0.01, save_every=1)
-    Loop(Grpo(config)).run(session)
-    assert all(line["ratio_max"] == pytest.approx(1.0, abs=2e-3) for line in session.lines)
-    resumed = FakeSession(tmp_path / "resumed", checkpoint=session.saved[1], first_step=2)
-    Loop(Grpo(config)).run(resumed)
-    assert resumed.lines[0]["loss"] == pytest.approx(session.lines[1]["loss"], rel=1e-3, abs=1e-6)
 
 
 def test_a_broken_accelerator_is_never_replaced_by_the_cpu():

@@ -1,6 +1,5 @@
 """The server `embedded` under the contract of `agentrig.servers`: start, weights, sleep, end, crash."""
 
-import json
 from types import SimpleNamespace
 
 import httpx
@@ -186,26 +185,3 @@ def test_a_server_whose_device_is_full_says_what_to_set(model_dir, tmp_path):
     )
     assert "server.kv_cache_mb" in cure
     assert log == f"  its log: {tmp_path / 'server.log'}"
-
-
-@pytest.mark.slow
-def test_the_command_ends_in_one_message_and_why_repeats_it(tmp_path, monkeypatch):
-    from click.testing import CliRunner
-
-    from agentrig.cli import main
-
-    def fail(*_, **__):
-        raise torch.OutOfMemoryError(TORCH)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(checkpoint, "load_model", fail)
-    few = ["algorithm.steps=1", "run.validation_tasks=4", "run.report_tasks=4", "hardware.threads=1"]
-    done = CliRunner().invoke(main, ["train", "mini", "run.name=full", *few])
-    assert done.exit_code == 1, done.output
-    assert "agentrig: the learner's model could not be loaded: the device ran out of memory: 20.0 MiB" in done.stderr
-    assert "Traceback" not in done.output
-    told = CliRunner().invoke(main, ["why", "runs/full"])
-    assert "out-of-memory" in told.output or "ran out of memory" in told.output
-    assert "algorithm.lora_rank = 16" in told.output
-    error = json.loads((tmp_path / "runs/full/error.json").read_text())
-    assert (error["cause"], error["error"]) == ("out-of-memory", "OutOfMemory")

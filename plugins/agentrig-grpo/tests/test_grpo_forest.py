@@ -124,8 +124,7 @@ FAMILIES = {
 @pytest.mark.parametrize(
     ("family", "block"),
     [
-        ("Qwen2, Qwen2.5", 2),
-        ("Qwen2, Qwen2.5", 512),
+        *(pytest.param("Qwen2, Qwen2.5", block, marks=pytest.mark.slow) for block in (2, 512)),
         *((family, 7) for family in FAMILIES),
         *((family, "levels") for family in ("Qwen2, Qwen2.5", "Qwen3")),
         *((family, "long nodes") for family in ("Qwen2, Qwen2.5", "SmolLM")),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 
 import attrs
 import pytest
@@ -11,27 +10,13 @@ import torch
 from agentrig_grpo import host_moments
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.host_moments import HostAdamW
-from agentrig_grpo.learner import Learner, TrainSample
+from agentrig_grpo.learner import Learner
 from agentrig_grpo.optimizers import optimizer_bytes
+from samples import samples_of
 
 from agentrig.audit.sketch import Sketch
 from agentrig.errors import ConfigError
 from agentrig.plan import resolve
-
-
-def samples_of(seed):
-    rng = random.Random(seed)
-    return [
-        TrainSample(
-            prompt_ids=[5 + i // 4, 7, 9],
-            response_ids=[rng.randrange(5, 300) for _ in range(6)],
-            logprobs=[-5.0] * 6,
-            advantage=rng.uniform(-1, 1),
-            rollout=i,
-            group=f"g{i // 4}",
-        )
-        for i in range(8)
-    ]
 
 
 def learner_of(model, moments, dtype="float32", **settings):

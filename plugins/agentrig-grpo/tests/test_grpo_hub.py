@@ -9,10 +9,10 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from agentrig.testing.scripted import LocalServer, QuietHandler, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -36,14 +36,16 @@ def hub(folder: Path) -> Iterator[tuple[str, list[str]]]:
     fetched: list[str] = []
     files = sorted(file for file in folder.iterdir() if file.is_file())
 
-    class Hub(BaseHTTPRequestHandler):
+    class Hub(QuietHandler):
         def answer(self, body: bytes, **headers: str) -> None:
-            self.send_response(200)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(name.replace("_", "-"), value)
-            self.end_headers()
+            named = {name.replace("_", "-").lower(): value for name, value in headers.items()}
             if self.command == "GET":
-                self.wfile.write(body)
+                self.reply(200, body, named)
+                return
+            self.send_response(200)
+            for name, value in {"content-length": str(len(body)), **named}.items():
+                self.send_header(name, value)
+            self.end_headers()
 
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
@@ -74,15 +76,8 @@ def hub(folder: Path) -> Iterator[tuple[str, list[str]]]:
 
         do_HEAD = do_GET
 
-        def log_message(self, *told: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", fetched
-        finally:
-            server.shutdown()
+    with serving(LocalServer(Hub)) as server:
+        yield server.url.removesuffix("/v1"), fetched
 
 
 def ready(home: Path, url: str) -> tuple[list[str], str]:

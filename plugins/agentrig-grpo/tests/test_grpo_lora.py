@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 import sys
 import weakref
 
@@ -11,30 +10,16 @@ import pytest
 import torch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.config import GrpoConfig
-from agentrig_grpo.learner import Learner, TrainSample
+from agentrig_grpo.learner import Learner
 from agentrig_grpo.lora import live_weights
 from agentrig_grpo.server.transfer import Sender
+from samples import samples_of
 
 from agentrig.delivery.digests import digests
 from agentrig.errors import AgentrigError
 
 ADAPTED = {"every linear layer": {}, "a head": {"lora_targets": "q_proj,lm_head"}, "embeddings": {
     "lora_targets": "v_proj,embed_tokens"}}  # fmt: skip
-
-
-def samples_of():
-    rng = random.Random(0)
-    return [
-        TrainSample(
-            prompt_ids=[5 + i // 4, 7, 9],
-            response_ids=[rng.randrange(5, 300) for _ in range(6)],
-            logprobs=[-5.0] * 6,
-            advantage=rng.uniform(-1, 1),
-            rollout=i,
-            group=f"g{i // 4}",
-        )
-        for i in range(8)
-    ]
 
 
 def trained(model, dtype="float32", **settings):

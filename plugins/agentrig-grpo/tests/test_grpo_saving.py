@@ -11,8 +11,9 @@ import pytest
 import torch
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.host_copy import HostCopy
-from agentrig_grpo.learner import Learner, TrainSample
+from agentrig_grpo.learner import Learner
 from safetensors.torch import load_file
+from samples import samples_of
 
 KINDS = {
     "all weights": ("float32", {}),
@@ -24,21 +25,6 @@ KINDS = {
     "8-bit moments": ("float32", {"optimizer": "adamw8bit"}),
     "the best weights": ("float32", {"final": "best"}),
 }
-
-
-def samples_of(seed):
-    tokens = torch.Generator().manual_seed(seed)
-    return [
-        TrainSample(
-            prompt_ids=[5, 7, 9],
-            response_ids=torch.randint(5, 300, (6,), generator=tokens).tolist(),
-            logprobs=[-5.0] * 6,
-            advantage=(-1.0) ** i,
-            rollout=i,
-            group=f"g{i // 4}",
-        )
-        for i in range(8)
-    ]
 
 
 @pytest.fixture

@@ -6,9 +6,12 @@ import pytest
 
 from agentrig.testing import Check, checks
 
+CHECKS = checks("agent", "langgraph-sql", tasks="mini-sql", limit=2, script="SELECT 1", slow_s=0.3)
+LONG = ("agent.slow-server", "agent.together")
+
 
 @pytest.mark.parametrize(
-    "check", checks("agent", "langgraph-sql", tasks="mini-sql", limit=2, script="SELECT 1", slow_s=0.3), ids=str
+    "check", [pytest.param(c, id=str(c), marks=[pytest.mark.slow] * (str(c) in LONG)) for c in CHECKS]
 )
 def test_the_kit(check: Check) -> None:
     check()

@@ -243,6 +243,7 @@ if __name__ == "__main__":
 LONG = "max_length = 528: this model's context is 512 tokens (max_position_embeddings in its config.json)"
 
 
+@pytest.mark.slow
 def test_an_error_about_a_setting_of_verl_has_the_script_s_name_for_it(tmp_path: Path) -> None:
     text = LEARNER.replace('"train_batch_size": 4', '"train_batch_size": 4, "max_prompt_length": 1 << 20, '
                            '"max_response_length": 16')  # fmt: skip

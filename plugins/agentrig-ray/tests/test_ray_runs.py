@@ -117,34 +117,3 @@ def through_gateway(nodes: Any) -> list[str]:
     if is_loopback(here):
         pytest.skip("this machine has no other address than loopback")
     return ["gateway.use=on", f"gateway.host={here}"]
-
-
-def learns_the_same(
-    nodes: Any, tmp_path: Path, *own: str, runners: int, each: int, joining: Mapping[str, Any] = EMPTY
-) -> None:
-    """Train `mini` on changing nodes with these keys, and on processes without them; compare each step's figures.
-
-    The embedded server samples by prompt and seed, so only rollouts that were lost in a call may differ.
-    """
-
-    def make(*more: str, **uses: str) -> Plan:
-        keys = [f"algorithm.tasks_per_step={each // 4}", "algorithm.group_size=4", "algorithm.validate_every=0"]
-        keys += [f"run.report_tasks={each // 4}", "hardware.use=cpu"]
-        keys += ['run.block=["report"]', "server.use=embedded", f"runners.n={runners}", "runners.threads=8"]
-        return resolve("mini", overrides=[*keys, *(own if uses["runners"] == "ray" else ()), *more], uses=uses)
-
-    ray, processes = compared(make, nodes, tmp_path, steps=6, each=each, joining=joining)
-    for there, here in zip(ray, processes, strict=True):
-        limit = 0.02 if there["step"] < 5 else 0.15
-        assert abs(there["reward"] - here["reward"]) <= limit, (there["step"], there["reward"], here["reward"])
-        assert there["calls"]["trained"] + sum(there["calls"]["dropped"].values()) == there["calls"]["recorded"]
-
-
-@pytest.mark.slow
-def test_the_embedded_algorithm_learns_the_same_on_changing_nodes(nodes: Any, tmp_path: Path) -> None:
-    learns_the_same(nodes, tmp_path, runners=3, each=64)
-
-
-@pytest.mark.slow
-def test_the_embedded_algorithm_learns_the_same_through_a_gateway(apart: Any, tmp_path: Path) -> None:
-    learns_the_same(apart, tmp_path, *through_gateway(apart), runners=4, each=16, joining=FOURTH)

@@ -65,6 +65,7 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_hash_seed(tasks: MiniSq
     assert again == bytes_of(tasks.folder)
 
 
+@pytest.mark.slow
 def test_two_processes_may_generate_at_once(tasks: MiniSql, tmp_path: Path) -> None:
     both = [in_a_process(tmp_path / "cache" / "same") for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]

@@ -331,6 +331,7 @@ def test_a_server_that_dies_stops_the_run_with_a_clear_message(run_with, compose
     assert "--resume" in str(stopped.value)
 
 
+@pytest.mark.slow
 def test_a_cluster_without_the_gpus_is_explained(ray_cluster, composed, monkeypatch):
     import ray
     from agentrig_verl import cluster
@@ -346,6 +347,7 @@ def test_a_cluster_without_the_gpus_is_explained(ray_cluster, composed, monkeypa
     ]
 
 
+@pytest.mark.slow
 def test_an_address_without_a_cluster_is_reported_immediately(ray_cluster):
     import ray
     from agentrig_verl import cluster
@@ -575,6 +577,7 @@ def test_a_stale_cluster_is_stopped_only_when_asked(tmp_path):
     assert (stopped, nodes) == ("stopped", "nodes: 1")
 
 
+@pytest.mark.slow
 def test_the_workers_get_modelscopes_switch_and_not_its_token(ray_cluster, monkeypatch):
     import ray
 

@@ -67,7 +67,7 @@ def check_for(server, seconds):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("chunk_mb", [1, 512])
+@pytest.mark.parametrize("chunk_mb", [1, pytest.param(512, marks=pytest.mark.slow)])
 def test_new_weights_arrive_bit_by_bit_and_their_version_is_in_the_answers(server, model, chunk_mb, monkeypatch):
     from agentrig_vllm import transfer
 

@@ -58,7 +58,7 @@ class Asking:
     def __init__(self, session: Session, endpoints: Sequence[Endpoint], config: GepaConfig, record: Record) -> None:
         self._session, self._endpoints, self._config, self._record = session, endpoints, config, record
         self.step, self.spare, self.reflections, self.refused, self.reflection_s = 1, 0, 0, 0, 0.0
-        self.example = self._body = ""
+        self.example = self._came = ""
         url, model = config.reflection_base_url, config.reflection_model
         self._reflecting = Endpoint.at(url, model, config.reflection_api_key) if url else endpoints[0]
 
@@ -113,7 +113,7 @@ class Asking:
     def refuse(self, name: str, why: str) -> None:
         """Count and log the latest reply, which could not be used, to a question about the prompt of a name."""
         self.refused += 1
-        self.example = f"{why}; what came back: {' '.join(self._body.split())[:EXAMPLE]}"
+        self.example = f"{why}; what came back: {' '.join(self._came.split())[:EXAMPLE]}"
         log.warning("step %d, prompt %s: %s", self.step, name, why)
 
     def reply(self, template: str, prompt: str, seen: str) -> str:
@@ -134,8 +134,8 @@ class Asking:
         asked = template.replace("{fields}", named).replace("<curr_param>", prompt).replace("<side_info>", seen)
         key = digest_of("reflection", self.reflections, asked)
         if (known := self._record.settled(key)) is not None:
-            self._body = str(known.get("body", known["reply"]))
-            return str(known["reply"])
+            self._came = str(known["reply"])
+            return self._came
         model, messages = self._reflecting, [{"role": "user", "content": asked}]
         body = {"model": model.model, "messages": messages, "temperature": self._config.reflection_temperature}
         response, _ = self._answer(model, "/chat/completions", body)
@@ -151,10 +151,9 @@ class Asking:
         except (ValueError, LookupError, TypeError):
             text, tokens = "", 0  # refused, as a reply without a prompt is
             log.warning("the model at %s did not answer with a chat completion: %.200s", model.base_url, response.text)
-        odd = {} if text else {"body": response.text[:EXAMPLE]}
-        self._record.add(key, calls=1, tokens=tokens, settled=True, reply=text, **odd)
+        self._record.add(key, calls=1, tokens=tokens, settled=True, reply=text)
         self.reflection_s += time.perf_counter() - start
-        self._body = odd.get("body", text)
+        self._came = text or response.text[:EXAMPLE]
         return text
 
     def _answer(self, endpoint: Endpoint, path: str, body: Any = None) -> tuple[httpx.Response, bool]:

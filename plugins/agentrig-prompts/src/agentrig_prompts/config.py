@@ -16,9 +16,7 @@ class GepaConfig:
     dtype: str = setting("float32", choices=("float32", "bfloat16"), help="what that server computes in")
     temperature: float = setting(0.0, help="sampling temperature of the agent's calls", ge=0)
     reply_tokens: int = setting(1024, help="longest reply of the model to the agent, in tokens", ge=1)
-    reflection_base_url: str = setting(
-        "", validator=http_address, help="reflecting model's address; empty: the agent's"
-    )
+    reflection_base_url: str = setting("", validator=http_address, help="reflecting model's address; empty: agent's")
     reflection_model: str = setting("", help="the reflecting model's name there")
     reflection_api_key: Secret | None = setting(None, secret=True, help="its key")
     reflection_temperature: float = setting(1.0, help="sampling temperature of reflections", ge=0)

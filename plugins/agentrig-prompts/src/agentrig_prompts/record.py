@@ -54,9 +54,8 @@ class Record:
                 self._lines.setdefault(line["key"], []).append(kept)
             except (ValueError, KeyError, TypeError) as error:
                 why = f"lacks {error}" if isinstance(error, KeyError) else "is no JSON that a search wrote"
-                raise RunFileError(
-                    f"{self._file}, line {number} {why}; delete that line: what it paid is paid again"
-                ) from None
+                what = f"{self._file}, line {number} {why}; delete that line: what it paid is paid again"
+                raise RunFileError(what) from None
 
     def settled(self, key: str) -> Mapping[str, Any] | None:
         """Return the line that settles a key, None if there is none yet; from here on, its cost counts."""

@@ -108,8 +108,8 @@ class Search(ABC):
             yield self._sampled(started.endpoints)
 
     def _plan(self, hardware: Hardware, **more: Any) -> ServerPlan:
-        model = Path(self._config.model)
-        return ServerPlan(model=model, name="policy", hardware=hardware, dtype=self._config.dtype, **more)
+        config = self._config
+        return ServerPlan(model=Path(config.model), name="policy", hardware=hardware, dtype=config.dtype, **more)
 
     def _sampled(self, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
         fields = {"temperature": self._config.temperature, "max_tokens": self._config.reply_tokens}
