@@ -438,6 +438,22 @@ FAULTS = {
         ),
         names="has the temperature 0, and a token of it is",
     ),
+    "held-out replies are cut sooner before training": Fault(
+        link="held-out",
+        code="from agentrig.run import session\nreal = session.RunSession.report\n"
+        "def report(self, endpoint, *, when, step):\n"
+        "    served = [one.with_sampling(max_tokens=7 if when == 'before' else 8) for one in endpoint]\n"
+        "    return real(self, served, when=when, step=step)\n"
+        "session.RunSession.report = report",
+        names="first requests of the report of step 2 have max_tokens 8, and before training 7",
+    ),
+    "held-out replies are sampled from a nucleus": Fault(
+        link="held-out",
+        settings=("algorithm.top_p=0.9",),
+        code="from agentrig.run import loop\n"
+        "loop.Loop._greedy = lambda self: [e.with_sampling(temperature=0.0) for e in self._sampling()]",
+        names="were sampled with top_p 0.9 instead of 1.0",
+    ),
     "the agent gets the text of another reply in measurements only": Fault(
         link="held-out",
         where="server",

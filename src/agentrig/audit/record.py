@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from agentrig.audit.verdicts import CannotLook
+from agentrig.endpoints import LIMIT
 from agentrig.errors import ConfigError, RunFileError
 from agentrig.text import check_regular, read_fault, read_text
 from agentrig.traces import GIVEN, HANDED, LLM_CALL, RETURNED, SENT, SERVER, items, mapping, weights_version
@@ -26,6 +27,9 @@ OTHERWISE = (
     "bad_words",
 )  # fmt: skip
 """Fields of a request with which tokens are not samples of the stated distribution."""
+
+CONTENT = ("messages", "model", "user", "metadata", "stream", "stream_options")
+"""Fields of a request that change no sampling, or are compared by themselves."""
 
 COLUMNS = ("id", "task_id", "group", "failure", "status", "value", "correct", "own_reward", "input", "answer", "spans")
 """Columns of a file of rollouts; the last three hold JSON."""
@@ -79,6 +83,16 @@ class Call:
         message = mapping(self.choice.get("message"))
         tools = [mapping(mapping(one).get("function")).get("arguments") for one in items(message.get("tool_calls"))]
         return "\n".join(str(part or "") for part in (message.get("content"), *tools))
+
+    @property
+    def asks(self) -> Mapping[str, Any]:
+        """The fields of its request besides messages and model; of a seed only that there is one."""
+        return {k: v if k != "seed" else "set" for k, v in self.request.items() if k not in CONTENT and v is not None}
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens that its reply may have, as the request says."""
+        return min((n for key in LIMIT if isinstance(n := self.request.get(key), int)), default=None)
 
     @property
     def plain(self) -> bool:

@@ -275,10 +275,9 @@ def punished(call: Call, buffer: int) -> float:
     Nothing up to L - C tokens, then less and less, and -1 at L: what the request lets a reply have. C is the buffer, at
     most half of L.
     """
-    allowed = [n for n in (call.request.get("max_tokens"), call.request.get("max_completion_tokens")) if n]
-    if not buffer or not allowed:
+    most, length = call.limit, len(call.reply)
+    if not buffer or not most:
         return 0.0
-    most, length = min(allowed), len(call.reply)
     width = min(buffer, most / 2)
     free = most - width
     return 0.0 if length <= free else -1.0 if length > most else (free - length) / width
