@@ -338,6 +338,30 @@ FAULTS = {
         code=LATE.format(mode="report"),
         names="but in those of another rollout of the task",
     ),
+    "scores of calls are those of another rollout": Fault(
+        link="score",
+        code=SCORES.format(
+            body="found = [attrs.evolve(r, score=attrs.evolve(r.score, calls=found[i - 1].score.calls)) "
+            "for i, r in enumerate(found)]"
+        ),
+        names="a call of rollout",
+    ),
+    "the reward mixes up the scores of calls in some rollouts": Fault(
+        link="score",
+        code="import attrs\n"
+        "from agentrig.run.setup import Setup\n"
+        "real = Setup.scorer\n"
+        "def scorer(self):\n"
+        "    made = real(self)\n"
+        "    judge = made._reward\n"
+        "    def reward(task, outcome, *more):\n"
+        "        found, text = judge(task, outcome, *more), str(outcome.answer)\n"
+        "        return attrs.evolve(found, calls=[found.value + 0.5]) if ord(text[:1] or 'a') % 4 == 0 else found\n"
+        "    made._reward = reward\n"
+        "    return made\n"
+        "Setup.scorer = scorer",
+        names="calls whose reply is an answer to their task have another score than it",
+    ),
     "two groups are merged": Fault(
         link="tasks",
         code=SCORES.format(

@@ -31,8 +31,11 @@ OTHERWISE = (
 CONTENT = ("messages", "model", "user", "metadata", "stream", "stream_options")
 """Fields of a request that change no sampling, or are compared by themselves."""
 
-COLUMNS = ("id", "task_id", "group", "failure", "status", "value", "correct", "own_reward", "input", "answer", "spans")
-"""Columns of a file of rollouts; the last three hold JSON."""
+COLUMNS = (
+    "id", "task_id", "group", "failure", "status", "value", "correct", "own_reward", "input", "answer", "spans",
+    "call_values",
+)  # fmt: skip
+"""Columns of a file of rollouts; the last four hold JSON."""
 
 
 LATER = ("token_advantages", "teacher_logprobs", "details", "call_values")
@@ -105,8 +108,9 @@ class Call:
 class Row:
     """One rollout of a file: its columns, with JSON read, and its calls.
 
-    `given` and `returned` are the runner's digests of the agent's input and of what it returned
-    (`agentrig.traces.value_digest`); None where it took none.
+    `call_values` are the rewards of `Trace.llm_calls()`, if the reward gives any. `given` and `returned` are the
+    runner's digests of the agent's input and of what it returned (`agentrig.traces.value_digest`); None where it took
+    none.
     """
 
     id: str
@@ -123,6 +127,7 @@ class Row:
     calls: Sequence[Call]
     given: str | None = None
     returned: str | None = None
+    call_values: Sequence[float | None] = ()
 
     @cached_property
     def said(self) -> str:
@@ -341,7 +346,7 @@ def readable(file: Path, cure: str = "") -> Iterator[None]:
 
 
 def _row(row: Mapping[str, Any]) -> Row:
-    read = {**row, **{name: json.loads(row[name]) for name in ("input", "answer", "spans")}}
+    read = {"call_values": (), **row, **{name: json.loads(row[name]) for name in COLUMNS[-4:] if name in row}}
     calls, spans = [], items(read["spans"])
     root = mapping(spans[0]["attributes"]) if spans else {}
     for span in spans:
