@@ -532,6 +532,20 @@ FAULTS = {
     "one pass's gradient is lost": Fault(
         link="gradient", code=PASSES.format(by="0"), settings=("algorithm.tokens_per_batch=96",)
     ),
+    "one tensor's gradient has the other sign in every third update": Fault(
+        link="gradient",
+        settings=("algorithm.mini_batches=4",),
+        code="import torch\nreal, made = torch.nn.utils.clip_grad_norm_, []\n"
+        "def clip(parameters, most):\n"
+        "    parameters = list(parameters)\n"
+        "    norm = real(parameters, most)\n"
+        "    made.append(1)\n"
+        "    if len(made) % 3 == 0:\n"
+        "        parameters[5].grad.neg_()\n"
+        "    return norm\n"
+        "torch.nn.utils.clip_grad_norm_ = clip",
+        names="gradients are not those of the step's loss: update 3",
+    ),
     "the learning rate is a thousandth": Fault(
         link="weights",
         code="from agentrig_grpo import learner\nreal = learner.learning_rate\n"
