@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -52,8 +53,9 @@ HALF = 2.0**-6
 """Of a tensor's own gradient, where the learner computes in bf16: what it may differ by besides. Each of the two
 operands of some four products in a row is rounded by 2^-9, adapters among them, which the repetition merges in fp32."""
 
-MORE = 0.4
-"""Of the time of a step's audit: what the gradients of further updates may take, the first among them."""
+MORE, MORE_S = 1.2, 4.0
+"""Of a step's time, or seconds if that is more: until then an audit begins with further updates of the step. With what
+comes after the gradient, two audits take as long as three steps."""
 
 AT_THE_CLIP = 4.0
 """A token whose ratio is at a clip limit, within what two precisions differ by, may be in the gradient or not.
@@ -293,7 +295,7 @@ def repeat(
 def gradient(step: Step) -> Iterator[Verdict]:
     """Compare the gradient that the optimizer got with that of the whole update's loss.
 
-    Of several updates of a step it is those whose weights before are kept, as many as `budget_s` and `MORE` allow.
+    Of several updates of a step it is those whose weights before are kept, as many as `MORE` allows.
     """
     settings, figures, sketch = step.settings, step.figures, step.updates
     if not sketch.updates:
@@ -313,13 +315,13 @@ def gradient(step: Step) -> Iterator[Verdict]:
     if odd:
         named = some([f"call {span} of rollout {rollout}: {times[rollout, span]}" for rollout, span in odd])
         yield fault(f"{len(odd)} calls are not in {epochs} updates: {named}", "mini-batches")
-    begin, clock, looked = _begun(step, set(sketch.updates[0]["tensors"])), work_clock(), dict[int, int]()
+    begin, looked = _begun(step, set(sketch.updates[0]["tensors"])), dict[int, int]()
     precisions = step.precisions(place(begin.directory, 48 if kl else 36, on_cpu=step.record.on_cpu), merged=False)
     half = HALF if precisions[1].cast or precisions[1].dtype.itemsize < 4 else 0.0
-    order, started, found, worst, took = _order(sketch, step.number), clock(), None, 0.0, 0.0
-    for number in order:
-        spent = clock() - started
-        if looked and spent + took > MORE * step.budget_s:
+    found, worst, took, end = None, 0.0, 0.0, step.begun + max(MORE_S, MORE * (step.line.get("step_s") or 0.0))
+    for number in _order(sketch, step.number):
+        started = time.monotonic()
+        if looked and started + took > end:
             break
         told = sketch.updates[number]
         update = Update(
@@ -333,7 +335,7 @@ def gradient(step: Step) -> Iterator[Verdict]:
         budget_s = math.inf if looked else step.budget_s
         found = repeat(update, precisions, seed=step.number, budget_s=budget_s, like=found)
         wrong, share = _apart(told, found, settings, half)
-        worst, took, looked[number] = max(worst, share), clock() - started - spent, len(update.calls)
+        worst, took, looked[number] = max(worst, share), time.monotonic() - started, len(update.calls)
         if wrong:
             detail = f"gradients are not those of the step's loss: update {number + 1}: {some(wrong)}. The bound is "
             causes = "token weights, the loss, a pass that is lost or counted twice, a layer that is detached or "
