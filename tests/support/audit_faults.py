@@ -532,7 +532,7 @@ FAULTS = {
     "one pass's gradient is lost": Fault(
         link="gradient", code=PASSES.format(by="0"), settings=("algorithm.tokens_per_batch=96",)
     ),
-    "one tensor's gradient has the other sign in every third update": Fault(
+    "one tensor's gradient has the other sign in the second update": Fault(
         link="gradient",
         settings=("algorithm.mini_batches=4",),
         code="import torch\nreal, made = torch.nn.utils.clip_grad_norm_, []\n"
@@ -540,11 +540,11 @@ FAULTS = {
         "    parameters = list(parameters)\n"
         "    norm = real(parameters, most)\n"
         "    made.append(1)\n"
-        "    if len(made) % 3 == 0:\n"
+        "    if len(made) == 2:\n"
         "        parameters[5].grad.neg_()\n"
         "    return norm\n"
         "torch.nn.utils.clip_grad_norm_ = clip",
-        names="gradients are not those of the step's loss: update 3",
+        names="gradients are not those of the step's loss: update 2",
     ),
     "the learning rate is a thousandth": Fault(
         link="weights",

@@ -53,7 +53,7 @@ HALF = 2.0**-6
 """Of a tensor's own gradient, where the learner computes in bf16: what it may differ by besides. Each of the two
 operands of some four products in a row is rounded by 2^-9, adapters among them, which the repetition merges in fp32."""
 
-MORE, MORE_S = 1.2, 4.0
+MORE, MORE_S = 1.4, 4.0
 """Of a step's time, or seconds if that is more: until then an audit begins with further updates of the step. With what
 comes after the gradient, two audits take as long as three steps."""
 
