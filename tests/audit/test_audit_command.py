@@ -85,6 +85,11 @@ def swap_rewards(rows: list[dict[str, Any]]) -> None:
     rows[0]["value"], rows[other]["value"] = rows[other]["value"], rows[0]["value"]
 
 
+def shorter(calls: list[dict[str, Any]]) -> None:
+    for call in calls:
+        call["request"]["max_tokens"] = 5
+
+
 def set_first(key: str, value: Any) -> Callable[[list[dict[str, Any]]], None]:
     def change(rows: list[dict[str, Any]]) -> None:
         rows[0][key] = value
@@ -185,6 +190,12 @@ CHANGES: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a warm measurement": ("held-out", lambda run: change_spans(run / "rollouts/report-00002.parquet", warm)),
     "NaN as the stated accuracy": (
         "held-out", lambda run: change_json(run / "progress.json", lambda told: told["after"].update(accuracy=math.nan))
+    ),
+    "other requests before training": (
+        "held-out", lambda run: change_spans(run / "rollouts/report-00000.parquet", shorter)
+    ),
+    "the score of a call": (
+        "score", lambda run: change_rows(run / "rollouts/train-00002.parquet", set_first("call_values", "[0.987]"))
     ),
     "the stated accuracy": (
         "held-out", lambda run: change_json(run / "progress.json", lambda told: told["after"].update(accuracy=0.123))
@@ -341,3 +352,29 @@ def test_the_report_ends_with_what_was_audited(healthy: Path) -> None:
     summary = json.loads((healthy / "summary.json").read_text())
     assert summary["audited"]["steps"] == [1, 2]
     assert summary["audited"]["faults"] == []
+
+
+def test_a_checkpoint_of_a_run_with_a_fault_is_warned_of(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As far as each command gets without a step: `export` copies, the others end at a wrong setting or split."""
+
+    def warned(*words: str) -> bool:
+        caplog.clear()
+        done = CliRunner().invoke(main, list(words))
+        said = f"{done.output}{caplog.text}"
+        return f"the audit of {run} found a fault, so its model may not be what it states: step 2, held-out: no" in said
+
+    commands = (
+        ("export", str(run), str(run.parent / "model"), "--no-check"),
+        ("train", "mini", "--start", str(run), "algorithm.none=1"),
+        ("train", "--resume", str(run), "algorithm.none=1"),
+        ("train", "--resume", str(run), "algorithm.steps=2"),
+        ("eval", "mini", "--checkpoint", str(run / "checkpoints" / "step-00001"), "--split", "none"),
+    )
+    assert not any(warned(*words) for words in commands)
+    shutil.rmtree(run.parent / "model")
+
+    def fail(told: dict[str, Any]) -> None:
+        told["verdicts"][-1].update(result="fault", detail="no")
+
+    change_json(run / "audit" / "verdicts-00002.json", fail)
+    assert [warned(*words) for words in commands] == [True, True, False, True, True]

@@ -14,7 +14,8 @@ import torch
 from audited_runs import tiny_model, trained
 
 from agentrig.agents import Outcome
-from agentrig.audit import auditor
+from agentrig.audit import auditor, update
+from agentrig.audit import sketch as sketches
 from agentrig.audit.record import Row
 from agentrig.audit.sketch import Sketch
 from agentrig.audit.verdicts import LINKS, Verdict
@@ -93,12 +94,16 @@ def test_a_learner_cannot_tell_which_steps_are_audited(tmp_path: Path, monkeypat
         sketch.after(trained)
         (update,) = sketch.updates
         assert all(seen["after"] != seen["weights"] for seen in update["tensors"].values())
-        followed.append([len(update["tensors"]), len(sketch.before)])
+        followed.append([len(update["tensors"]), len(sketch.kept.get(0, {}))])
     assert followed == [[9, 9], [9, 9], [4, 0]]
 
 
-def test_of_later_steps_any_update_is_looked_at() -> None:
+@pytest.mark.parametrize(("most", "kept"), [(2, 2), (3, 3), (9, 4)])
+def test_weights_before_updates_are_kept_up_to_a_limit_of_bytes(
+    most: int, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weight = torch.nn.Parameter(torch.zeros(3))
+    monkeypatch.setattr(sketches, "KEPT", most * 12 if most > 2 else 0)
     optimizer, numbers = torch.optim.AdamW([weight]), dict[int, set[int]]()
     for step in range(1, 60):
         sketch = Sketch(step)
@@ -106,9 +111,20 @@ def test_of_later_steps_any_update_is_looked_at() -> None:
             with torch.no_grad():
                 weight.fill_(number)
             sketch.take({"weight": weight}, optimizer, [], 1.0)
-        assert (sketch.later if sketch.number else sketch.before)["weight"].tolist() == [sketch.number] * 3
-        numbers.setdefault(min(step, 3), set()).add(sketch.number)
-    assert numbers == {1: {0}, 2: {3}, 3: {0, 1, 2, 3}}
+        assert len(sketch.kept) == kept
+        assert {n: kept["weight"].tolist() for n, kept in sketch.kept.items()} == {n: [n] * 3 for n in sketch.kept}
+        assert step != 2 or 3 in sketch.kept
+        numbers.setdefault(step, set()).update(sketch.kept)
+    assert all(0 in of for of in numbers.values())
+    assert set().union(*(of for step, of in numbers.items() if step > 2)) == {0, 1, 2, 3}
+
+
+def test_two_steps_look_at_each_of_four_updates_if_each_has_time_for_two() -> None:
+    sketch = Sketch(1)
+    sketch.kept = {number: {} for number in range(4)}
+    assert [update._order(sketch, step) for step in (1, 2)] == [[0, 2, 1, 3], [3, 1, 2, 0]]
+    sketch.kept = {}
+    assert update._order(sketch, 1) == [0]
 
 
 def test_a_fault_at_the_end_of_a_run_keeps_what_its_last_audit_said(told: Callable[..., None], tmp_path: Path) -> None:

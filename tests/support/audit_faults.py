@@ -338,6 +338,30 @@ FAULTS = {
         code=LATE.format(mode="report"),
         names="but in those of another rollout of the task",
     ),
+    "scores of calls are those of another rollout": Fault(
+        link="score",
+        code=SCORES.format(
+            body="found = [attrs.evolve(r, score=attrs.evolve(r.score, calls=found[i - 1].score.calls)) "
+            "for i, r in enumerate(found)]"
+        ),
+        names="a call of rollout",
+    ),
+    "the reward mixes up the scores of calls in some rollouts": Fault(
+        link="score",
+        code="import attrs\n"
+        "from agentrig.run.setup import Setup\n"
+        "real = Setup.scorer\n"
+        "def scorer(self):\n"
+        "    made = real(self)\n"
+        "    judge = made._reward\n"
+        "    def reward(task, outcome, *more):\n"
+        "        found, text = judge(task, outcome, *more), str(outcome.answer)\n"
+        "        return attrs.evolve(found, calls=[found.value + 0.5]) if ord(text[:1] or 'a') % 4 == 0 else found\n"
+        "    made._reward = reward\n"
+        "    return made\n"
+        "Setup.scorer = scorer",
+        names="calls whose reply is an answer to their task have another score than it",
+    ),
     "two groups are merged": Fault(
         link="tasks",
         code=SCORES.format(
@@ -438,6 +462,22 @@ FAULTS = {
         ),
         names="has the temperature 0, and a token of it is",
     ),
+    "held-out replies are cut sooner before training": Fault(
+        link="held-out",
+        code="from agentrig.run import session\nreal = session.RunSession.report\n"
+        "def report(self, endpoint, *, when, step):\n"
+        "    served = [one.with_sampling(max_tokens=7 if when == 'before' else 8) for one in endpoint]\n"
+        "    return real(self, served, when=when, step=step)\n"
+        "session.RunSession.report = report",
+        names="first requests of the report of step 2 have max_tokens 8, and before training 7",
+    ),
+    "held-out replies are sampled from a nucleus": Fault(
+        link="held-out",
+        settings=("algorithm.top_p=0.9",),
+        code="from agentrig.run import loop\n"
+        "loop.Loop._greedy = lambda self: [e.with_sampling(temperature=0.0) for e in self._sampling()]",
+        names="were sampled with top_p 0.9 instead of 1.0",
+    ),
     "the agent gets the text of another reply in measurements only": Fault(
         link="held-out",
         where="server",
@@ -491,6 +531,20 @@ FAULTS = {
     ),
     "one pass's gradient is lost": Fault(
         link="gradient", code=PASSES.format(by="0"), settings=("algorithm.tokens_per_batch=96",)
+    ),
+    "one tensor's gradient has the other sign in the second update": Fault(
+        link="gradient",
+        settings=("algorithm.mini_batches=4",),
+        code="import torch\nreal, made = torch.nn.utils.clip_grad_norm_, []\n"
+        "def clip(parameters, most):\n"
+        "    parameters = list(parameters)\n"
+        "    norm = real(parameters, most)\n"
+        "    made.append(1)\n"
+        "    if len(made) == 2:\n"
+        "        parameters[5].grad.neg_()\n"
+        "    return norm\n"
+        "torch.nn.utils.clip_grad_norm_ = clip",
+        names="gradients are not those of the step's loss: update 2",
     ),
     "the learning rate is a thousandth": Fault(
         link="weights",

@@ -145,7 +145,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, names in {
         credit: ("grpo",),
         drawing: ("tasks_of_step",),
-        loop.Loop: ("_validate", "_take_best"),
+        loop.Loop: ("_validate", "_take_best", "_greedy"),
         checkpoint: ("save",),
         trainer_files: ("write",),
         learner: ("sample_weights", "tokens_in_loss", "build", "learning_rate", "optimizer_of", "token_losses"),

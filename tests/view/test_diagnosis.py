@@ -193,6 +193,20 @@ def test_the_settings_of_a_fault_that_the_auditor_found_are_those_of_its_link(en
     assert set(LINKS) == set(outcome.AUDITED)
 
 
+def test_a_fault_after_a_resume_is_of_its_own_step_and_names_its_own_settings(ended_run: Callable[..., Path]) -> None:
+    run = ended_run("algorithm.steps=1", "run.validation_tasks=1")
+    drawn = "tasks: step 2 trained on a, which algorithm.task_sampling=uniform does not draw then, instead of b"
+    again = "tasks: up to step 2, task a was drawn 2 times"
+    message = f"step 2: the audit found what is not as stated:\n  {drawn}.\n  {again}.\n  See it again: run.toml"
+    summary = json.loads((run / "summary.json").read_text())
+    seen = {"links": 9, "of": 9, "steps": [1]}
+    (run / "summary.json").write_text(json.dumps({**summary, "audited": seen}))
+    (run / "error.json").write_text(json.dumps({"error": "RunStopped", "message": message, "cause": "audit"}))
+    (problem,) = outcome.ended(Evidence.of(read_run(run)))
+    assert (problem.since, problem.of, list(problem.settings)) == (2, 2, ["algorithm.task_sampling"])
+    assert weights.links_audited(read_run(run)) == "the auditor recomputed 9 of 9 parts of steps 1, 2"
+
+
 @pytest.mark.parametrize(("message", "example"), [(None, "the judge is out"), ("HTTP 500", "HTTP 500")])
 def test_an_example_of_a_failed_rollout_is_in_words(
     monkeypatch: pytest.MonkeyPatch, message: str | None, example: str

@@ -65,8 +65,8 @@ class Auditor:
         if line is not None:
             self._record.lines[step] = line
         sketch = sketch or Sketch.read(self._record.path, step)
-        if sketch is not None and sketch.before:
-            self._kept = {v: kept for v, kept in self._kept.items() if v >= step - 2} | {step - 1: sketch.before}
+        if sketch is not None and sketch.kept:
+            self._kept = {v: kept for v, kept in self._kept.items() if v >= step - 2} | {step - 1: sketch.kept[0]}
         looked_at = Step(
             record=self._record,
             number=step,

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from agentrig.audit.verdicts import CannotLook
+from agentrig.endpoints import LIMIT
 from agentrig.errors import ConfigError, RunFileError
 from agentrig.text import check_regular, read_fault, read_text
 from agentrig.traces import GIVEN, HANDED, LLM_CALL, RETURNED, SENT, SERVER, items, mapping, weights_version
@@ -27,8 +28,14 @@ OTHERWISE = (
 )  # fmt: skip
 """Fields of a request with which tokens are not samples of the stated distribution."""
 
-COLUMNS = ("id", "task_id", "group", "failure", "status", "value", "correct", "own_reward", "input", "answer", "spans")
-"""Columns of a file of rollouts; the last three hold JSON."""
+CONTENT = ("messages", "model", "user", "metadata", "stream", "stream_options")
+"""Fields of a request that change no sampling, or are compared by themselves."""
+
+COLUMNS = (
+    "id", "task_id", "group", "failure", "status", "value", "correct", "own_reward", "input", "answer", "spans",
+    "call_values",
+)  # fmt: skip
+"""Columns of a file of rollouts; the last four hold JSON."""
 
 
 LATER = ("token_advantages", "teacher_logprobs", "details", "call_values")
@@ -81,6 +88,16 @@ class Call:
         return "\n".join(str(part or "") for part in (message.get("content"), *tools))
 
     @property
+    def asks(self) -> Mapping[str, Any]:
+        """The fields of its request besides messages and model; of a seed only that there is one."""
+        return {k: v if k != "seed" else "set" for k, v in self.request.items() if k not in CONTENT and v is not None}
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens that its reply may have, as the request says."""
+        return min((n for key in LIMIT if isinstance(n := self.request.get(key), int)), default=None)
+
+    @property
     def plain(self) -> bool:
         """Whether it was sampled from the whole distribution, with random numbers of its own."""
         form = self.request.get("response_format") or {"type": "text"}
@@ -91,8 +108,9 @@ class Call:
 class Row:
     """One rollout of a file: its columns, with JSON read, and its calls.
 
-    `given` and `returned` are the runner's digests of the agent's input and of what it returned
-    (`agentrig.traces.value_digest`); None where it took none.
+    `call_values` are the rewards of `Trace.llm_calls()`, if the reward gives any. `given` and `returned` are the
+    runner's digests of the agent's input and of what it returned (`agentrig.traces.value_digest`); None where it took
+    none.
     """
 
     id: str
@@ -109,6 +127,7 @@ class Row:
     calls: Sequence[Call]
     given: str | None = None
     returned: str | None = None
+    call_values: Sequence[float | None] = ()
 
     @cached_property
     def said(self) -> str:
@@ -327,7 +346,7 @@ def readable(file: Path, cure: str = "") -> Iterator[None]:
 
 
 def _row(row: Mapping[str, Any]) -> Row:
-    read = {**row, **{name: json.loads(row[name]) for name in ("input", "answer", "spans")}}
+    read = {"call_values": (), **row, **{name: json.loads(row[name]) for name in COLUMNS[-4:] if name in row}}
     calls, spans = [], items(read["spans"])
     root = mapping(spans[0]["attributes"]) if spans else {}
     for span in spans:

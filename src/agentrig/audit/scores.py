@@ -69,7 +69,12 @@ def score(step: Step) -> Iterator[Verdict]:
     if wrong:
         yield fault(f"{len(wrong)} of {looked} scores are others: {some(wrong)}", CAUSES)
     elif looked:
-        notes = "; ".join(note for note in (_valid_now(step), _unheard(step)) if note)
+        apart, of = _calls_apart(step.rows)
+        if apart and 2 * len(apart) < of:
+            detail = f"{len(apart)} of {of} calls whose reply is an answer to their task have another score than it: "
+            yield fault(detail + some(apart), "`Score.calls`: values of other calls of the rollout, or of others")
+        of_calls = f"`Score.calls` has other scores than the same answers: {some(apart)}" if apart else ""
+        notes = "; ".join(note for note in (_valid_now(step), _unheard(step), of_calls) if note)
         yield ok(f"{looked} of {len(step.rows)} scores", note=notes)
     else:
         scored = [row.task_id for row in step.rows if row.failure is None and row.status == "ok"]
@@ -146,6 +151,30 @@ def _words(text: str) -> list[str]:
     return re.findall(r"\w+", re.sub(r'\\[nrtbf"/]', " ", text).lower())
 
 
+def _calls_apart(rows: Sequence[Row]) -> tuple[list[str], int]:
+    """Return the calls whose reply is an answer to their task, and whose score is not the answer's; of how many.
+
+    `Score.calls` is what the reward would be if the rollout had ended with each call. A reward that takes it for
+    something else has other scores in most calls.
+    """
+    known = {(r.task_id, longest(r.answer)): r.value for r in rows if r.status == "ok" and r.value is not None}
+    apart, of = list[str](), 0
+    for row in rows:
+        said = {call.span: re.sub(r"```\w*", "", call.answered).strip() for call in row.calls}
+        for span, value in scores_of_calls(row.spans, row.call_values).items():
+            text = said.get(span, "")
+            wanted = known.get((row.task_id, text)) if len(text) >= ANSWER else None
+            if wanted is not None and value:  # 0 may be that of a query that ran too long
+                of += 1
+                apart += [f"call {span} of rollout {row.id} has {value} instead of {wanted}"] if value != wanted else []
+    return apart, of
+
+
+def scores_of_calls(spans: Sequence[Mapping[str, Any]], values: Sequence[float | None]) -> dict[str, float | None]:
+    """Return the values that a reward gave to the calls of a rollout, by span."""
+    return dict(zip((s["id"] for s in spans if s["name"] == LLM_CALL and s["error"] is None), values, strict=False))
+
+
 def longest(answer: Any) -> str:
     """Return the longest text in an answer; '' without one."""
     if isinstance(answer, str):
@@ -171,12 +200,22 @@ def scored_again(step: Step, rows: Sequence[Row], role: str) -> tuple[int, list[
         if found.status != "ok":  # a limit of time, or something that was there when the answer was given
             continue
         looked += 1
-        if (found.value, found.correct) != (row.value, row.correct):
+        differ = [(a, b) for a, b in zip(row.call_values, found.calls, strict=False) if a and b is not None and a != b]
+        if differ or (found.value, found.correct) != (row.value, row.correct):  # a call's 0 may be that of a time limit
             again = sources.score(known[row.task_id], row)
-            if (again.status, again.value, again.correct) != (found.status, found.value, found.correct):
+            if (again.status, again.value, again.correct, again.calls) != (
+                found.status,
+                found.value,
+                found.correct,
+                found.calls,
+            ):
                 raise CannotLook(f"the reward gives two scores to one answer: {found.value} and {again.value}")
             was, now = (f"{one.value}{' (correct)' if one.correct else ''}" for one in (row, found))
-            wrong.append(f"rollout {row.id} of task {row.task_id} has {was}, and its answer scores {now}")
+            where = f"rollout {row.id} of task {row.task_id}"
+            if (found.value, found.correct) != (row.value, row.correct):
+                wrong.append(f"{where} has {was}, and its answer scores {now}")
+            else:
+                wrong.append(f"a call of {where} has {differ[0][0]}, and scores {differ[0][1]}")
     return looked, wrong
 
 
@@ -275,10 +314,9 @@ def punished(call: Call, buffer: int) -> float:
     Nothing up to L - C tokens, then less and less, and -1 at L: what the request lets a reply have. C is the buffer, at
     most half of L.
     """
-    allowed = [n for n in (call.request.get("max_tokens"), call.request.get("max_completion_tokens")) if n]
-    if not buffer or not allowed:
+    most, length = call.limit, len(call.reply)
+    if not buffer or not most:
         return 0.0
-    most, length = min(allowed), len(call.reply)
     width = min(buffer, most / 2)
     free = most - width
     return 0.0 if length <= free else -1.0 if length > most else (free - length) / width

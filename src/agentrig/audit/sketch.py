@@ -28,6 +28,9 @@ FEW = 4
 LARGEST = 1 << 29
 """Parameters of the largest model of which weights are kept, in host memory, and which the CPU computes with again."""
 
+KEPT = 1 << 30
+"""Bytes of weights before its updates that a step keeps, in host memory; two copies in any case."""
+
 CHUNK = 1 << 22
 
 FILE = "audit/step-{:05d}.json"
@@ -71,17 +74,15 @@ class Sketch:
         whole: Whether it is audited; of other steps only the updates of `FEW` tensors are followed.
 
     Attributes:
-        before: The trained tensors before the first update, in host memory; none if the auditor can't use them.
-        later: The same before the update `number`, if that is another.
-        number: Whose gradient is audited, from 0: the first of step 1, the last of step 2, of later steps any.
+        kept: The trained tensors before updates, by number from 0, in host memory; none if the auditor can't use them.
+            That is before the first, and before as many as `KEPT` has room for: in step 2 the last, else any.
         updates: The numbers of each update.
         whole: As given.
     """
 
     def __init__(self, step: int, *, whole: bool = True) -> None:
-        self.step, self.number = step, 0
-        self.before: dict[str, torch.Tensor] = {}
-        self.later: dict[str, torch.Tensor] = {}
+        self.step = step
+        self.kept: dict[int, dict[str, torch.Tensor]] = {}
         self.updates: list[dict[str, Any]] = []
         self.whole, self._random = whole, random.Random(f"updates {step}")
 
@@ -101,12 +102,13 @@ class Sketch:
             norm: Of the whole gradient before clipping.
         """
         number = len(self.updates)
-        chosen = self.step > 1 and (self.step == 2 or self._random.random() * (number + 1) < 1)  # each is as likely
-        small = self.whole and sum(p.numel() for p in trained.values()) <= LARGEST
-        if small and (not number or chosen):
-            kept = self.later if number else self.before
-            kept.update({name: p.detach().to("cpu", copy=True) for name, p in trained.items()})
-            self.number = number
+        if self.whole and sum(p.numel() for p in trained.values()) <= LARGEST:
+            most = max(2, KEPT // sum(p.numel() * p.element_size() for p in trained.values()))
+            chosen = self.step == 2 or self._random.random() * number < most - 1  # each but the first is as likely
+            if len(self.kept) == most and chosen:
+                del self.kept[self._random.choice([*self.kept][1:])]
+            if len(self.kept) < most:
+                self.kept[number] = {name: p.detach().to("cpu", copy=True) for name, p in trained.items()}
         tensors = {}
         for name in trained if self.whole else random.Random(self.step).sample(sorted(trained), min(FEW, len(trained))):
             p = trained[name]

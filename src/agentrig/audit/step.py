@@ -48,6 +48,7 @@ class Step:
         evidence: The logarithms of likelihood ratios over the audited steps, of each link by itself; is added to.
         stated: The entry `accuracy` of the run's summary; None before its end.
         budget_s: What the gradient may take, by `work_clock`; log-probabilities take half of it.
+        begun: When its audit began, by `time.monotonic`.
     """
 
     record: Record
@@ -58,6 +59,7 @@ class Step:
     evidence: Mapping[str, MutableMapping[str, float]] = {}
     stated: Mapping[str, Any] | None = None
     budget_s: float = math.inf
+    begun: float = attrs.field(factory=time.monotonic)
 
     @property
     def settings(self) -> Mapping[str, Any]:

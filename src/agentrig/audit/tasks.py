@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -136,7 +137,7 @@ def held_out(step: Step) -> Iterator[Verdict]:
     file = record.path / "progress.json"
     with readable(file):
         progress = json.loads(file.read_text("utf-8")) if file.exists() else {}
-    temperature, best, kept = record.settings.get("val_temperature", 0.0), _best(step, progress), _weights_of(step)
+    best, kept = _best(step, progress), _weights_of(step)
     if None not in (best, kept) and kept != best and step.number == max(record.lines):
         detail = f"the run ends with the weights of step {kept}, and those of step {best} are the ones that "
         detail += f"algorithm.final = {record.settings.get('final', 'last')} asks for (progress.json, metrics.jsonl)"
@@ -160,14 +161,16 @@ def held_out(step: Step) -> Iterator[Verdict]:
             if rows and not calls and step.calls:
                 detail = f"no rollout of {of} called the model; those of training did"
                 yield fault(detail, "an agent or a client that keeps its replies")
-            heats = [heat for call in calls if (heat := call.request.get("temperature")) is not None]
-            if len(heats) < len(calls):
-                notes.append(f"{len(calls) - len(heats)} calls of {of} state no temperature")
-            warm = [heat for heat in heats if heat != temperature]
-            if warm and record.knows_update:
-                detail = f"{len(warm)} of {len(calls)} calls of {of} were sampled with temperature {warm[0]} instead of"
-                causes = "the agent sets its own temperature; the sampling of the endpoint"
-                yield fault(f"{detail} {temperature}", causes)
+            if unstated := sum(call.request.get("temperature") is None for call in calls):
+                notes.append(f"{unstated} calls of {of} state no temperature")
+            if record.knows_update:
+                yield from _requests(step, calls, of)
+                yield from _as_before(rows, record.rows(mode, 0) if at and not record.resumed else (), of)
+                most, trained = (
+                    max((call.limit or 0 for call in some), default=0) for some in (calls, step.calls.values())
+                )
+                if most and trained == record.settings.get("max_tokens", 0) > most and (at or step.number == 1):
+                    leaks.append(f"replies of {of} may have {most} tokens, and those of training {trained}")
             whose = best if at and mode == "report" else at  # None: not known
             others = sorted({call.version for call in calls if call.version is not None} - {whose})
             if others and whose is not None:
@@ -193,6 +196,39 @@ def held_out(step: Step) -> Iterator[Verdict]:
         raise CannotLook(f"nothing was measured at the start and at step {step.number}")
     said = f"{amount(looked, 'rollout')}, {scored} of them {SCORED}"
     yield ok("; ".join([said, *notes[:3]]), worst, note="; ".join(leaks))
+
+
+def _requests(step: Step, calls: Sequence[Call], of: str) -> Iterator[Verdict]:
+    """Compare what the requests of a measurement ask for with the run's settings."""
+    most = step.settings.get("max_tokens") or math.inf
+    for name, wanted in {"temperature": step.settings.get("val_temperature", 0.0), "top_p": 1.0}.items():
+        others = [own for call in calls if (own := call.request.get(name)) not in (None, wanted)]
+        if others:
+            detail = (
+                f"{len(others)} of {len(calls)} calls of {of} were sampled with {name} {others[0]} instead of {wanted}"
+            )
+            yield fault(detail, f"the agent sets its own {name}; the sampling of the endpoint")
+    if longer := [call.limit for call in calls if call.limit is not None and call.limit > most]:
+        detail = f"{len(longer)} replies of {of} may have {longer[0]} tokens, and algorithm.max_tokens is {most}"
+        yield fault(detail, "the sampling of the endpoint")
+
+
+def _as_before(rows: Sequence[Row], before: Sequence[Row], of: str) -> Iterator[Verdict]:
+    """Check that the requests of a measurement ask for the same as those of the one before training.
+
+    That is, in most tasks, by every field of the first request of a rollout, where its messages are the same: what an
+    agent asks for later may depend on replies. Of a seed only whether there is one.
+    """
+    first, pairs = {row.task_id: row.calls[0] for row in before if row.calls}, list[tuple[Call, Call]]()
+    for row in (row for row in rows if row.calls and row.task_id in first):
+        was, now = first[row.task_id], row.calls[0]
+        pairs += [(was, now)] if was.asked == now.asked else []
+    for name in sorted({name for pair in pairs for call in pair for name in call.asks}):
+        others = [(a, b) for was, now in pairs if (a := was.asks.get(name)) != (b := now.asks.get(name))]
+        if len(others) > len(pairs) / 2:
+            a, b = others[0]
+            detail = f"{len(others)} of {len(pairs)} first requests of {of} have {name} {b}, and before training {a}"
+            yield fault(detail, "the two accuracies are not measured alike: the sampling of the endpoint, the agent")
 
 
 def _shared(split: Sequence[Any], trained: Sequence[Any]) -> Iterator[tuple[str, int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -51,6 +52,10 @@ rounds by about 6e-8 times the root of n, for up to a few hundred products in a 
 HALF = 2.0**-6
 """Of a tensor's own gradient, where the learner computes in bf16: what it may differ by besides. Each of the two
 operands of some four products in a row is rounded by 2^-9, adapters among them, which the repetition merges in fp32."""
+
+MORE, MORE_S = 1.4, 4.0
+"""Of a step's time, or seconds if that is more: until then an audit begins with further updates of the step. With what
+comes after the gradient, two audits take as long as three steps."""
 
 AT_THE_CLIP = 4.0
 """A token whose ratio is at a clip limit, within what two precisions differ by, may be in the gradient or not.
@@ -213,12 +218,22 @@ class Gradient(NamedTuple):
     bounds: Mapping[str, float]
     kl: float | None
     kl_bound: float
+    errors: Mapping[str, float]
+    apart: float
 
 
-def repeat(update: Update, precisions: Sequence[Precision], *, seed: int, budget_s: float = math.inf) -> Gradient:
+def repeat(
+    update: Update,
+    precisions: Sequence[Precision],
+    *,
+    seed: int,
+    budget_s: float = math.inf,
+    like: Gradient | None = None,
+) -> Gradient:
     """Compute an update's gradient again, batch by batch: all in the first precision, some also in the second.
 
-    The seed chooses these. `budget_s` is how long it may take, by `work_clock`.
+    The seed chooses these. `budget_s` is how long it may take, by `work_clock`. `like` is another update of the same
+    step: what was measured there holds here too, beside what one batch shows.
 
     Raises:
         CannotLook: By what its first batches took, it would take longer.
@@ -231,7 +246,8 @@ def repeat(update: Update, precisions: Sequence[Precision], *, seed: int, budget
     total: dict[str, torch.Tensor] = {}
     clips: dict[str, torch.Tensor] = {}
     squares, errors = defaultdict[str, float](float), defaultdict[str, float](float)
-    kls, kls_apart, apart = list[torch.Tensor](), list[torch.Tensor](), 0.0
+    kls, kls_apart, apart = list[torch.Tensor](), list[torch.Tensor](), like.apart if like else 0.0
+    errors.update(like.errors if like else {})
     clock = work_clock()
     begin, computed, seconds = clock(), 0, 0.0  # seconds: without those of the second precision
     for part in batches(active, seed):
@@ -242,7 +258,7 @@ def repeat(update: Update, precisions: Sequence[Precision], *, seed: int, budget
                 why = f"computing the update again would take {longer:.0f} s; it may take {budget_s:.0f} s"
                 raise CannotLook(why)
         second, second_kl, now = dict[str, torch.Tensor](), None, main.logprobs(part)
-        if computed < MEASURED:
+        if computed < (1 if like else MEASURED):
             measuring, beside = clock(), other.logprobs(part)
             loss, _, second_kl = other.loss(part, beside)
             second = other.gradients(loss)
@@ -269,16 +285,17 @@ def repeat(update: Update, precisions: Sequence[Precision], *, seed: int, budget
     for name, gradient in clips.items():
         bounds[name] += AT_THE_CLIP * float(gradient.norm())
     if not kls:
-        return Gradient(total, bounds, None, 0.0)
+        return Gradient(total, bounds, None, 0.0, errors, apart)
     mean = float(torch.cat(kls).mean())
     # An estimate of a KL near 0 is a difference of numbers near 1, which round by 1.2e-7 each.
-    return Gradient(total, bounds, mean, MARGIN * float(torch.cat(kls_apart).abs().mean()) + 1e-4 * abs(mean) + 2.4e-7)
+    kl_bound = MARGIN * float(torch.cat(kls_apart).abs().mean()) + 1e-4 * abs(mean) + 2.4e-7
+    return Gradient(total, bounds, mean, kl_bound, errors, apart)
 
 
 def gradient(step: Step) -> Iterator[Verdict]:
     """Compare the gradient that the optimizer got with that of the whole update's loss.
 
-    Of several updates of a step it is the one whose weights before are kept (`Sketch.number`).
+    Of several updates of a step it is those whose weights before are kept, as many as `MORE` allows.
     """
     settings, figures, sketch = step.settings, step.figures, step.updates
     if not sketch.updates:
@@ -298,19 +315,60 @@ def gradient(step: Step) -> Iterator[Verdict]:
     if odd:
         named = some([f"call {span} of rollout {rollout}: {times[rollout, span]}" for rollout, span in odd])
         yield fault(f"{len(odd)} calls are not in {epochs} updates: {named}", "mini-batches")
-    number = sketch.number
-    told, begin = sketch.updates[number], _begun(step, set(sketch.updates[0]["tensors"]))
+    begin, looked = _begun(step, set(sketch.updates[0]["tensors"])), dict[int, int]()
     precisions = step.precisions(place(begin.directory, 48 if kl else 36, on_cpu=step.record.on_cpu), merged=False)
-    update = Update(
-        settings=settings,
-        calls=[step.calls[tuple(key)] for key in told["calls"]],
-        advantages=advantages,
-        weights=attrs.evolve(begin, trained=sketch.later) if number else begin,
-        begin=begin,
-        reference=Weights(directory=step.record.model, trained={}) if kl else None,
-    )
-    found = repeat(update, precisions, seed=step.number, budget_s=step.budget_s)
     half = HALF if precisions[1].cast or precisions[1].dtype.itemsize < 4 else 0.0
+    found, worst, took, end = None, 0.0, 0.0, step.begun + max(MORE_S, MORE * (step.line.get("step_s") or 0.0))
+    for number in _order(sketch, step.number):
+        started = time.monotonic()
+        if looked and started + took > end:
+            break
+        told = sketch.updates[number]
+        update = Update(
+            settings=settings,
+            calls=[step.calls[tuple(key)] for key in told["calls"]],
+            advantages=advantages,
+            weights=attrs.evolve(begin, trained=sketch.kept[number]) if number else begin,
+            begin=begin,
+            reference=Weights(directory=step.record.model, trained={}) if kl else None,
+        )
+        budget_s = math.inf if looked else step.budget_s
+        found = repeat(update, precisions, seed=step.number, budget_s=budget_s, like=found)
+        wrong, share = _apart(told, found, settings, half)
+        worst, took, looked[number] = max(worst, share), time.monotonic() - started, len(update.calls)
+        if wrong:
+            detail = f"gradients are not those of the step's loss: update {number + 1}: {some(wrong)}. The bound is "
+            causes = "token weights, the loss, a pass that is lost or counted twice, a layer that is detached or "
+            causes += f"changed{', the reference model of the KL loss' if kl else ''}"
+            yield fault(f"{detail}{MARGIN:g} times what two precisions differ by in this step", causes, share)
+            return
+    stated: Any = figures.get("kl_reference")
+    single = len(sketch.updates) == 1 and stated is not None
+    if single and found is not None and found.kl is not None and not abs(stated - found.kl) <= found.kl_bound:
+        detail = f"the step states the KL divergence {stated} to its reference, and to the starting model it is "
+        yield fault(f"{detail}{found.kl:.6g}, bound {found.kl_bound:.2g}", "a reference that is not the starting model")
+    numbers = ", ".join(str(number + 1) for number in sorted(looked))
+    of = f"update{'s' if len(looked) > 1 else ''} {numbers} of {len(sketch.updates)}"
+    calls = sum(looked.values()), times.total()
+    tensors = amount(len(sketch.updates[0]["tensors"]), "tensor")
+    yield ok(f"{of}, {amount(calls[0], 'call')}, {tensors}", worst, read=calls)
+
+
+def _order(sketch: Sketch, step: int) -> list[int]:
+    """Return the updates whose weights before are kept, in the order in which they are looked at.
+
+    Every other one comes first, in odd steps the first, in even steps the last: of four updates two steps look at all,
+    if the time is enough for two of each.
+    """
+    numbers = sorted(sketch.kept or (0,))
+    numbers = numbers[::2] + numbers[1::2]
+    return numbers if step % 2 else numbers[::-1]
+
+
+def _apart(
+    told: Mapping[str, Any], found: Gradient, settings: Mapping[str, Any], half: float
+) -> tuple[list[str], float]:
+    """Return what in an update's sketch is not of the gradient, and the largest difference as a share of its bound."""
     wrong, silent, worst = list[str](), list[str](), 0.0
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in found.total.values()))
     bound = math.sqrt(sum(bound**2 for bound in found.bounds.values())) + (half or 1e-4) * norm + 1e-9
@@ -334,18 +392,7 @@ def gradient(step: Step) -> Iterator[Verdict]:
             wrong.append(f"{name}: {what}, the bound is {bound:.2g}")
     if silent:  # first: where something is detached, gradients before it are other ones too
         wrong.insert(0, f"no gradient reaches {len(silent)} tensors: {', '.join(silent[:3])}")
-    if wrong:
-        detail = f"gradients are not those of the step's loss: update {number + 1}: {some(wrong)}. The bound is "
-        causes = "token weights, the loss, a pass that is lost or counted twice, a layer that is detached or changed"
-        causes += ", the reference model of the KL loss" if kl else ""
-        yield fault(f"{detail}{MARGIN:g} times what two precisions differ by in this step", causes, worst)
-    stated: Any = figures.get("kl_reference")
-    single = len(sketch.updates) == 1 and found.kl is not None and stated is not None
-    if single and not abs(stated - found.kl) <= found.kl_bound:
-        detail = f"the step states the KL divergence {stated} to its reference, and to the starting model it is "
-        yield fault(f"{detail}{found.kl:.6g}, bound {found.kl_bound:.2g}", "a reference that is not the starting model")
-    of = f"update {number + 1} of {len(sketch.updates)}"
-    yield ok(f"{of}, {amount(len(update.calls), 'call')}, {amount(len(told['tensors']), 'tensor')}", worst)
+    return wrong, worst
 
 
 def _begun(step: Step, names: set[str]) -> Weights:

@@ -192,6 +192,7 @@ def find_checkpoint(path: Path | None) -> Path | None:
         CheckpointDamaged: It has changed since the run saved it.
     """
     from agentrig.errors import CheckpointDamaged, ConfigError, RunFileError
+    from agentrig.run.auditing import faults_of
     from agentrig.run.checkpoints import verify
     from agentrig.run.directory import RunDirectory
     from agentrig.run.past import lost_checkpoints, with_cure
@@ -215,6 +216,8 @@ def find_checkpoint(path: Path | None) -> Path | None:
     if ours:
         with suppress(RunFileError):  # a damaged manifest says nothing of the checkpoint
             RunDirectory(run).manifest()
+        if fault := faults_of(run):
+            click.echo(f"agentrig: warning: {fault}", err=True)
     try:
         verify(found, trains=False)
     except CheckpointDamaged as error:

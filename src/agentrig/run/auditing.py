@@ -240,6 +240,15 @@ def checkpoint_fault(checkpoint: Path) -> str:
     return found.words(f"agentrig audit {run} --step {step}") if found.faults else ""
 
 
+def faults_of(run: Path) -> str:
+    """Return a warning with what a run's audits have found; '' if that is no fault, or nothing is there."""
+    found = [f"step {one.step}, {v.link}: {v.detail}" for one in read_audits(run)[0] for v in one.faults]
+    more = f" (and {amount(len(found) - 1, 'other fault')})" if len(found) > 1 else ""
+    return (
+        f"the audit of {run} found a fault, so its model may not be what it states: {found[0]}{more}" if found else ""
+    )
+
+
 def read_audits(run: Path) -> tuple[list[Audited], list[str]]:
     """Return what a run wrote of its audited steps, and what of its folder `audit` cannot be read."""
     folder, found, damaged = run / "audit", list[Audited](), list[str]()

@@ -15,6 +15,7 @@ from agentrig.errors import ConfigError, PluginError
 from agentrig.figures import amount
 from agentrig.plan import RESUME, Plan, read_run_file, resolve, resume_command, script_of
 from agentrig.plugins.registry import noun_of
+from agentrig.run.auditing import faults_of
 from agentrig.run.damage import CURES, NOT_ALLOWED, reading
 from agentrig.run.directory import RunDirectory, checked_summary
 from agentrig.run.manifest import agentrig_version, edited_settings
@@ -49,6 +50,8 @@ def resume_plan(
     """
     settings, facts, began = _read(directory)
     plan = _plan_of(directory, facts, overrides=overrides, observers=observers)
+    if fault := faults_of(directory):
+        log.warning("%s", fault)
     for name, now, was in edited_settings(settings, facts):
         file = directory / "config.toml"
         log.warning("%s was edited: %s is %r, and was %r. That holds from now on", file, name, now, was)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -58,3 +59,9 @@ def problem(cause: str, text: str, *, seen: tuple[int, int, str], lost: float | 
     count, of, unit = seen
     lost = count / max(1, of) if lost is None else lost
     return Finding("problem", text, cause=cause, count=count, of=of, unit=unit, lost=lost, **more)
+
+
+def audited_at(error: Mapping[str, Any]) -> int | None:
+    """Return the step in which the auditor found the fault that ended a run; None if it was another error."""
+    found = re.match(r"step (\d+): the audit found", str(error.get("message") or ""))
+    return int(found[1]) if found and error.get("cause") == "audit" else None

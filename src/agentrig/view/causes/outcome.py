@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from agentrig.run.past import contradictions
 from agentrig.text import amount
 from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence, changed, measured_of
-from agentrig.view.causes.finding import STOPPED, Finding, problem
+from agentrig.view.causes.finding import STOPPED, Finding, audited_at, problem
 from agentrig.view.causes.trend import at_least, at_most, more_right, quarter, rose
 from agentrig.view.reading import mapping
 
@@ -81,7 +82,10 @@ AUDITED: Mapping[str, tuple[str, ...]] = {
     "delivery": ("server.use",),
     "held-out": ("tasks.use",),
 }
-"""The settings of each link in which the auditor may find a fault."""
+"""The settings of each link in which the auditor may find a fault that names none."""
+
+KEYS = re.compile(r"\b(?:adapter|agent|algorithm|credit|reward|run|server|tasks)\.[a-z]\w*")
+"""A setting in the words of a fault."""
 
 
 def ended(evidence: Evidence) -> Iterator[Finding]:
@@ -98,18 +102,28 @@ def ended(evidence: Evidence) -> Iterator[Finding]:
     first, _, rest = message.partition("\n")
     steps = [facts.step for facts in evidence.steps] or [int(line["step"]) for line in run.steps]
     lines = [line.strip() for line in rest.splitlines()]
-    links = [line.partition(":")[0] for line in lines] if cause == "audit" else []
+    since = audited_at(error) or max(steps, default=0)
     yield problem(
         cause,
         first or kind,
-        seen=(1, max(1, len(steps)), "steps"),
-        since=max(steps, default=0),
-        settings=SETTINGS.get(cause) or tuple(dict.fromkeys(key for link in links for key in AUDITED.get(link, ()))),
+        seen=(1, max(1, len(steps), since), "steps"),
+        since=since,
+        settings=SETTINGS.get(cause) or (_of_links(lines) if cause == "audit" else ()),
         advice="\n".join(lines),
         lost=1.0,
         explains=EXPLAINS.get(cause, ()),
         ended=True,
     )
+
+
+def _of_links(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return the settings that the auditor's faults name, and of a link whose faults name none, its own."""
+    named = dict[str, list[str]]()
+    for line in lines:
+        link, _, detail = line.partition(":")
+        if link in AUDITED:
+            named[link] = [*named.get(link, ()), *KEYS.findall(detail)]
+    return tuple(dict.fromkeys(key for link, keys in named.items() for key in keys or AUDITED[link]))
 
 
 def contradicted(evidence: Evidence) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from agentrig.figures import GRAD_NORM, count, figure, number
 from agentrig.text import amount
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
-from agentrig.view.causes.finding import Finding, problem
+from agentrig.view.causes.finding import Finding, audited_at, problem
 from agentrig.view.reading import RunData, dig, mapping
 
 LR = ("algorithm.lr", "algorithm.verl.actor_rollout_ref.actor.optim.lr")
@@ -67,9 +67,10 @@ def _not_finite(found: Any, name: str) -> bool:
 def links_audited(run: RunData) -> str:
     """Return which links the auditor has looked at, in which steps, and why not at others; '' if it has not."""
     seen = mapping(run.summary.get("audited"))
-    steps = seen.get("steps")
+    steps, last = seen.get("steps"), audited_at(run.error or {})
     if not isinstance(steps, list) or not steps:
         return ""
+    steps = [*steps, *([last] if last is not None and last not in steps else [])]  # of a summary before a resume
     shown = ", ".join(map(str, steps if len(steps) < 8 else [*steps[:4], "…", *steps[-2:]]))
     of_steps = f"step{'s' if len(steps) > 1 else ''} {shown}"
     text = f"the auditor recomputed {seen.get('links')} of {seen.get('of')} parts of {of_steps}"
