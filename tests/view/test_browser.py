@@ -237,6 +237,7 @@ def views(page: Any, link: str) -> dict[str, str]:
         "rewards": f"{mini}/rewards?mode=train", "heat-map": f"{long}/rewards?mode=train",
         "rewards-begun": f"{begun}/rewards", "rollout": rollout, "two": page.url,
         "compare": compared, "compare-each": f"{compared}&each=1", "compare-two": f"{link}compare?run=stopped&run=mini",
+        "missing": f"{link}run/nobody",
     }  # fmt: skip
 
 
