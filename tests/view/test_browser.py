@@ -379,7 +379,8 @@ def chart(page: Any, name: str) -> Any:
 
 
 def place(chart: Any, step: int) -> tuple[float, float]:
-    """Where a training step is on the screen."""
+    """Where a training step is on the screen, once nothing above the curve can grow any more."""
+    filled(chart.page)
     chart.scroll_into_view_if_needed()
     found: list[float] = chart.evaluate(
         """(element, wanted) => {

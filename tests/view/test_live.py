@@ -61,6 +61,16 @@ def test_the_folder_is_named_before_anything_starts():
     assert buffer.getvalue() == "run runs/demo: starting the agent, the model's server and the learner …\n"
     shown.on_run_start(event=start(9))
     assert buffer.getvalue().splitlines()[1:] == ["9 steps of training to do"]
+    shown, buffer = display(terminal=True)
+    try:
+        shown.starting(Path("runs/demo"))
+        folder, _, spinner = buffer.getvalue().partition("\n")
+        assert folder == "run runs/demo"
+        assert "starting the agent, the model's server and the learner …" in spinner
+        shown.on_run_start(event=start(9))
+        assert "starting the agent" not in buffer.getvalue().partition("9 steps of training to do")[2]
+    finally:
+        shown.close()
 
 
 def test_a_resumed_run_says_how_many_steps_are_left(tmp_path: Path):

@@ -353,6 +353,8 @@ def test_a_wrong_address_says_so_and_leads_back(link: str, path: str) -> None:
     assert "<b>&#39" not in reply.text
     (back,) = re.findall(r'<p><a href="([^"]*)">All runs</a>', reply.text)
     assert httpx.URL(link).join(back) == link
+    assert 'aria-current="page">runs' not in reply.text
+    assert 'aria-current="page">runs' in page(link, text="one")
     assert httpx.get(httpx.URL(link).join(back)).status_code == 200
 
 
