@@ -64,9 +64,11 @@ def test_the_folder_is_named_before_anything_starts():
     shown, buffer = display(terminal=True)
     try:
         shown.starting(Path("runs/demo"))
-        folder, _, spinner = buffer.getvalue().partition("\n")
-        assert folder == "run runs/demo"
-        assert "starting the agent, the model's server and the learner …" in spinner
+        assert buffer.getvalue().startswith("run runs/demo\n")
+        until = time.monotonic() + 30
+        while "⠋" not in buffer.getvalue() and time.monotonic() < until:
+            time.sleep(0.02)
+        assert "starting the agent, the model's server and the learner …" in buffer.getvalue().partition("⠋")[2]
         shown.on_run_start(event=start(9))
         assert "starting the agent" not in buffer.getvalue().partition("9 steps of training to do")[2]
     finally:
