@@ -237,6 +237,7 @@ def views(page: Any, link: str) -> dict[str, str]:
         "rewards": f"{mini}/rewards?mode=train", "heat-map": f"{long}/rewards?mode=train",
         "rewards-begun": f"{begun}/rewards", "rollout": rollout, "two": page.url,
         "compare": compared, "compare-each": f"{compared}&each=1", "compare-two": f"{link}compare?run=stopped&run=mini",
+        "missing": f"{link}run/nobody",
     }  # fmt: skip
 
 
@@ -378,7 +379,8 @@ def chart(page: Any, name: str) -> Any:
 
 
 def place(chart: Any, step: int) -> tuple[float, float]:
-    """Where a training step is on the screen."""
+    """Where a training step is on the screen, once nothing above the curve can grow any more."""
+    filled(chart.page)
     chart.scroll_into_view_if_needed()
     found: list[float] = chart.evaluate(
         """(element, wanted) => {

@@ -61,6 +61,18 @@ def test_the_folder_is_named_before_anything_starts():
     assert buffer.getvalue() == "run runs/demo: starting the agent, the model's server and the learner …\n"
     shown.on_run_start(event=start(9))
     assert buffer.getvalue().splitlines()[1:] == ["9 steps of training to do"]
+    shown, buffer = display(terminal=True)
+    try:
+        shown.starting(Path("runs/demo"))
+        assert buffer.getvalue().startswith("run runs/demo\n")
+        until = time.monotonic() + 30
+        while "⠋" not in buffer.getvalue() and time.monotonic() < until:
+            time.sleep(0.02)
+        assert "starting the agent, the model's server and the learner …" in buffer.getvalue().partition("⠋")[2]
+        shown.on_run_start(event=start(9))
+        assert "starting the agent" not in buffer.getvalue().partition("9 steps of training to do")[2]
+    finally:
+        shown.close()
 
 
 def test_a_resumed_run_says_how_many_steps_are_left(tmp_path: Path):

@@ -19,7 +19,17 @@ from agentrig.view.causes.evidence import Evidence, StepFacts, reason_of
 from agentrig.view.causes.outcome import changes, memorised, more, more_tasks, weak_slice
 from agentrig.view.causes.policy import collapsed
 from agentrig.view.causes.rewards import one_reason
-from agentrig.view.diagnosis import GOES_ON, NO_GAIN, NOTHING_WRONG, UNCHANGED, UNMEASURED, diagnose, headline, verdict
+from agentrig.view.diagnosis import (
+    GOES_ON,
+    NO_GAIN,
+    NOTHING_WRONG,
+    UNCHANGED,
+    UNMEASURED,
+    diagnose,
+    headline,
+    verdict,
+    words,
+)
 from agentrig.view.page import render
 from agentrig.view.reading import read_run
 from agentrig.view.watch.app import serving
@@ -124,6 +134,8 @@ def test_a_run_that_stopped_early_is_told_to_go_on_and_not_that_its_gain_may_be_
     assert verdict(diagnose(run)) == (
         f"The run stopped after step 2 of 9, and its gain was not measured. Go on with: agentrig train --resume {run}."
     )
+    assert "stopped" in words(diagnose(run))
+    assert "running" not in words(diagnose(run))
     none = with_steps(write_run(tmp_path / "none", steps=0, ended=False), 9)
     (none / "error.json").write_text(json.dumps({"error": "Interrupted", "message": "stopped", "cause": ""}))
     assert verdict(diagnose(none)) == (

@@ -158,3 +158,14 @@ def test_lines_that_both_have_are_folded() -> None:
 )
 def test_a_task_without_a_question_is_named_by_its_input(given: dict[str, Any], said: str) -> None:
     assert question({"input": given, "task_id": "task-7"}) == said
+
+
+def test_a_file_of_the_task_is_named_without_the_folders_of_this_machine() -> None:
+    given = {
+        "database": "/home/me/.cache/zoo/zoo.sqlite",
+        "question": "/think of 3/4",
+        "unit": "km/h",
+        "root": "/",
+    }
+    shown = dict(readable({"input": given}, {}, None).input)
+    assert shown == {**given, "database": "…/zoo.sqlite"}

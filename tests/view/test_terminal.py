@@ -230,6 +230,12 @@ def test_the_end_of_a_run_names_the_commands_that_work_with_it(tmp_path: Path):
         f"eval    agentrig eval '{run / 'config.toml'}' --checkpoint {quoted}",
         f"export  agentrig export {quoted} my-model",
     ]
+    summary = json.loads((run / "summary.json").read_text())
+    wrote = {"folder": "/runs/wandb", "command": "wandb sync /runs/wandb"}
+    page = {"folder": "/runs/mlruns", "url": "http://127.0.0.1:5000/1"}
+    writes = {"observer_writes": {"wandb": wrote, "mlflow": page}}
+    (run / "summary.json").write_text(json.dumps(summary | writes))
+    assert ending(run).splitlines()[-2:] == ["wandb   wandb sync /runs/wandb", "mlflow  http://127.0.0.1:5000/1"]
 
 
 def script_run(directory: Path) -> Path:

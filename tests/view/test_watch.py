@@ -258,7 +258,8 @@ def test_before_and_after_is_a_page_that_begins_with_examples(tmp_path: Path, mo
     assert text.count("<h1>") == 1
     assert "<h1>Before and after</h1>" in text
     assert text.index('<article class="pair">') < text.index("<h2>")
-    assert re.findall("<h2>(.*?)</h2>", text)[0] == "Held-out accuracy"
+    after = re.sub("<article.*?</article>", "", text, flags=re.DOTALL)
+    assert re.findall("<h2>(.*?)</h2>", after)[0] == "Held-out accuracy"
     assert not re.search("<h2[^>]*>(Checks|Algorithm|Time|Run|Curves)<", text)
     first = re.search(r'<div class="side">\s*<header>.*?</header>\s*<p class="verdict wrong">', text, re.DOTALL)
     assert first is not None, "each side begins with its verdict"
@@ -340,6 +341,21 @@ def test_what_is_no_run_is_told(tmp_path: Path) -> None:
     with serving(tmp_path) as link:
         assert "There are no runs here yet" in page(link)
         assert httpx.get(f"{link}run/nobody").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path", ["run/nobody", "run/two/nothing", "nothing/at/all", "run/two/rollout/<b>", "events?run=nobody", "chart.csv"]
+)
+def test_a_wrong_address_says_so_and_leads_back(link: str, path: str) -> None:
+    reply = httpx.get(link + path)
+    assert reply.status_code == 404
+    assert "<h1>Not found</h1>" in reply.text
+    assert "<b>&#39" not in reply.text
+    (back,) = re.findall(r'<p><a href="([^"]*)">All runs</a>', reply.text)
+    assert httpx.URL(link).join(back) == link
+    assert 'aria-current="page">runs' not in reply.text
+    assert 'aria-current="page">runs' in page(link, text="one")
+    assert httpx.get(httpx.URL(link).join(back)).status_code == 200
 
 
 def test_the_points_of_a_curve_are_csv(ended_run: Callable[..., Path], tmp_path: Path) -> None:

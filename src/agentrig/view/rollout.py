@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -47,6 +49,9 @@ WHO = "▸ "
 
 AROUND = 6
 """Lines that are shown at both ends of many that are the same."""
+
+FOLDER = "…/"
+"""Stands for the folder of a file that a task's input names: it differs between machines."""
 
 QUESTION = 300
 """Characters of a question that is made of other keys."""
@@ -138,7 +143,7 @@ class Readable:
         title: The task's question, as `question` has it.
         verdict: `right`, `wrong`, `part` or `failed`.
         score: Its value, or its failure.
-        input: The task's input, key and text.
+        input: The task's input, key and text; of a path only the file's name, after `FOLDER`.
         tree: All spans, parents first.
         answer: What the agent answered.
         reasons: What the reward says about its score.
@@ -249,7 +254,7 @@ def readable(
         title=question(row),
         verdict=verdict(row),
         score=str(row["failure"]) if row["failure"] else score_of(row),
-        input=[(str(key), text_of(item, longest)) for key, item in mapping(row["input"]).items()],
+        input=[(str(key), _without_folder(text_of(item, longest))) for key, item in mapping(row["input"]).items()],
         tree=_tree(trace, calls, tokenizer, longest, most_tokens),
         answer=text_of(row["answer"], longest) if row["answer"] is not None else "",
         reasons=reasons,
@@ -321,6 +326,11 @@ def differences(a: Readable, b: Readable) -> list[tuple[str, str, str]]:
 def _lines(who: str, text: str) -> list[tuple[str, str, str]]:
     """Return the lines of what somebody said, each with what it must be equal in: the first one in the whole text."""
     return [(who, f"{WHO}{who}", text), *((who, line, "") for line in text.splitlines())]
+
+
+def _without_folder(text: str) -> str:
+    """Return the name of a file instead of its absolute path, and any other text as it is."""
+    return FOLDER + PurePath(text).name if re.fullmatch(r"/[^\s/]+(/[^\s/]+)+", text) else text
 
 
 def text_of(value: Any, longest: int = LONGEST_TEXT) -> str:

@@ -13,7 +13,7 @@ from agentrig.view.causes.evidence import Evidence
 from agentrig.view.gold import gold_of
 from agentrig.view.html import Links
 from agentrig.view.reading import SECOND, RunData, mapping, rollout_rows
-from agentrig.view.rollout import COLUMNS, QUESTION, chip, question, readable, score_of, text_of
+from agentrig.view.rollout import COLUMNS, FOLDER, QUESTION, chip, question, readable, score_of, text_of
 from agentrig.view.tokens import tokenizer_of
 
 LONGEST_TEXT = 4_000
@@ -78,7 +78,7 @@ def before_after(evidence: Evidence, missing: list[str]) -> dict[str, Any] | Non
         rows = [whole[end[task][0]] for end in evidence.ends if end[task][0] in whole]
         if len(rows) == 2:
             sides = [readable(row, {}, None, LONGEST_TEXT, 0) for row in rows]
-            facts = [(key, text) for key, text in sides[0].input if len(text) <= SHORT and not text.startswith("/")]
+            facts = [(key, text) for key, text in sides[0].input if len(text) <= SHORT and not text.startswith(FOLDER)]
             facts = [("task", task), *(fact for fact in facts if fact[1] not in ("", sides[0].title))]
             shown.append(
                 {"task": task, "gold": [], "title": sides[0].title, "facts": facts, "outcome": words, "sides": sides}

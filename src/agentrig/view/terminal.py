@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -56,7 +56,7 @@ def span_tree(rollout: Rollout, *, gold: bool = False) -> Tree:
     head.append(f"  {row['duration_s']:.2f} s, {counted_calls}", style="not bold dim")
     tree = Tree(head, guide_style="dim")
     tree.add(_verdict(shown))
-    _fields(tree, [(key, f"…/{PurePath(text).name}" if text.startswith("/") else text) for key, text in shown.input])
+    _fields(tree, shown.input)
     said = shown.said
     long = len(shown.answer) > SHORT_ANSWER and shown.answer.strip() in said
     _fields(tree, [("answer", "the text of a reply below" if long else shown.answer)] if shown.answer else [])

@@ -22,7 +22,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -87,6 +87,10 @@ def serving(place: Path, port: int = 0, *, prices: Prices | None = None) -> Iter
 
     token = secrets.token_urlsafe(24)
     pages = Pages(Runs(place), prices)
+
+    async def nowhere(scope: Scope, receive: Receive, send: Send) -> None:
+        raise KeyError(scope["path"].partition(token)[2])
+
     routes = [
         Route("/", pages.front),
         Route("/compare", pages.compare),
@@ -107,8 +111,9 @@ def serving(place: Path, port: int = 0, *, prices: Prices | None = None) -> Iter
     except OSError as error:
         raise AgentrigError(f"port {port} on this machine can't be used: {error.strerror}. Leave --port out") from None
     port = listener.getsockname()[1]
-    handlers: Mapping[Any, Any] = {AgentrigError: _told, KeyError: _unknown}
-    app = Starlette(routes=[Mount(f"/{token}", routes=routes)], exception_handlers=handlers)
+    handlers: Mapping[Any, Any] = dict.fromkeys((AgentrigError, KeyError), pages.missing)
+    mount = Mount(f"/{token}", app=Router(routes, default=nowhere))
+    app = Starlette(routes=[mount], exception_handlers=handlers)
     server = ServerThread(door(app, token, port), listener, "watch", log_level="critical", timeout_graceful_shutdown=1)
     try:
         yield f"http://127.0.0.1:{port}/{token}/"
@@ -349,6 +354,13 @@ class Pages:
             damage=damage,
         )
 
+    def missing(self, request: Request, error: Exception) -> Response:
+        """Say what there is not at an address, and lead back."""
+        said = f"There is nothing called {error.args[0]!r:.200} here." if isinstance(error, KeyError) else str(error)
+        if request.method == "POST":  # the page shows it beside the button
+            return PlainTextResponse(f"{said}\n", 404)
+        return self._page(request, "missing", events=None, title="not found", said=said, status=404)
+
     async def events(self, request: Request) -> Response:
         """Say when a run, or any run of the folder, has changed, and whether it goes on: server-sent events."""
         key = request.query_params.get("run", "")
@@ -391,7 +403,7 @@ class Pages:
     def _run(self, request: Request) -> Run:
         return self._runs.get(request.path_params["key"])
 
-    def _page(self, request: Request, name: str, *, events: str | None, **values: Any) -> Response:
+    def _page(self, request: Request, name: str, *, events: str | None, status: int = 200, **values: Any) -> Response:
         """Render a page, or for a page that is open already its changing part."""
         base = request.scope["root_path"]
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
@@ -399,9 +411,9 @@ class Pages:
         values |= {"label": self._label(str(values.get("key", ""))), "live": LIVE}
         values |= {"base": base, "here": here, "events": events, "single": self._runs.single, "to": to}
         template = self._templates.get_template(f"{name}.html.j2")
-        if request.headers.get("agentrig-part") is not None:
+        if request.headers.get("agentrig-part") is not None and "part" in template.blocks:
             return HTMLResponse("".join(template.blocks["part"](template.new_context(values))))
-        return HTMLResponse(template.render(values))
+        return HTMLResponse(template.render(values), status)
 
 
 def _filter(given: Mapping[str, str]) -> tuple[Filter, str]:
@@ -418,11 +430,3 @@ def _filter(given: Mapping[str, str]) -> tuple[Filter, str]:
 
 def _whole(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() and len(text) < 12 else None
-
-
-async def _told(request: Request, error: Exception) -> Response:
-    return PlainTextResponse(f"{error}\n", 404)
-
-
-async def _unknown(request: Request, error: Exception) -> Response:
-    return PlainTextResponse(f"there is nothing called {error.args[0]!r:.200} here\n", 404)
