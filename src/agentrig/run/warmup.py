@@ -443,8 +443,8 @@ def verdict(
     if known is not None and known.accuracy and known.accuracy >= REPEATS * max(0.05, measured.accuracy or 0.0):
         repeats = (
             f"The model repeats its demonstrations: {known.accuracy:.0%} of {known.n} demonstrated tasks are right, "
-            f"and {measured.accuracy or 0.0:.0%} of the answers to others. Give more labels (--labels), or demonstrations that vary more; more "
-            "passes or more steps of training do not help."
+            f"and {measured.accuracy or 0.0:.0%} of the answers to others. Give more labels (--labels), or "
+            "demonstrations that vary more; more passes or more steps of training do not help."
         )
     groups: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in measured.rollouts:

@@ -304,4 +304,5 @@ def _measured(when: str, found: Any, labels: Any, answers: str = "") -> str:
         why = failure_lines(getattr(found, "failures", {}), getattr(found, "reasons", {}))
         lines = [f"{when}: no rollout on {where} was scored", *why]
         return "\n  ".join(lines)
-    return f"{when}: {found.accuracy:.1%} of {found.n} {answers}{where} correct, mean reward {found.reward:.3g}, sampled"
+    right = f"{found.accuracy:.1%} of {found.n} {answers}{where} correct"
+    return f"{when}: {right}, mean reward {found.reward:.3g}, sampled"
