@@ -417,7 +417,7 @@ def _select(
         owner = f"{use} ({component.source})"
 
         def others(key: str) -> str:
-            return elsewhere(key) or _of_another(kind, key, registry)
+            return elsewhere(key) or _of_another(component, key, registry)
 
         return component, structure(component.spec.config, keys, owner=owner, section=kind, elsewhere=others)
 
@@ -514,10 +514,18 @@ def keys_called(name: str) -> list[str]:
     return list(dict.fromkeys(f"{section}.{name}" for section, config in classes if name in attrs.fields_dict(config)))
 
 
-def _of_another(kind: str, key: str, registry: Registry) -> str:
-    """Return ` It is a key of NAME: …` for another component of that kind which has it, or ''."""
-    names = [c.spec.name for c in registry.components(kind) if key in attrs.fields_dict(c.spec.config)]
-    return f" It is a key of {' and '.join(names)}: {kind}.use={names[0]} selects it." if names else ""
+def _of_another(component: Component, key: str, registry: Registry) -> str:
+    """Return ` It is a key of NAME.` for other components of its kind which have it, or ''.
+
+    The only one is offered instead, unless it is an algorithm that trains something else.
+    """
+    found: list[Any] = [c.spec for c in registry.components(component.kind) if key in attrs.fields_dict(c.spec.config)]
+    if not found:
+        return ""
+    *names, last = [spec.name for spec in found]
+    trains = {getattr(spec, "trains", "") for spec in (*found, component.spec)}
+    selects = "" if names or len(trains) > 1 else f": {component.kind}.use={last} selects it"
+    return f" It is a key of {', '.join(names)}{' and ' if names else ''}{last}{selects}."
 
 
 def _strings(keys: Mapping[str, Any], key: str) -> list[str]:

@@ -231,7 +231,7 @@ def test_a_model_that_repeats_its_demonstrations_is_told_apart() -> None:
 
 @pytest.mark.parametrize(("reached", "passes"), [(0.15, 4), (0.9, 6)])
 def test_a_warm_up_ends_when_enough_answers_are_right(
-    colors: Callable[..., Plan], tmp_path: Path, reached: float, passes: int
+    colors: Callable[..., Plan], tmp_path: Path, caplog: pytest.LogCaptureFixture, reached: float, passes: int
 ) -> None:
     """The measurements are given; that a model is really measured is in the command's test below."""
     shares, said = iter([0.1, 0.2, 0.3, 0.4]), list[float]()
@@ -243,7 +243,11 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
     plan = colors()
     wanted = StartPlan(directory=tmp_path / "model", parameters=60_000, tokenizer="bytes", passes=6.0)
     turns = [Turn(messages=[{"role": "user", "content": "a"}], reply=Reply(content="b"))]
-    made = make_start(plan, wanted, choose_labels(plan, 8, seed=0), turns, enough=enough)
+    caplog.set_level("INFO")
+    made = make_start(plan, wanted, choose_labels(plan, 0, seed=0), turns, enough=enough)
+    for nobody_can_mend in ("split too", "not in the training split", str(tmp_path)):
+        assert nobody_can_mend not in caplog.text
+    assert "score (demonstrations: their scores came with them)" in caplog.text
     assert len(made.losses) == made.steps == passes
     assert [path.name for path in tmp_path.iterdir()] == ["model"], "the run that trained it is gone"
     assert not (tmp_path / "model" / "trainer").exists()

@@ -46,7 +46,7 @@ def tasks(step: Step) -> Iterator[Verdict]:
     """
     split, rows = step.sources.splits["train"], step.rows
     if step.record.demonstrations not in ("", TASKS):
-        raise CannotLook(f"the demonstrations are those of {step.record.demonstrations}")
+        raise CannotLook("demonstrations: no tasks were drawn")
     if not rows:
         raise CannotLook(f"the rollouts of step {step.number} are not in {step.record.path}/rollouts")
     known = {task.id: _text(task.input) for task in split}

@@ -213,7 +213,13 @@ def _check_failures(plan: Plan, pairs: Sequence[tuple[Rollout, Conversation]], w
 
 
 class _Labelled:
-    """The task set of a warm-up's run: no task of it is held out."""
+    """The task set of a warm-up's run: no task of it is held out.
+
+    Attributes:
+        measures_training: No warning says that tasks of validation are training tasks: all are.
+    """
+
+    measures_training = True
 
     def __init__(self, labels: Labels) -> None:
         self._tasks = {"labels": labels.tasks, "measured": labels.measured}
