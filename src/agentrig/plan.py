@@ -19,6 +19,7 @@ from agentrig.plugins.building import built
 from agentrig.plugins.specs import RUN_KINDS
 from agentrig.pools import RunnerSettings as RunnerSettings
 from agentrig.prompting import checked
+from agentrig.refusals import Learning, refuses_replies
 from agentrig.rows import utf8_text
 from agentrig.secrets import sources
 from agentrig.settings import check_any, meant, meant_in_file, setting, structure
@@ -419,7 +420,12 @@ def _select(
         def others(key: str) -> str:
             return elsewhere(key) or _of_another(component, key, registry)
 
-        return component, structure(component.spec.config, keys, owner=owner, section=kind, elsewhere=others)
+        try:
+            return component, structure(component.spec.config, keys, owner=owner, section=kind, elsewhere=others)
+        except ConfigError:
+            if kind == "algorithm":  # whose limits need not be mended if the loss can't be the credit's
+                _check_loss(component.spec.name, keys, merged["credit"], registry)
+            raise
 
     components: dict[str, Component] = {}
     configs: dict[str, Any] = {}
@@ -463,6 +469,15 @@ def _select(
     selected, settings, reasons = Deferred(components, later(0)), Deferred(configs, later(1)), later(2)
     reasons.pop("hardware", None)  # `auto` gives none
     return selected, settings, Deferred({}, reasons)
+
+
+def _check_loss(algorithm: str, keys: Mapping[str, Any], credit: Mapping[str, Any], registry: Registry) -> None:
+    """Raise if the credit that a plan names has no meaning with the loss that it names."""
+    why = refuses_replies(None, Learning(loss=str(keys.get("loss", ""))))
+    for found in registry.components("credit") if why else ():
+        spec: Any = found.spec
+        if spec.refuses is refuses_replies and found.answers_to(str(credit.get("use"))):
+            raise ConfigError(f"[credit] {spec.name} with the algorithm {algorithm}: {why}")
 
 
 def _check_gateway(gateway: GatewaySettings, agent: Any) -> None:
