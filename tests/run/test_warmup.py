@@ -316,6 +316,18 @@ def test_the_command_begins_with_the_starter(tmp_path: Path) -> None:
     assert (tmp_path / made["directory"] / "tokenizer.json").read_bytes() == (starter / "tokenizer.json").read_bytes()
 
 
+@pytest.mark.slow
+def test_a_warm_up_with_all_labels_does_not_warn_that_it_is_tried_on_training_tasks(tmp_path: Path) -> None:
+    words = ["warmup", "colors", "--plugin", FILE, "--all-labels", "--passes", "2", "--lr", "1e-9", "--until", "0.3"]
+    words += ["--parameters", "6e4", "--tokenizer", "bytes", "--no-measure"]
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrig", *words], capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "so far: 0.0% of 12 labelled tasks" in done.stdout
+    assert "WARNING" not in done.stderr
+
+
 @pytest.mark.parametrize("model", ["mini", "starter"])
 def test_what_only_a_new_model_can_have_is_refused_for_another(model: str) -> None:
     words = ["warmup", "colors", "--plugin", FILE, "--model", model, "--parameters", "3e5", "--tokenizer", "bytes"]

@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -143,7 +144,9 @@ def held_out(step: Step) -> Iterator[Verdict]:
         yield fault(detail, "how the best measurement is chosen, or which weights are kept")
     for mode in ("report", "validation"):
         split, measured = splits[mode], record.steps(mode)
-        leaks += [f"{n} of {len(split)} {mode} tasks are {how}" for how, n in _shared(split, splits["train"]) if n]
+        chats = record.demonstrations != TASKS and Path(record.demonstrations).is_file()  # they are of no task
+        trained = () if chats else splits["train"]
+        leaks += [f"{n} of {len(split)} {mode} tasks are {how}" for how, n in _shared(split, trained) if n]
         for at in (one for one in measured if one in (0, step.number)):
             rows, of = record.rows(mode, at), f"the {mode} of step {at}"
             looked += len(rows)
