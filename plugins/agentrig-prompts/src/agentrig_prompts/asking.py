@@ -58,8 +58,7 @@ class Asking:
 
     def __init__(self, session: Session, endpoints: Sequence[Endpoint], config: GepaConfig, record: Record) -> None:
         self._session, self._endpoints, self._config, self._record = session, endpoints, config, record
-        self.step, self.spare, self.reflections, self.reflection_s = 1, 0, 0, 0.0
-        self.refused = self.usable = 0
+        self.step, self.reflection_s, self.spare, self.reflections, self.refused, self.usable = 1, 0.0, 0, 0, 0, 0
         self.example = self._came = ""
         url, model = config.reflection_base_url, config.reflection_model
         self._reflecting = Endpoint.at(url, model, config.reflection_api_key) if url else endpoints[0]

@@ -133,8 +133,7 @@ class Search(ABC):
             RunStopped: `max_tokens` can find nothing.
         """
         session, config, record, asking = self._session, self._config, self._record, self._asking
-        self._best, self.ended = best, ended
-        tried = asking.refused + asking.usable
+        self._best, self.ended, tried = best, ended, asking.refused + asking.usable
         session.record("reflections", {"n": tried, "refused": asking.refused, "example": asking.example})
         self._idle, self._paid = 0 if record.calls > self._paid else self._idle + 1, record.calls
         if ended >= session.first_step:
