@@ -255,6 +255,13 @@ def test_a_combination_without_meaning_is_refused(words: Sequence[str], why: str
         Setup(plan).check_credit()
 
 
+def test_a_combination_without_meaning_is_named_before_the_limits_of_its_loss() -> None:
+    with pytest.raises(ConfigError, match="rft with the algorithm grpo: it has no meaning with loss = gspo"):
+        resolve("mini", overrides=["credit.use=rft", "algorithm.loss=gspo"])
+    with pytest.raises(ConfigError, match="set clip_low = 3e-4"):
+        resolve("mini", overrides=["credit.use=rloo", "algorithm.loss=gspo"])
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -97,6 +97,7 @@ def test_plugins_of_the_command_line_are_relative_to_where_it_was_given(
             "algorithm.threads=2",
             'has no key "threads". It is a key of [runners] and [hardware]: write runners.threads or hardware.threads.',
         ),
+        ("algorithm.lora_alpha=3", 'has no key "lora_alpha". It is a key of grpo'),
         ("algoritm.steps=3", 'there is no section "algoritm". Did you mean "algorithm"?'),
         ("algorithm.keys.a=text", "keys = {'a': 'text'} does not fit toy-number"),
         ("agent.anything=1", '[agent] toy (file TOY) has no key "anything".'),
@@ -130,6 +131,15 @@ def test_a_wrong_key_names_the_right_one(
     with pytest.raises((ConfigError, LookupFailed)) as caught:
         toy_plan(override)
     assert said.replace("TOY", toy_file) in str(caught.value)
+
+
+def test_a_key_of_several_others_is_no_reason_to_switch() -> None:
+    with pytest.raises(ConfigError, match='has no key "temperature"') as caught:
+        resolve("mini", overrides=["algorithm.temperature=1"], uses={"algorithm": "sft"})
+    assert "It is a key of " in str(caught.value)
+    assert "selects it" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"It is a key of sft: algorithm\.use=sft selects it"):
+        resolve("mini", overrides=["algorithm.demonstrations=tasks"], uses={"algorithm": "grpo"})
 
 
 def test_keys_of_automatic_hardware_are_checked_before_the_probe(toy_plan: Callable[..., Plan]) -> None:

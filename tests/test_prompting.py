@@ -125,9 +125,15 @@ def test_the_prompts_that_a_run_found_can_be_used(tmp_path: Path) -> None:
     (tmp_path / "prompts.json").write_text(json.dumps({"prompts": {"system": 'Say "ü" to {question}\n'}}))
     for source in (tmp_path, tmp_path / "prompts.json"):
         assert plan_of(tmp_path, prompts=read_prompts(source)).prompts == {"system": 'Say "ü" to {question}\n'}
-    (tmp_path / "prompts.json").write_text("[]")
-    with pytest.raises(ConfigError, match=r"must hold \{\"prompts\""):
-        read_prompts(tmp_path)
+    for text, why in (
+        ("[]", "has no prompts"),
+        ('{"nosuch": "x"}', "has no prompts"),
+        ('{"prompts": 5}', "has prompts of another form"),
+        ("{bad", "is not JSON: Expecting property name"),
+    ):
+        (tmp_path / "prompts.json").write_text(text)
+        with pytest.raises(ConfigError, match=rf"prompts\.json {why}.*; it must hold \{{\"prompts\": "):
+            read_prompts(tmp_path)
     with pytest.raises(ConfigError, match="name the run directory"):
         read_prompts(tmp_path / "no.json")
 

@@ -19,6 +19,7 @@ from agentrig.plugins.building import built
 from agentrig.plugins.specs import RUN_KINDS
 from agentrig.pools import RunnerSettings as RunnerSettings
 from agentrig.prompting import checked
+from agentrig.refusals import Learning, refuses_replies
 from agentrig.rows import utf8_text
 from agentrig.secrets import sources
 from agentrig.settings import check_any, meant, meant_in_file, setting, structure
@@ -417,9 +418,14 @@ def _select(
         owner = f"{use} ({component.source})"
 
         def others(key: str) -> str:
-            return elsewhere(key) or _of_another(kind, key, registry)
+            return elsewhere(key) or _of_another(component, key, registry)
 
-        return component, structure(component.spec.config, keys, owner=owner, section=kind, elsewhere=others)
+        try:
+            return component, structure(component.spec.config, keys, owner=owner, section=kind, elsewhere=others)
+        except ConfigError:
+            if kind == "algorithm":  # whose limits need not be mended if the loss can't be the credit's
+                _check_loss(component.spec.name, keys, merged["credit"], registry)
+            raise
 
     components: dict[str, Component] = {}
     configs: dict[str, Any] = {}
@@ -463,6 +469,15 @@ def _select(
     selected, settings, reasons = Deferred(components, later(0)), Deferred(configs, later(1)), later(2)
     reasons.pop("hardware", None)  # `auto` gives none
     return selected, settings, Deferred({}, reasons)
+
+
+def _check_loss(algorithm: str, keys: Mapping[str, Any], credit: Mapping[str, Any], registry: Registry) -> None:
+    """Raise if the credit that a plan names has no meaning with the loss that it names."""
+    why = refuses_replies(None, Learning(loss=str(keys.get("loss", ""))))
+    for found in registry.components("credit") if why else ():
+        spec: Any = found.spec
+        if spec.refuses is refuses_replies and found.answers_to(str(credit.get("use"))):
+            raise ConfigError(f"[credit] {spec.name} with the algorithm {algorithm}: {why}")
 
 
 def _check_gateway(gateway: GatewaySettings, agent: Any) -> None:
@@ -514,10 +529,18 @@ def keys_called(name: str) -> list[str]:
     return list(dict.fromkeys(f"{section}.{name}" for section, config in classes if name in attrs.fields_dict(config)))
 
 
-def _of_another(kind: str, key: str, registry: Registry) -> str:
-    """Return ` It is a key of NAME: …` for another component of that kind which has it, or ''."""
-    names = [c.spec.name for c in registry.components(kind) if key in attrs.fields_dict(c.spec.config)]
-    return f" It is a key of {' and '.join(names)}: {kind}.use={names[0]} selects it." if names else ""
+def _of_another(component: Component, key: str, registry: Registry) -> str:
+    """Return ` It is a key of NAME.` for other components of its kind which have it, or ''.
+
+    The only one is offered instead, unless it is an algorithm that trains something else.
+    """
+    found: list[Any] = [c.spec for c in registry.components(component.kind) if key in attrs.fields_dict(c.spec.config)]
+    if not found:
+        return ""
+    *names, last = [spec.name for spec in found]
+    trains = {getattr(spec, "trains", "") for spec in (*found, component.spec)}
+    selects = "" if names or len(trains) > 1 else f": {component.kind}.use={last} selects it"
+    return f" It is a key of {', '.join(names)}{' and ' if names else ''}{last}{selects}."
 
 
 def _strings(keys: Mapping[str, Any], key: str) -> list[str]:

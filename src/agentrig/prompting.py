@@ -11,6 +11,8 @@ from string import Formatter
 from typing import Any
 
 from agentrig.errors import ConfigError, nearest
+from agentrig.text import json_fault
+from agentrig.traces import mapping
 
 PROMPTS_FILE = "prompts.json"
 """The file of a run directory with the prompts that an algorithm found: an object with `prompts`, name to template."""
@@ -100,6 +102,9 @@ def checked(given: Mapping[str, Any], declared: Mapping[str, str] | None, *, age
     return {**(declared or {}), **given}
 
 
+_FORM = 'it must hold {"prompts": {NAME: TEMPLATE}}'
+
+
 def read_prompts(path: Path) -> dict[str, Any]:
     """Return the prompts of a run directory that an algorithm found, or of such a file.
 
@@ -108,9 +113,13 @@ def read_prompts(path: Path) -> dict[str, Any]:
     """
     file = path / PROMPTS_FILE if path.is_dir() else path
     try:
-        found = json.loads(file.read_text("utf-8"))["prompts"]
-        return dict(found)
+        found = mapping(json.loads(file.read_text("utf-8"))).get("prompts")
     except FileNotFoundError:
         raise ConfigError(f"there is no {file}: name the run directory of an algorithm that finds prompts") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f'{file} cannot be read; it must hold {{"prompts": {{NAME: TEMPLATE}}}}: {error!r}') from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} {json_fault(error)}; {_FORM}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} {'has no prompts' if found is None else 'has prompts of another form'}; {_FORM}")
+    return found

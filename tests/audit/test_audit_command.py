@@ -37,6 +37,11 @@ def run(healthy: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(healthy, tmp_path / "run"))
 
 
+def test_one_step_and_all_of_them_exclude_each_other(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["audit", str(tmp_path), "--step", "1", "--all"])
+    assert (done.exit_code, "leave one of them out" in done.output) == (2, True), done.output
+
+
 def audited(run: Path, *words: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Return the exit status and the verdicts by link; of a link with several faults, the first."""
     done = CliRunner().invoke(main, ["audit", str(run), "--json", *words])

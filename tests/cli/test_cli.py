@@ -167,6 +167,10 @@ def test_nothing_heavy_is_imported(words: Sequence[str]) -> None:
         (["dev", "toy", "--endpoint", "ftp//nowhere"], "does not answer"),
         (["plugins", "show", "toy-agnt"], 'there is no component called "toy-agnt"'),
         (["plugins", "show", "toy-agnt"], "agentrig plugins lists them"),
+        (
+            ["plugins", "show", "cpu", "--kind", "reward"],
+            "cpu is of the kind hardware, not reward:\n  agentrig plugins",
+        ),
         (["plugins", "show", "cpu", "--graph"], "hardware cpu has no graph to show"),
     ],
 )

@@ -21,7 +21,7 @@ from agentrig.external.config import HttpConfig
 from agentrig.external.http import HttpAgent
 from agentrig.findings import Finding
 from agentrig.plan import resolve
-from agentrig.pools import Job
+from agentrig.pools import Job, RunnerSettings
 from agentrig.runners.attempt import run_agent, running_loop
 from agentrig.secrets import Secret
 from agentrig.settings import structure
@@ -294,7 +294,7 @@ def test_a_service_that_restarts_loses_no_rollout(caplog: pytest.LogCaptureFixtu
     assert outcomes == [Outcome(answer=2)] * 3
     said = [record.getMessage() for record in caplog.records]
     assert [line for line in said if "cannot be reached" in line] == said[:1]
-    assert "its rollouts wait for it, at most 60 s (agent.restart_s)" in said[0]
+    assert "its rollouts wait for it, at most 15 s (agent.restart_s)" in said[0]
     assert len(said) == 2
     assert "is back after" in said[1]
 
@@ -372,7 +372,9 @@ def test_the_doctor_asks_the_service(doctor: Callable[..., list[Finding]]) -> No
         assert (up.result, up.evidence) == ("ok", f"{address} answers 200")
         late = doctor(url=address, timeout_s=600)
         assert [f.result for f in late] == ["ok", "warning"]
-        assert "agent.timeout_s + agent.restart_s = 660 is not below runners.deadline_s" in late[1].evidence
+        assert "agent.timeout_s + agent.restart_s = 615 is not below runners.deadline_s" in late[1].evidence
+    default = HttpConfig(url=address)
+    assert default.timeout_s + default.restart_s < RunnerSettings().deadline_s
     (down,) = doctor(url=address, timeout_s=10, restart_s=5)
     assert down.result == "problem"
     assert "does not answer" in down.evidence

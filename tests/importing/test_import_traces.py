@@ -576,6 +576,31 @@ def test_no_record_is_too_odd_to_be_counted(tmp_path: Path) -> None:
     assert len(counts["left_out"]) > 12
 
 
+def test_what_is_malformed_is_counted_and_named(tmp_path: Path) -> None:
+    named = {"traceId": "a" * 32, "spanId": "b" * 16, "name": "chat"}
+    good = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    odd = [
+        {"resourceSpans": "nope"},
+        {"resourceSpans": [{"scopeSpans": [7]}]},
+        spans({**named, "attributes": "nope"}),
+        {"resourceLogs": [{"scopeLogs": {"logRecords": []}}]},
+    ]
+    said = ("resourceSpans is no list", "scopeSpans has an item that is no object", "attributes is no", "scopeLogs")
+    for value, why in zip(odd, said, strict=True):
+        done = ran(saved(tmp_path, good, value), "--out", tmp_path / f"{why}.jsonl")
+        assert done.exit_code == 0, done.output
+        (line,) = (line for line in done.output.splitlines() if "1 it is malformed OTLP" in line)
+        assert "traces.jsonl, line 2" in line
+        assert why in line
+    _, counts = imported(tmp_path, saved(tmp_path, good, *odd, {"messages": "text"}))
+    assert counts["left_out"] == {"it is malformed OTLP": 4, "its messages are no list": 1}
+
+
+def test_a_least_reward_that_is_no_number_is_refused_in_plain_words(tmp_path: Path) -> None:
+    done = ran(saved(tmp_path, {}), "--out", tmp_path / "x.jsonl", "--min-reward", "abc")
+    assert (done.exit_code, "'abc' is no number." in done.output) == (2, True), done.output
+
+
 def test_ids_of_tool_calls_do_not_make_a_conversation_another(tmp_path: Path) -> None:
     text = json.dumps({"messages": [*CONVERSATION, ANSWER]})
     turns, counts = imported(tmp_path, saved(tmp_path, text, text.replace('"c1"', '"c2"'), text.replace("rain", "sun")))

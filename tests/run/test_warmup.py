@@ -152,9 +152,9 @@ def test_mistakes_are_named(colors: Callable[..., Plan], toy_plan: Callable[...,
 # --- the verdict ---
 
 
-def measured(values: list[float], failed: int = 0) -> Evaluation:
-    """Return the measurement of rollouts with these rewards, and of some without an answer."""
-    rollouts = [rollout(value) for value in values]
+def measured(values: list[float], failed: int = 0, each: int = 1) -> Evaluation:
+    """Return the measurement of rollouts with these rewards, `each` of a task, and of some without an answer."""
+    rollouts = [rollout(value, group=str(i // each)) for i, value in enumerate(values)]
     rollouts += [rollout(failure="deadline", message="no answer after 9 s") for _ in range(failed)]
     right = sum(bool(r.correct) for r in rollouts)
     return Evaluation(
@@ -188,6 +188,13 @@ def test_a_start_without_reward_and_one_without_room_are_named() -> None:
         check_unsolved(measured([1.0, 1.0]), "mini")
 
 
+def test_the_verdict_does_not_take_all_tasks_for_equally_hard() -> None:
+    """Half of the answers are right, always to the same tasks: training would learn from one group of eight."""
+    found = verdict(measured([1.0] * 16 + [0.0] * 12 + [0.0, 1.0, 0.0, 0.0], each=4), group=4)
+    assert found.kind == "hopeless"
+    assert "whose 4 rollouts get rewards that differ, and these are about 12% of the tasks only" in found.message
+
+
 def test_a_start_with_hardly_any_reward_is_not_recommended() -> None:
     """A step learns from groups whose rewards differ; nearly none do at a mean reward of 0.009."""
     rare = [1.0] + [0.0] * 110
@@ -209,14 +216,14 @@ def test_a_model_that_repeats_its_demonstrations_is_told_apart() -> None:
     known = measured([1.0] * 30 + [0.0] * 10)
     found = verdict(measured([0.0] * 40), known=known)
     assert found.kind == "hopeless"
-    said = "The model repeats its demonstrations: 75% of 40 demonstrated tasks are right, and 0 of 40 others"
+    said = "The model repeats its demonstrations: 75% of 40 demonstrated tasks are right, and 0% of the answers"
     assert said in found.message
     assert "more passes or more steps of training do not help" in found.message
     assert "passes (--passes)" not in found.message
     found = verdict(measured([1.0] * 3 + [0.0] * 37), known=known)
     assert found.kind == "good"
     assert found.message.startswith("You can train this model by reward, but more labels would help more. ")
-    assert said.replace("0 of 40", "3 of 40") in found.message
+    assert said.replace("0%", "8%") in found.message
     for rate in (0.3, 0.5):
         others = measured([1.0] * round(40 * rate) + [0.0] * round(40 * (1 - rate)))
         assert "repeats" not in verdict(others, known=known).message, rate
@@ -224,7 +231,7 @@ def test_a_model_that_repeats_its_demonstrations_is_told_apart() -> None:
 
 @pytest.mark.parametrize(("reached", "passes"), [(0.15, 4), (0.9, 6)])
 def test_a_warm_up_ends_when_enough_answers_are_right(
-    colors: Callable[..., Plan], tmp_path: Path, reached: float, passes: int
+    colors: Callable[..., Plan], tmp_path: Path, caplog: pytest.LogCaptureFixture, reached: float, passes: int
 ) -> None:
     """The measurements are given; that a model is really measured is in the command's test below."""
     shares, said = iter([0.1, 0.2, 0.3, 0.4]), list[float]()
@@ -236,7 +243,11 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
     plan = colors()
     wanted = StartPlan(directory=tmp_path / "model", parameters=60_000, tokenizer="bytes", passes=6.0)
     turns = [Turn(messages=[{"role": "user", "content": "a"}], reply=Reply(content="b"))]
-    made = make_start(plan, wanted, choose_labels(plan, 8, seed=0), turns, enough=enough)
+    caplog.set_level("INFO")
+    made = make_start(plan, wanted, choose_labels(plan, 0, seed=0), turns, enough=enough)
+    for nobody_can_mend in ("split too", "not in the training split", str(tmp_path)):
+        assert nobody_can_mend not in caplog.text
+    assert "score (demonstrations: their scores came with them)" in caplog.text
     assert len(made.losses) == made.steps == passes
     assert [path.name for path in tmp_path.iterdir()] == ["model"], "the run that trained it is gone"
     assert not (tmp_path / "model" / "trainer").exists()
@@ -257,7 +268,8 @@ def test_the_command_makes_a_model_and_says_that_it_starts_at_zero(tmp_path: Pat
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
     assert (len(found["labels"]), found["turns"], found["ready"]) == (4, 4, False)
-    assert found["after"]["n"] == 8
+    assert found["after"]["n"] == 64, "8 answers to each of the 8 tasks without a label"
+    assert "now: 0.0% of 64 answers to 8 training tasks without a label correct" in done.stderr
     assert "would start at zero" in done.stderr.replace("\n", " ")
     assert done.stderr.count("so far: 0.0% of 8 training tasks") == 1  # between the two passes
     assert "--until 0.3 was not reached when training ended: 0.0%" in done.stderr
@@ -302,6 +314,18 @@ def test_the_command_begins_with_the_starter(tmp_path: Path) -> None:
     weights, before = (folder / "model.safetensors" for folder in (tmp_path / made["directory"], starter))
     assert weights.read_bytes() != before.read_bytes()
     assert (tmp_path / made["directory"] / "tokenizer.json").read_bytes() == (starter / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_warm_up_with_all_labels_does_not_warn_that_it_is_tried_on_training_tasks(tmp_path: Path) -> None:
+    words = ["warmup", "colors", "--plugin", FILE, "--all-labels", "--passes", "2", "--lr", "1e-9", "--until", "0.3"]
+    words += ["--parameters", "6e4", "--tokenizer", "bytes", "--no-measure"]
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrig", *words], capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "so far: 0.0% of 12 labelled tasks" in done.stdout
+    assert "WARNING" not in done.stderr
 
 
 @pytest.mark.parametrize("model", ["mini", "starter"])

@@ -239,7 +239,8 @@ FEATURES: Mapping[str, Sequence[Row]] = {
         Row(
             "`examples/spider`: `train_sql_agent.py`, and `LitSQLAgent` in `warmup`, `dev`, `grpo`, on our servers",
             "works, unmodified: three steps of `agentrig run train_sql_agent.py fast --algorithm grpo --model DIR "
-            "--set algorithm.steps=3`",
+            "--set algorithm.steps=3`; DIR has a model that `warmup` has taught two of the training tasks (one that "
+            "answers none right ends the run in step 1)",
             [
                 "upstream/test_training.py::test_the_agent_answers_in_dev",
                 "upstream/test_training.py::test_the_training_script_takes_three_steps_of_grpo",

@@ -148,7 +148,7 @@ def test_the_budget_is_kept_and_the_end_of_the_search_says_why(
     assert len(run.lines) > 1 or max_calls == 60
     assert run.notes == [
         f"the search for prompts ended after {calls} calls: another step may need {search._each} calls, and the budget "
-        f"has less; 0 of {len(model.paid)} reflections gave no usable text"
+        f"has less; 0 of {len(model.paid) // 2} attempts at a new prompt gave no usable text"
     ]
 
 

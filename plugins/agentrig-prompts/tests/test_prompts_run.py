@@ -190,21 +190,29 @@ def test_a_damaged_line_of_the_record_is_named(tmp_path: Path, line: str, said: 
         Record(tmp_path)
 
 
+@pytest.mark.parametrize("silent", [True, False])
 def test_a_model_that_answers_nonsense_is_named_in_the_log_and_in_the_report(
-    model: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    model: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture, silent: bool
 ) -> None:
-    model.reflects = lambda asked: "" if REFLECTIONS[1] in asked and len(asked) % 2 else "The weather is fine."
+    """Half of the critiques are empty, or each is a text; no new prompt is usable."""
+
+    def empty(asked: str) -> bool:
+        return silent and REFLECTIONS[1] in asked and bool(len(asked) % 2)
+
+    model.reflects = lambda asked: "" if empty(asked) else "The weather is fine."
     summary = train(plan_of(model, tmp_path, "apo", "algorithm.max_calls=80", *SMALL[1:]))
     assert summary["accuracy"]["before"] == summary["accuracy"]["after"] == 0.0
-    assert "prompt system: the critique is empty" in caplog.text
+    assert ("prompt system: the critique is empty" in caplog.text) == silent
     assert "prompt system: a new text is refused: the reply has no prompt between two lines of ```" in caplog.text
     asked = [said for said in model.paid if any(words in said for words in REFLECTIONS)]
-    refused = [said for said in asked if REFLECTIONS[2] in said or len(said) % 2]
-    ended = f"the budget has less; {len(refused)} of {len(asked)} reflections gave no usable text"
+    refused = [said for said in asked if REFLECTIONS[2] in said or empty(said)]
+    unusable = f"{len(refused)} of {len(refused)} attempts at a new prompt gave no usable text"
+    ended = f"the budget has less; {unusable}"
     seen = diagnose(tmp_path / "run")
     assert any(finding.text.endswith(ended) for finding in seen.checks)
-    said = f"why: reflections-unusable: {len(refused)} of {len(asked)} reflections gave no usable text"
+    said = f"why: reflections-unusable: {unusable}"
     assert said in list(run_ending(tmp_path / "run"))
     latest = "a new text is refused: the reply has no prompt between two lines of ```; what came back: The weather"
     assert latest in str(seen) or "the critique is empty; what came back: {" in str(seen), str(seen)
     assert "settings: algorithm.reflection_model, algorithm.reflection_base_url" in str(seen)
+    assert CliRunner().invoke(main, ["why", str(tmp_path / "run")]).exit_code == 1

@@ -81,6 +81,8 @@ def score(step: Step) -> Iterator[Verdict]:
         if not scored:
             raise CannotLook("no rollout was scored")
         if {task.id for task in step.sources.splits["train"]}.isdisjoint(scored):
+            if step.record.demonstrations not in ("", TASKS):
+                raise CannotLook("demonstrations: their scores came with them")
             raise CannotLook(
                 f"the tasks of the {len(scored)} scored rollouts are not in the training split of the task set, loaded "
                 "again"

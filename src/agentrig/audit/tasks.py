@@ -7,6 +7,7 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -47,7 +48,7 @@ def tasks(step: Step) -> Iterator[Verdict]:
     """
     split, rows = step.sources.splits["train"], step.rows
     if step.record.demonstrations not in ("", TASKS):
-        raise CannotLook(f"the demonstrations are those of {step.record.demonstrations}")
+        raise CannotLook("demonstrations: no tasks were drawn")
     if not rows:
         raise CannotLook(f"the rollouts of step {step.number} are not in {step.record.path}/rollouts")
     known = {task.id: _text(task.input) for task in split}
@@ -144,7 +145,9 @@ def held_out(step: Step) -> Iterator[Verdict]:
         yield fault(detail, "how the best measurement is chosen, or which weights are kept")
     for mode in ("report", "validation"):
         split, measured = splits[mode], record.steps(mode)
-        leaks += [f"{n} of {len(split)} {mode} tasks are {how}" for how, n in _shared(split, splits["train"]) if n]
+        chats = record.demonstrations != TASKS and Path(record.demonstrations).is_file()  # they are of no task
+        trained = () if chats else splits["train"]
+        leaks += [f"{n} of {len(split)} {mode} tasks are {how}" for how, n in _shared(split, trained) if n]
         for at in (one for one in measured if one in (0, step.number)):
             rows, of = record.rows(mode, at), f"the {mode} of step {at}"
             looked += len(rows)

@@ -28,6 +28,10 @@ class Number(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number, or end the command with a message about the option."""
+        try:
+            float(value)
+        except ValueError:
+            self.fail(f"{value!r} is no number.", param, ctx)
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{number} is not a finite number.", param, ctx)

@@ -163,12 +163,12 @@ class HttpConfig:
         "Authorization", help="the header with the service's key: `Bearer KEY` in Authorization, else the key alone"
     )
     timeout_s: float = setting(
-        50.0, help="seconds for a rollout, with all tries; with restart_s below runners.deadline_s", gt=0
+        40.0, help="seconds for a rollout, with all tries; with restart_s below runners.deadline_s", gt=0
     )
     connect_s: float = setting(5.0, help="seconds for one connection to the service", gt=0)
     retries: int = setting(2, help="how often a request that was lost or refused for the moment is sent again", ge=0)
     restart_s: float = setting(
-        60.0,
+        15.0,
         help="how long rollouts wait for a service that can't be reached, as while it restarts, in seconds; this does "
         "not count for timeout_s",
         ge=0,

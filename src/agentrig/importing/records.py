@@ -16,7 +16,10 @@ def chat_calls(record: Mapping[str, Any], place: str) -> Iterator[Found]:
 
     Token ids of the record are those of its last message.
     """
-    messages = list(items(record.get("messages")))
+    if not isinstance(record.get("messages"), list):
+        yield place, Unfit("its messages are no list", f"{json.dumps(record.get('messages'), ensure_ascii=False):.80}")
+        return
+    messages = record["messages"]
     said = [i for i, message in enumerate(messages) if mapping(message).get("role") == "assistant"]
     if not said:
         yield place, Unfit("no message is the assistant's")

@@ -77,35 +77,59 @@ class Spans:
     def __init__(self) -> None:
         self._spans: dict[tuple[str, str], Recorded] = {}
         self._logs: dict[tuple[str, str], Recorded] = {}
+        self._malformed: list[Found] = []
 
     def add(self, value: Mapping[str, Any], place: str) -> None:
         """Add an export of spans or of log records, or one span."""
-        for resource in map(mapping, items(value.get("resourceSpans"))):
-            for scope in map(mapping, items(resource.get("scopeSpans"))):
-                for span in map(mapping, items(scope.get("spans"))):
-                    self._span(span, place)
-        for resource in map(mapping, items(value.get("resourceLogs"))):
-            for scope in map(mapping, items(resource.get("scopeLogs"))):
-                for record in map(mapping, items(scope.get("logRecords"))):
-                    self._log(record, place)
+        for span in self._objects(value, place, "resourceSpans", "scopeSpans", "spans"):
+            self._span(span, place)
+        for record in self._objects(value, place, "resourceLogs", "scopeLogs", "logRecords"):
+            self._log(record, place)
         if "spanId" in value:
             self._span(value, place)
 
+    def _objects(self, record: Mapping[str, Any], place: str, key: str, *inner: str) -> Iterator[Mapping[str, Any]]:
+        """Yield the objects in a list of a record, or in the lists of these; what has another form is left out."""
+        held = record.get(key)
+        if held is not None and not isinstance(held, list):
+            self._leave_out(place, f"{key} is no list", held)
+        for one in items(held):
+            if not isinstance(one, Mapping):
+                self._leave_out(place, f"{key} has an item that is no object", one)
+            elif inner:
+                yield from self._objects(one, place, *inner)
+            else:
+                yield one
+
+    def _leave_out(self, place: str, why: str, value: Any) -> None:
+        detail = f"{why}: {json.dumps(value, ensure_ascii=False):.80}"
+        self._malformed.append((place, Unfit("it is malformed OTLP", detail)))
+
+    def _check_attributes(self, record: Mapping[str, Any], place: str) -> None:
+        if not isinstance(record.get("attributes"), Mapping):  # agentrig's own spans have a plain object
+            list(self._objects(record, place, "attributes"))
+
     def _span(self, span: Mapping[str, Any], place: str) -> None:
         key = self._key(span)
+        place = f"{place}, span {key[1]}"
+        self._check_attributes(span, place)
+        events = list(self._objects(span, place, "events"))
+        for event in events:
+            self._check_attributes(event, place)
         status, values = mapping(span.get("status")), _values(span.get("attributes"))
         failed = status.get("code") in (2, "STATUS_CODE_ERROR") or "error.type" in values
         self._spans[key] = Recorded(
-            place=f"{place}, span {key[1]}",
+            place=place,
             trace=key[0],
             values=values,
-            events=[_event(mapping(event)) for event in items(span.get("events"))],
+            events=[_event(event) for event in events],
             root=not span.get("parentSpanId"),
             error=str(status.get("message") or values.get("error.type") or "") if failed else None,
         )
 
     def _log(self, record: Mapping[str, Any], place: str) -> None:
         key = self._key(record)
+        self._check_attributes(record, f"{place}, log records of span {key[1]}")
         found = self._logs.setdefault(key, Recorded(f"{place}, log records of span {key[1]}", key[0]))
         found.events.append(_event(record))
 
@@ -115,11 +139,12 @@ class Spans:
         return str(record.get("traceId") or new), str(record.get("spanId") or new)
 
     def calls(self, *, judged: bool) -> Iterator[Found]:
-        """Yield the calls of models among all that was added, in its order; to be called once.
+        """Yield the calls of models among all that was added, in its order, and what is malformed; to be called once.
 
         Args:
             judged: Whether calls that an evaluation labels as wrong are left out.
         """
+        yield from self._malformed
         for key, logs in self._logs.items():
             self._spans.setdefault(key, attrs.evolve(logs, events=[])).events.extend(logs.events)
         roots: dict[str, Recorded] = {}

@@ -119,9 +119,10 @@ def evaluate(
     as_mode: Mode | None = None,
     temperature: float | None = None,
     keep: bool = False,
+    n: int = 1,
     each: Callable[[Rollout], None] = lambda rollout: None,
 ) -> Evaluation:
-    """Run the agent once on each task and score it; nothing is learned.
+    """Run the agent on each task and score it; nothing is learned.
 
     Args:
         tasks: What to run.
@@ -132,6 +133,7 @@ def evaluate(
         as_mode: The mode that an agent of Agent Lightning sees, if it is another one.
         temperature: Sampling temperature; 0 is greedy, None keeps the endpoint's.
         keep: Keep the rollouts in the result.
+        n: Rollouts of each task.
         each: Called with every rollout as it ends.
     """
     found: list[Rollout] = []
@@ -142,11 +144,12 @@ def evaluate(
             sampled = [e.with_sampling(temperature=temperature) for e in sampled]
         nonlocal start, end
         start = time.perf_counter()
-        for i in range(0, len(tasks), CHUNK):
-            chunk = tasks[i : i + CHUNK]
+        size = max(1, CHUNK // n)
+        for i in range(0, len(tasks), size):
+            chunk = tasks[i : i + size]
             first = i % len(sampled)  # the turn goes on from chunk to chunk
             turn = [*sampled[first:], *sampled[:first]]
-            rollouts = engine.run(chunk, n=1, endpoint=turn, step=0, mode=mode)
+            rollouts = engine.run(chunk, n=n, endpoint=turn, step=0, mode=mode)
             if i == 0:
                 if mode != "dev":  # which says it by itself, below the spans
                     warn_of_unseen(rollouts)

@@ -211,7 +211,7 @@ def split_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], tasks: Any)
             named = f'the {role} split "{split}" has no tasks' if split else f"no split serves {role}"
             warnings.append(f"{named}: {WITHOUT[role]}; name another with run.{role}=SPLIT")
         shared = overlap(splits["train"][1], rows)
-        if shared:
+        if shared and not getattr(tasks, "measures_training", False):
             warnings.append(_shared(shared, rows, role, "training"))
     return warnings
 

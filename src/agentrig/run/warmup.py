@@ -9,6 +9,7 @@ import math
 import random
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,6 +40,12 @@ from agentrig.text import amount
 PAGE = "docs/how-to/laptop.md"
 MEASURED = 64
 """Training tasks that the model is tried on."""
+
+JUDGED = 16
+"""Of these, those that the verdict at the end is judged from …"""
+
+ROLLOUTS = 8
+"""… by so many rollouts of each, or the run's group size if it is smaller."""
 
 REPEATS = 4
 """A model whose share of right answers on demonstrated tasks is so many times that on others repeats them."""
@@ -206,7 +213,13 @@ def _check_failures(plan: Plan, pairs: Sequence[tuple[Rollout, Conversation]], w
 
 
 class _Labelled:
-    """The task set of a warm-up's run: no task of it is held out."""
+    """The task set of a warm-up's run: no task of it is held out.
+
+    Attributes:
+        measures_training: No warning says that tasks of validation are training tasks: all are.
+    """
+
+    measures_training = True
 
     def __init__(self, labels: Labels) -> None:
         self._tasks = {"labels": labels.tasks, "measured": labels.measured}
@@ -377,14 +390,17 @@ def measure(
     tasks: Sequence[Task],
     checkpoint: Path | None,
     each: Callable[[Rollout], None] = lambda rollout: None,
+    *,
+    n: int = 1,
 ) -> Evaluation:
-    """Sample one rollout for each training task, at the temperature of training (1 where it has none).
+    """Sample rollouts of training tasks, at the temperature of training (1 where it has none).
 
     Args:
         plan: With agent, reward and algorithm.
         tasks: The tasks; `Labels.measured`, or demonstrated ones.
         checkpoint: A Hugging Face directory; None for the algorithm's model.
         each: Called with every rollout as it ends.
+        n: Rollouts of each task.
     """
     temperature = float(getattr(plan.configs["algorithm"], "temperature", 1.0))
     return evaluate(
@@ -395,6 +411,7 @@ def measure(
         as_mode="train",
         temperature=temperature,
         keep=True,
+        n=n,
         each=each,
     )
 
@@ -416,10 +433,10 @@ def check_unsolved(measured: Evaluation, model: str) -> None:
 def verdict(
     measured: Evaluation, group: int = 8, known: Evaluation | None = None, *, failure_limit: float = 1.0
 ) -> Verdict:
-    """Say whether a model that was warmed up can be trained by reward, and what to do.
+    """Say whether a model that was warmed up can be trained by reward, and what to do; `agentrig forecast` says it too.
 
     Args:
-        measured: One sampled answer for each of some training tasks.
+        measured: Several sampled answers for each of some training tasks.
         group: Rollouts of one task in a training step.
         known: One sampled answer for each of some demonstrated tasks, if `measured` has none of them.
         failure_limit: See `agentrig.run.verdict.judge`.
@@ -430,13 +447,15 @@ def verdict(
         "or a reward with partial credit."
     )
     if known is not None and known.accuracy and known.accuracy >= REPEATS * max(0.05, measured.accuracy or 0.0):
-        right = round((measured.accuracy or 0.0) * measured.n)
         repeats = (
             f"The model repeats its demonstrations: {known.accuracy:.0%} of {known.n} demonstrated tasks are right, "
-            f"and {right} of {measured.n} others. Give more labels (--labels), or demonstrations that vary more; more "
-            "passes or more steps of training do not help."
+            f"and {measured.accuracy or 0.0:.0%} of the answers to others. Give more labels (--labels), or "
+            "demonstrations that vary more; more passes or more steps of training do not help."
         )
-    found = judge([[r] for r in measured.rollouts], group, failure_limit=failure_limit, cure=repeats or cure)
+    groups: dict[str, list[Rollout]] = defaultdict(list)
+    for rollout in measured.rollouts:
+        groups[rollout.group].append(rollout)
+    found = judge(list(groups.values()), group, failure_limit=failure_limit, cure=repeats or cure)
     if found.kind == "good" and repeats:
         message = f"You can train this model by reward, but more labels would help more. {repeats}"
         return attrs.evolve(found, message=message)

@@ -50,14 +50,15 @@ class Asking:
         step: The step that is under way.
         spare: Calls that may go into further attempts at failed rollouts, so that the budget is kept.
         reflections: What the reflecting model was asked.
-        refused: Of these, those that gave no text, or no prompt with the same fields.
+        refused: Attempts at a new prompt that gave no text, or no prompt with the same fields.
+        usable: Those that gave one.
         example: Why the latest of those was refused, and what came back; empty without one.
         reflection_s: Seconds of reflections since somebody set it to 0.
     """
 
     def __init__(self, session: Session, endpoints: Sequence[Endpoint], config: GepaConfig, record: Record) -> None:
         self._session, self._endpoints, self._config, self._record = session, endpoints, config, record
-        self.step, self.spare, self.reflections, self.refused, self.reflection_s = 1, 0, 0, 0, 0.0
+        self.step, self.reflection_s, self.spare, self.reflections, self.refused, self.usable = 1, 0.0, 0, 0, 0, 0
         self.example = self._came = ""
         url, model = config.reflection_base_url, config.reflection_model
         self._reflecting = Endpoint.at(url, model, config.reflection_api_key) if url else endpoints[0]
@@ -108,6 +109,7 @@ class Asking:
         why = misfit(found, prompt) if found else "the reply has no prompt between two lines of ```"
         if why:
             self.refuse(name, f"a new text is refused: {why}")
+        self.usable += not why
         return None if why else found
 
     def refuse(self, name: str, why: str) -> None:

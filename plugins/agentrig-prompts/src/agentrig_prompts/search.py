@@ -133,8 +133,8 @@ class Search(ABC):
             RunStopped: `max_tokens` can find nothing.
         """
         session, config, record, asking = self._session, self._config, self._record, self._asking
-        self._best, self.ended = best, ended
-        session.record("reflections", {"n": asking.reflections, "refused": asking.refused, "example": asking.example})
+        self._best, self.ended, tried = best, ended, asking.refused + asking.usable
+        session.record("reflections", {"n": tried, "refused": asking.refused, "example": asking.example})
         self._idle, self._paid = 0 if record.calls > self._paid else self._idle + 1, record.calls
         if ended >= session.first_step:
             metrics |= {"best_validation_reward": best[1], "calls_used": record.calls, "tokens_used": record.tokens}
@@ -157,7 +157,7 @@ class Search(ABC):
         elif not self.affords(self._each):
             why = f"another step may need {self._each} calls, and the budget has less"
         if why and not session.stopping:
-            refused = f"{asking.refused} of {asking.reflections} reflections gave no usable text"
+            refused = f"{asking.refused} of {tried} attempts at a new prompt gave no usable text"
             session.note(f"the search for prompts ended after {record.calls} calls: {why}; {refused}")
         return not (why or session.stopping)
 

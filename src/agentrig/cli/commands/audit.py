@@ -33,6 +33,8 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
     agentrig audit runs/mini-20260101-120000 --step 2
     agentrig audit runs/mini-20260101-120000 --all --json
     """
+    if every and step is not None:
+        raise click.UsageError("--step is for one step, --all for every one: leave one of them out")
     from agentrig.audit.auditor import Auditor
     from agentrig.audit.record import Record
     from agentrig.audit.verdicts import LINKS

@@ -96,6 +96,12 @@ def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: 
         for plugin in () if as_json else plugins:
             _print_plugin(plugin)
         return
+    other = [c.kind for c in everything if c.answers_to(name)] + ["section"] * (name in OWN_SECTIONS)
+    if not hits and not sections and kind and other:
+        named = " and ".join(dict.fromkeys(other))
+        raise LookupFailed(
+            f"{name} is of the kind {named}, not {kind}:\n  agentrig plugins show {name} --kind {other[0]}"
+        )
     if not hits and not sections:
         known = [*OWN_SECTIONS, *(c.spec.name for c in everything), *(p.distribution for p in registry.plugins)]
         close = nearest(name, known)

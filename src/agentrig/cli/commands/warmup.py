@@ -210,9 +210,9 @@ def _make(
     from agentrig.figures import amount
     from agentrig.run import warmup as run
 
-    def measure(tasks: Sequence[Any], model: Path | None) -> Any:
-        with progress(len(tasks)) as shown:
-            return run.measure(plan, tasks, model, shown)
+    def measure(tasks: Sequence[Any], model: Path | None, n: int = 1) -> Any:
+        with progress(n * len(tasks)) as shown:
+            return run.measure(plan, tasks, model, shown, n=n)
 
     run.check_context(plan, wanted.context)
     labels = run.choose_labels(plan, n, seed=wanted.seed)
@@ -260,9 +260,11 @@ def _make(
             f"{limit} cuts it: train with algorithm.max_tokens={made.longest_reply + 8}"
         )
     if measured:
-        after = measure(labels.measured, made.directory)
+        group, limit = getattr(plan.configs["algorithm"], "group_size", 8), plan.run.failure_limit
+        judged_on, each = labels.measured[: run.JUDGED], min(group, run.ROLLOUTS)
+        after = measure(judged_on, made.directory, each)
         done["after"] = after.as_dict()
-        click.echo(_measured("now", after, labels))
+        click.echo(_measured("now", after, labels, f"answers to {len(judged_on)} " if each > 1 else ""))
         known = None
         if labels.fresh and after.accuracy is not None and after.accuracy < ASKS_WHY:
             known = measure(labels.tasks[: run.MEASURED], made.directory)
@@ -272,7 +274,6 @@ def _make(
                 "warning: all training tasks were demonstrated, so this does not tell what the model can do from what "
                 "it remembers: leave some without a label (--labels N)"
             )
-        group, limit = getattr(plan.configs["algorithm"], "group_size", 8), plan.run.failure_limit
         judged = run.verdict(after, group, known, failure_limit=limit)
         done |= {"ready": judged.kind in ("good", "solved"), "verdict": attrs.asdict(judged)}
         click.echo(judged.message)
@@ -295,7 +296,7 @@ def _missed(until: float, last: float, after: float, passes: float) -> str:
     )
 
 
-def _measured(when: str, found: Any, labels: Any) -> str:
+def _measured(when: str, found: Any, labels: Any, answers: str = "") -> str:
     from agentrig.run.metrics import failure_lines
 
     where = "training tasks without a label" if labels.fresh else "labelled tasks (no others are left)"
@@ -303,4 +304,5 @@ def _measured(when: str, found: Any, labels: Any) -> str:
         why = failure_lines(getattr(found, "failures", {}), getattr(found, "reasons", {}))
         lines = [f"{when}: no rollout on {where} was scored", *why]
         return "\n  ".join(lines)
-    return f"{when}: {found.accuracy:.1%} of {found.n} {where} correct, mean reward {found.reward:.3g}, sampled"
+    right = f"{found.accuracy:.1%} of {found.n} {answers}{where} correct"
+    return f"{when}: {right}, mean reward {found.reward:.3g}, sampled"

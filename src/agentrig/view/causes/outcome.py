@@ -165,11 +165,11 @@ def reflections(evidence: Evidence) -> Iterator[Finding]:
     if 2 * refused > n:
         yield problem(
             "reflections-unusable",
-            f"{refused} of {amount(n, 'reflection')} gave no usable text",
-            seen=(refused, n, "reflections"),
+            f"{refused} of {amount(n, 'attempt')} at a new prompt gave no usable text",
+            seen=(refused, n, "attempts"),
             settings=("algorithm.reflection_model", "algorithm.reflection_base_url"),
             advice=f"The latest: {seen.get('example')}\nLet a stronger model reflect, or one that answers as "
-            "the OpenAI API does.",
+            "the OpenAI API does: set algorithm.reflection_model.",
         )
 
 
