@@ -277,6 +277,27 @@ def test_a_record_that_cannot_be_read_ends_the_command_with_the_file(run: Path, 
     assert re.search(rf"{name} (is not TOML|cannot be read)", done.stderr), done.stderr
 
 
+def no_updates(sketch: Any) -> None:
+    sketch.update(dict.fromkeys(sketch))
+
+
+def no_numbers(sketch: Any) -> None:
+    seen = next(iter(sketch["updates"][0]["tensors"].values()))
+    seen.update(dict.fromkeys(seen))
+
+
+@pytest.mark.parametrize("change", [no_updates, no_numbers])
+def test_a_sketch_with_values_of_other_types_is_named_and_not_looked_at(
+    run: Path, change: Callable[[Any], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    change_json(run / "audit" / "step-00001.json", change)
+    _, found = audited(run, "--step", "1")
+    for link in ("gradient", "weights"):
+        assert found[link]["result"] == "not looked at"
+        assert found[link]["detail"].startswith("audit/step-00001.json is damaged: ")
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_a_file_in_the_place_of_the_folder_is_not_called_a_missing_sketch(run: Path) -> None:
     shutil.rmtree(run / "audit")
     (run / "audit").write_text("")

@@ -149,8 +149,9 @@ class Step:
     @property
     def updates(self) -> Sketch:
         """The sketch, of an algorithm whose formulas are known (else, and without one, CannotLook is raised)."""
-        if self.made >= 0 and self.sketch is not None:
-            return self.sketch
+        sketch = self.sketch or Sketch.read(self.record.path, self.number)
+        if self.made >= 0 and sketch is not None:
+            return sketch
         raise CannotLook("the learner left no sketch of this step")
 
     def folder(self, at: int) -> Path:
