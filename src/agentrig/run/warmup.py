@@ -283,7 +283,7 @@ def make_start(
         log(f"{len(turns) - len(whole)} of {len(turns)} demonstrated replies are empty: they are left out")
     Setup(plan).hardware()  # before torch is imported: its idle threads must not spin
     made: StartingModel = spec.make_start(plan.configs["algorithm"], wanted, whole)
-    with TemporaryDirectory(dir=wanted.directory.parent, prefix=f"{wanted.directory.name}-") as folder:
+    with TemporaryDirectory(dir=wanted.directory) as folder:  # goes with it, if the command is killed
         run = _run_of(plan, wanted, made, labels, whole, Path(folder))
         progress = _Progress(log, run.configs["algorithm"].steps)
         run.registry.add_observer(progress, "warm-up")
