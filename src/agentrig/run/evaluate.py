@@ -120,6 +120,7 @@ def evaluate(
     temperature: float | None = None,
     keep: bool = False,
     each: Callable[[Rollout], None] = lambda rollout: None,
+    ended: Callable[[Rollout], None] = lambda rollout: None,
 ) -> Evaluation:
     """Run the agent once on each task and score it; nothing is learned.
 
@@ -132,10 +133,15 @@ def evaluate(
         as_mode: The mode that an agent of Agent Lightning sees, if it is another one.
         temperature: Sampling temperature; 0 is greedy, None keeps the endpoint's.
         keep: Keep the rollouts in the result.
-        each: Called with every rollout as it ends.
+        each: Called with every rollout, in the order of the tasks.
+        ended: Called with every rollout as it ends.
     """
     found: list[Rollout] = []
     start = end = 0.0
+
+    def count(groups: Mapping[int, Sequence[Rollout]]) -> None:
+        for (rollout,) in groups.values():
+            ended(rollout)
 
     def body(engine: RolloutEngine, sampled: Sequence[Endpoint]) -> None:
         if temperature is not None:
@@ -146,7 +152,7 @@ def evaluate(
             chunk = tasks[i : i + CHUNK]
             first = i % len(sampled)  # the turn goes on from chunk to chunk
             turn = [*sampled[first:], *sampled[:first]]
-            rollouts = engine.run(chunk, n=1, endpoint=turn, step=0, mode=mode)
+            rollouts = engine.run(chunk, n=1, endpoint=turn, step=0, mode=mode, on_groups=count)
             if i == 0:
                 if mode != "dev":  # which says it by itself, below the spans
                     warn_of_unseen(rollouts)

@@ -376,7 +376,7 @@ def measure(
     plan: Plan,
     tasks: Sequence[Task],
     checkpoint: Path | None,
-    each: Callable[[Rollout], None] = lambda rollout: None,
+    ended: Callable[[Rollout], None] = lambda rollout: None,
 ) -> Evaluation:
     """Sample one rollout for each training task, at the temperature of training (1 where it has none).
 
@@ -384,7 +384,7 @@ def measure(
         plan: With agent, reward and algorithm.
         tasks: The tasks; `Labels.measured`, or demonstrated ones.
         checkpoint: A Hugging Face directory; None for the algorithm's model.
-        each: Called with every rollout as it ends.
+        ended: Called with every rollout as it ends.
     """
     temperature = float(getattr(plan.configs["algorithm"], "temperature", 1.0))
     return evaluate(
@@ -395,7 +395,7 @@ def measure(
         as_mode="train",
         temperature=temperature,
         keep=True,
-        each=each,
+        ended=ended,
     )
 
 
