@@ -262,7 +262,8 @@ def test_the_command_makes_a_model_and_says_that_it_starts_at_zero(tmp_path: Pat
     assert done.stderr.count("so far: 0.0% of 8 training tasks") == 1  # between the two passes
     assert "--until 0.3 was not reached when training ended: 0.0%" in done.stderr
     assert re.search(r"trying the model on \d+ training tasks? …", done.stderr)
-    assert re.search(r"2 steps in \d+ s \(\d+ s with 1 trial of the model\), loss", done.stderr)
+    assert "pass 2/2 loss" in done.stderr
+    assert re.search(r"2 optimizer steps in \d+ s \(\d+ s with 1 trial of the model\), loss", done.stderr)
     assert found["known"]["n"] == 4
     assert len(found["model"]["losses"]) == 2
     folder = tmp_path / "models" / "colors"

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from agentrig.run.damage import CURES, read_object, reading, writing
 from agentrig.run.files import append_line, replacing, sha256_of, write_whole
 from agentrig.run.manifest import FORMAT
 from agentrig.run.rows import call_schema, rollout_schema, row_of
-from agentrig.text import cut, open_own, storable, without_nan
+from agentrig.text import LONE_SURROGATE, cut, open_own, storable, without_nan
 from agentrig.traces import mapping
 
 ROLLOUTS = re.compile(r"[a-z]+-\d+\.parquet")
@@ -404,6 +405,9 @@ def run_name(settings: RunSettings, recipe: str) -> str:
         wrong = "it contains a path; set the folder with run.directory"
     elif name in (".", "..") or name.startswith((".", "-")):
         wrong = 'it begins with "." or "-"'
+    elif LONE_SURROGATE.search(name):
+        encoding = sys.getfilesystemencoding()
+        wrong = f"it has characters that the encoding of the locale, {encoding}, lacks: set LC_ALL=C.UTF-8"
     elif name != name.strip() or not name.isprintable():
         wrong = "it starts or ends with a space, or has characters that cannot be printed"
     elif len(os.fsencode(name)) > LONGEST_NAME:

@@ -221,10 +221,11 @@ class _Labelled:
 
 @attrs.define
 class _Progress:
-    """An observer that says what each step of a warm-up did; `began` is when the first one began."""
+    """An observer that says after how many passes a warm-up's run is; `began` is when its first step began."""
 
     log: Callable[[str], None]
     steps: int
+    passes: float
     began: float = 0.0
 
     def on_step_end(self, event: StepEnd) -> None:
@@ -232,7 +233,8 @@ class _Progress:
         self.began = self.began or time.perf_counter() - event.metrics["step_s"]
         figures = event.metrics["algorithm"]
         rate = f"{figures['learner_tokens_per_s']:.0f} tokens/s"
-        self.log(f"step {event.step}/{self.steps} loss {figures['loss']:.4f} {rate}")
+        done = self.passes * event.step / self.steps
+        self.log(f"pass {done:.4g}/{self.passes:g} loss {figures['loss']:.4f} {rate}")
 
 
 def check_makes_start(plan: Plan) -> None:
@@ -285,7 +287,7 @@ def make_start(
     made: StartingModel = spec.make_start(plan.configs["algorithm"], wanted, whole)
     with TemporaryDirectory(dir=wanted.directory) as folder:  # goes with it, if the command is killed
         run = _run_of(plan, wanted, made, labels, whole, Path(folder))
-        progress = _Progress(log, run.configs["algorithm"].steps)
+        progress = _Progress(log, run.configs["algorithm"].steps, wanted.passes)
         run.registry.add_observer(progress, "warm-up")
         tried = 0.0
 

@@ -241,8 +241,8 @@ class BasePool(abc.ABC, Generic[W]):
     def _not_built(self) -> str:
         """Say why a runner may not have built its agent within `READY_S`."""
         return (
-            f"the {self.builds} {self._plan.name} has not been built after {READY_S:g} s: its runner hangs; run `agentrig dev` "
-            "with runners.n=1 to see where"
+            f"the {self.builds} {self._plan.name} has not been built after {READY_S:g} s: its runner hangs; run "
+            "`agentrig dev` with runners.n=1 to see where"
         )
 
     def _check_built(self, now: float) -> None:
@@ -257,7 +257,7 @@ class BasePool(abc.ABC, Generic[W]):
             self._slow = True
             logging.getLogger(type(self).__module__).warning(
                 "the %s %s is still being built after %g s: waiting for its imports and its `build`, at most %g s",
-                *(self._plan.name, SLOW_S, READY_S),
+                *(self.builds, self._plan.name, SLOW_S, READY_S),
             )
 
     def _enforce_deadlines(self) -> list[Result]:
