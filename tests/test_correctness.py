@@ -18,8 +18,10 @@ from agentrig import Outcome, Score, Task
 from agentrig.algorithms import Measurement
 from agentrig.correctness import Correctness, by_turn, turn_of
 from agentrig.plan import Plan
+from agentrig.rollouts import Rollout
 from agentrig.run.evaluate import evaluate
 from agentrig.run.training import train
+from agentrig.runners.engine import RolloutEngine
 from agentrig.runners.scorer import Scorer
 
 MakePlan = Callable[..., Plan]
@@ -111,7 +113,12 @@ SMALL = ["algorithm.steps=1", "run.validation_tasks=4", "run.report_tasks=4", "a
     ],
 )
 def test_a_run_states_accuracy_and_mean_reward_side_by_side(
-    model: ModelServer, toy_plan: MakePlan, tmp_path: Path, more: list[str], accuracy: float
+    model: ModelServer,
+    toy_plan: MakePlan,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    more: list[str],
+    accuracy: float,
 ) -> None:
     plan = toy_plan(*SMALL, *BOUNDS, *(m for m in more if m != "spec"), *([] if more else ["run.block=[]"]))
     if "spec" in more:
@@ -132,7 +139,17 @@ def test_a_run_states_accuracy_and_mean_reward_side_by_side(
     if not more:
         assert "run.correct_at" in (run / "report.html").read_text()
 
-    found = evaluate(plan, tasks=plan.build("tasks").load("test")[:4], endpoint=plan.build("algorithm").endpoint())
+    run_them, counted, then = RolloutEngine.run, list[Rollout](), list[int]()
+
+    def run_all(*given: Any, **more: Any) -> list[Rollout]:
+        ended = run_them(*given, **more)
+        then.append(len(counted))
+        return ended
+
+    monkeypatch.setattr(RolloutEngine, "run", run_all)
+    tasks = plan.build("tasks").load("test")[:4]
+    found = evaluate(plan, tasks=tasks, endpoint=plan.build("algorithm").endpoint(), ended=counted.append)
+    assert then == [4], "each is counted when it ends, not after the last one"
     assert (found.accuracy, found.reward) == (accuracy, reward)
     assert (found.as_dict()["accuracy"], found.as_dict()["reward"]) == (accuracy, reward)
 

@@ -30,7 +30,7 @@ from agentrig.plugins.builtin import own
 from agentrig.pools import Job
 from agentrig.run.setup import Setup
 from agentrig.runners.attempt import run_agent
-from agentrig.runners.scorer import GRACE_S, NOWHERE, RewardWorker, Scorer
+from agentrig.runners.scorer import GRACE_S, NOWHERE, RewardPlan, RewardWorker, Scorer
 from agentrig.traces import LLM_CALL, REWARD, Span, Trace
 
 ITEMS = [(Task(id=str(i), input={}, private={"gold": i}), Outcome(answer=i)) for i in range(12)]
@@ -298,6 +298,25 @@ def test_a_process_that_judges_too_long_is_killed_with_the_words_of_a_reward(
     assert score.status == "invalid"
     said = "the reward's process is killed: task test-3 ran past the budget of 0.5 s (run.reward_budget_s)"
     assert caplog.messages == [said]
+
+
+ENDS = """
+import os
+from agentrig import RewardSpec, hookimpl
+
+@hookimpl
+def register_rewards():
+    yield RewardSpec(name="ends", summary="Ends its process.", build=lambda config: lambda *given: os._exit(0))
+"""
+
+
+def test_a_reward_that_ends_its_process_is_named_and_not_the_agent(tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text(ENDS)
+    plan = RewardPlan(name="ends", config={}, files=(str(tmp_path / "ends.py"),), budget_s=5)
+    with contextlib.closing(Scorer(lambda *given: Score.ok(1.0), budget_s=5, plan=plan, process=True)) as scorer:
+        (score,) = scorer([(Task(id="t", input={}), Outcome(answer="a"), Trace(rollout_id="r"))])
+    assert score.status == "invalid"
+    assert "does the reward, or what it calls, call os._exit?" in str(score.details)
 
 
 def test_a_thread_that_spins_is_ended_where_python_can() -> None:

@@ -153,7 +153,7 @@ def read_fault(error: Exception) -> str:
         return "a value in it has another type than a run writes"
     if isinstance(error, json.JSONDecodeError) and not error.doc.strip():
         return "it is empty"
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def json_fault(error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from audited_runs import tiny_model, trained
 from click.testing import CliRunner
 from quick import quick_first
 
+from agentrig.audit.record import Record
 from agentrig.audit.verdicts import LINKS
 from agentrig.cli import main
 from agentrig.view.reading import read_run
@@ -254,6 +256,27 @@ def test_a_file_that_was_cut_short_is_a_fault_that_names_it(
     assert not [record for record in caplog.records if record.exc_info]
 
 
+def test_another_file_in_the_place_of_the_learners_gets_no_advice_of_torchs(run: Path) -> None:
+    file = run / "checkpoints/step-00001/trainer/learner.pt"
+    size = file.stat().st_size
+    file.write_bytes(pickle.dumps({"trained": Path("x")}))
+    _, found = audited(run, "--step", "2")
+    assert found["distribution"]["result"] == "fault"
+    said = (
+        rf"learner\.pt cannot be read: it is not what the run saved \({file.stat().st_size} bytes; {size} were saved\)$"
+    )
+    assert re.search(said, found["distribution"]["detail"]), found["distribution"]
+
+
+def test_the_model_of_another_run_ends_the_command(run: Path) -> None:
+    text = (run / "config.toml").read_text()
+    model = Record(run).settings["model"]
+    (run / "config.toml").write_text(text.replace(f'model = "{model}"', 'model = "starter"'))
+    done = CliRunner().invoke(main, ["audit", str(run), "--all"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"config.toml was edited: algorithm.model is 'starter', and the run had {model!r}. Write" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "columns", "said"),
     [
@@ -291,6 +314,27 @@ def test_a_record_that_cannot_be_read_ends_the_command_with_the_file(run: Path, 
     done = CliRunner().invoke(main, ["audit", str(run), "--step", "2"])
     assert done.exit_code == 2, done.output
     assert re.search(rf"{name} (is not TOML|cannot be read)", done.stderr), done.stderr
+
+
+def no_updates(sketch: Any) -> None:
+    sketch.update(dict.fromkeys(sketch))
+
+
+def no_numbers(sketch: Any) -> None:
+    seen = next(iter(sketch["updates"][0]["tensors"].values()))
+    seen.update(dict.fromkeys(seen))
+
+
+@pytest.mark.parametrize("change", [no_updates, no_numbers])
+def test_a_sketch_with_values_of_other_types_is_named_and_not_looked_at(
+    run: Path, change: Callable[[Any], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    change_json(run / "audit" / "step-00001.json", change)
+    _, found = audited(run, "--step", "1")
+    for link in ("gradient", "weights"):
+        assert found[link]["result"] == "not looked at"
+        assert found[link]["detail"].startswith("audit/step-00001.json is damaged: ")
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_a_file_in_the_place_of_the_folder_is_not_called_a_missing_sketch(run: Path) -> None:

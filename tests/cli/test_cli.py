@@ -157,11 +157,11 @@ def test_nothing_heavy_is_imported(words: Sequence[str]) -> None:
         (["train", "toy", "--reward", "toy-partiy"], 'no reward called "toy-partiy". Did you mean "toy-parity"?'),
         (["train", "toy", "--hardware", "cpuu"], 'Did you mean "cpu"?'),
         (["train", "toy", "--plugin", "absent.py"], "there is no file"),
-        (["train", "toy", "--resume", "absent"], "a resumed run keeps its configuration"),
-        (["train", "--resume", "absent", "--active-agent", "x"], "a resumed run keeps its configuration"),
-        (["eval", "toy", "--checkpoint", "absent", "--model", "m"], "the run's algorithm serves --checkpoint"),
+        (["train", "toy", "--resume", "."], "a resumed run keeps its configuration"),
+        (["train", "--resume", ".", "--active-agent", "x"], "a resumed run keeps its configuration"),
+        (["eval", "toy", "--checkpoint", ".", "--model", "m"], "the run's algorithm serves --checkpoint"),
         (["eval", "toy", "--model", "m"], "--model needs a server"),
-        (["eval", "toy", "--checkpoint", "absent"], "is neither a Hugging Face directory"),
+        (["eval", "toy", "--checkpoint", "."], "is neither a Hugging Face directory"),
         (["eval", "toy", "--split", "tst"], 'there is no split "tst". Did you mean "test"?'),
         (["eval", "toy", "--endpoint", "http://127.0.0.1:9/v1"], "http://127.0.0.1:9/v1 does not answer"),
         (["dev", "toy", "--endpoint", "ftp//nowhere"], "does not answer"),
@@ -185,6 +185,13 @@ def test_an_error_ends_in_status_1_without_a_traceback(
     assert said in result.stderr
     assert "Traceback" not in result.output
     assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize("words", [["train", "--resume"], ["train", "--start"], ["eval", "--checkpoint"]])
+def test_a_run_that_is_not_there_or_a_file_is_named_as_such(words: list[str]) -> None:
+    for place, said in (("absent", "does not exist"), (__file__, "is a file")):
+        result = invoke(*words, place)
+        assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
 
 
 @pytest.mark.parametrize(

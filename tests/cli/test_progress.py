@@ -38,6 +38,9 @@ def test_the_seconds_before_the_first_rollout_are_counted(
         assert said.endswith(" 19 s\r\x1b[K\r  1 of 2 rollouts, 1 right")
     else:
         assert said == "  no rollout has ended yet: 10 s\n"
+        shown(SimpleNamespace(correct=None))
+        shown.clear()
+        assert capsys.readouterr().err == "  2 of 2 rollouts, 1 right\n"
 
 
 def test_a_file_gets_a_line_each_half_minute(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import attrs
 import pytest
 
 from agentrig.errors import ConfigError, RunFileError, RunInUse
@@ -82,13 +83,19 @@ def test_concurrent_callers_get_different_directories(toy_plan: Callable[..., Pl
     "name", ["..", ".", "../other", "/tmp/x", "a/b", "a\\b", " a", "a\n", ".hidden", "-x", "a\x00b", "x" * 201]
 )
 def test_a_name_cannot_leave_the_folder_of_runs(toy_plan: Callable[..., Plan], tmp_path: Path, name: str) -> None:
-    import attrs
-
     plan = toy_plan()
     plan = attrs.evolve(plan, run=attrs.evolve(plan.run, name=name))
     with pytest.raises(ConfigError, match=r"run\.name = .* cannot name a run's folder: it "):
         RunDirectory.create(plan)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_the_locale_cannot_encode_is_told_with_the_cure(toy_plan: Callable[..., Plan]) -> None:
+    name = "gü03".encode().decode("ascii", "surrogateescape")  # as LC_ALL=C gives it
+    plan = toy_plan()
+    plan = attrs.evolve(plan, run=attrs.evolve(plan.run, name=name))
+    with pytest.raises(ConfigError, match=r"the encoding of the locale, \S+, lacks: set LC_ALL=C\.UTF-8"):
+        RunDirectory.create(plan)
 
 
 def test_a_lock_that_is_a_link_is_refused_and_nothing_is_written_through_it(tmp_path: Path) -> None:

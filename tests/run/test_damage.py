@@ -325,7 +325,7 @@ def test_the_cure_belongs_to_what_was_asked(run: Path, small_disk: Path, tmp_pat
 @pytest.mark.slow
 def test_a_limit_of_file_sizes_that_torch_does_not_name(tmp_path: Path) -> None:
     code = (
-        "import resource, sys, torch\nfrom pathlib import Path\nfrom agentrig.run.damage import writing\n"
+        "import resource, sys, torch\nfrom pathlib import Path\nfrom agentrig.run.damage import reading, writing\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
         "with writing(Path(sys.argv[1])):\n    torch.save(torch.zeros(1 << 20), sys.argv[1])"
     )
@@ -334,3 +334,9 @@ def test_a_limit_of_file_sizes_that_torch_does_not_name(tmp_path: Path) -> None:
     assert re.search(
         r"learner\.pt cannot be written: no file may be larger than 1024 KiB here \(ulimit -f\)", done.stderr
     )
+
+
+def test_the_words_of_a_library_that_end_in_a_full_stop_get_no_second(tmp_path: Path) -> None:
+    file, said = tmp_path / "train-00002.parquet", r"this is not a parquet file\. Restore it$"
+    with pytest.raises(RunFileError, match=said), reading(file, "Restore it"):
+        raise ValueError("this is not a parquet file.")

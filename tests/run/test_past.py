@@ -20,7 +20,7 @@ from model_server import ModelServer
 
 from agentrig.cli.entry import main
 from agentrig.cli.options import find_checkpoint
-from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunInUse
+from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError, RunInUse
 from agentrig.run import checkpoints, files
 from agentrig.run.directory import RunDirectory
 from agentrig.run.past import contradictions, read_past
@@ -227,7 +227,8 @@ def test_lost_and_damaged_lines_are_reported(finished: Path) -> None:
     (finished / "rollouts" / "train-00002.parquet").unlink()
     warnings = read_past(RunDirectory(finished)).warnings
     assert [w.split(":")[0] for w in warnings[:1]] == ["metrics.jsonl"]
-    assert "line 1 and 4 cannot be read" in warnings[0]
+    assert "2 lines could not be read when the run resumed after step 3" in warnings[0]
+    damaged = (finished / "metrics.jsonl").read_bytes()
     assert "has no line for step 1 and 2, and step 3 has ended" in warnings[1]
     assert "has step 3 more than once" in warnings[2]
     assert warnings[3] == "rollouts/train-00002.parquet: gone, and the run wrote it"
@@ -237,6 +238,17 @@ def test_lost_and_damaged_lines_are_reported(finished: Path) -> None:
     logged = [json.loads(line) for line in (finished / "log.jsonl").read_text().splitlines()]
     assert {(4, text) for text in warnings} <= {(line["step"], line["text"]) for line in logged}
     assert json.loads((finished / "summary.json").read_text())["steps"] == 4
+    assert (finished / "metrics.jsonl.damaged").read_bytes() == damaged
+    assert "cannot be read" not in " ".join(read_run(finished).missing)
+
+
+def test_a_resume_keeps_metrics_of_which_no_line_can_be_read(finished: Path) -> None:
+    file = finished / "metrics.jsonl"
+    file.write_text(file.read_text(), "utf-16")
+    before = content(finished)
+    with pytest.raises(RunFileError, match=r"metrics\.jsonl is damaged: none of its lines can be read"):
+        train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
+    assert content(finished) == before
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,8 @@ def test_a_disk_without_room_is_named_before_the_first_step(
         ConfigError, match=r"has about 21\.0 GB, and .*checkpoints has 20\.0 GB free: not even one fits"
     ):
         check_room(folder, size=LARGE, writes=100, kept=0)
+    with pytest.raises(ConfigError, match=r"fits\. Free some space, or move the run directory to another disk$"):
+        check_room(folder, size=LARGE, writes=100, kept=0, resumed=True)
     caplog.set_level(logging.WARNING)
     free(41e9)
     check_room(folder, size=LARGE, writes=100, kept=0)

@@ -148,6 +148,9 @@ def test_a_wrong_row_ends_the_run_before_it_begins(
         ("Own.splits = 'train'", "`splits` is 'train'; write the names"),
         ("Own.roles = {'train': 'trian'}", "`roles` has 'train': 'trian'; the roles are train, validation, report"),
         ("Own.roles = {'dev': 'dev'}", "`roles` has 'dev': 'dev'"),
+        ("Own.splits = ()", "`splits` is (); write the names of the splits"),
+        ("Own.held_out = ('zzz',)", "`held_out` is ('zzz',), not a list of these splits: train, dev"),
+        ("Own.held_out = 'dev'", "`held_out` is 'dev', not a list of these splits"),
         ("Own.roles = {}", "there is nothing to learn from: the task set names no split for it"),
         (
             "Own.load = lambda self, split: []",

@@ -127,6 +127,9 @@ def test_a_run_that_cannot_be_compared_says_why_instead_of_a_number(real: Mappin
     (unread / "rollouts" / "report-00002.parquet").write_bytes(b"no rollouts")
     early = write_run(tmp_path / "early", steps=0, ended=False)
     (early / "progress.json").unlink()
+    unset = shutil.copytree(first, tmp_path / "unset")
+    (unset / "config.toml").unlink()
+    assert [row["against_start"]["reason"] for row in compare([first, unset], each=True).rows][1] == "reward-unknown"
     found = compare([first, other, stopped, lost, unread, early], each=True)
     reasons = [row["against_start"]["reason"] for row in found.rows]
     assert reasons == [None, "other-start", "not-measured", "tasks-unknown", "unreadable", "not-measured"]

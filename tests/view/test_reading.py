@@ -129,6 +129,15 @@ def test_a_summary_that_contradicts_the_measurements_is_told(
     assert said in render([read_run(finished)])
 
 
+def test_held_out_files_that_cannot_be_read_are_named_and_no_result_of_0_tasks(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", steps=2)
+    for file in directory.glob("rollouts/report-*.parquet"):
+        file.write_text("no table")
+    said = str(diagnose(directory))
+    assert "rollouts/report-00000.parquet cannot be read" in said
+    assert "measured at both ends" not in said
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["metrics.jsonl", "log.jsonl", "summary.json", "rollouts/train-00002.parquet"])
 def test_a_pipe_with_the_name_of_a_file_is_named_and_not_read(tmp_path: Path, name: str) -> None:

@@ -64,7 +64,8 @@ class Auditor:
         start = time.perf_counter()
         if line is not None:
             self._record.lines[step] = line
-        sketch = sketch or Sketch.read(self._record.path, step)
+        with contextlib.suppress(CannotLook):  # the links that need it say why
+            sketch = sketch or Sketch.read(self._record.path, step)
         if sketch is not None and sketch.kept:
             self._kept = {v: kept for v, kept in self._kept.items() if v >= step - 2} | {step - 1: sketch.kept[0]}
         looked_at = Step(

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrig.audit.record import readable
+from agentrig.audit.verdicts import CannotLook
+from agentrig.text import json_kind
+from agentrig.traces import mapping
 
 if TYPE_CHECKING:
     import torch
@@ -144,7 +147,8 @@ class Sketch:
         """Return the sketch of a step; None if none was taken.
 
         Raises:
-            RunFileError: The file, or its folder, is damaged or may not be read.
+            RunFileError: The file, or its folder, is no JSON or may not be read.
+            CannotLook: The file has values of other types than `write` gives them.
         """
         file = run / FILE.format(step)
         if os.path.lexists(file.parent):
@@ -155,7 +159,32 @@ class Sketch:
         found = cls(step)
         with readable(file, WITHOUT):
             found.updates = json.loads(file.read_text("utf-8"))["updates"]
+        if wrong := _wrong(found.updates):
+            raise CannotLook(f"{FILE.format(step)} is damaged: {wrong}")
         return found
+
+
+MAYBE = ("gradient", "gradients", "means", "squares", "copies")
+"""The lists of a tensor that may be null."""
+
+
+def _wrong(updates: Any) -> str:
+    """Return which value of a sketch is of another type than the auditor computes with; '' if none is."""
+    if not isinstance(updates, list):
+        return f"updates is {json_kind(updates)}, not a list"
+    for update in updates:
+        calls, norm, tensors = (mapping(update).get(key) for key in ("calls", "norm", "tensors"))
+        pairs = isinstance(calls, list) and all(isinstance(call, list) and len(call) == 2 for call in calls)
+        if not (pairs and isinstance(norm, int | float) and isinstance(tensors, dict)):
+            return "an update lacks its calls, norm or tensors"
+        for name, seen in tensors.items():
+            seen = mapping(seen)
+            lists = [seen.get(key) for key in ("at", "weights", "after")]
+            lists += [seen[key] for key in MAYBE if seen.get(key) is not None]
+            numbers = all(isinstance(each, list) and all(isinstance(x, int | float) for x in each) for each in lists)
+            if not (numbers and isinstance(seen.get("made"), int | float)):
+                return f"{name} lacks its numbers"
+    return ""
 
 
 def _at(tensor: torch.Tensor, at: Sequence[int]) -> list[float]:

@@ -17,6 +17,8 @@ from agentrig.audit.record import Call, Record, Row, Sources, readable
 from agentrig.audit.sketch import Sketch
 from agentrig.audit.verdicts import CannotLook
 from agentrig.errors import RunFileError
+from agentrig.text import read_text
+from agentrig.traces import items, mapping
 
 if TYPE_CHECKING:
     import torch
@@ -151,13 +153,36 @@ class Step:
     @property
     def updates(self) -> Sketch:
         """The sketch, of an algorithm whose formulas are known (else, and without one, CannotLook is raised)."""
-        if self.made >= 0 and self.sketch is not None:
-            return self.sketch
+        sketch = self.sketch or Sketch.read(self.record.path, self.number)
+        if self.made >= 0 and sketch is not None:
+            return sketch
         raise CannotLook("the learner left no sketch of this step")
 
     def folder(self, at: int) -> Path:
         """Return the directory of a step's checkpoint."""
         return self.record.path / "checkpoints" / f"step-{at:05d}"
+
+    def learner(self, at: int) -> Mapping[str, torch.Tensor]:
+        """Return the trained tensors in a step's checkpoint.
+
+        Raises:
+            RunFileError: The file cannot be read, or is not what the run saved.
+        """
+        import torch
+
+        name, checkpoint = "trainer/learner.pt", self.folder(at)
+        file, listed = checkpoint / name, checkpoint / ".files.json"
+        with readable(file):
+            try:
+                found: Mapping[str, torch.Tensor]
+                found = torch.load(file, weights_only=True, map_location="cpu", mmap=True)["trained"]
+            except OSError:
+                raise
+            except Exception:  # torch's words advise to load it without a check
+                saved = items(mapping(json.loads(read_text(listed))).get(name)) if listed.is_file() else ()
+                were = f"; {saved[0]} were saved" if saved else ""
+                raise ValueError(f"it is not what the run saved ({file.stat().st_size} bytes{were})") from None
+        return found
 
     def weights(self, version: int) -> Weights:
         """Return the weights of a version: kept from an audited step, of a checkpoint, or the starting model.
@@ -168,10 +193,7 @@ class Step:
         start, checkpoint = self.record.model, self.folder(version)
         trained, state = self.kept.get(version), checkpoint / "trainer" / "learner.pt"
         if trained is None and state.is_file():
-            import torch
-
-            with readable(state):
-                trained = torch.load(state, weights_only=True, map_location="cpu")["trained"]
+            trained = self.learner(version)
         if trained is not None:
             return Weights(directory=start, trained=trained, scaling=self.scaling)
         if (checkpoint / "config.json").is_file():

@@ -169,11 +169,11 @@ def held_out(step: Step) -> Iterator[Verdict]:
             if record.knows_update:
                 yield from _requests(step, calls, of)
                 yield from _as_before(rows, record.rows(mode, 0) if at and not record.resumed else (), of)
-                most, trained = (
+                most, usual = (
                     max((call.limit or 0 for call in some), default=0) for some in (calls, step.calls.values())
                 )
-                if most and trained == record.settings.get("max_tokens", 0) > most and (at or step.number == 1):
-                    leaks.append(f"replies of {of} may have {most} tokens, and those of training {trained}")
+                if most and usual == record.settings.get("max_tokens", 0) > most and (at or step.number == 1):
+                    leaks.append(f"replies of {of} may have {most} tokens, and those of training {usual}")
             whose = best if at and mode == "report" else at  # None: not known
             others = sorted({call.version for call in calls if call.version is not None} - {whose})
             if others and whose is not None:

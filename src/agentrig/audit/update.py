@@ -464,8 +464,7 @@ def saved(step: Step, at: int | None = None) -> Iterator[Verdict]:
     place(step.record.model, 8, on_cpu=step.record.on_cpu)
     with readable(state):
         version = int(json.loads(state.read_text("utf-8"))["weights_of"])
-    with readable(learner):
-        trained = torch.load(learner, weights_only=True, map_location="cpu", mmap=True)["trained"]
+    trained = step.learner(at)
     with readable(file):
         written = load_file(file)
     stated, rank = step.record.digests(version), step.settings["lora_rank"]

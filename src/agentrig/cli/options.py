@@ -147,7 +147,10 @@ def model_options(command: F) -> F:
     command = click.option("--endpoint", metavar="URL", help="An OpenAI-compatible server (…/v1).")(command)
     command = click.option("--model", metavar="NAME", help="The server's model; its first by default.")(command)
     return click.option(
-        "--checkpoint", type=click.Path(path_type=Path), metavar="DIR", help="A checkpoint, or a run directory."
+        "--checkpoint",
+        type=click.Path(path_type=Path, exists=True, file_okay=False),
+        metavar="DIR",
+        help="A checkpoint, or a run directory.",
     )(command)
 
 

@@ -31,7 +31,7 @@ class Progress:
     def __init__(self, of: int, *, terminal: bool) -> None:
         self._of, self._terminal = of, terminal
         self._lock = threading.Lock()
-        self._ended = self._right = 0
+        self._ended = self._right = self._told = 0
         self._waited = False
         self._said = time.monotonic()
 
@@ -40,13 +40,15 @@ class Progress:
         with self._lock:
             self._ended += 1
             self._right += bool(rollout.correct)
-            text = f"  {self._ended} of {amount(self._of, 'rollout')}, {self._right} right"
             if self._terminal:
                 self._clear(self._waited and self._ended == 1)
-                click.echo(f"\r{text}", err=True, nl=False)
+                click.echo(f"\r{self._text()}", err=True, nl=False)
             elif time.monotonic() - self._said >= RARELY_S:
-                self._said = time.monotonic()
-                click.echo(text, err=True)
+                self._said, self._told = time.monotonic(), self._ended
+                click.echo(self._text(), err=True)
+
+    def _text(self) -> str:
+        return f"  {self._ended} of {amount(self._of, 'rollout')}, {self._right} right"
 
     def wait(self, done: threading.Event) -> None:
         """Count the seconds until the first rollout ends, or until `done` is set."""
@@ -60,8 +62,11 @@ class Progress:
                 click.echo(f"\r{text}" if self._terminal else text, err=True, nl=not self._terminal)
 
     def clear(self) -> None:
-        """Remove the line from a terminal."""
-        self._clear(self._terminal and bool(self._ended or self._waited))
+        """Remove the line from a terminal; elsewhere write the last count, if there were lines before it."""
+        if self._terminal:
+            self._clear(bool(self._ended or self._waited))
+        elif (self._waited or self._told) and self._told < self._ended:
+            click.echo(self._text(), err=True)
 
     def _clear(self, there: bool) -> None:
         if there:

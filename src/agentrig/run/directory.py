@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from agentrig.run.damage import CURES, read_object, reading, writing
 from agentrig.run.files import append_line, replacing, sha256_of, write_whole
 from agentrig.run.manifest import FORMAT
 from agentrig.run.rows import call_schema, rollout_schema, row_of
-from agentrig.text import cut, storable, without_nan
+from agentrig.text import LONE_SURROGATE, cut, open_own, storable, without_nan
 from agentrig.traces import mapping
 
 ROLLOUTS = re.compile(r"[a-z]+-\d+\.parquet")
@@ -47,7 +48,10 @@ FOLDERS = ("rollouts", "calls", "checkpoints", "plots")
 ENDED = ("error.json", "summary.json")
 """What the end of a run writes; a resumed run removes them."""
 
-REWRITTEN = ("metrics.jsonl", "progress.json", "config.toml", "manifest.json", "checkpoints/latest")
+DAMAGED = "metrics.jsonl.damaged"
+"""What a resume keeps of a `metrics.jsonl` with lines that cannot be read: the whole files, one after the other."""
+
+REWRITTEN = ("metrics.jsonl", DAMAGED, "progress.json", "config.toml", "manifest.json", "checkpoints/latest")
 """What a resumed run writes again."""
 
 BESIDE = ("log.jsonl", "report.html")
@@ -220,14 +224,22 @@ class RunDirectory:
     def rewind(self, step: int, *, keep_end: bool = False) -> None:
         """Delete everything after a step's checkpoint, for a resumed run.
 
-        What the end of the run wrote is deleted too: its error, its summary and its measurement after training.
+        What the end of the run wrote is deleted too: its error, its summary and its measurement after training. A
+        `metrics.jsonl` with lines that cannot be read is kept as `metrics.jsonl.damaged`.
 
         Args:
             step: The checkpoint's step.
             keep_end: Keep summary and measurement, until `remove_end`.
         """
-        kept = [line for line in self.metrics() if line["step"] <= step]
+        lines, damaged = self.read_metrics()
+        kept = [line for line in lines if line["step"] <= step]
         self._make_folders()
+        if damaged:
+            with (
+                writing(self.path / DAMAGED),
+                open(open_own(self.path / DAMAGED, os.O_WRONLY | os.O_APPEND), "ab") as copy,
+            ):
+                copy.write((self.path / "metrics.jsonl").read_bytes())
         end = self._end() if keep_end else ()
         for file in (self.path / name for name in ENDED):
             if file not in end:
@@ -393,6 +405,9 @@ def run_name(settings: RunSettings, recipe: str) -> str:
         wrong = "it contains a path; set the folder with run.directory"
     elif name in (".", "..") or name.startswith((".", "-")):
         wrong = 'it begins with "." or "-"'
+    elif LONE_SURROGATE.search(name):
+        encoding = sys.getfilesystemencoding()
+        wrong = f"it has characters that the encoding of the locale, {encoding}, lacks: set LC_ALL=C.UTF-8"
     elif name != name.strip() or not name.isprintable():
         wrong = "it starts or ends with a space, or has characters that cannot be printed"
     elif len(os.fsencode(name)) > LONGEST_NAME:

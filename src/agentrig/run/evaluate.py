@@ -121,6 +121,7 @@ def evaluate(
     keep: bool = False,
     n: int = 1,
     each: Callable[[Rollout], None] = lambda rollout: None,
+    ended: Callable[[Rollout], None] = lambda rollout: None,
 ) -> Evaluation:
     """Run the agent on each task and score it; nothing is learned.
 
@@ -134,10 +135,16 @@ def evaluate(
         temperature: Sampling temperature; 0 is greedy, None keeps the endpoint's.
         keep: Keep the rollouts in the result.
         n: Rollouts of each task.
-        each: Called with every rollout as it ends.
+        each: Called with every rollout, in the order of the tasks.
+        ended: Called with every rollout as it ends.
     """
     found: list[Rollout] = []
     start = end = 0.0
+
+    def count(groups: Mapping[int, Sequence[Rollout]]) -> None:
+        for group in groups.values():
+            for rollout in group:
+                ended(rollout)
 
     def body(engine: RolloutEngine, sampled: Sequence[Endpoint]) -> None:
         if temperature is not None:
@@ -149,7 +156,7 @@ def evaluate(
             chunk = tasks[i : i + size]
             first = i % len(sampled)  # the turn goes on from chunk to chunk
             turn = [*sampled[first:], *sampled[:first]]
-            rollouts = engine.run(chunk, n=n, endpoint=turn, step=0, mode=mode)
+            rollouts = engine.run(chunk, n=n, endpoint=turn, step=0, mode=mode, on_groups=count)
             if i == 0:
                 if mode != "dev":  # which says it by itself, below the spans
                     warn_of_unseen(rollouts)

@@ -351,7 +351,8 @@ class Loop:
         every = 1 if settings.save_every == "auto" else settings.save_every
         kept = sum(step % settings.keep_every == 0 for step in steps) if settings.keep_every else 0
         writes = max(1, -(-len(steps) // every))
-        check_room(session.directory / "checkpoints", size=self.saving.size, writes=writes, kept=kept)
+        folder = session.directory / "checkpoints"
+        check_room(folder, size=self.saving.size, writes=writes, kept=kept, resumed=session.resumed)
 
     def _save(self, step: int, *, weights_of: int) -> None:
         """Copy what a step's checkpoint holds, and begin to write it; a learner that can't be copied is waited for."""

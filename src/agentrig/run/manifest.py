@@ -68,6 +68,10 @@ def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Seq
     }
 
 
+EDITED = "config.toml was edited: {} is {!r:.80}, and the run had {!r:.80}"
+"""What is said of one of `edited_settings`."""
+
+
 def edited_settings(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield the settings that were edited after the run wrote them: `section.key`, its value, and what it was.
 

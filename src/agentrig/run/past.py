@@ -15,11 +15,11 @@ from typing import Any
 import attrs
 
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError
-from agentrig.figures import number
+from agentrig.figures import amount, number
 from agentrig.ledger import totals
 from agentrig.run.checkpoints import SAVED, Checkpoints, saved_digests, verify
 from agentrig.run.damage import CURES, NOT_ALLOWED, entries, reading
-from agentrig.run.directory import FILES, RunDirectory, is_end, stays, table_name
+from agentrig.run.directory import DAMAGED, FILES, RunDirectory, is_end, stays, table_name
 from agentrig.run.files import sha256_of
 from agentrig.run.trends import Guards
 
@@ -88,6 +88,11 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
         except CheckpointDamaged as error:
             raise with_cure(error, run) from None
     every, damaged = run.read_metrics()
+    if damaged and not every and step:
+        raise RunFileError(
+            f"{run.path / 'metrics.jsonl'} is damaged: none of its lines can be read as JSON in UTF-8, and step {step} "
+            f"has ended.\n  Nothing was changed. {RESTORE}, or remove it: the figures of these steps are then lost"
+        )
     summary, known = run.read_json("summary.json"), dict(run.read_json("progress.json"))
     if checkpoint is None and (known.get(SAVED) or summary.get("complete")):
         raise ConfigError(
@@ -136,7 +141,12 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
         )
     if step and from_step is None:
         warnings += gone
-    warnings += losses(ours, damaged, step)
+    if damaged:
+        warnings.append(
+            f"metrics.jsonl: {amount(len(damaged), 'line')} could not be read when the run resumed after step {step} "
+            f"(truncated by a crash, or damaged): {DAMAGED} is the file as it was"
+        )
+    warnings += losses(ours, (), step)
     if unusable := [line["step"] for line in ours if line not in lines]:
         warnings.append(
             f"metrics.jsonl: the line of step {_listed(unusable)} lacks what the run's totals and guards need, or has "

@@ -156,7 +156,7 @@ class Saving:
         return {} if waited is None else {"checkpoint": waited}
 
 
-def check_room(folder: Path, *, size: int, writes: int, kept: int) -> None:
+def check_room(folder: Path, *, size: int, writes: int, kept: int, resumed: bool = False) -> None:
     """Compare what a run's checkpoints will take with what is free on their disk, before the first step.
 
     Args:
@@ -164,6 +164,7 @@ def check_room(folder: Path, *, size: int, writes: int, kept: int) -> None:
         size: Bytes of one checkpoint.
         writes: How many the run will write, at most.
         kept: How many of these `keep_every` keeps for good.
+        resumed: Whether the run goes on in its directory, with the model and the optimizer that it has.
 
     Raises:
         ConfigError: Not even one fits; the message says what to set.
@@ -172,10 +173,15 @@ def check_room(folder: Path, *, size: int, writes: int, kept: int) -> None:
     at_once = min(writes, 1 if Checkpoints(folder).steps() else 2)  # one is complete before the last one is removed
     number = min(writes, at_once + kept)
     if size > free:
+        other = (
+            "move the run directory to another disk"
+            if resumed
+            else "choose another disk with run.directory=DIR. algorithm.lora_rank=16 or algorithm.optimizer=adamw8bit "
+            "makes it smaller"
+        )
         raise ConfigError(
             f"a checkpoint of this run has about {in_words(size)}, and {folder} has {in_words(free)} free: not even "
-            "one fits. Free some space, or choose another disk with run.directory=DIR. algorithm.lora_rank=16 or "
-            "algorithm.optimizer=adamw8bit makes it smaller"
+            f"one fits. Free some space, or {other}"
         )
     if number * size > free:
         more = f", {kept} of which algorithm.keep_every keeps" if kept else ""

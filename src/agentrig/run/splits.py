@@ -53,17 +53,18 @@ def task_set(plan: Plan) -> Tasks:
 
 
 def check_set(tasks: Any, who: str) -> None:
-    """Check the `splits` and `roles` of a task set.
+    """Check the `splits`, `roles` and `held_out` of a task set.
 
     Args:
         tasks: What `TasksSpec.build` returned.
         who: Whose they are, for messages.
 
     Raises:
-        PluginError: One is missing or wrong; the message has an example.
+        PluginError: One is missing or wrong; the message has an example, or the names of the splits.
     """
     splits = getattr(tasks, "splits", None)
-    if isinstance(splits, str) or not isinstance(splits, Sequence) or not all(isinstance(s, str) for s in splits):
+    names = isinstance(splits, Sequence) and not isinstance(splits, str) and all(isinstance(s, str) for s in splits)
+    if not names or not splits:
         raise PluginError(
             f'{who}: `splits` is {splits!r:.80}; write the names of the splits: splits = ("train", "test")'
         )
@@ -81,6 +82,9 @@ def check_set(tasks: Any, who: str) -> None:
                 f"{who}: `roles` has {role!r}: {split!r}; the roles are {', '.join(ROLES)}, the splits are "
                 f"{', '.join(splits)}"
             )
+    held_out = getattr(tasks, "held_out", ())
+    if isinstance(held_out, str) or not set(held_out) <= set(splits):
+        raise PluginError(f"{who}: `held_out` is {held_out!r:.80}, not a list of these splits: {', '.join(splits)}")
 
 
 def gold_warnings(plan: Plan) -> list[str]:

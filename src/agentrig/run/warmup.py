@@ -234,10 +234,11 @@ class _Labelled:
 
 @attrs.define
 class _Progress:
-    """An observer that says what each step of a warm-up did; `began` is when the first one began."""
+    """An observer that says after how many passes a warm-up's run is; `began` is when its first step began."""
 
     log: Callable[[str], None]
     steps: int
+    passes: float
     began: float = 0.0
 
     def on_step_end(self, event: StepEnd) -> None:
@@ -245,7 +246,8 @@ class _Progress:
         self.began = self.began or time.perf_counter() - event.metrics["step_s"]
         figures = event.metrics["algorithm"]
         rate = f"{figures['learner_tokens_per_s']:.0f} tokens/s"
-        self.log(f"step {event.step}/{self.steps} loss {figures['loss']:.4f} {rate}")
+        done = self.passes * event.step / self.steps
+        self.log(f"pass {done:.4g}/{self.passes:g} loss {figures['loss']:.4f} {rate}")
 
 
 def check_makes_start(plan: Plan) -> None:
@@ -296,9 +298,9 @@ def make_start(
         log(f"{len(turns) - len(whole)} of {len(turns)} demonstrated replies are empty: they are left out")
     Setup(plan).hardware()  # before torch is imported: its idle threads must not spin
     made: StartingModel = spec.make_start(plan.configs["algorithm"], wanted, whole)
-    with TemporaryDirectory(dir=wanted.directory.parent, prefix=f"{wanted.directory.name}-") as folder:
+    with TemporaryDirectory(dir=wanted.directory) as folder:  # goes with it, if the command is killed
         run = _run_of(plan, wanted, made, labels, whole, Path(folder))
-        progress = _Progress(log, run.configs["algorithm"].steps)
+        progress = _Progress(log, run.configs["algorithm"].steps, wanted.passes)
         run.registry.add_observer(progress, "warm-up")
         tried = 0.0
 
@@ -389,7 +391,7 @@ def measure(
     plan: Plan,
     tasks: Sequence[Task],
     checkpoint: Path | None,
-    each: Callable[[Rollout], None] = lambda rollout: None,
+    ended: Callable[[Rollout], None] = lambda rollout: None,
     *,
     n: int = 1,
 ) -> Evaluation:
@@ -399,7 +401,7 @@ def measure(
         plan: With agent, reward and algorithm.
         tasks: The tasks; `Labels.measured`, or demonstrated ones.
         checkpoint: A Hugging Face directory; None for the algorithm's model.
-        each: Called with every rollout as it ends.
+        ended: Called with every rollout as it ends.
         n: Rollouts of each task.
     """
     temperature = float(getattr(plan.configs["algorithm"], "temperature", 1.0))
@@ -412,7 +414,7 @@ def measure(
         temperature=temperature,
         keep=True,
         n=n,
-        each=each,
+        ended=ended,
     )
 
 

@@ -82,7 +82,10 @@ class BasePool(abc.ABC, Generic[W]):
     Attributes:
         replaced: How many runners were replaced.
         built: Set once a runner has built the agent.
+        builds: What its runners build, for messages.
     """
+
+    builds = "agent"
 
     def __init__(self, plan: AgentSource, *, n: int, threads: int, deadline_s: float, retries: int) -> None:
         check_machine()
@@ -219,7 +222,7 @@ class BasePool(abc.ABC, Generic[W]):
         if not worker.ready:
             self._died_early += 1
             if self._died_early >= SPAWN_LIMIT:
-                raise AgentrigError(f"runners of agent {self._plan.name} die before they have built it{early}")
+                raise AgentrigError(f"runners of {self.builds} {self._plan.name} die before they have built it{early}")
         failed = []
         for job, started in worker.jobs.values():
             lost = self._lost.pop(job.id, 0) + 1
@@ -238,8 +241,8 @@ class BasePool(abc.ABC, Generic[W]):
     def _not_built(self) -> str:
         """Say why a runner may not have built its agent within `READY_S`."""
         return (
-            f"the agent {self._plan.name} has not been built after {READY_S:g} s: its runner hangs; run `agentrig dev` "
-            "with runners.n=1 to see where"
+            f"the {self.builds} {self._plan.name} has not been built after {READY_S:g} s: its runner hangs; run "
+            "`agentrig dev` with runners.n=1 to see where"
         )
 
     def _check_built(self, now: float) -> None:
@@ -253,8 +256,8 @@ class BasePool(abc.ABC, Generic[W]):
         if not (self._slow or self.built.is_set()) and any(now - w.created > SLOW_S for w in self._workers):
             self._slow = True
             logging.getLogger(type(self).__module__).warning(
-                "the agent %s is still being built after %g s: waiting for its imports and its `build`, at most %g s",
-                *(self._plan.name, SLOW_S, READY_S),
+                "the %s %s is still being built after %g s: waiting for its imports and its `build`, at most %g s",
+                *(self.builds, self._plan.name, SLOW_S, READY_S),
             )
 
     def _enforce_deadlines(self) -> list[Result]:

@@ -302,10 +302,11 @@ class Pool(BasePool[_Worker]):
             )
         end_families([worker.process.pid], [worker.mark])  # for the case that its guard was killed
         code = f"({ending(worker.process.exitcode, 'exit code')})"
-        refused = worker.refused and f"; it {worker.refused}: does the agent write to descriptors that it did not open?"
+        opened = f"does the {self.builds} write to descriptors that it did not open?"
+        refused = worker.refused and f"; it {worker.refused}: {opened}"
         if worker.process.exitcode == 0 and not refused:
-            refused = "; what it ran ended it: does the agent, or what it calls, call os._exit?"
-        ended = ": the agent, or what it imports, ended its process. An error above says why"
+            refused = f"; what it ran ended it: does the {self.builds}, or what it calls, call os._exit?"
+        ended = f": the {self.builds}, or what it imports, ended its process. An error above says why"
         died = "; run `agentrig dev` with runners.n=1 to see why"
         failed = self._remove_dead(
             worker,

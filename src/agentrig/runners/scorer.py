@@ -115,7 +115,9 @@ class RewardPlan(AgentPlan):
 
 
 class RewardPool(Pool):
-    """Processes that judge; the words on one that takes too long are those of a reward."""
+    """Processes that judge; what is said of one that ends or takes too long are words of a reward."""
+
+    builds = "reward"
 
     def _late_words(self, worker: Worker, jobs: Sequence[Job]) -> str:
         assert isinstance(self._plan, RewardPlan)

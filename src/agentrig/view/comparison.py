@@ -35,6 +35,7 @@ NOT_COMPARED: Mapping[str, str] = {
     "other-tasks": "other held-out tasks",
     "tasks-unknown": "the manifest does not say which tasks are held out",
     "other-reward": "another reward judged it",
+    "reward-unknown": "config.toml does not say which reward judged it, or the run with the common start",
     "other-start": "no common start",
     "start-not-measured": "the start was not measured",
     "unreadable": "held-out rollouts cannot be read",
@@ -385,7 +386,7 @@ def _reason(run: RunData, reference: RunData, known: dict[Path, RunData]) -> str
     if _tasks(run) != _tasks(reference):
         return "other-tasks"
     if _reward(run) != _reward(reference):
-        return "other-reward"
+        return "other-reward" if "reward" in run.config and "reward" in reference.config else "reward-unknown"
     if start_of(reference).id not in _lineage(run, known):
         return "other-start"
     if figures.held_out(reference)["accuracy"]["before"] is None:

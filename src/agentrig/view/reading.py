@@ -20,7 +20,7 @@ from agentrig.processes.locks import Lock
 from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.damage import CURES, entries, read_object, reading
 from agentrig.run.directory import ENDED, check_format, checked_summary, is_end, read_metrics
-from agentrig.run.manifest import edited_settings
+from agentrig.run.manifest import EDITED, edited_settings
 from agentrig.run.past import changed_files, losses, lost_checkpoints, measurement_faults
 from agentrig.run.rows import rollout_schema
 from agentrig.traces import Span
@@ -207,10 +207,7 @@ def read_run(directory: Path) -> RunData:
         missing.append(first_line(wrong))
         manifest = {}
     if config and not running:
-        missing += [
-            f"config.toml was edited: {name} is {now!r:.80}, and the run had {was!r:.80}"
-            for name, now, was in edited_settings(config, manifest)
-        ]
+        missing += [EDITED.format(*edited) for edited in edited_settings(config, manifest)]
     saved = not running and any((directory / "checkpoints").glob("step-*"))
     error = {} if running else _read(directory / "error.json", read_object, missing, needed=False)
     several = len(list((directory / "rollouts").glob("train-*"))) > 1

@@ -41,6 +41,7 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
     from agentrig.errors import AgentrigError
     from agentrig.run.auditing import Reward, sources_of
     from agentrig.run.directory import RunDirectory
+    from agentrig.run.manifest import EDITED, edited_settings
     from agentrig.run.past import losses
     from agentrig.run.resume import recorded_plan
     from agentrig.text import printable
@@ -49,6 +50,9 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
     try:
         with stdout_to_stderr(as_json):
             plan = recorded_plan(run)  # names the file if config.toml or manifest.json is damaged
+            for name, now, was in edited_settings(Record(run).config, RunDirectory(run).manifest()):
+                if name == "algorithm.model":  # no weights could be compared
+                    raise AgentrigError(f"{EDITED.format(name, now, was)}. Write {name} = {was!r} there again")
             told, damaged = RunDirectory(run).read_metrics()
             for text in losses(told, damaged, max((line["step"] for line in told), default=0)):
                 click.echo(f"agentrig: warning: {text}", err=True)

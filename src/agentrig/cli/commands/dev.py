@@ -74,7 +74,7 @@ def dev(
             mode="dev",
             as_mode=as_mode,
             keep=True,
-            each=shown,
+            ended=shown,
         )
     failed = [rollout for rollout in found.rollouts if rollout.failure]
     if as_json:

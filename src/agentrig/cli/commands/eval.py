@@ -69,18 +69,14 @@ def eval_(
     click.echo(f"{amount(len(tasks), 'task')} of split {name}, {where}", err=True)
     predictions = _Predictions(save)
     with stdout_to_stderr(as_json), closing(predictions), progress(len(tasks)) as shown:
-
-        def each(rollout: Any) -> None:
-            predictions.write(rollout)
-            shown(rollout)
-
         found = evaluate(
             plan,
             tasks=tasks,
             endpoint=server,
             checkpoint=checkpoint,
             temperature=temperature,
-            each=each,
+            each=predictions.write,
+            ended=shown,
         )
     for line in failure_lines(found.failures, found.reasons):
         click.echo(line, err=True)

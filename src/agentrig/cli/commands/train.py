@@ -22,11 +22,16 @@ from agentrig.plugins.specs import RUN_KINDS
 @configured
 @click.option(
     "--start",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="RUN",
     help="Start from the model that an earlier run ended with: its latest checkpoint.",
 )
-@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Resume a run directory.")
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="RUN",
+    help="Resume a run directory.",
+)
 @click.option(
     "--from-step", type=click.IntRange(min=1), metavar="N", help="With --resume: from the checkpoint of step N."
 )

@@ -251,7 +251,7 @@ def _make(
     tries = f" ({whole:.0f} s with {amount(len(tried), 'trial')} of the model)" if tried else ""
     click.echo(
         f"{made.directory}: {made.parameters:,} parameters, {made.vocabulary} tokens, context {made.context}; "
-        f"{amount(made.steps, 'step')} in {made.wall_s:.0f} s{tries}, loss {made.losses[-1]:.3f}"
+        f"{amount(made.steps, 'optimizer step')} in {made.wall_s:.0f} s{tries}, loss {made.losses[-1]:.3f}"
     )
     limit = getattr(plan.configs["algorithm"], "max_tokens", None)
     if limit is not None and limit < made.longest_reply:

@@ -229,7 +229,7 @@ def memorised(evidence: Evidence) -> Iterator[Finding]:
 def changes(evidence: Evidence) -> Iterator[Finding]:
     """How many tasks became right or wrong, and whether that may be chance."""
     better, worse, _, judged = evidence.changed
-    if evidence.ends is None:
+    if evidence.ends is None or not judged:
         return
     doubt: Literal["fact", "warn"] = "fact" if evidence.run.running else "warn"
     short = 0 < len(evidence.run.steps) < FEW and not evidence.run.running and not list(memorised(evidence))
