@@ -271,7 +271,8 @@ def make_start(
         turns: The demonstrations.
         log: Called with a line of progress for each step.
         enough: Asked between two steps, from a quarter of them on, and again from half of them on; a further time if
-            that took no more than `TRIALS` of the time so far, or `TRIALS_S`. It is given a function that validates the model: True ends the training. Its time does not count.
+            that took no more than `TRIALS` of the time so far, or `TRIALS_S`. It is given a function that validates
+            the model: True ends the training. Its time does not count.
 
     Raises:
         ConfigError: The algorithm makes none, or a demonstration does not fit the model.
