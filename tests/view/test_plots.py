@@ -84,6 +84,16 @@ def test_several_runs_have_a_number_each_at_their_curve_and_in_the_legend(tmp_pa
     assert {"one, training", "one, validation", "one, held out, 95% interval"} <= said
 
 
+def test_each_part_of_a_step_has_a_look_of_its_own(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", steps=3))
+    names = ["rollout", "reward", "update", "push", "delivery", "validation", "checkpoint", "second_reward"]
+    for row in run.steps:
+        row |= {"time_s": dict.fromkeys(names, 1.0), "step_s": 9.0}
+    (time,) = (plot for plot in plots_of([run]) if plot.name == "time")
+    looks = [(line.color, line.dashed) for line in time.lines]
+    assert len(set(looks)) == len(looks) == 9
+
+
 def test_an_image_grows_with_its_legend(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / f"run-{i}", steps=2, seed=i)) for i in range(20)]
     heights = []

@@ -353,6 +353,8 @@ def _metric(runs: Sequence[RunData], name: str, *path: str, caption: str = "", f
 def _parts(pen: Pen, found: Sequence[tuple[int, Mapping[str, float]]], least: float) -> list[Line]:
     """Return a line for each part with a larger share than the least; `other`, the rest, is grey.
 
+    Parts beyond the number of colours have dashed lines.
+
     Args:
         pen: Of the run.
         found: Each step, and its parts.
@@ -362,8 +364,12 @@ def _parts(pen: Pen, found: Sequence[tuple[int, Mapping[str, float]]], least: fl
     for part in figures.in_order({part for _, parts in found for part in parts}):
         values[part] = [parts.get(part, 0.0) for _, parts in found]
     seen = [part for part in values if sum(values[part]) > least * sum(map(sum, values.values()))]
-    colors = {part: GREY if part == "other" else color_of(i) for i, part in enumerate(seen, 1)}
-    return [pen.line(figures.PART_NAMES.get(part, part), colors[part], (steps, values[part])) for part in seen]
+    lines = []
+    for i, part in enumerate(seen, 1):
+        color = GREY if part == "other" else color_of(i)
+        line = pen.line(figures.PART_NAMES.get(part, part), color, (steps, values[part]))
+        lines.append(attrs.evolve(line, dashed=i > COLORS and color != GREY))
+    return lines
 
 
 def _time(runs: Sequence[RunData]) -> Plot:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -283,6 +283,7 @@ class Pages:
             title=f"traces of {run.key}",
             key=run.key,
             wanted=wanted,
+            modes=_modes([wanted.mode, *(mode for mode, _ in batches)]),
             groups=groups,
             rows=rows,
             found=found,
@@ -304,7 +305,7 @@ class Pages:
         run, asked = self._run(request), request.query_params
         files = run.rollouts.files()
         measured = [file.mode for file in files]
-        modes = [mode for mode in ("train", "validation", "report", "dev") if mode in measured]
+        modes = _modes(measured)
         usual = "validation" if measured.count("validation") > 1 else next(iter(modes), "train")
         mode = asked.get("mode") if asked.get("mode") in modes else usual
         order = asked.get("order") if asked.get("order") in rewards.ORDERS else "task"
@@ -414,6 +415,11 @@ def _filter(given: Mapping[str, str]) -> tuple[Filter, str]:
         key: given.get(key, "").strip() for key in ("mode", "score", "failure", "node", "text", "task")
     }
     return Filter(**texts, **numbers), "; ".join(wrong)
+
+
+def _modes(found: Collection[str]) -> list[str]:
+    """Return the modes that occur, in the order of a run."""
+    return [mode for mode in ("train", "validation", "report", "dev") if mode in found]
 
 
 def _whole(text: str | None) -> int | None:
