@@ -66,7 +66,8 @@ def _absent(name: str) -> str:
     if name.startswith(("/", ".", "~", OWN)):
         return (
             f"[algorithm] model = {name!r}: {found}. Make a small model for your tasks: agentrig warmup … "
-            f"--out {name}\n  or name another: a local Hugging Face directory, {' or '.join(known)}, or OWNER/NAME of the hub"
+            f"--out {name}\n  or name another: a local Hugging Face directory, {', '.join(known)}, or OWNER/NAME of "
+            "the hub"
         )
     if is_of_hub(name):
         fetch = f"hf download {name} --local-dir models/{directory.name}, then algorithm.model=models/{directory.name}"

@@ -168,7 +168,8 @@ class Pages:
         if self._runs.single:
             return RedirectResponse(f"{request.scope['root_path']}/run/{quote(next(iter(self._runs.all())), safe='')}")
         found = views.run_list(self._runs.all(), request.query_params)
-        return self._page(request, "front", events="", title="runs", **found)
+        chosen = request.query_params.get("chosen", "")
+        return self._page(request, "front", events="", title="runs", chosen=chosen, **found)
 
     def run(self, request: Request) -> Response:
         """Show a run's figures and curves; of its rollouts, only the measurements of both ends are read."""
@@ -224,7 +225,7 @@ class Pages:
         """Show runs side by side: their rows, curves, and the settings in which they differ."""
         runs = self._several(request)
         if not runs:
-            return RedirectResponse(f"{request.scope['root_path']}/")
+            return RedirectResponse(f"{request.scope['root_path']}/?chosen=none")
         data, each = list(runs.values()), "each" in request.query_params
         chosen, drawn = views.curves(request, runs)
         comparison = compared(data, prices=self._prices, each=each, seen=[self._runs.get(key).seen for key in runs])

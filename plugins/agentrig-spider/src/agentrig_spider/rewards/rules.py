@@ -8,6 +8,7 @@ from typing import Protocol
 
 import attrs
 
+from agentrig.text import amount
 from agentrig_spider.rewards.golds import Gold
 from agentrig_spider.sandbox import Fetched
 
@@ -55,10 +56,13 @@ def difference_of(gold: Fetched, predicted: Fetched) -> Difference:
         return Difference("columns", f"the prediction has {predicted.columns} columns, the gold query {gold.columns}")
     wanted, found = len(gold.rows), len(predicted.rows)
     if not found:
-        return Difference("empty", f"the prediction returns no row, the gold query {wanted}")
+        return Difference("empty", f"the prediction returns no row, the gold query returns {amount(wanted, 'row')}")
     if wanted != found:
         more = "more than " if found > wanted else ""  # no further row was fetched
-        return Difference("rows", f"the prediction returns {more}{min(wanted, found)} rows, the gold query {wanted}")
+        return Difference(
+            "rows",
+            f"the prediction returns {more}{amount(min(wanted, found), 'row')}, the gold query {wanted}",
+        )
     if Counter(map(repr, gold.rows)) == Counter(map(repr, predicted.rows)):
         return Difference("order", "the rows are those of the gold query in another order")
     return Difference("values", "the prediction returns other values than the gold query")
