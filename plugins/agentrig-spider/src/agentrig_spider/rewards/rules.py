@@ -8,7 +8,6 @@ from typing import Protocol
 
 import attrs
 
-from agentrig.text import amount
 from agentrig_spider.rewards.golds import Gold
 from agentrig_spider.sandbox import Fetched
 
@@ -50,18 +49,22 @@ class Difference:
     words: str
 
 
+def _rows(n: int) -> str:
+    return "1 row" if n == 1 else f"{n} rows"
+
+
 def difference_of(gold: Fetched, predicted: Fetched) -> Difference:
     """Return how two results that do not match differ, the plainest difference first."""
     if gold.columns != predicted.columns:
         return Difference("columns", f"the prediction has {predicted.columns} columns, the gold query {gold.columns}")
     wanted, found = len(gold.rows), len(predicted.rows)
     if not found:
-        return Difference("empty", f"the prediction returns no row, the gold query returns {amount(wanted, 'row')}")
+        return Difference("empty", f"the prediction returns no row, the gold query returns {_rows(wanted)}")
     if wanted != found:
         more = "more than " if found > wanted else ""  # no further row was fetched
         return Difference(
             "rows",
-            f"the prediction returns {more}{amount(min(wanted, found), 'row')}, the gold query {wanted}",
+            f"the prediction returns {more}{_rows(min(wanted, found))}, the gold query {wanted}",
         )
     if Counter(map(repr, gold.rows)) == Counter(map(repr, predicted.rows)):
         return Difference("order", "the rows are those of the gold query in another order")
