@@ -77,6 +77,11 @@ def percent(share: float | None) -> str:
     return NOTHING if share is None else f"{100 * share:.1f}"
 
 
+def points(before: float, after: float) -> str:
+    """Return the difference of two fractions in percentage points, of the figures that `percent` shows: `+14.5`."""
+    return f"{float(percent(after)) - float(percent(before)):+.1f}"
+
+
 def counted(counts: Mapping[str, int]) -> str:
     """Return `3 (2 deadline, 1 llm-error)`, or `0`."""
     total = sum(counts.values())

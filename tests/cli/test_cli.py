@@ -566,8 +566,9 @@ def test_why_and_report_without_a_run_are_about_the_newest_one(tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     for command, status, said in (
         ("why", 2, "there is no run in the folder runs: name one, agentrig why RUN"),
-        ("report", 1, "there is no run in the folder runs: name one, agentrig report RUN"),
-        ("watch", 1, "there is no folder runs here: start a run (agentrig train), or name a run or a folder of runs"),
+        ("report", 2, "there is no run in the folder runs: name one, agentrig report RUN"),
+        ("watch", 2, "there is no run in the folder runs: name one, agentrig watch RUN"),
+        ("compare", 2, "name the runs to compare: agentrig compare RUN RUN; one run has agentrig report"),
     ):
         none = CliRunner().invoke(main, [command])
         assert (none.exit_code, said in none.output) == (status, True), none.output

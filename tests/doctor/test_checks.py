@@ -171,6 +171,17 @@ def test_a_missing_model_folder_is_a_problem(tmp_path):
     only(content.check_model(situation(f"algorithm.model={tmp_path}")), "ok")
 
 
+def test_a_folder_for_own_models_is_not_looked_for_on_the_hub():
+    missing = only(content.check_model(situation("algorithm.model=models/nothere")), "problem")
+    assert missing.evidence == "there is no folder models/nothere"
+    assert "agentrig warmup" in missing.cure
+
+
+def test_the_shipped_model_is_not_ok_for_an_agent_of_ones_own():
+    found = only(content.check_model(situation("algorithm.model=mini")), "warning")
+    assert "agentrig warmup toy" in found.cure
+
+
 def test_a_model_in_the_cache_is_found(tmp_path):
     snapshot = tmp_path / "hub" / "models--some--model" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)

@@ -426,7 +426,7 @@ def test_the_command_prints_the_table_or_json_and_writes_a_page(seeds: list[Path
         (lambda runs, empty: [runs[0], empty + "/gone"], "does not exist"),
         (lambda runs, empty: [*runs, "--gold"], "--gold is for the page: name one with --out PAGE.html"),
         (lambda runs, empty: [*runs, "--prices", empty + "/gone.toml"], "does not exist"),
-        (lambda runs, empty: [], "Missing argument"),
+        (lambda runs, empty: [], "name the runs to compare: agentrig compare RUN RUN"),
     ],
 )
 def test_wrong_words_are_refused_by_name(

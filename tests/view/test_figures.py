@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from agentrig.figures import SIGNIFICANT, least_gain, mean, sign_test, wilson
+from agentrig.figures import SIGNIFICANT, least_gain, mean, percent, points, sign_test, wilson
 from agentrig.testing.run_directory import write_run
 from agentrig.view import figures
 from agentrig.view.page import view
@@ -118,3 +118,9 @@ def test_a_sign_test_near_the_limit_has_the_digits_that_tell_on_which_side_it_is
     assert not [text for text in said if re.search(r"p = 0\.050*:", text)]
     assert "sign test p = 0.049: significant" in said
     assert any(re.search(r"p = 0\.05\d+: may be chance", text) for text in said)
+
+
+def test_a_gain_is_the_difference_of_the_shown_accuracies() -> None:
+    before, after = 244 / 371, 298 / 371
+    assert f"{100 * (after - before):+.1f}" == "+14.6", "what the fractions alone would give"
+    assert (percent(before), percent(after), points(before, after)) == ("65.8", "80.3", "+14.5")

@@ -82,6 +82,21 @@ def test_a_resumed_run_says_how_many_steps_are_left(tmp_path: Path):
     assert buffer.getvalue().endswith("demo, 53 steps of training to do, resuming at step 8\n")
 
 
+@pytest.mark.parametrize("first", [1, 8])
+def test_the_panel_says_that_the_auditor_checks_the_first_two_steps(tmp_path: Path, first: int):
+    shown, _ = display(terminal=True)
+    begun = attrs.evolve(start(60, first), directory=write_run(tmp_path / "demo", steps=7))
+    shown.on_run_start(event=attrs.evolve(begun, config={"run": {"audit": True}}))
+    for step in (first, first + 1, first + 2):
+        shown.on_step_end(event=StepEnd(step=step, metrics={**METRICS, "step": step}))
+        checking = f"checking step {step} (the auditor looks at the first 2 steps)"
+        assert (checking in panel(shown)) == (step < first + 2)
+        assert "rollouts, 0 right" not in panel(shown)
+    shown.on_rollout_end(rollout=rollout_of(0, right=True, mode="train", step=first + 1))
+    assert "the agent at work: 1 rollout" in panel(shown)
+    shown.close()
+
+
 def test_a_pipe_gets_one_plain_line_a_step(tmp_path: Path):
     directory = write_run(tmp_path / "demo", steps=9)
     shown, buffer = display()

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import attrs
 import pytest
 
 from agentrig.testing.run_directory import write_run
@@ -82,6 +83,26 @@ def test_several_runs_have_a_number_each_at_their_curve_and_in_the_legend(tmp_pa
     }  # fmt: skip
     said = {line["label"] for line in json.loads(points_of(drawn["accuracy"]))["lines"]}
     assert {"one, training", "one, validation", "one, held out, 95% interval"} <= said
+
+
+def test_each_part_of_a_step_has_a_look_of_its_own(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", steps=3))
+    names = ["rollout", "reward", "update", "push", "delivery", "validation", "checkpoint", "second_reward"]
+    for row in run.steps:
+        row |= {"time_s": dict.fromkeys(names, 1.0), "step_s": 9.0}
+    (time,) = (plot for plot in plots_of([run]) if plot.name == "time")
+    looks = [(line.color, line.dashed) for line in time.lines]
+    assert len(set(looks)) == len(looks) == 9
+
+
+def test_the_chart_of_time_names_what_the_auditor_took(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", steps=3))
+    captions = []
+    for seconds in (0.0, 45.4):
+        run = attrs.evolve(run, summary={**run.summary, "audited": {"seconds": seconds, "steps": [1, 2]}})
+        captions += [plot.caption for plot in plots_of([run]) if plot.name == "time"]
+    assert "auditor" not in captions[0]
+    assert captions[1].endswith("The auditor's 45 s between steps come on top (2 steps).")
 
 
 def test_an_image_grows_with_its_legend(tmp_path: Path) -> None:

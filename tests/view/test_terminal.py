@@ -174,7 +174,7 @@ def test_the_end_of_a_run_shows_the_gain_a_task_and_the_cause(tmp_path: Path):
     accuracy = json.loads((run / "summary.json").read_text())["accuracy"]
     assert lines[0].split() == ["40", "held-out", "tasks", "before", "after"]
     before, after = accuracy["before"], accuracy["after"]
-    points = f"{100 * (after - before):+.1f}"
+    points = f"{round(100 * after, 1) - round(100 * before, 1):+.1f}"  # of the figures that are beside it
     assert lines[1].split() == ["accuracy", f"{100 * before:.1f}%", f"{100 * after:.1f}%", points, "points"]
     (task,) = (i for i, line in enumerate(lines) if line.startswith("wrong before, right after: "))
     wrong, right = next((gold.split(" WHERE")[0], gold) for _, asked, gold in QUESTIONS if lines[task].endswith(asked))

@@ -156,7 +156,7 @@ def test_hostile_text_is_shown_as_text(link: str) -> None:
         assert not re.search(r"\son\w+=(?!alert)", re.sub(r">[^<]*<", "><", text)), "no event handler in any tag"
         assert "style=" not in re.sub(r">[^<]*<", "><", text), "the policy would not apply it"
     assert all(escaped in pages[i] for i in (0, 1, 3, 5, 6)), "it is there, as text"
-    assert "49" not in re.findall(r"question\">(.*?)<", traces)[0], "no template runs what a model says"
+    assert "49" not in re.findall(r"question\"[^>]*>(.*?)<", traces)[0], "no template runs what a model says"
 
 
 def test_traces_lead_to_a_rollout_and_to_two_side_by_side(link: str) -> None:
@@ -263,6 +263,28 @@ def test_before_and_after_is_a_page_that_begins_with_examples(tmp_path: Path, mo
     assert not re.search("<h2[^>]*>(Checks|Algorithm|Time|Run|Curves)<", text)
     first = re.search(r'<div class="side">\s*<header>.*?</header>\s*<p class="verdict wrong">', text, re.DOTALL)
     assert first is not None, "each side begins with its verdict"
+
+
+def test_the_examples_of_a_run_that_stopped_say_how_it_goes_on(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=4, ended=False)
+    (run / "error.json").write_text(json.dumps({"error": "KeyboardInterrupt", "message": "Ctrl-C"}))
+    with serving(run) as link:
+        assert f"Go on with: agentrig train --resume {run}" in page(link, "run/run/examples")
+
+
+def test_pages_of_runs_name_what_they_have(tmp_path: Path) -> None:
+    """A comparison without a chosen run says so; modes are those with rollouts, and the question leads to its task."""
+    write_run(tmp_path / "runs" / "one", steps=3)
+    with serving(tmp_path / "runs") as link:
+        assert "No run is chosen" in page(link, "compare")
+        assert "No run is chosen" not in page(link)
+        traces = page(link, "run/one/traces")
+        modes = traces[traces.index('<select name="mode">') :].partition("</select>")[0]
+        assert re.findall(r'<option value="(\w+)"', modes) == ["train", "validation", "report"]
+        assert re.search(r'<a class="question" href="[^"]*task=', traces)
+        rewards = page(link, "run/one/rewards")
+        heads = re.findall(r"<th>(steps? [^<]*)</th>", rewards)
+        assert f"Rollouts with each reward in {' and in '.join(heads)}." in rewards
 
 
 def test_the_examples_of_a_run_that_goes_on_say_so(tmp_path: Path) -> None:

@@ -168,13 +168,11 @@ def newest_run(command: str) -> Path:
     """Return the newest run in the folder `runs`.
 
     Raises:
-        AgentrigError: There is none.
+        click.UsageError: There is none: exit status 2.
     """
-    from agentrig.errors import AgentrigError
-
     began = {file.parent: file.stat().st_mtime for file in Path("runs").glob("*/manifest.json")}
     if not began:
-        raise AgentrigError(f"there is no run in the folder runs: name one, agentrig {command} RUN")
+        raise click.UsageError(f"there is no run in the folder runs: name one, agentrig {command} RUN")
     return max(began, key=began.__getitem__)
 
 

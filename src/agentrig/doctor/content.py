@@ -15,6 +15,9 @@ from agentrig.tasks import fingerprint
 from agentrig.text import amount
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+SHIPPED = "mini"
+"""The default model of `grpo`."""
+
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
@@ -33,16 +36,26 @@ def check_model(situation: Situation) -> Iterator[Finding]:
     model = load.model if load else situation.setting("algorithm", "model")
     if not isinstance(model, str) or not model:
         return
+    plan = situation.plan
+    if situation.setting("algorithm", "model") == SHIPPED and plan and plan.components["agent"].distribution == "file":
+        yield Finding(
+            check="model",
+            result="warning",
+            evidence=f"{SHIPPED}: it knows the SQL prompts of the recipe {SHIPPED} only, and the agent is one of yours",
+            cure=f"make a small model for your tasks: agentrig warmup {plan.recipe} …; or set algorithm.model",
+        )
+        return
     environ = dict(situation.environ)
     folder = Path(model).expanduser()
     if not folder.exists():
-        looks_local = model.startswith(("/", ".", "~")) or model.count("/") != 1
+        looks_local = model.startswith(("/", ".", "~", "models/")) or model.count("/") != 1
         if looks_local:
             yield Finding(
                 check="model",
                 result="problem",
                 evidence=f"there is no folder {model}",
-                cure="set algorithm.model to a Hugging Face folder, or to OWNER/NAME as Hugging Face has it",
+                cure="make one with agentrig warmup, or set algorithm.model to a Hugging Face folder, or to OWNER/NAME "
+                "as Hugging Face has it",
             )
             return
         asks = getattr(situation.plan.components["algorithm"].spec, "hub", None) if situation.plan else None

@@ -144,7 +144,7 @@ class Auditing:
         log.info(
             "checked step %d in %.1f s: computed again from its records, %d of %d parts agree%s%s%s",
             *(step, found.seconds, agree, len(LINKS), parts),
-            "".join(f"; {link}: {read} of {amount(of, 'call')}" for link, read, of in shares if read < of),
+            "".join(f"; {link}: a sample of {read} of {amount(of, 'call')}" for link, read, of in shares if read < of),
             (f"; {NO_WEIGHTS}" if NO_WEIGHTS in left.values() else "")
             + (f"; not looked at: {unseen}" if unseen else ""),
         )

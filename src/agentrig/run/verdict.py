@@ -126,9 +126,13 @@ def judge(groups: Sequence[Sequence[Rollout]], size: int, *, failure_limit: floa
         )
         general = f"{WARM_UP[0].upper()}{WARM_UP[1:]}; raising the temperature (algorithm.temperature) may help too."
     elif differ < DIFFER:
-        why = f"{learns} only"
         if accuracy >= EASY:
-            general = "Most tasks are solved: use harder ones, or raise the temperature (algorithm.temperature)."
+            message = (
+                f"Little is left for training: {accuracy:.0%} of the sampled answers are correct already, and {learns} "
+                "only. Use harder tasks, or raise the temperature (algorithm.temperature)."
+            )
+            return Verdict(kind="solved", message=message)
+        why = f"{learns} only"
     elif not accuracy and average - min(values) < LITTLE:
         why = (
             f"no sampled answer is correct, and the mean reward is {average:.3g}, hardly more than the least: training "

@@ -74,6 +74,9 @@ TRIALS = 0.2
 TRIALS_S = 5.0
 """… or so many seconds."""
 
+TRIED = (0.25, 0.5)
+"""Shares of the steps from which the first trial and the second one begin in any case."""
+
 
 @attrs.frozen(kw_only=True)
 class Labels:
@@ -282,8 +285,9 @@ def make_start(
         labels: Its `measured` tasks are those of validation.
         turns: The demonstrations.
         log: Called with a line of progress for each step.
-        enough: Asked between two steps, from half of them on, unless that took more than `TRIALS` of the time so far
-            and `TRIALS_S`, with a function that validates the model: True ends the training. Its time does not count.
+        enough: Asked between two steps, from a quarter of them on, and again from half of them on; a further time if
+            that took no more than `TRIALS` of the time so far, or `TRIALS_S`. It is given a function that validates
+            the model: True ends the training. Its time does not count.
 
     Raises:
         ConfigError: The algorithm makes none, or a demonstration does not fit the model.
@@ -302,15 +306,18 @@ def make_start(
         run = _run_of(plan, wanted, made, labels, whole, Path(folder))
         progress = _Progress(log, run.configs["algorithm"].steps, wanted.passes)
         run.registry.add_observer(progress, "warm-up")
-        tried = 0.0
+        tried, tries = 0.0, 0
 
         def ends(step: int, measure: Callable[[], Measurement | None]) -> bool:
-            nonlocal tried
+            nonlocal tried, tries
             now = time.perf_counter()
             if progress.began and now - progress.began - tried >= 60 * wanted.minutes:
                 return True
-            if enough is None or 2 * step < progress.steps or tried > max(TRIALS_S, TRIALS * (now - progress.began)):
+            due = sum(step >= share * progress.steps for share in TRIED)
+            costly = tried > max(TRIALS_S, TRIALS * (now - progress.began))
+            if enough is None or not due or (tries >= due and costly):
                 return False
+            tries += 1
             found = enough(measure)
             tried += time.perf_counter() - now
             return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,19 @@ import attrs
 import orjson
 
 from agentrig.errors import AgentrigError, ConfigError
-from agentrig.figures import NOTHING, SIGNIFICANT, count, duration, mean, number, percent, plain, sign_test, wilson
+from agentrig.figures import (
+    NOTHING,
+    SIGNIFICANT,
+    count,
+    duration,
+    mean,
+    number,
+    percent,
+    plain,
+    points,
+    sign_test,
+    wilson,
+)
 from agentrig.text import amount, flat
 from agentrig.traces import LLM_CALL, items, mapping, usage
 from agentrig.view import figures, table, tables
@@ -528,7 +541,11 @@ def _against(line: Mapping[str, Any]) -> str:
     else:
         judged = f"sign tests: {sum(p <= SIGNIFICANT for p in known)} of {len(known)} significant"
     changed = ", ".join(f"{_spread(line[key], lambda n: f'{n:.3g}')} {key}" for key in ("better", "worse"))
-    gained = _spread(line["gain"] | {"unknown": 0}, lambda gain: f"{100 * gain:+.1f}")
+    ends = [of["mean"] for of in (line["before"], line["after"]) if of]
+    if len(line["runs"]) == 1 and len(ends) == 2 and math.isclose(ends[1] - ends[0], line["gain"]["mean"]):
+        gained = points(*ends)  # these two are beside it
+    else:
+        gained = _spread(line["gain"] | {"unknown": 0}, lambda gain: f"{100 * gain:+.1f}")
     return "\n".join([f"{gained} points", changed, judged, *dict.fromkeys(reasons)])
 
 

@@ -158,6 +158,12 @@ def seconds_by_part(row: Mapping[str, Any]) -> dict[str, float]:
     return {**found, "other": max(0.0, (number(row.get("step_s")) or 0.0) - math.fsum(found.values()))}
 
 
+def audit_seconds(run: RunData) -> tuple[float, list[int]]:
+    """Return how long the auditor took between a run's steps, and after which ones; it is no part of a step's time."""
+    seen = mapping(run.summary.get("audited"))
+    return number(seen.get("seconds")) or 0.0, [step for step in items(seen.get("steps")) if isinstance(step, int)]
+
+
 def time_split(run: RunData) -> dict[str, float]:
     """Return mean seconds per step by part; `other` is the rest of the step's wall time."""
     rows = [seconds_by_part(row) for row in run.steps if number(row.get("step_s")) is not None]

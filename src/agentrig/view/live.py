@@ -25,6 +25,7 @@ from rich.text import Text
 from agentrig import hookimpl
 from agentrig.figures import counted, number, percent
 from agentrig.processes.ends import Interrupted, name_of
+from agentrig.run.auditing import FIRST
 from agentrig.text import amount
 from agentrig.view import figures
 from agentrig.view.figures import SMOOTHING
@@ -64,6 +65,8 @@ class Batch:
     began: float = attrs.field(factory=time.monotonic)
 
     def __str__(self) -> str:
+        if not self.ended:
+            return self.doing
         reward = f", reward {self.reward / self.judged:.3f}" if self.judged else ""
         return f"{self.doing}: {amount(self.ended, 'rollout')}, {self.right} right{reward}"
 
@@ -83,6 +86,7 @@ class LiveDisplay:
         self._spinner: Status | None = None
         self._start = time.monotonic()
         self._steps: int | None = None
+        self._audited = 0  # the last step that the auditor looks at in any case
         self._demonstrated = False
         self._done = 0
         self._last: Mapping[str, Any] = {}
@@ -108,6 +112,7 @@ class LiveDisplay:
         with self._lock:
             self._steps, self._done = event.steps, event.first_step - 1
             self._demonstrated = bool(dig(event.config, "algorithm", "demonstrations"))
+            self._audited = event.first_step + FIRST - 1 if dig(event.config, "run", "audit") else 0
             self._start = time.monotonic()
         if event.first_step > 1:
             run = read_run(event.directory)
@@ -160,7 +165,9 @@ class LiveDisplay:
         """Store the step's metrics; print its line if there is no panel."""
         m = event.metrics
         with self._lock:
-            self._last, self._done, self._batch = m, event.step, Batch()
+            checking = f"checking step {event.step} (the auditor looks at the first {FIRST} steps)"
+            self._batch = Batch(checking if event.step <= self._audited else "")
+            self._last, self._done = m, event.step
             if m.get("reward") is not None:
                 self._rewards.append(m["reward"])
             if m.get("step_s") is not None:

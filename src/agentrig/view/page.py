@@ -13,6 +13,7 @@ from agentrig.text import amount, flat
 from agentrig.traces import items
 from agentrig.view import figures, table, tables
 from agentrig.view.causes.evidence import Evidence
+from agentrig.view.causes.outcome import unfinished
 from agentrig.view.comparison import compared
 from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
 from agentrig.view.html import templates
@@ -139,6 +140,7 @@ def before_and_after(run: RunData, missing: list[str], seen: Seen, *, whole: boo
     found = {**measured, "measured": any(number(measured["accuracy"][end]) is not None for end in tables.ENDS)}
     found |= {
         "running": run.running,
+        "unfinished": unfinished(evidence),
         "split": _split(run),
         "chance": chance,
         "significant": bool(chance) and sign_test(better, worse) <= SIGNIFICANT,
@@ -237,6 +239,8 @@ def _tiles(run: RunData, row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     begun = max((file.step for file in run.of_mode("train")), default=0)
     unfinished = f"; ended in step {begun}" if run.error and begun > (row["steps"] or 0) else ""
     each = "" if row["s_per_step"] is None else f"{plain(row['s_per_step'], 1)} s each"
+    audit_s, _ = figures.audit_seconds(run)
+    each += f"; the auditor {duration(audit_s)} in all" if each and audit_s >= 1 else ""
     tiles = [("steps", count(row["steps"]), f"{each}{unfinished}".removeprefix("; "))]
     if wall is not None:
         name = "time of the steps" if number(run.summary.get("wall_s")) is None else "wall time"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from agentrig.figures import number
-from agentrig.text import spreadsheet_text
+from agentrig.text import amount, spreadsheet_text
 from agentrig.view import figures
 from agentrig.view.reading import SECOND, RunData, mapping
 
@@ -353,6 +353,8 @@ def _metric(runs: Sequence[RunData], name: str, *path: str, caption: str = "", f
 def _parts(pen: Pen, found: Sequence[tuple[int, Mapping[str, float]]], least: float) -> list[Line]:
     """Return a line for each part with a larger share than the least; `other`, the rest, is grey.
 
+    Parts beyond the number of colours have dashed lines.
+
     Args:
         pen: Of the run.
         found: Each step, and its parts.
@@ -362,8 +364,12 @@ def _parts(pen: Pen, found: Sequence[tuple[int, Mapping[str, float]]], least: fl
     for part in figures.in_order({part for _, parts in found for part in parts}):
         values[part] = [parts.get(part, 0.0) for _, parts in found]
     seen = [part for part in values if sum(values[part]) > least * sum(map(sum, values.values()))]
-    colors = {part: GREY if part == "other" else color_of(i) for i, part in enumerate(seen, 1)}
-    return [pen.line(figures.PART_NAMES.get(part, part), colors[part], (steps, values[part])) for part in seen]
+    lines = []
+    for i, part in enumerate(seen, 1):
+        color = GREY if part == "other" else color_of(i)
+        line = pen.line(figures.PART_NAMES.get(part, part), color, (steps, values[part]))
+        lines.append(attrs.evolve(line, dashed=i > COLORS and color != GREY))
+    return lines
 
 
 def _time(runs: Sequence[RunData]) -> Plot:
@@ -374,7 +380,10 @@ def _time(runs: Sequence[RunData]) -> Plot:
     rows = [row for row in runs[0].steps if number(row.get("step_s")) is not None]
     found = [(int(row["step"]), figures.seconds_by_part(row)) for row in rows]
     lines = _parts(_pens(runs)[0], found, SMALL)
-    return Plot(name="time", lines=lines, unit=" s", from_zero=True, caption="Wall time of a step by part.")
+    caption, (audit_s, audited) = "Wall time of a step by part.", figures.audit_seconds(runs[0])
+    if audit_s >= 1:
+        caption += f" The auditor's {audit_s:.0f} s between steps come on top ({amount(len(audited), 'step')})."
+    return Plot(name="time", lines=lines, unit=" s", from_zero=True, caption=caption)
 
 
 def _failures(runs: Sequence[RunData]) -> Plot:

@@ -36,6 +36,8 @@ def _part(seconds: Mapping[str, float], part: str) -> str:
 
 
 CELLS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "accuracy": ("Accuracy before → after", lambda found: f"{percent(found['before'])} → {percent(found['after'])}"),
+    "reward": ("Mean reward before → after", lambda found: f"{plain(found['before'], 3)} → {plain(found['after'], 3)}"),
     "model": ("Model", lambda name: name or NOTHING),
     "context": ("Schema, characters", _shown),
     "turns": ("Turns", _shown),
@@ -45,8 +47,6 @@ CELLS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
             ", ".join(names).replace("(no node)", "all calls" if len(names) == 1 else "others") if names else NOTHING
         ),
     ),
-    "accuracy": ("Accuracy before → after", lambda found: f"{percent(found['before'])} → {percent(found['after'])}"),
-    "reward": ("Mean reward before → after", lambda found: f"{plain(found['before'], 3)} → {plain(found['after'], 3)}"),
     "transitions_per_rollout": ("Transitions a rollout", lambda found: _arrow(found, 2)),
     "prompt_tokens": ("Prompt tokens", lambda found: _arrow(found, 1)),
     "response_tokens": ("Response tokens", lambda found: _arrow(found, 1)),

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from agentrig.figures import NOTHING, counted, duration, figure, percent, plain
+from agentrig.figures import NOTHING, counted, duration, figure, percent, plain, points
 from agentrig.plan import script_of
 from agentrig.prompting import PROMPTS_FILE
 from agentrig.rollouts import Rollout
@@ -140,7 +140,7 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
     else:
         table = _ends(f"{amount(accuracy['n'], 'held-out task')}")
         table.add_column()
-        gain = "" if before is None or after is None else f"{100 * (after - before):+.1f} points"
+        gain = "" if before is None or after is None else f"{points(before, after)} points"
         table.add_row(
             "accuracy", *(NOTHING if share is None else f"{percent(share)}%" for share in (before, after)), gain
         )

@@ -13,6 +13,9 @@ from agentrig.text import words_of
 
 log = logging.getLogger(__name__)
 
+OWN = "models/"
+"""Where `agentrig warmup` puts a model: a name that begins so is a folder, whether it is there or not."""
+
 OF_HUB = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 """What a model of the Hugging Face hub is called: owner and name."""
 
@@ -60,6 +63,12 @@ def _absent(name: str) -> str:
     directory, known = Path(name).expanduser(), shipped()
     found = "it has no config.json" if directory.is_dir() else "there is no such directory"
     fetch = "algorithm.model=DIR, or --model DIR in agentrig run"
+    if name.startswith(("/", ".", "~", OWN)):
+        return (
+            f"[algorithm] model = {name!r}: {found}. Make a small model for your tasks: agentrig warmup … "
+            f"--out {name}\n  or name another: a local Hugging Face directory, {', '.join(known)}, or OWNER/NAME of "
+            "the hub"
+        )
     if is_of_hub(name):
         fetch = f"hf download {name} --local-dir models/{directory.name}, then algorithm.model=models/{directory.name}"
     return (
@@ -72,7 +81,8 @@ def _absent(name: str) -> str:
 
 def is_of_hub(name: str) -> bool:
     """Whether a name is that of a model of the hub, and not of a place in a folder that is here."""
-    return OF_HUB.fullmatch(name) is not None and not Path(name).parent.is_dir()
+    local = name.startswith(("/", ".", "~", OWN)) or Path(name).parent.is_dir()
+    return OF_HUB.fullmatch(name) is not None and not local
 
 
 def in_cache(name: str) -> Path | None:

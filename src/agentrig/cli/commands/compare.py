@@ -10,7 +10,7 @@ import click
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option(
     "--prices",
     metavar="FILE.toml",
@@ -50,6 +50,8 @@ def compare(
     from agentrig.view import build_report, read_prices
     from agentrig.view import compare as compare_runs
 
+    if not runs:
+        raise click.UsageError("name the runs to compare: agentrig compare RUN RUN; one run has agentrig report")
     if (gold or binned) and out is None:
         raise click.UsageError(f"{'--gold' if gold else '--binned'} is for the page: name one with --out PAGE.html")
     table = None if prices is None else read_prices(prices)

@@ -120,4 +120,4 @@ def _shown(figures: Mapping[str, Any], *, scripted: bool) -> str:
     return "\n".join(lines)
 
 
-_NAMES = {"step_of_128": "16 tasks, 8 rollouts each"}
+_NAMES = {"step_of_128": "a step of 128 rollouts"}

@@ -87,7 +87,7 @@ from agentrig.cli.progress import progress
     type=Number(0, 1, min_open=True),
     metavar="SHARE",
     help="End when that share of sampled answers on training tasks without a label is right (0.2); tried between "
-    "passes, from half of them on. All passes by default.",
+    "passes, from a quarter of them on. All passes by default.",
 )
 @click.option("--lr", type=Number(0), default=0.0, metavar="RATE", help="Learning rate; by the model's width.")
 @click.option(
@@ -243,7 +243,7 @@ def _make(
     made = attrs.evolve(made, directory=directory)
     if until is not None and not tried and wanted.passes > 1:
         click.echo(
-            f"warning: the {wanted.minutes:g} minutes (--minutes) ended before half of the passes (--passes): "
+            f"warning: the {wanted.minutes:g} minutes (--minutes) ended before a quarter of the passes (--passes): "
             "--until had no effect"
         )
     done |= {"rejected": len(found.rejected), "turns": len(found.turns)}
@@ -277,22 +277,36 @@ def _make(
         judged = run.verdict(after, group, known, failure_limit=limit)
         done |= {"ready": judged.kind in ("good", "solved"), "verdict": attrs.asdict(judged)}
         click.echo(judged.message)
-        if until is not None and tried and tried[-1] < until:
-            click.echo(_missed(until, tried[-1], after.accuracy or 0.0, wanted.passes))
+        if until is not None and tried and (said := _missed(until, tried, after.accuracy or 0.0, wanted.passes)):
+            click.echo(said)
     from agentrig.run.files import write_whole
 
     write_whole(directory / "warmup.json", json.dumps(done, indent=2) + "\n")
     return done
 
 
-def _missed(until: float, last: float, after: float, passes: float) -> str:
-    """Say that the training went through all its passes in spite of `--until`."""
-    if after < until:
+FAR = 0.2
+"""A model that is right so much more often than `--until` asks for passed it by far."""
+
+
+def _missed(until: float, tried: Sequence[float], after: float, passes: float) -> str:
+    """Say that the training did not end at `--until`, or ended far above it; '' if it ended where it should."""
+    last = tried[-1]
+    if last < until and after < until:
         return f"--until {until:g} was not reached when training ended: {after:.1%}"
+    if last < until:
+        why = (
+            f"--until {until:g} was passed after the last trial of the model ({last:.1%}), and the training went on to "
+            f"its end, {after:.1%}: trials may take a fifth of its time"
+        )
+    elif last >= until + FAR:
+        before = f"the trial before was at {tried[-2]:.1%}" if len(tried) > 1 else "it was the first trial"
+        why = f"--until {until:g} was passed by far, {last:.1%}: {before}"
+    else:
+        return ""
     return (
-        f"--until {until:g} was passed after the last trial of the model ({last:.1%}), and the training went on to its "
-        f"end, {after:.1%}: trials may take a fifth of its time. For a model nearer to {until:.0%}, give fewer "
-        f"--passes than {passes:g}"
+        f"{why}. A model that is right in 15 to 40% of its answers learns best by reward: for one nearer to "
+        f"{until:.0%}, give fewer --passes than {passes:g}"
     )
 
 

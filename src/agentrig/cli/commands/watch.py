@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 
+from agentrig.cli.options import newest_run
+
 
 @click.command()
 @click.argument(
@@ -35,15 +37,12 @@ def watch(place: Path | None, port: int, opens: bool, prices: Path | None, with_
     agentrig watch runs/mini-20260101-120000
     agentrig watch runs --port 8421
     """
-    from agentrig.errors import AgentrigError
     from agentrig.view import read_prices
     from agentrig.view.watch.app import serving
 
     place = place or Path("runs")
     if not place.is_dir():
-        raise AgentrigError(
-            f"there is no folder {place} here: start a run (agentrig train), or name a run or a folder of runs"
-        )
+        newest_run("watch")  # it says that there is none
     with serving(place, port, prices=None if prices is None else read_prices(prices)) as link:
         click.echo(f"watching {place}: {link}")
         if with_input:  # `agentrig train --watch` ends it

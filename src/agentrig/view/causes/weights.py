@@ -75,7 +75,7 @@ def links_audited(run: RunData) -> str:
     of_steps = f"step{'s' if len(steps) > 1 else ''} {shown}"
     text = f"the auditor recomputed {seen.get('links')} of {seen.get('of')} parts of {of_steps}"
     left, read = mapping(seen.get("not_looked_at")), mapping(seen.get("calls"))
-    parts = [f"{link} of {one[0]} of {one[1]} calls" for link, one in read.items() if one[0] < one[1]]
+    parts = [f"{link} of a sample, {one[0]} of {one[1]} calls" for link, one in read.items() if one[0] < one[1]]
     unseen = [f"not {link}: {why}" for link, why in left.items() if why != NO_WEIGHTS]
     return "; ".join([text, *parts, *unseen, *([NO_WEIGHTS] if NO_WEIGHTS in left.values() else [])])
 

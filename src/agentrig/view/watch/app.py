@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,8 @@ class Pages:
         if self._runs.single:
             return RedirectResponse(f"{request.scope['root_path']}/run/{quote(next(iter(self._runs.all())), safe='')}")
         found = views.run_list(self._runs.all(), request.query_params)
-        return self._page(request, "front", events="", title="runs", **found)
+        chosen = request.query_params.get("chosen", "")
+        return self._page(request, "front", events="", title="runs", chosen=chosen, **found)
 
     def run(self, request: Request) -> Response:
         """Show a run's figures and curves; of its rollouts, only the measurements of both ends are read."""
@@ -229,7 +230,7 @@ class Pages:
         """Show runs side by side: their rows, curves, and the settings in which they differ."""
         runs = self._several(request)
         if not runs:
-            return RedirectResponse(f"{request.scope['root_path']}/")
+            return RedirectResponse(f"{request.scope['root_path']}/?chosen=none")
         data, each = list(runs.values()), "each" in request.query_params
         chosen, drawn = views.curves(request, runs)
         comparison = compared(data, prices=self._prices, each=each, seen=[self._runs.get(key).seen for key in runs])
@@ -288,6 +289,7 @@ class Pages:
             title=f"traces of {run.key}",
             key=run.key,
             wanted=wanted,
+            modes=_modes([wanted.mode, *(mode for mode, _ in batches)]),
             groups=groups,
             rows=rows,
             found=found,
@@ -309,7 +311,7 @@ class Pages:
         run, asked = self._run(request), request.query_params
         files = run.rollouts.files()
         measured = [file.mode for file in files]
-        modes = [mode for mode in ("train", "validation", "report", "dev") if mode in measured]
+        modes = _modes(measured)
         usual = "validation" if measured.count("validation") > 1 else next(iter(modes), "train")
         mode = asked.get("mode") if asked.get("mode") in modes else usual
         order = asked.get("order") if asked.get("order") in rewards.ORDERS else "task"
@@ -426,6 +428,11 @@ def _filter(given: Mapping[str, str]) -> tuple[Filter, str]:
         key: given.get(key, "").strip() for key in ("mode", "score", "failure", "node", "text", "task")
     }
     return Filter(**texts, **numbers), "; ".join(wrong)
+
+
+def _modes(found: Collection[str]) -> list[str]:
+    """Return the modes that occur, in the order of a run."""
+    return [mode for mode in ("train", "validation", "report", "dev") if mode in found]
 
 
 def _whole(text: str | None) -> int | None:

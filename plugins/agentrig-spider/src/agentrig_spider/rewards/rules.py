@@ -49,16 +49,23 @@ class Difference:
     words: str
 
 
+def _rows(n: int) -> str:
+    return "1 row" if n == 1 else f"{n} rows"
+
+
 def difference_of(gold: Fetched, predicted: Fetched) -> Difference:
     """Return how two results that do not match differ, the plainest difference first."""
     if gold.columns != predicted.columns:
         return Difference("columns", f"the prediction has {predicted.columns} columns, the gold query {gold.columns}")
     wanted, found = len(gold.rows), len(predicted.rows)
     if not found:
-        return Difference("empty", f"the prediction returns no row, the gold query {wanted}")
+        return Difference("empty", f"the prediction returns no row, the gold query returns {_rows(wanted)}")
     if wanted != found:
         more = "more than " if found > wanted else ""  # no further row was fetched
-        return Difference("rows", f"the prediction returns {more}{min(wanted, found)} rows, the gold query {wanted}")
+        return Difference(
+            "rows",
+            f"the prediction returns {more}{_rows(min(wanted, found))}, the gold query {wanted}",
+        )
     if Counter(map(repr, gold.rows)) == Counter(map(repr, predicted.rows)):
         return Difference("order", "the rows are those of the gold query in another order")
     return Difference("values", "the prediction returns other values than the gold query")
