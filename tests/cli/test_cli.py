@@ -268,7 +268,7 @@ def test_the_sections_without_a_component_show_their_settings(section: str, key:
     assert f"    {key} = " in text.stdout
     (shown,) = json.loads(invoke("plugins", "show", section, "--json").stdout)
     assert (shown["kind"], shown["name"], shown["distribution"]) == ("section", section, "agentrig")
-    assert shown["settings"][key]["type"] == "float"
+    assert shown["settings"][key]["type"] == "a number"
     assert 'Did you mean "runners"?' in invoke("plugins", "show", "runnerss").stderr
 
 

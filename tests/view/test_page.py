@@ -69,7 +69,7 @@ class Page(HTMLParser):
         self.words.append(data)
         if self.open and self.open[-1] == "h2":
             self.headings.append(data)
-        if self.open and self.open[-1] in ("td", "th"):
+        if {"td", "th"} & set(self.open[-2:]):
             self.rows[-1][-1] += data
 
     @property
@@ -141,7 +141,7 @@ def test_the_figures_are_those_of_the_run(finished: Path, page: Page):
 def test_every_part_of_the_page_is_there(page: Page):
     expected = "What held learning back, Curves Checks Results Held-out accuracy by half, Held-out accuracy by calls, "
     expected += "Held-out rollouts by turn, Wrong answers, Failures, Parts of the reward, Second rewards, "
-    expected += "Agent names, Algorithm, Before and after, Rollouts, Run"
+    expected += "Agent names, Algorithm, Where the rewards differ, Before and after, Rollouts, Run"
     assert page.headings == re.split(r", | (?=Results|Checks|Held)", expected)
     assert ["Node", "Calls", "Kept", "Share"] in page.rows
     assert ["check_query", "440", "0", "0.0%"] in page.rows
