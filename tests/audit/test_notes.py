@@ -121,7 +121,8 @@ def test_why_no_score_was_looked_at(rows: list[tuple[str, str]], why: str) -> No
     sources = SimpleNamespace(
         splits={"train": [Task(id="here", input={})]}, seconds=0.0, score=lambda task, row: Score.invalid("out")
     )
-    step: Any = SimpleNamespace(rows=made, line={}, sources=sources, number=1)
+    record = SimpleNamespace(demonstrations="")
+    step: Any = SimpleNamespace(rows=made, line={}, sources=sources, number=1, record=record)
     with pytest.raises(CannotLook) as failed:
         list(score(step))
     assert str(failed.value).startswith(why)

@@ -165,7 +165,7 @@ def test_the_command_line_lists_and_shows_observers_and_plain_hooks(toy_file: st
     assert report["observes"] == ["on_run_end", "on_run_error"]
     printed = CliRunner().invoke(main, ["plugins", "--plugin", toy_file, "show", "toy-notes"]).stdout
     assert printed.startswith(f"observer toy-notes  ({toy_file})")
-    assert "every = 1  (int, >= 1)  note every this many steps" in printed
+    assert "every = 1  (an integer, >= 1)  note every this many steps" in printed
 
 
 def test_a_resumed_run_takes_no_observer_by_option(tmp_path: Path) -> None:

@@ -518,9 +518,9 @@ def test_show_names_keys_ranges_and_origin(site: Path) -> None:
         "reward shown  (toy-shown 1.2)",
         "  One.",
         "  from plugin toy-shown (toy_shown)",
-        "    path = required  (str)  where",
-        "    share = 0.5  (float, > 0, <= 1)  the share",
-        '    how = "a"  (str, one of a, b)  how',
+        "    path = required  (text)  where",
+        "    share = 0.5  (a number, > 0, <= 1)  the share",
+        '    how = "a"  (text, one of a, b)  how',
     ]
     (shown,) = json.loads(CliRunner().invoke(main, ["plugins", "show", "shown", "--json"]).stdout)
     assert (shown["plugin"], shown["origin"]) == ("toy-shown", "toy_shown")

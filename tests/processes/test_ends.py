@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import current_process
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,6 +125,7 @@ def test_ctrl_c_while_the_command_imports_ends_it_without_a_traceback(
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # the tests may run in the background
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "importing\n"

@@ -357,6 +357,6 @@ def test_the_spec_builds_and_bad_settings_are_refused(tmp_path):
     assert isinstance(spec.build(spec.config()), Grpo)
     with pytest.raises(ValueError, match="group_size"):
         GrpoConfig(group_size=1)
-    with pytest.raises(ConfigError, match="no shipped model has this name"):
+    with pytest.raises(ConfigError, match=r"it has no config\.json"):
         Loop(Grpo(GrpoConfig(model=str(tmp_path)))).run(FakeSession(tmp_path / "run"))
     assert spec.workload(GrpoConfig(model=str(tmp_path / "none"))) is None

@@ -17,8 +17,11 @@ from typing import Any
 
 import pytest
 from agentrig_grpo import checkpoint
-from agentrig_grpo.server.handle import LLMServer, ServerSettings
+from agentrig_grpo.config import EmbeddedConfig
+from agentrig_grpo.server.handle import Embedded
 
+from agentrig.hardware import Cpu
+from agentrig.servers import ServerPlan
 from agentrig.testing.tiny_model import make_model
 
 MKL = """
@@ -125,6 +128,7 @@ def test_the_servers_table_of_positions_is_right(
     monkeypatch.setenv("LD_PRELOAD", str(folder / "mkl.so"))
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     log = tmp_path / "server.log"
-    with LLMServer(ServerSettings(model=str(tmp_path / "model"), name="policy", threads=2), log=log) as server:
+    plan = ServerPlan(model=tmp_path / "model", name="policy", hardware=Cpu(), log=log)
+    with Embedded(EmbeddedConfig(threads=2), plan) as server:
         server.ready()
     assert EARLY not in log.read_text()

@@ -106,7 +106,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, files: dict[str, Any]) -> 
     for source, words in {
         tmp_path / "none.csv": r"there is no .*none.csv; a path .* starts in the current folder",
         tmp_path / "rows.parquet": "rows.parquet can't be read",
-        tmp_path / "rows.json": "holds a dict; write a list of rows",
+        tmp_path / "rows.json": "holds an object; write a list of rows",
         tmp_path / "rows.jsonl": r"rows.jsonl, line 3 is no JSON: Expecting ',' delimiter at column 8",
         tmp_path / "rows.txt": "unknown ending; rows are read from Parquet",
         tmp_path: "no folder that Dataset.save_to_disk wrote",

@@ -345,6 +345,7 @@ class RunSession:
         sampling: Mapping[str, Any],
         wall_s: float,
         expected: int,
+        learns: bool | None = None,
         waited_s: float | None = None,
     ) -> None:
         """Store and check a batch of rollouts.
@@ -356,11 +357,14 @@ class RunSession:
             sampling: The sampling fields of its calls.
             wall_s: Seconds that they took.
             expected: How many were asked for.
+            learns: Whether the algorithm learns from triplets, without which no check asks for any; None for what its
+                spec says.
             waited_s: Seconds of this step in which the run waited for them; None for all that they took.
 
         Raises:
             RunStopped: See `agentrig.algorithms.Session.rollouts`.
         """
+        learns = self._learns if learns is None else learns
         if mode == "train":
             self._second_scores(rollouts)
         before = self._step_rollouts if mode == "train" else ()  # the file has all batches of a step
@@ -380,15 +384,15 @@ class RunSession:
         self.spend(rollouts, wall_s=wall_s, waited_s=wall_s if waited_s is None else waited_s)
         self._rollouts_s += wall_s
         self._step_rollouts += rollouts
-        if self._learns:  # else no check asks for triplets
+        if learns:
             check_triplets(rollouts, step=step, adapter=self.plan.components["adapter"].spec.name)
-        if self._learns and not self._demonstrated:
+        if learns and not self._demonstrated:
             check_sampling(rollouts, sampling, step=step)
         self._ledger.record(rollouts, step=step, expected=expected)
         self._warn_once(warn_of_constraints, rollouts, step=step)
         self._warn_once(warn_of_unseen, rollouts, step=step)
-        self._judged = list(self._step_rollouts) if self._learns else []
-        if self._learns and self._guards.check_signal(self._step_rollouts, step=step) and not self.solved:
+        self._judged = list(self._step_rollouts) if learns else []
+        if learns and self._guards.check_signal(self._step_rollouts, step=step) and not self.solved:
             self.solved = True
             log.info("step %d: every rollout was correct in %d steps running: the tasks are solved", step, SOLVED)
 
