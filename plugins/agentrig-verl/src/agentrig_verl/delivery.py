@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,14 @@ class Transfers:
 
     def _compared(self, endpoints: int, replicas: Sequence[Any]) -> list[dict[str, str]]:
         """Get the digests of actors and servers; return those of the tensors that all have, for each endpoint."""
-        self._told = self._workers.told()[0]
+        told = self._workers.told()
+        self._told = told[0]
         self.layers = self._told["layers"]
-        sent: Mapping[str, tuple[str, list[int]]] = self._told.get("sent", {})
-        held = [self._held(i, replica, sent) for i, replica in enumerate(replicas)]
+        sent: dict[str, tuple[str, list[int]]] = {}
+        for rank in told:
+            sent |= rank["sent"]
+        with ThreadPoolExecutor(max(1, len(replicas))) as pool:  # a server does nothing else meanwhile
+            held = list(pool.map(lambda i: self._held(i, replicas[i], sent), range(len(replicas))))
         held = held if len(held) == endpoints else [{} for _ in range(endpoints)]
         common = set(sent).intersection(*held)
         known = {sent[name][0] for name in common}  # a tied tensor is sent under two names and held under one
