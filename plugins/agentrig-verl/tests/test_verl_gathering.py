@@ -22,6 +22,7 @@ import torch
 import verl_engines
 from torch.distributed.fsdp import _init_utils
 from agentrig_verl import actor, gathering
+from verl.workers.engine.fsdp import transformer_impl
 
 folder, rank, ranks, tied = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "tied"
 ids = [3, 9, 27, 1, 3, 9]
@@ -40,7 +41,9 @@ async def sync(self, global_steps=None, mode="auto"):
     await asyncio.to_thread(torch.distributed.barrier)
     await self.rollout.resume(tags=["kv_cache"])
 
-_init_utils._check_module_states_for_sync_module_states = lambda states: None  # FSDP1 wants a GPU for it, Gloo does not
+# Both want a GPU's number; the model is where it has to be.
+_init_utils._check_module_states_for_sync_module_states = lambda states: None
+transformer_impl.load_fsdp_model_to_gpu = lambda model: None
 with verl_engines.on_the_cpu(folder / "group", rank=rank, ranks=ranks):
     engine = verl_engines.make_engine(folder, forest=True, strategy="fsdp")
     assert gathering.sharded(engine.module)
