@@ -179,7 +179,7 @@ def test_a_transfer_notes_what_passes_and_scores_the_probe(worker, sleeps, one_p
     assert told["seconds"] > 0
     spent = Actor.spent.__wrapped__(worker)
     assert spent.keys() == {"probe", "gather", "digests", "send", "all"} | (
-        {"wake_weights", "wake_kv_cache"} if sleeps else set()
+        {"free", "wake_weights", "wake_kv_cache"} if sleeps else set()
     )
     assert 0 < spent["gather"] < spent["digests"] < spent["send"] < spent["all"]
     assert (worker.rollout.update_weights, worker.rollout.resume) == (real, real_resume)

@@ -49,7 +49,7 @@ with verl_engines.on_the_cpu(folder / "group", rank=rank, ranks=ranks):
     assert gathering.sharded(engine.module)
     own, _ = super(type(engine), engine).get_per_tensor_param()
     expected = {name: value.clone() for name, value in own}
-    actor.ActorRolloutRefWorker.update_weights = sync
+    actor.ActorRolloutRefWorker.update_weights, actor.get_device_id = sync, lambda: 0
     worker = actor.ForestActor.__new__(actor.ForestActor)
     worker.rollout, worker._rank, worker._noises, worker._seeds = Rollout(), rank, deque(maxlen=8), itertools.count()
     worker._probe, worker.actor = (ids, "bfloat16"), SimpleNamespace(engine=engine)

@@ -142,6 +142,7 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
 
         async def resumed(tags: list[str]) -> Any:
             scoring = None
+            self._spent.setdefault("free", time.perf_counter() - begun)
             if self._probe is not None and not self._told:
                 scoring = asyncio.create_task(asyncio.to_thread(self._score_probe, *self._probe, device=device))
             with self._timed("wake_" + "_".join(tags)):
@@ -196,8 +197,9 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
     def spent(self) -> dict[str, float]:
         """Return the seconds of the parts of the latest `update_weights`, as this rank's process waited for them.
 
-        `wake_weights` and `wake_kv_cache` are the server's; `probe` what scoring it took longer; `send` contains
-        `digests`, and that `gather`, both without what the GPU still has to do; `all` is the whole.
+        `free` comes before the servers wake, which are `wake_weights` and `wake_kv_cache`; `probe` is what scoring it
+        took longer; `send` contains `digests`, and that `gather`, both without what the GPU still has to do; `all` is
+        the whole.
         """
         return self._spent
 
