@@ -41,12 +41,13 @@ async def sync(self, global_steps=None, mode="auto"):
     await asyncio.to_thread(torch.distributed.barrier)
     await self.rollout.resume(tags=["kv_cache"])
 
-# Both want a GPU's number; the model is where it has to be.
+# These want a GPU; the model is where it has to be.
+torch.cpu.empty_cache = lambda: None
 _init_utils._check_module_states_for_sync_module_states = lambda states: None
 transformer_impl.load_fsdp_model_to_gpu = lambda model: None
 with verl_engines.on_the_cpu(folder / "group", rank=rank, ranks=ranks):
     engine = verl_engines.make_engine(folder, forest=True, strategy="fsdp")
-    assert gathering.sharded(engine.module)
+    assert len(gathering.units(engine.module)) == 3
     own, _ = super(type(engine), engine).get_per_tensor_param()
     expected = {name: value.clone() for name, value in own}
     actor.ActorRolloutRefWorker.update_weights, actor.get_device_id = sync, lambda: 0

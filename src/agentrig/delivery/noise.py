@@ -7,9 +7,7 @@ hundredfold until it reaches the logits. No formula of depth and size knows that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 SEEDS = (1, 2, 3)
 """A probe is scored with the noise of each."""
@@ -24,8 +22,8 @@ def decoder_blocks(model: Any) -> list[Any]:
 
 
 def with_noise(
-    model: Any, score: Callable[[], T], dtype: str, *, seeds: Sequence[int] = SEEDS, first: int = 0
-) -> list[T]:
+    model: Any, score: Callable[[], list[float]], dtype: str, *, seeds: Sequence[int] = SEEDS
+) -> list[list[float]]:
     """Return what `score` returns while each number of each linear layer's and block's output is slightly changed.
 
     Args:
@@ -33,7 +31,6 @@ def with_noise(
         score: Returns log-probabilities.
         dtype: `float32`, `bfloat16` …: each number changes by up to one rounding step of it.
         seeds: Of the noise; `score` is called once with each.
-        first: The first row of a batch that changes, so that one pass can compute without noise too.
     """
     import torch
 
@@ -45,7 +42,6 @@ def with_noise(
             hidden = output[0] if isinstance(output, tuple) else output
             random = torch.Generator(device=hidden.device).manual_seed(seed)
             noise = torch.rand(hidden.shape, generator=random, device=hidden.device, dtype=torch.float32) * 2 - 1
-            noise[:first] = 0
             found = (hidden.float() * (1 + step * noise)).to(hidden.dtype)
             return (found, *output[1:]) if isinstance(output, tuple) else found
 

@@ -113,8 +113,6 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
     """verl's hybrid worker with `MeasuringWorker` inside, and fast log-probabilities where flash-attn is missing."""
 
     actor_worker_cls = MeasuringWorker
-    one_pass = False
-    """Whether rows are separate in each layer's output, so that one pass computes with noise and without."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         logprobs.install()
@@ -227,22 +225,16 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
         """
         engine = self.actor.engine
 
-        def noisy(seeds: list[int], rows: int, first: int) -> list[list[list[float]]]:
-            return with_noise(
-                engine.module, lambda: scored(engine.module, ids, device, rows), dtype, seeds=seeds, first=first
-            )
+        def score() -> list[float]:
+            return scored(engine.module, ids, device)
 
         # A new thread begins on the first device.
         on = contextlib.nullcontext() if device.type == "cpu" else torch.get_device_module(device).device(device)
         with on, engine.eval_mode(), torch.no_grad():
-            count = 1 if self._noises else 3
-            if self.one_pass:
-                ((plain, *again),) = noisy([next(self._seeds)], 1 + count, 1)
-            else:
-                ((plain,), again) = scored(engine.module, ids, device), []
-                again += [row for (row,) in noisy([next(self._seeds) for _ in range(count)], 1, 0)]
-            if not self._noises:
-                again += scored(engine.module, ids, device)  # without noise: the model may not be deterministic
+            plain = score()
+            again = [] if self._noises else [score()]  # without noise: the model may not be deterministic
+            seeds = [next(self._seeds) for _ in range(1 if self._noises else 3)]
+            again += with_noise(engine.module, score, dtype, seeds=seeds)
             self._noises += [difference(plain, found) for found in again]
         return {"logprobs": plain, "noise": max(self._noises), "layers": len(decoder_blocks(engine.module))}
 
@@ -256,7 +248,6 @@ class ForestActor(Actor):
 
     actor_worker_cls = ForestWorker
     ref_worker_cls = ForestWorker
-    one_pass = True  # it has no experts
 
 
 def digested(
@@ -270,10 +261,11 @@ def digested(
         yield name, tensor
 
 
-def scored(model: Any, ids: Sequence[int], device: torch.device, rows: int = 1) -> list[list[float]]:
-    """Return the log-probability of each token after the first, in the precision of training, of equal rows."""
-    given = torch.tensor([list(ids)] * rows, device=device)
-    places = torch.arange(len(ids), device=device).expand(rows, -1)
+def scored(model: Any, ids: Sequence[int], device: torch.device) -> list[float]:
+    """Return the log-probability of each token after the first under a model, in the precision of its training."""
+    given = torch.tensor([list(ids)], device=device)
+    places = torch.arange(len(ids), device=device)[None]
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type != "cpu"):
         out = model(input_ids=given, position_ids=places, attention_mask=torch.ones_like(given), use_cache=False)
-    return [logprobs.token_logprobs(logits[:-1], given[0, 1:]).tolist() for logits in out.logits]
+    found: list[float] = logprobs.token_logprobs(out.logits[0, :-1], given[0, 1:]).tolist()
+    return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +87,8 @@ class Transfers:
         told = self._workers.told()
         self._told = told[0]
         self.layers = self._told["layers"]
-        sent: dict[str, tuple[str, list[int]]] = {}
-        for rank in told:
-            sent |= rank["sent"]
-        with ThreadPoolExecutor(max(1, len(replicas))) as pool:  # a server does nothing else meanwhile
-            held = list(pool.map(lambda i: self._held(i, replicas[i], sent), range(len(replicas))))
+        sent: dict[str, tuple[str, list[int]]] = {k: v for rank in told for k, v in rank["sent"].items()}
+        held = [self._held(i, replica, sent) for i, replica in enumerate(replicas)]
         held = held if len(held) == endpoints else [{} for _ in range(endpoints)]
         common = set(sent).intersection(*held)
         known = {sent[name][0] for name in common}  # a tied tensor is sent under two names and held under one

@@ -25,7 +25,7 @@ from verl.workers.utils.losses import ppo_loss  # noqa: TID253
 from agentrig.forest.kernels import fuse_norms
 from agentrig.forest.scoring import prepare, score
 from agentrig.forest.sequences import Batch, collate
-from agentrig_verl.gathering import gathered, reshard, sharded
+from agentrig_verl.gathering import gathered, units
 from agentrig_verl.micro_batches import MicroBatch, cut, split
 from agentrig_verl.rows import Row, by_row, old_logprobs, places_of, rows_of, trained_only, without_gradient
 
@@ -97,9 +97,8 @@ class ForestEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
 
     def get_per_tensor_param(self, **more: Any) -> tuple[Any, Any]:
         """Return names and values of all weights for the servers, as verl; without LoRA in a faster way."""
-        if self._qat_enabled or self._is_lora or not sharded(self.module):
+        if self._qat_enabled or self._is_lora or not units(self.module):
             return super().get_per_tensor_param(**more)
-        reshard(self.module)
         inner, found = self.module._fsdp_wrapped_module, gathered(self.module, self.sent)
         return (each for name, value in found for each in convert_weight_keys({name: value}, inner).items()), None
 

@@ -15,11 +15,6 @@ from torch.distributed.fsdp import FullyShardedDataParallel  # noqa: TID253
 from torch.distributed.fsdp._common_utils import clean_tensor_name  # noqa: TID253
 
 
-def sharded(model: Any) -> bool:
-    """Return whether `gathered` works for a model: FSDP1 shards it over several ranks."""
-    return isinstance(model, FullyShardedDataParallel) and bool(_units(model))
-
-
 def gathered(model: Any, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the name and the whole value of each parameter; all ranks must do so at the same time.
 
@@ -27,12 +22,14 @@ def gathered(model: Any, dtype: torch.dtype | None = None) -> Iterator[tuple[str
     one are gathered. A value is valid until the next one is asked for. Buffers are not included.
 
     Args:
-        model: The outermost FSDP module; see `sharded`.
+        model: A model with `units`. What the last forward pass left gathered is freed, as `state_dict` does.
         dtype: Each rank rounds its part to it before it is sent; None keeps the model's.
     """
     ahead: deque[tuple[str, Any, torch.Tensor, Any]] = deque()
-    for prefix, handle in _units(model):
+    for prefix, handle in units(model):
         flat = handle.flat_param
+        if flat.data_ptr() != flat._local_shard.data_ptr():
+            handle.reshard(True)
         shard = flat._local_shard.detach().to(handle.device, non_blocking=True).to(dtype or flat.dtype)
         whole = torch.empty(shard.numel() * handle.world_size, dtype=shard.dtype, device=shard.device)
         group = handle.process_group
@@ -43,15 +40,8 @@ def gathered(model: Any, dtype: torch.dtype | None = None) -> Iterator[tuple[str
         yield from _named(*ahead.popleft())
 
 
-def reshard(model: Any) -> None:
-    """Free what the last forward pass left gathered, as `state_dict` does."""
-    for _, handle in _units(model):
-        if handle.flat_param.data_ptr() != handle.flat_param._local_shard.data_ptr():
-            handle.reshard(True)
-
-
-def _units(model: Any) -> list[tuple[str, Any]]:
-    """Return the prefix and the handle of each module whose parameters are sharded."""
+def units(model: Any) -> list[tuple[str, Any]]:
+    """Return the prefix and the handle of each module whose parameters FSDP1 shards over several ranks."""
     return [
         (f"{name}." if name else "", module._handle)
         for name, module in model.named_modules()
@@ -66,11 +56,7 @@ def _named(prefix: str, handle: Any, whole: torch.Tensor, work: Any) -> Iterator
     views = handle._get_unflat_views(whole[: flat._unpadded_unsharded_size.numel()])
     found = dict(zip(flat._fqns, views, strict=True))
     for tied in flat._shared_param_infos:
-        first = found[_joined(tied.prim_module_name, tied.prim_param_name)]
-        found[_joined(tied.module_name, tied.param_name)] = first
+        first = found[f"{tied.prim_module_name}.{tied.prim_param_name}".lstrip(".")]
+        found[f"{tied.module_name}.{tied.param_name}".lstrip(".")] = first
     for name, value in found.items():
         yield clean_tensor_name(prefix + name), value
-
-
-def _joined(module: str, name: str) -> str:
-    return f"{module}.{name}" if module else name
