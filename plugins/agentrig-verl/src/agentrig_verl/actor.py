@@ -135,7 +135,8 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
         rollout, engine = self.config.rollout, self.actor.engine
         dtype = getattr(torch, str(rollout.dtype), None)
         engine.sent = None if getattr(rollout, "quantization", None) else dtype  # a server quantizes what it gets
-        found, shapes = Digests(dtype), {}
+        found = Digests(dtype)
+        shapes: dict[str, list[int]] = {}
         update, resume = self.rollout.update_weights, self.rollout.resume
 
         async def resumed(tags: list[str]) -> Any:

@@ -95,7 +95,7 @@ class ForestEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             fuse_norms(module)
         return module
 
-    def get_per_tensor_param(self, **more: Any) -> tuple[Any, Any]:
+    def get_per_tensor_param(self, **more: Any) -> Any:
         """Return names and values of all weights for the servers, as verl; without LoRA in a faster way."""
         if self._qat_enabled or self._is_lora or not units(self.module):
             return super().get_per_tensor_param(**more)
