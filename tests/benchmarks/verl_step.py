@@ -259,6 +259,7 @@ def run_agentrig(work: Path, keys: dict[str, object], *, engine: str) -> list[di
             "timing_s/adv": times["credit"], "perf/mfu/actor": figures["mfu"],
             "perf/total_num_tokens": figures["total_tokens"], "memory_gb": figures.get("memory_gb", 0.0),
             "traced_tokens": figures.get("traced_tokens", 0.0), "computed_tokens": figures.get("computed_tokens", 0.0),
+            **{f"timing_s/{k}": v for k, v in figures.items() if re.match("weight_sync_|rollout_|verl_sleep", k)},
         })  # fmt: skip
     return found
 

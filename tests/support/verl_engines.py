@@ -48,7 +48,9 @@ def on_the_cpu(group: Path, *, rank: int = 0, ranks: int = 1) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def make_engine(folder: Path, *, forest: bool, lora_rank: int = 0, attention: str | None = "sdpa") -> Any:
+def make_engine(
+    folder: Path, *, forest: bool, lora_rank: int = 0, attention: str | None = "sdpa", strategy: str = "fsdp2"
+) -> Any:
     """Return an engine in fp32; without `attention` with verl's own choice, and its packed rows."""
     from agentrig_verl.engine import ForestEngine
     from verl.trainer.config import CheckpointConfig
@@ -61,7 +63,7 @@ def make_engine(folder: Path, *, forest: bool, lora_rank: int = 0, attention: st
     )  # fmt: skip
     made = (ForestEngine if forest else FSDPEngineWithLMHead)(
         model,
-        FSDPEngineConfig(strategy="fsdp2", mixed_precision={"param_dtype": "fp32"}, use_torch_compile=False),
+        FSDPEngineConfig(strategy=strategy, mixed_precision={"param_dtype": "fp32"}, use_torch_compile=False),
         FSDPOptimizerConfig(lr=1e-3, total_training_steps=1),
         CheckpointConfig(),
     )

@@ -94,7 +94,7 @@ def test_the_workers_methods_reach_every_rank():
     from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    for name in ("update_weights", "set_probe", "told"):
+    for name in ("update_weights", "set_probe", "told", "spent"):
         assert getattr(getattr(Actor, name), MAGIC_ATTR)["dispatch_mode"] == Dispatch.ONE_TO_ALL
     ours, theirs = (getattr(cls.update_weights, MAGIC_ATTR) for cls in (Actor, ActorRolloutRefWorker))
     assert ours == theirs
@@ -172,6 +172,11 @@ def test_a_transfer_notes_what_passes_and_scores_the_probe(worker, sleeps):
     assert 1e-5 < told["noise"] < 0.1
     assert told["layers"] == 2
     assert told["seconds"] > 0
+    spent = Actor.spent.__wrapped__(worker)
+    assert spent.keys() == {"probe", "gather", "digests", "send", "all"} | (
+        {"free", "wake_weights", "wake_kv_cache"} if sleeps else set()
+    )
+    assert 0 < spent["gather"] < spent["digests"] < spent["send"] < spent["all"]
     assert (worker.rollout.update_weights, worker.rollout.resume) == (real, real_resume)
 
 

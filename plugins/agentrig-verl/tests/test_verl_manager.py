@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from agentrig_verl.manager import OVERLONG, answers, explained
+from agentrig_verl.manager import OVERLONG, answers, explained, servers_done
 
 from agentrig import Endpoint
 from agentrig.errors import RunStopped
@@ -49,3 +49,21 @@ def test_the_message_of_a_run_that_lost_its_server_says_how_to_resume(tmp_path: 
 )
 def test_a_prompt_that_is_too_long_is_recognized_by_the_message(message: str, expected: bool) -> None:
     assert bool(OVERLONG.search(message)) is expected
+
+
+def test_the_figures_tell_a_slow_server_from_a_fast_one() -> None:
+    """Four groups of two go to two servers in turn: the second one ends last."""
+    times: Any = [
+        (100.0, 2.0),
+        (100.5, 2.0),
+        (100.0, 6.0),
+        (100.0, 1.0),
+        (102.0, 1.5),
+        (0.0, 0.0),
+        (103.0, 4.0),
+        (0.0, 0.0),
+    ]
+    rollouts: Any = [SimpleNamespace(start=start, duration_s=duration) for start, duration in times]
+    assert servers_done(rollouts, n=2, servers=2) == {"rollout_first_server_s": 3.5, "rollout_last_server_s": 7.0}
+    assert servers_done(rollouts, n=2, servers=1)["rollout_first_server_s"] == 7.0
+    assert servers_done([], n=2, servers=2) == {}, "rollouts that never began have no time"

@@ -107,6 +107,8 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ):  # fmt: skip
             setattr(trainer, name, lambda *a: None)
         trainer._consume_sync_metrics = dict
+        # each of two ranks tells how long it took
+        trainer.actor_rollout_wg = SimpleNamespace(spent=lambda: [{"gather": 0.25}, {"gather": 0.5, "send": 1.0}])
 
         def step(metrics: Any, times: Any) -> Any:  # the tasks may be solved after the rollouts
             session.solved = trainer.global_steps == session.solved_by
@@ -130,6 +132,8 @@ def test_a_checkpoint_is_found_only_with_its_line_of_metrics(train: Any, capsys:
     assert session.calls == [
         "before", "validate 1", "end 1", "validate 2", "end 2", "file 2", "validate 3", "end 3", "file 3", "after",
     ]  # fmt: skip
+    figures = session.lines[-1]["algorithm"]
+    assert (figures["weight_sync_gather_s"], figures["weight_sync_send_s"]) == (0.5, 1.0), "those of the slowest rank"
     checkpoint, step = run.checkpoints.latest()
     assert step == 3
     assert sorted(p.name for p in checkpoint.iterdir()) == [".files.json", "model.safetensors", "trainer"]

@@ -118,53 +118,89 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
         logprobs.install()
         super().__init__(*args, **more)
         self._told: dict[str, Any] = {}
+        self._spent: dict[str, float] = {}
         self._probe: tuple[list[int], str] | None = None
         self._noises: deque[float] = deque(maxlen=RECENT)
         self._seeds = itertools.count()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> Any:
-        """Score the probe, send the weights to the servers, and keep the digest of each tensor on its way.
+        """Score the probe, send the weights to the servers, and keep the digests of some tensors on their way.
 
-        The probe is scored while the servers still sleep or begin to wake: beside their key-value cache there may be
-        no room for it. One rank scores while it waits for its server to wake; several score before that, because
-        their passes communicate.
+        All ranks send the same tensors, so each computes the digests of its share. The probe is scored while the
+        servers wake, or before the transfer if they never sleep: beside their key-value cache there may be no room.
         """
-        if self._probe is None:
-            self._told = {}
-            return await super().update_weights(global_steps=global_steps, mode=mode)
-        self._told = {}
-        ids, numbers = self._probe
-        found = Digests(getattr(torch, self.config.rollout.dtype))
+        begun = time.perf_counter()
+        self._told, self._spent = {}, {}
+        rollout, engine = self.config.rollout, self.actor.engine
+        dtype = getattr(torch, str(rollout.dtype), None)
+        engine.sent = None if getattr(rollout, "quantization", None) else dtype  # a server quantizes what it gets
+        found = Digests(dtype)
         shapes: dict[str, list[int]] = {}
         update, resume = self.rollout.update_weights, self.rollout.resume
 
         async def resumed(tags: list[str]) -> Any:
-            if self._told:
-                return await resume(tags)
-            scoring = asyncio.create_task(asyncio.to_thread(self._score_probe, ids, numbers, device=device))
-            done = await resume(tags)
-            start = time.perf_counter()
-            self._told = await scoring
-            self._told["seconds"] = time.perf_counter() - start
+            scoring = None
+            self._spent.setdefault("free", time.perf_counter() - begun)
+            if self._probe is not None and not self._told:
+                scoring = asyncio.create_task(asyncio.to_thread(self._score_probe, *self._probe, device=device))
+            with self._timed("wake_" + "_".join(tags)):
+                done = await resume(tags)
+            if scoring is not None:
+                with self._timed("probe"):  # what it takes longer than the server
+                    self._told = await scoring
             return done
 
         async def watched(weights: Any, **more: Any) -> Any:
-            return await update(digested(weights, found, shapes) if self.rank == 0 else weights, **more)
+            passed = self._each(weights, "gather")
+            if self._probe is not None:
+                passed = self._each(digested(passed, found, shapes, rank=self.rank, ranks=_ranks()), "digests")
+            with self._timed("send"):
+                return await update(passed, **more)
 
         device = torch.device(get_device_name(), get_device_id())
-        wakes = mode in ("auto", "naive") and self.config.rollout.checkpoint_engine.backend == "naive"
-        if not (wakes and self.config.rollout.free_cache_engine and _ranks() == 1):
-            start = time.perf_counter()
-            self._told = self._score_probe(ids, numbers, device=device)
-            self._told["seconds"] = time.perf_counter() - start
+        wakes = mode in ("auto", "naive") and rollout.checkpoint_engine.backend == "naive" and rollout.free_cache_engine
+        if self._probe is not None and not wakes:
+            with self._timed("probe"):
+                self._told = self._score_probe(*self._probe, device=device)
         self.rollout.update_weights, self.rollout.resume = watched, resumed
         try:
             done = await super().update_weights(global_steps=global_steps, mode=mode)
         finally:
             self.rollout.update_weights, self.rollout.resume = update, resume
-        self._told["sent"] = {name: (value, shapes[name]) for name, value in found.result().items()}
+        if self._probe is not None:
+            self._told["seconds"] = self._spent["probe"]
+            self._told["sent"] = {name: (value, shapes[name]) for name, value in found.result().items()}
+        self._spent["all"] = time.perf_counter() - begun
         return done
+
+    @contextlib.contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent[part] = self._spent.get(part, 0.0) + time.perf_counter() - start
+
+    def _each(self, items: Any, part: str) -> Iterator[Any]:
+        """Pass on items, and count the time until each comes."""
+        items, end = iter(items), object()
+        while True:
+            with self._timed(part):
+                item = next(items, end)
+            if item is end:
+                return
+            yield item
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def spent(self) -> dict[str, float]:
+        """Return the seconds of the parts of the latest `update_weights`, as this rank's process waited for them.
+
+        `free` comes before the servers wake, which are `wake_weights` and `wake_kv_cache`; `probe` is what scoring it
+        took longer; `send` contains `digests`, and that `gather`, both without what the GPU still has to do; `all` is
+        the whole.
+        """
+        return self._spent
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def set_probe(self, ids: list[int], dtype: str) -> None:
@@ -178,7 +214,7 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
 
         Returns:
             `logprobs` of the probe's tokens after the first; `noise`, the largest change of one by rounding; `layers`;
-            the `seconds` that this took; and on rank 0 `sent`, name to digest and shape of each tensor.
+            the `seconds` that this took; and `sent`, name to digest and shape of this rank's share of the tensors.
         """
         return self._told
 
@@ -215,11 +251,14 @@ class ForestActor(Actor):
     ref_worker_cls = ForestWorker
 
 
-def digested(weights: Any, found: Digests, shapes: dict[str, list[int]]) -> Iterator[tuple[str, Any]]:
-    """Pass tensors on, and note the digest and the shape of each."""
-    for name, tensor in weights:
-        found.add(name, tensor)
-        shapes[name] = list(tensor.shape)
+def digested(
+    weights: Any, found: Digests, shapes: dict[str, list[int]], *, rank: int = 0, ranks: int = 1
+) -> Iterator[tuple[str, Any]]:
+    """Pass tensors on, and note the digest and the shape of each in a rank's share."""
+    for i, (name, tensor) in enumerate(weights):
+        if i % ranks == rank:
+            found.add(name, tensor)
+            shapes[name] = list(tensor.shape)
         yield name, tensor
 
 

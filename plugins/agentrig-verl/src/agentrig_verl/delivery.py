@@ -84,9 +84,10 @@ class Transfers:
 
     def _compared(self, endpoints: int, replicas: Sequence[Any]) -> list[dict[str, str]]:
         """Get the digests of actors and servers; return those of the tensors that all have, for each endpoint."""
-        self._told = self._workers.told()[0]
+        told = self._workers.told()
+        self._told = told[0]
         self.layers = self._told["layers"]
-        sent: Mapping[str, tuple[str, list[int]]] = self._told.get("sent", {})
+        sent: dict[str, tuple[str, list[int]]] = {k: v for rank in told for k, v in rank["sent"].items()}
         held = [self._held(i, replica, sent) for i, replica in enumerate(replicas)]
         held = held if len(held) == endpoints else [{} for _ in range(endpoints)]
         common = set(sent).intersection(*held)

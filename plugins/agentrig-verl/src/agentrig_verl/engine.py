@@ -16,6 +16,7 @@ import attrs
 import torch  # noqa: TID253  (runs in verl's workers; imported by the actor only)
 from verl.utils import fsdp_utils, tensordict_utils  # noqa: TID253
 from verl.utils.device import get_device_id, get_device_name  # noqa: TID253
+from verl.utils.model import convert_weight_keys  # noqa: TID253
 from verl.utils.py_functional import append_to_dict  # noqa: TID253
 from verl.workers.engine import EngineRegistry  # noqa: TID253
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead  # noqa: TID253
@@ -24,6 +25,7 @@ from verl.workers.utils.losses import ppo_loss  # noqa: TID253
 from agentrig.forest.kernels import fuse_norms
 from agentrig.forest.scoring import prepare, score
 from agentrig.forest.sequences import Batch, collate
+from agentrig_verl.gathering import gathered, units
 from agentrig_verl.micro_batches import MicroBatch, cut, split
 from agentrig_verl.rows import Row, by_row, old_logprobs, places_of, rows_of, trained_only, without_gradient
 
@@ -51,7 +53,10 @@ class ForestEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         tokens: Counts the tokens of training passes.
         skips: Whether a row whose advantages are all 0 has no gradient under the loss function, so that none of its
             tokens need be computed; see `skips_zero_advantage`.
+        sent: The dtype of the weights for the servers; None for that of the optimizer's.
     """
+
+    sent: torch.dtype | None = None
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -89,6 +94,13 @@ class ForestEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         if get_device_name() != "cpu" and self._autocast_dtype != torch.float32:
             fuse_norms(module)
         return module
+
+    def get_per_tensor_param(self, **more: Any) -> Any:
+        """Return names and values of all weights for the servers, as verl; without LoRA in a faster way."""
+        if self._qat_enabled or self._is_lora or not units(self.module):
+            return super().get_per_tensor_param(**more)
+        inner, found = self.module._fsdp_wrapped_module, gathered(self.module, self.sent)
+        return (each for name, value in found for each in convert_weight_keys({name: value}, inner).items()), None
 
     def forward_backward_batch(
         self, data: Any, loss_function: Callable[..., Any] | None, forward_only: bool = False

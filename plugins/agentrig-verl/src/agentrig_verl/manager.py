@@ -77,6 +77,7 @@ class LoopManager:
         self.worths = self.credited(rollouts)
         self.trajectories = lightened([t for uid in uids for t in found.get(uid, ())])
         self.figures = _figures(rollouts, found, self.config.data.max_prompt_length)
+        self.figures |= servers_done(rollouts, n=n, servers=len(self.endpoints))
 
     def credited(self, rollouts: Sequence[Rollout]) -> dict[Call, CallWorth]:
         """Return what the run's credit says that each call of a step is worth; nothing if verl itself computes it."""
@@ -174,6 +175,14 @@ def _scalar(value: Any) -> Any:
     value = getattr(value, "data", value)
     several = isinstance(value, list | tuple) or bool(getattr(value, "ndim", 0))
     return value[0] if several else value
+
+
+def servers_done(rollouts: Sequence[Rollout], *, n: int, servers: int) -> dict[str, float]:
+    """Return after how many seconds the first and the last server had finished its groups, which they get in turn."""
+    times = [(i // n % servers, r.start, r.start + r.duration_s) for i, r in enumerate(rollouts) if r.start]
+    begun = min((start for _, start, _ in times), default=0.0)
+    ends = [max(end for at, _, end in times if at == server) for server in sorted({at for at, _, _ in times})]
+    return {"rollout_first_server_s": min(ends) - begun, "rollout_last_server_s": max(ends) - begun} if ends else {}
 
 
 def _figures(

@@ -186,6 +186,11 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             batch.reorder(by_rank(groups, [tag["seq_len"] for tag in batch.tags], ranks))
         return batch
 
+    def on_sample_end(self) -> None:
+        """Let the servers sleep; a part of verl's `gen`."""
+        with marked_timer("sleep", self.timing_raw):
+            super().on_sample_end()
+
     def prepare_step(self) -> dict[str, Any]:
         """Roll out; the time counts as verl's `gen`, as with its own loop."""
         self._keep_ctrl_c()
@@ -296,6 +301,10 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         super()._compute_metrics(batch, metrics, timing_raw, **more)
         times = {part: sum(timing_raw.get(t, 0.0) for t in timers) for part, timers in TIMES.items()}
         metrics.update({f"agentrig/{k}": v for k, v in self.agent_loop_manager.figures.items()})
+        for spent in self.actor_rollout_wg.spent():
+            for part, seconds in spent.items():  # of the slowest rank
+                name = f"agentrig/weight_sync_{part}_s"
+                metrics[name] = max(seconds, metrics.get(name, 0.0))
         self.session.end_step(
             self.global_steps,
             metrics=step_figures(metrics, padding=sum(bool(t.get("is_padding")) for t in batch.tags)),
@@ -338,6 +347,7 @@ def step_figures(metrics: Mapping[str, Any], *, padding: int) -> dict[str, float
         "total_tokens": "perf/total_num_tokens",
         "verl_step_s": "timing_s/step",
         "verl_rollout_s": "timing_s/gen",
+        "verl_sleep_s": "timing_s/sleep",
     }
     found = {name: float(metrics[key]) for name, key in names.items() if key in metrics}
     found.update({k.removeprefix("agentrig/"): float(v) for k, v in metrics.items() if k.startswith("agentrig/")})
