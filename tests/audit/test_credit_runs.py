@@ -51,6 +51,7 @@ def table(run: Path, name: str, step: int) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_groups_that_are_equal_are_sampled_again_up_to_a_limit(odd: None, model: Path, tmp_path: Path) -> None:
     run = trained(tmp_path, model, *DAPO, "algorithm.save_every=1")
     train(resume_plan(run, overrides=["algorithm.steps=3"]), resume=run)
@@ -96,6 +97,7 @@ def opd(teacher: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["credit.use=opd", f"credit.base_url={teacher.base_url}", "credit.model=wise", key]
 
 
+@pytest.mark.slow
 def test_a_teacher_is_asked_about_each_token_and_rewards_do_not_count(
     model: Path, teacher: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -311,6 +311,7 @@ def test_a_context_that_is_too_short_is_refused_before_the_demonstrations(tmp_pa
     assert "labels:" not in result.output
 
 
+@pytest.mark.slow
 def test_the_command_begins_with_the_starter(tmp_path: Path) -> None:
     """Its size and its vocabulary are in the model that comes out; four demonstrations change its weights."""
     words = [sys.executable, "-m", "agentrig", "warmup", "colors", "--plugin", FILE, "--labels", "4", "--passes", "1"]

@@ -91,6 +91,7 @@ def config_of(model_dir, **more):
     return GrpoConfig(model=str(model_dir), **{**settings, "save_every": 4, **more})
 
 
+@pytest.mark.slow
 def test_a_model_learns_through_the_whole_loop(model_dir, tmp_path):
     session = FakeSession(tmp_path / "run")
     Loop(Grpo(config_of(model_dir))).run(session)

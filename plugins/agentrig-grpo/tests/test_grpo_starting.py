@@ -53,6 +53,7 @@ def test_a_new_model_has_the_context_that_the_run_asks_for(tmp_path: Path) -> No
     assert make_start(config, plan, TURNS).context == 900
 
 
+@pytest.mark.slow
 def test_a_new_model_learns_its_demonstrations_in_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads, had, update = torch.get_num_threads(), set[int](), Learner.update
 
