@@ -24,6 +24,13 @@ def number(value: Any) -> float | None:
         return None
 
 
+def unaudited_s(line: Mapping[str, Any]) -> float | None:
+    """Return a step's seconds without the audit of the step before, which it waited for; None if not recorded."""
+    seconds, parts = number(line.get("step_s")), line.get("time_s")
+    audit_s = number(parts.get("audit")) if isinstance(parts, Mapping) else None
+    return None if seconds is None else seconds - (audit_s or 0.0)
+
+
 def mean(values: Sequence[float]) -> float | None:
     """Return the mean, or None without values."""
     return statistics.fmean(values) if values else None

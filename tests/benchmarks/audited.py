@@ -21,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from agentrig.figures import unaudited_s
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 HOOKS = ("register_tasks", "register_agents", "register_rewards", "register_recipes")
@@ -152,7 +154,7 @@ def figures(run: Path) -> dict[str, Any]:
     metrics = run / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text("utf-8").splitlines()] if metrics.is_file() else []
     return {
-        "steps": [round(line["step_s"], 2) for line in lines],
+        "steps": [round(unaudited_s(line) or 0.0, 2) for line in lines],
         "audit_s": seconds,
         "ratios": {link: round(ratio, 4) for link, ratio in ratios.items() if ratio},
         "largest": max(ratios.values(), default=0.0),

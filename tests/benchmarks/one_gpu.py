@@ -31,11 +31,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from agentrig.figures import unaudited_s
+
 sys.path.insert(0, str(Path(__file__).parent))
 import audited
 import verl_step
 
-PARTS = ("rollout", "reward", "update", "push", "delivery", "validation", "checkpoint")
+PARTS = ("rollout", "reward", "update", "push", "delivery", "validation", "checkpoint", "audit")
 STARTED = re.compile(r"agentrig: serving, seconds: (.*)")
 
 
@@ -111,8 +113,8 @@ def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
         "server": options.server,
         "shape": options.shape,
         "keys": keys,
-        "step_s": statistics.median(line["step_s"] for line in late),
-        "mean_step_s": statistics.mean(line["step_s"] for line in lines[1:] or lines),
+        "step_s": statistics.median(unaudited_s(line) or 0.0 for line in late),
+        "mean_step_s": statistics.mean(unaudited_s(line) or 0.0 for line in lines[1:] or lines),
         "checkpoints": checkpoints_of(lines, summary),
         **medians,
         "first_step_ended_after_s": first,

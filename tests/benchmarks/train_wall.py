@@ -32,7 +32,7 @@ import psutil
 
 ROLES = {"agentrig_grpo.server": "server", "forkserver": "runners"}
 """A word of a process's command line, and what the process does; the others are the run itself."""
-PARTS = ("rollout", "reward", "update", "push", "delivery", "validation")
+PARTS = ("rollout", "reward", "update", "push", "delivery", "validation", "audit")
 
 
 def measured(command: Sequence[str], log: Path, cores: Sequence[int]) -> tuple[float, dict[str, float]]:

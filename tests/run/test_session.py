@@ -127,6 +127,9 @@ def test_a_run_from_start_to_end(model: ModelServer, toy_plan: MakePlan, tmp_pat
         "toy-parity": {"n": 12, "mean": 0.5, "differs": 6, "agreement": 1.0, "invalid": 0}
     }
     assert first["time_s"]["update"] == 0.001
+    assert "audit" not in first["time_s"]
+    assert 0 < second["time_s"]["audit"] < sum(second["time_s"].values()) <= second["step_s"]
+    assert second["time"] - first["time"] == pytest.approx(second["step_s"], abs=0.5), "a step begins as one ends"
     assert first["tokens_per_s"] == pytest.approx(3 * first["rollouts_per_s"])
 
     assert watch.of("start", "step", "end", "error") == [(2, 1), 1, 2, 2]

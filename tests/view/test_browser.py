@@ -307,6 +307,16 @@ def test_a_report_fits_and_can_be_read(browser: Any, all_runs: Path, tmp_path: P
             page.context.close()
 
 
+def test_a_verdict_that_names_a_long_folder_fits(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    advice = f"Train for more steps: agentrig train --resume {'/a-long-folder' * 9}"
+    monkeypatch.setattr("agentrig.view.page.verdict", lambda found: advice)
+    page = browser.new_context(viewport={"width": 390, "height": 900}).new_page()
+    page.goto(build_report([write_run(tmp_path / "run", steps=3)]).as_uri())
+    assert page.locator(".why p").inner_text() == advice
+    assert faults(page) == []
+    page.context.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1440])
 def test_a_comparison_fits_and_each_curve_is_named(

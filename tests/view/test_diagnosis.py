@@ -205,6 +205,11 @@ def test_a_fault_after_a_resume_is_of_its_own_step_and_names_its_own_settings(en
     (problem,) = outcome.ended(Evidence.of(read_run(run)))
     assert (problem.since, problem.of, list(problem.settings)) == (2, 2, ["algorithm.task_sampling"])
     assert weights.links_audited(read_run(run)) == "the auditor recomputed 9 of 9 parts of steps 1, 2"
+    calls = {"distribution": [16, 48], "score": [24, 24]}
+    (run / "summary.json").write_text(json.dumps({**summary, "audited": {**seen, "calls": calls}}))
+    assert weights.links_audited(read_run(run)).endswith(
+        "; distribution of a sample, 16 of 48 calls; others take too long, or are not sampled as the settings say"
+    )
 
 
 @pytest.mark.parametrize(("message", "example"), [(None, "the judge is out"), ("HTTP 500", "HTTP 500")])

@@ -133,6 +133,10 @@ def test_the_line_of_a_step_has_every_figure():
         "step  3/20  reward 0.500  validation 48.2%  12.3 rollouts/s  1,830 tokens/s"
         "  10.0 s: rollouts 60%, scoring 5%, update 30%  failed 3 (2 deadline, 1 llm-error)  eta 2:50"
     )
+    parts = {"rollout": 6.0, "audit": 30.0}
+    shown.on_step_end(event=StepEnd(step=4, metrics={**METRICS, "step_s": 40.0, "time_s": parts}))
+    assert "  40.0 s: rollouts 15%, auditing the step before 75%  " in buffer.getvalue()
+    assert buffer.getvalue().endswith("eta 2:40\n"), "later steps wait for no such audit"
     shown, buffer = display()
     shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25, "validation_reward": -0.25}))
     assert "reward 0.500  training accuracy (sampled) 25.0%  validation 48.2% (reward -0.250)" in buffer.getvalue()

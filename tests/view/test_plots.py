@@ -13,6 +13,7 @@ import pytest
 
 from agentrig.testing.run_directory import write_run
 from agentrig.view import figures
+from agentrig.view.page import view
 from agentrig.view.plots import MEAN, Line, Plot, apart, plots_of
 from agentrig.view.png import draw
 from agentrig.view.reading import read_run
@@ -95,14 +96,16 @@ def test_each_part_of_a_step_has_a_look_of_its_own(tmp_path: Path) -> None:
     assert len(set(looks)) == len(looks) == 9
 
 
-def test_the_chart_of_time_names_what_the_auditor_took(tmp_path: Path) -> None:
+def test_the_time_that_a_step_waits_for_the_auditor_is_a_part_of_its_own(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", steps=3))
-    captions = []
-    for seconds in (0.0, 45.4):
-        run = attrs.evolve(run, summary={**run.summary, "audited": {"seconds": seconds, "steps": [1, 2]}})
-        captions += [plot.caption for plot in plots_of([run]) if plot.name == "time"]
-    assert "auditor" not in captions[0]
-    assert captions[1].endswith("The auditor's 45 s between steps come on top (2 steps).")
+    run.steps[1]["time_s"]["audit"] = 45.0
+    run.steps[1]["step_s"] += 45.0
+    (time,) = (plot for plot in plots_of([run]) if plot.name == "time")
+    assert [line.ys for line in time.lines if line.label == "auditing the step before"] == [[0.0, 45.0, 0.0]]
+    (steps,) = (remark for name, _, remark in view(run)["tiles"] if name == "steps")
+    assert steps.endswith(" s each, 15.0 s of it auditing")
+    left = attrs.evolve(run, summary={}, running=True, config={"algorithm": {"steps": 4}})
+    assert figures.progress(left) == "step 4 of 4, about 6.8 s left, then the last measurement"
 
 
 def test_an_image_grows_with_its_legend(tmp_path: Path) -> None:

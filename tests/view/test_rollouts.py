@@ -93,6 +93,7 @@ def test_a_node_around_a_routing_function_is_shown_with_its_output() -> None:
     rows: list[tuple[str, str | None, Any]] = [
         ("graph", None, {"query": "SELECT 1", "feedback": "fine"}),
         ("check", "graph", {"feedback": "fine", "turn": 2}),
+        ("ask", "check", "is it right?"),
         ("route", "check", "write"),
     ]
     spans = [
@@ -100,7 +101,8 @@ def test_a_node_around_a_routing_function_is_shown_with_its_output() -> None:
         for id, parent, output in rows
     ]
     seen = readable({"spans": spans}, {}, None)
-    assert [part.id for part in seen.parts] == ["check", "route"], "the graph has nothing that its nodes do not have"
+    assert [part.id for part in seen.parts] == ["ask", "route", "check"], "the graph has nothing of its own"
+    assert [node.id for node in seen.tree] == ["graph", "check", "ask", "route"]
     (check,) = seen.nodes
     assert (check.texts, check.facts) == ([("feedback", "fine")], [("turn", "2")])
 

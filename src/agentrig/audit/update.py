@@ -318,7 +318,8 @@ def gradient(step: Step) -> Iterator[Verdict]:
     begin, looked = _begun(step, set(sketch.updates[0]["tensors"])), dict[int, int]()
     precisions = step.precisions(place(begin.directory, 48 if kl else 36, on_cpu=step.record.on_cpu), merged=False)
     half = HALF if precisions[1].cast or precisions[1].dtype.itemsize < 4 else 0.0
-    found, worst, took, end = None, 0.0, 0.0, step.begun + max(MORE_S, MORE * (step.line.get("step_s") or 0.0))
+    step_s = (step.line.get("step_s") or 0.0) - (step.told("time_s").get("audit") or 0.0)
+    found, worst, took, end = None, 0.0, 0.0, step.begun + max(MORE_S, MORE * step_s)
     for number in _order(sketch, step.number):
         started = time.monotonic()
         if looked and started + took > end:

@@ -21,6 +21,7 @@ from agentrig.audit.sketch import FILE, Sketch
 from agentrig.audit.verdicts import LINKS, NO_WEIGHTS, UNSEEN, Audited
 from agentrig.delivery.digests import fingerprint
 from agentrig.errors import AgentrigError, PluginError, RunFileError, RunStopped, place_of
+from agentrig.figures import unaudited_s
 from agentrig.plan import RESUME, Plan
 from agentrig.rewards import Score
 from agentrig.run.damage import reading, writing
@@ -127,7 +128,7 @@ class Auditing:
         try:
             if self._auditor is None:
                 self._auditor = auditor.Auditor(self._run, self.sources())
-            budget_s = max(LEAST_S, line["step_s"])
+            budget_s = max(LEAST_S, unaudited_s(line) or 0.0)
             found = self._auditor.audit(step, sketch=sketch, line=line, budget_s=budget_s)
         except AgentrigError as error:
             log.warning("step %d is not audited: %s", step, error)

@@ -512,8 +512,11 @@ class RunSession:
         if books.wrong:
             raise RunStopped(books.wrong, cause="lost-calls")
         self._guards.check(line)
+        self._start_clock()
         self.auditing.end(step, line)
-        self._begin_step_after(step)  # an audit is no part of it
+        if self.plan.run.audit:
+            self._step_time["audit"] = self.step_seconds()  # of the next step, which waits for it
+        self._name_step_after(step)
 
     def step_seconds(self) -> float:
         """Return the seconds since the last step ended."""
@@ -523,14 +526,14 @@ class RunSession:
         """Close a step of an algorithm that does not use this session, and does not say what it did with the calls."""
         self._validated = Measurement.of(validated) if validated else None
         self._close_step(step, {}, {}, self._ledger.close(None, step=step), {})
-        self._begin_step_after(step)
+        self._start_clock()
+        self._name_step_after(step)
 
     def _start_clock(self) -> None:
         """Begin to count the seconds of a step: what came before is no part of it."""
         self._step_start, self._proven_before = time.perf_counter(), self.delivery.step.seconds
 
-    def _begin_step_after(self, step: int) -> None:
-        self._start_clock()
+    def _name_step_after(self, step: int) -> None:
         if not (self.stopping or self.solved or step == self._steps):
             self.step = step + 1
 
@@ -629,7 +632,7 @@ class RunSession:
         times: Counter[str] = Counter()
         for line in lines:
             times.update(line["time_s"])
-        whole = sum(line["step_s"] for line in lines)
+        whole = sum(line["step_s"] for line in lines) - times["audit"]
         split = {part: times.get(part, 0.0) / whole if whole else 0.0 for part in ("rollout", "reward", "update")}
         return {
             "accuracy": {

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from agentrig.figures import SIGNIFICANT, amount, duration, mean, number, sign_test, wilson
+from agentrig.figures import SIGNIFICANT, amount, duration, mean, number, sign_test, unaudited_s, wilson
 from agentrig.figures import machine as named_machine
 from agentrig.run.directory import ENDED
 from agentrig.text import read_text
@@ -25,6 +25,7 @@ PART_NAMES = {
     "reward": "scoring",
     "push": "sending weights",
     "delivery": "checking that they arrived",
+    "audit": "auditing the step before",
 }
 """What parts of a step's time are called on the screen; others have their own names."""
 
@@ -158,12 +159,6 @@ def seconds_by_part(row: Mapping[str, Any]) -> dict[str, float]:
     return {**found, "other": max(0.0, (number(row.get("step_s")) or 0.0) - math.fsum(found.values()))}
 
 
-def audit_seconds(run: RunData) -> tuple[float, list[int]]:
-    """Return how long the auditor took between a run's steps, and after which ones; it is no part of a step's time."""
-    seen = mapping(run.summary.get("audited"))
-    return number(seen.get("seconds")) or 0.0, [step for step in items(seen.get("steps")) if isinstance(step, int)]
-
-
 def time_split(run: RunData) -> dict[str, float]:
     """Return mean seconds per step by part; `other` is the rest of the step's wall time."""
     rows = [seconds_by_part(row) for row in run.steps if number(row.get("step_s")) is not None]
@@ -172,8 +167,8 @@ def time_split(run: RunData) -> dict[str, float]:
 
 
 def time_share(run: RunData) -> dict[str, float]:
-    """Return each part's share of the steps' wall time."""
-    split = time_split(run)
+    """Return each part's share of the steps' wall time, without that of audits."""
+    split = {part: seconds for part, seconds in time_split(run).items() if part != "audit"}
     wall = math.fsum(split.values())
     return {part: seconds / wall for part, seconds in split.items()} if wall else {}
 
@@ -274,7 +269,7 @@ def progress(run: RunData) -> str:
         return f"{amount(done, 'step')} so far"
     if done >= steps:
         return f"all {steps:.0f} steps, measuring held-out accuracy"
-    seconds = mean(series(run, "step_s")[1][-SMOOTHING:])
+    seconds = mean([found for row in run.steps if (found := unaudited_s(row)) is not None][-SMOOTHING:])
     measured = ", then the last measurement" if run.progress.get("before") else ""
     left = "" if seconds is None else f", about {duration((steps - done) * seconds)} left{measured}"
     return f"step {done + 1} of {steps:.0f}{left}"

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrig import hookimpl
-from agentrig.figures import counted, number, percent
+from agentrig.figures import counted, number, percent, unaudited_s
 from agentrig.processes.ends import Interrupted, name_of
 from agentrig.run.auditing import FIRST
 from agentrig.text import amount
@@ -170,8 +170,8 @@ class LiveDisplay:
             self._last, self._done = m, event.step
             if m.get("reward") is not None:
                 self._rewards.append(m["reward"])
-            if m.get("step_s") is not None:
-                self._step_times.append(m["step_s"])
+            if (seconds := unaudited_s(m)) is not None:
+                self._step_times.append(seconds)
             validation = _measured(m.get("validation_accuracy"), m.get("validation_reward"))
             self._validation = f"{validation} at step {event.step}" if validation else self._validation
             of = f"/{self._steps}" if self._steps else ""

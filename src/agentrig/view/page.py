@@ -239,8 +239,8 @@ def _tiles(run: RunData, row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     begun = max((file.step for file in run.of_mode("train")), default=0)
     unfinished = f"; ended in step {begun}" if run.error and begun > (row["steps"] or 0) else ""
     each = "" if row["s_per_step"] is None else f"{plain(row['s_per_step'], 1)} s each"
-    audit_s, _ = figures.audit_seconds(run)
-    each += f"; the auditor {duration(audit_s)} in all" if each and audit_s >= 1 else ""
+    audit_s = row["time_s"].get("audit", 0.0)
+    each += f", {plain(audit_s, 1)} s of it auditing" if audit_s >= 0.05 else ""
     tiles = [("steps", count(row["steps"]), f"{each}{unfinished}".removeprefix("; "))]
     if wall is not None:
         name = "time of the steps" if number(run.summary.get("wall_s")) is None else "wall time"

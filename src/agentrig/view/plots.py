@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from agentrig.figures import number
-from agentrig.text import amount, spreadsheet_text
+from agentrig.text import spreadsheet_text
 from agentrig.view import figures
 from agentrig.view.reading import SECOND, RunData, mapping
 
@@ -380,10 +380,7 @@ def _time(runs: Sequence[RunData]) -> Plot:
     rows = [row for row in runs[0].steps if number(row.get("step_s")) is not None]
     found = [(int(row["step"]), figures.seconds_by_part(row)) for row in rows]
     lines = _parts(_pens(runs)[0], found, SMALL)
-    caption, (audit_s, audited) = "Wall time of a step by part.", figures.audit_seconds(runs[0])
-    if audit_s >= 1:
-        caption += f" The auditor's {audit_s:.0f} s between steps come on top ({amount(len(audited), 'step')})."
-    return Plot(name="time", lines=lines, unit=" s", from_zero=True, caption=caption)
+    return Plot(name="time", lines=lines, unit=" s", from_zero=True, caption="Wall time of a step by part.")
 
 
 def _failures(runs: Sequence[RunData]) -> Plot:

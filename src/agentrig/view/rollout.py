@@ -175,8 +175,13 @@ class Readable:
 
     @property
     def parts(self) -> list[Node]:
-        """The spans that say more than their place in the tree."""
-        return [node for node in self.tree if node.speaks]
+        """The spans that say more than their place in the tree, in order of time: what is in a span comes before it."""
+        found, begun = list[Node](), list[Node]()
+        for node in self.tree:
+            while begun and begun[-1].depth >= node.depth:
+                found.append(begun.pop())
+            begun.append(node)
+        return [node for node in (*found, *reversed(begun)) if node.speaks]
 
     @property
     def calls(self) -> list[Call]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.compute import Expression
 
-FIGURES = ("id", "task_id", "group", "failure", "value", "correct", "calls", "response_tokens", "nodes")
+FIGURES = ("id", "task_id", "group", "failure", "value", "correct", "calls", "response_tokens", "nodes", "mode", "step")
 """The columns that are held in memory: a few hundred bytes a rollout."""
 
 TEXTS = ("input", "answer", "message", "details", "replies")
@@ -111,7 +111,7 @@ class Rollouts:
         return sorted(rollout_files(self._folder), key=lambda f: (f.step, order.get(f.mode, 4)))
 
     def table(self, files: Sequence[RolloutFile] | None = None) -> pa.Table:
-        """Return the rollouts of these files, of all by default, with the columns of `FIGURES`, `mode` and `step`."""
+        """Return the rollouts of these files, of all by default, with the columns of `FIGURES`."""
         import pyarrow as pa
 
         tables = []
@@ -120,7 +120,7 @@ class Rollouts:
                 told: list[str] = []
                 tables.append(self._seen.of(file, _figures, told))
                 self._told[file.path] = told
-        none = pa.schema([rollout_schema(pa).field(name) for name in (*FIGURES, "mode", "step")]).empty_table()
+        none = pa.schema([rollout_schema(pa).field(name) for name in FIGURES]).empty_table()
         return pa.concat_tables([none, *filter(None, tables)])
 
     def read_all(self) -> None:
@@ -208,13 +208,7 @@ class Rollouts:
 
 
 def _figures(file: RolloutFile, missing: list[str]) -> pa.Table | None:
-    import pyarrow as pa
-
-    table = columns_of(file, FIGURES, missing)
-    if table is None:
-        return None
-    table = table.append_column("mode", pa.repeat(file.mode, len(table)))
-    return table.append_column("step", pa.repeat(pa.scalar(file.step, pa.int64()), len(table)))
+    return columns_of(file, FIGURES, missing)
 
 
 def _scored(score: str) -> Expression:
