@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 import subprocess
 import sys
@@ -137,6 +138,43 @@ def test_what_agent_lightnings_server_would_answer_badly_is_refused_in_words(
     monkeypatch.setattr(served._store, "query_workers", fails)
     failed = runner.get("/v1/agl/workers")
     assert (failed.status_code, failed.json()) == (500, {"detail": "Internal server error"})
+
+
+def test_a_request_of_spans_has_a_limit_that_holds_for_what_gzip_packs_too(runner: httpx.Client) -> None:
+    kind = {"content-type": "application/x-protobuf"}
+    packed = {**kind, "content-encoding": "gzip"}
+    for content, headers, status, words in (
+        (b"x" * (65 << 20), kind, 413, "the body is longer than the 64 MiB that this server takes"),
+        (gzip.compress(b"x" * (300 << 20), 1), packed, 413, "the body is longer than the 64 MiB that this server"),
+        (b"no gzip", packed, 400, "the body is not gzip, as its Content-Encoding says"),
+        (gzip.compress(b"")[:-1], packed, 400, "the body is cut short"),
+        (gzip.compress(b"x\0"), packed, 200, ""),
+    ):
+        answer = runner.post("/v1/traces", content=content, headers=headers)
+        assert (answer.status_code, words in answer.text) == (status, True), answer.text[:300]
+
+
+def test_what_the_store_does_not_have_is_said_in_a_line(
+    runner: httpx.Client,
+    served: ServedStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nothing = runner.get("/v1/agl/rollouts/nosuch")
+    assert (nothing.status_code, nothing.json()["detail"]) == (404, "there is nothing at /v1/agl/rollouts/nosuch")
+    refused = runner.post("/v1/agl/rollouts/ro-x/attempts/at-x", json={"status": "succeeded"})
+    assert (refused.status_code, "Rollout ro-x not found" in refused.text) == (400, True)
+
+    async def fails(*_: object) -> None:
+        raise RuntimeError("a fault of the store")
+
+    monkeypatch.setattr("agentlightning.store.client_server.handle_otlp_export", fails)
+    assert runner.post("/v1/traces", content=b"").status_code == 500
+    assert [record.getMessage() for record in caplog.records] == [
+        "a request to /v1/agl/rollouts/ro-x/attempts/at-x is refused: ValueError: Rollout ro-x not found",
+        "a request to /v1/traces failed: RuntimeError: a fault of the store",
+    ]
+    assert not any(record.exc_info for record in caplog.records)
 
 
 def test_rollouts_that_the_run_did_not_ask_for_are_named(
