@@ -240,8 +240,10 @@ def test_what_is_no_address_or_token_is_refused(monkeypatch: pytest.MonkeyPatch)
         checked_token(Secret("short"))
     with pytest.raises(ConfigError, match="set AGL_STORE_TOKEN"):
         StoreAddress.read("http://127.0.0.1:1", None)
-    with pytest.raises(ConfigError, match="is no address"):
-        StoreAddress.read("127.0.0.1:1", "t")
+    with pytest.raises(ConfigError, match=r"^--store 127.0.0.1:1/ is no address"):
+        StoreAddress.read("127.0.0.1:1/?token=abc", "t")
+    linked = StoreAddress.read("http://10.0.0.1:1/?token=abc", None)
+    assert (linked.url, linked.token) == ("http://10.0.0.1:1", "abc")
     address = StoreAddress.read("http://any:a%20b@10.0.0.1:1/", None)
     assert (address.url, address.token, "a%20b" in repr(address)) == ("http://10.0.0.1:1", "a%20b", False)
     assert len({checked_token(None) for _ in range(3)}) == 3
