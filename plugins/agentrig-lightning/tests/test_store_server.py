@@ -6,8 +6,10 @@ import gzip
 import logging
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -277,3 +279,22 @@ def test_a_runner_says_that_its_store_is_dead(served: ServedStore, toy_file: str
     assert runner.returncode == 1
     assert f"the store at {served.url} does not answer" in said
     assert TOKEN not in said
+
+
+@pytest.mark.slow
+def test_a_killed_runner_leaves_no_temporary_files(served: ServedStore, toy_file: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "agentrig", "runner", "--plugin", toy_file, "-n", "1", "--store", served.url]
+    environment = {"AGL_STORE_TOKEN": TOKEN, "PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as runner:
+        assert runner.stderr is not None
+        assert "joined the run" in runner.stderr.readline()
+        end = time.monotonic() + 60
+        while not list(tmp_path.glob("**/listener-*")) and time.monotonic() < end:
+            time.sleep(0.1)
+        time.sleep(3)  # the guards of its runners run
+        folders = [path.name for path in tmp_path.iterdir()]
+        runner.kill()
+    assert [name[:9] for name in folders] == ["agentrig-"]
+    while list(tmp_path.iterdir()) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert list(tmp_path.iterdir()) == []
