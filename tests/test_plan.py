@@ -187,7 +187,8 @@ def test_the_error_of_a_missing_key_has_its_meaning(file: Callable[[str], str], 
         ("[algorithms]\nsteps = 3\n", 'there is no section "algorithms". Did you mean "algorithm"?'),
         ("algorithm = 3\n", '"algorithm" must be a section: write [algorithm]'),
         ("[algorithm\n", "is not TOML"),
-        ("[algorithm]\nuse = 3\n", "[algorithm] does not say what to use"),
+        ("[algorithm]\nuse = 3\n", '[algorithm] use = 3 must be text; write use = "NAME" with one of: '),
+        ('recipe = "toy"\n', "(at line 2, column 15)\n  The file has this key twice: delete one of the lines"),
         ('[run]\nplugins = "x.py"\n', "must be a list of strings"),
         ("[run]\nplugins = [3]\n", "must be a list of strings"),
         ("run = 3\n", '"run" must be a section'),
@@ -201,6 +202,12 @@ def test_a_wrong_run_file_is_explained(file: Callable[[str], str], toy_file: str
     with pytest.raises(ConfigError) as caught:
         resolve(file(text), files=[toy_file])
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["recipe = 5", "recipe = ['mini']", "[recipe]\nname = 'mini'"])
+def test_a_recipe_that_is_no_text_is_explained(file: Callable[..., str], text: str) -> None:
+    with pytest.raises(ConfigError, match=r'^recipe = .* must be text: write recipe = "mini"$'):
+        resolve(file(text, recipe=""))
 
 
 def test_missing_sources(tmp_path: Path) -> None:

@@ -401,6 +401,8 @@ def _read_source(name: str) -> tuple[str, dict[str, Any]]:
         return name, {}
     own = read_run_file(Path(name))
     base = own.pop("recipe", "")
+    if not isinstance(base, str):
+        raise ConfigError(f'recipe = {base!r:.80} must be text: write recipe = "mini"')
     for section in own:
         _check_section(section)
         if not isinstance(own[section], dict):
@@ -437,7 +439,8 @@ def _select(
             use, keys = MATCHING, {"match": "", **keys}
         if not isinstance(use, str):
             names = ", ".join(c.spec.name for c in registry.components(kind))
-            raise ConfigError(f'[{kind}] does not say what to use; write use = "NAME" with one of: {names or "none"}')
+            wrong = "does not say what to use" if use is None else f"use = {use!r:.80} must be text"
+            raise ConfigError(f'[{kind}] {wrong}; write use = "NAME" with one of: {names or "none"}')
         if kind in auto.NOUNS:
             use = auto.used_by(registry, components["algorithm"], kind, use, keys)
         if kind in ("hardware", "server") and use == "auto":

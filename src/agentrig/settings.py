@@ -212,6 +212,8 @@ def meant(value: Any, type_: Any, key: str) -> str:
 
 def meant_in_file(text: str, error: tomllib.TOMLDecodeError) -> str:
     """Return what to write in the line of a run file that is not TOML because of a pasted Python value, or ''."""
+    if "Cannot overwrite a value" in str(error):
+        return "\n  The file has this key twice: delete one of the lines"
     place = re.search(r"at line (\d+)", str(error))
     line = text.split("\n")[int(place[1]) - 1] if place else ""
     key, _, rest = (part.strip() for part in line.partition("="))

@@ -153,6 +153,9 @@ def test_nothing_heavy_is_imported(words: Sequence[str]) -> None:
     [
         (["train", "mimi-no-such"], 'there is no recipe called "mimi-no-such"'),
         (["train", "absent.toml"], "there is no run file absent.toml"),
+        (["dev", "tasks.file=b.csv", "mini"], '"mini" comes after a setting: write the recipe, or the run file, first'),
+        (["train", "run.seed=1", "my.toml"], '"my.toml" comes after a setting'),
+        (["train", "run.seed=1", "algorithm.lr"], '"algorithm.lr" is not an override'),
         (["train", "toy", "algorithm.setps=3"], 'has no key "setps". Did you mean "steps"?'),
         (["train", "toy", "--reward", "toy-partiy"], 'no reward called "toy-partiy". Did you mean "toy-parity"?'),
         (["train", "toy", "--hardware", "cpuu"], 'Did you mean "cpu"?'),

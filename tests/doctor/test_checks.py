@@ -116,6 +116,8 @@ CASES = {
     "no model": (devices.check_memory, [], {}, "", ""),
     "a folder to be made": (machine.check_write, [], {"directory": Path("not", "yet")}, "ok", ""),
     "an unwritable folder": (machine.check_write, [], {"directory": Path("/proc/runs")}, "problem", "run.directory"),
+    "a name with a path": (machine.check_write, ['run.name="../x"'], {}, "problem", "it contains a path"),
+    "a name that cannot be": (machine.check_write, ['run.name="a\\u0000b"'], {}, "problem", "cannot be printed"),
     "few runners": (content.check_cores, ["runners.n=1"], {}, "ok", ""),
     "many runners": (content.check_cores, ["runners.n=1000"], {}, "warning", "runners.threads"),
 }  # fmt: skip
@@ -129,6 +131,13 @@ def test_a_check_of_one_situation(name, tmp_path, monkeypatch):
     found = list(check(situation(*overrides, **more)))
     assert [f.result for f in found] == ([result] if result else [])
     assert words in "".join(f"{f.evidence} {f.cure}" for f in found)
+
+
+def test_the_directory_of_a_run_that_has_ended_is_a_problem(tmp_path):
+    for file in ("config.toml", "summary.json"):
+        (tmp_path / file).write_text("{}")
+    found = only(machine.check_write(situation(f"run.name={tmp_path.name}", directory=tmp_path.parent)), "problem")
+    assert found.evidence.startswith(f"{tmp_path} already has a run; continue it with --resume {tmp_path}")
 
 
 def test_a_missing_part_of_the_stack_is_a_problem():

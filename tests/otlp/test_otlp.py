@@ -279,6 +279,10 @@ def test_a_run_without_its_manifest_is_exported_all_the_same(ended_run: Callable
     ("words", "said"),
     [
         (["export-traces", "{run}"], "say where the traces go: --otlp URL, or --file FILE"),
+        (
+            ["export-traces", "{run}", "--otlp", "http://h:4318", "--file", "x"],
+            "the traces go to one place: give one of the two: --otlp URL, or --file FILE",
+        ),
         (["export-traces", "{run}", "--otlp", "localhost:4318"], "is no address: write http://HOST:PORT/PATH"),
         (["export-traces", "{run}", "--otlp", "http://me:pw@h:4318"], "holds a login"),
         (["export-traces", "{run}/..", "--file", "x"], "is not a run directory"),

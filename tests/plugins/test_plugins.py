@@ -68,7 +68,12 @@ BROKEN = {
     f"{REWARDS}return {SPEC}": "returned one RewardSpec by itself; write `yield RewardSpec(",
     f"{REWARDS}return 7": "returned 7; write",
     f"{REWARDS}return {{'x': print}}": "returned {'x': <built-in function print>}; write",
-    f"{HEAD}def register_rewards(x): return []": "Argument(s) {'x'} are declared in the hookimpl",
+    f"{HEAD}def register_rewards(x): return []": (
+        "failed to load: register_rewards takes no arguments; it is defined as register_rewards(x)"
+    ),
+    f"{HEAD}def on_step_end(event, more): pass": (
+        "on_step_end takes only event; it is defined as on_step_end(event, more)"
+    ),
     f"{HEAD}def register_agents(): yield {SPEC}": "must give AgentSpec objects; that belongs into register_rewards",
     f"{REWARDS}yield {SPEC}; yield {SPEC}": 'brings two components called "x"; rename one',
     f"{REWARDS}yield {SPEC.replace('x', 'My Reward', 1)}": (
@@ -481,6 +486,13 @@ def test_an_entry_point_and_a_module_that_disagree(site: Path, point: str, said:
     (site / "toy_module-1.2.dist-info" / "entry_points.txt").write_text(f"[agentrig]\ntoy-module = {point}\n")
     found = error(load(), "toy-module")
     assert found.startswith(f'{said}. The entry point says "{point}", and the package lacks it')
+
+
+@pytest.mark.parametrize("point", ["not a module!", "", "toy_module:"])
+def test_an_entry_point_that_is_no_name(site: Path, point: str) -> None:
+    install(site, "toy-module", "")
+    (site / "toy_module-1.2.dist-info" / "entry_points.txt").write_text(f"[agentrig]\ntoy-module = {point}\n")
+    assert error(load(), "toy-module") == f'the entry point "{point}" is no module name'
 
 
 def test_two_entry_points_of_one_module(site: Path) -> None:

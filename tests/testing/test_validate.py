@@ -45,6 +45,22 @@ def test_a_domain_is_validated_and_its_costs_are_shown() -> None:
     assert trial["prompt_tokens_per_rollout"] > trial["response_tokens_per_rollout"] > 0
 
 
+def test_a_key_that_the_agent_may_know_can_be_named_and_a_wrong_setting_is_no_leak() -> None:
+    tasks = str(Path(__file__).parent / "broken" / "task_sets.py")
+    given = f"{tasks}:gold-apart", "--only", "tasks.gold-apart"
+    cure = " ".join(validate(*given).stdout.split()).partition("what to do: ")[2]
+    assert cure.startswith("Put what only the reward may know into `private` alone. If the agent may know a key: ")
+    assert '`agentrig validate … --shared KEY`, and shared=["KEY"] in the package\'s tests/test_contract.py' in cure
+    assert validate(*given, "--shared", "gold").exit_code == 0
+    wrong = validate(*given, "tasks.shared=gold")
+    assert wrong.exit_code == 1
+    assert '[tasks] gold-apart has no key "shared"' in wrong.stdout
+    assert "why it matters: A run with it does not start." in wrong.stdout
+    assert "instead of working it out" not in wrong.stdout
+    none = validate("spider-exec", "--shared", "gold")
+    assert (none.exit_code, "--shared is about the tasks of a task set" in none.stderr) == (1, True)
+
+
 def test_tasks_that_cannot_be_loaded_are_no_fault_of_the_agent(tmp_path: Path) -> None:
     result = validate(f"{FILE}", "--tasks", "table", "--only", "agent.calls-endpoint")
     assert result.exit_code == 1

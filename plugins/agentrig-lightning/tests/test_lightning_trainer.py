@@ -61,6 +61,20 @@ def test_dev_runs_the_first_ten_rows_of_each_dataset_once(ran: tuple[dict[str, A
 
 
 @pytest.mark.slow
+def test_a_script_without_a_main_guard_is_told_what_to_write(tmp_path: Path) -> None:
+    """Agent Lightning's own `Trainer` would start its own store in each runner, which imports the script."""
+    (tmp_path / "bare.py").write_text(
+        "import agentlightning as agl\n\n\n@agl.rollout\ndef agent(task, llm: agl.LLM) -> float:\n    return 1.0\n\n\n"
+        "agl.Trainer(algorithm=agl.Baseline(), n_runners=1).fit(agent, train_dataset=[{'n': 1}])\n"
+    )
+    words = [sys.executable, "-m", "agentrig", "run", "bare.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 1
+    assert "agentrig: bare.py starts a run whenever it is imported, and each runner imports it." in done.stderr
+    assert ("Traceback" in done.stderr, "server" in done.stderr.lower()) == (False, False)
+
+
+@pytest.mark.slow
 def test_dev_prints_every_span(ran: tuple[dict[str, Any], Path]) -> None:
     trees = ran[0]["printed"].split("rollout ro-")[1:]
     assert len(trees) == 11

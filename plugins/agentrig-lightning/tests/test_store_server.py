@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -139,6 +142,43 @@ def test_what_agent_lightnings_server_would_answer_badly_is_refused_in_words(
     assert (failed.status_code, failed.json()) == (500, {"detail": "Internal server error"})
 
 
+def test_a_request_of_spans_has_a_limit_that_holds_for_what_gzip_packs_too(runner: httpx.Client) -> None:
+    kind = {"content-type": "application/x-protobuf"}
+    packed = {**kind, "content-encoding": "gzip"}
+    for content, headers, status, words in (
+        (b"x" * (65 << 20), kind, 413, "the body is longer than the 64 MiB that this server takes"),
+        (gzip.compress(b"x" * (300 << 20), 1), packed, 413, "the body is longer than the 64 MiB that this server"),
+        (b"no gzip", packed, 400, "the body is not gzip, as its Content-Encoding says"),
+        (gzip.compress(b"")[:-1], packed, 400, "the body is cut short"),
+        (gzip.compress(b"x\0"), packed, 200, ""),
+    ):
+        answer = runner.post("/v1/traces", content=content, headers=headers)
+        assert (answer.status_code, words in answer.text) == (status, True), answer.text[:300]
+
+
+def test_what_the_store_does_not_have_is_said_in_a_line(
+    runner: httpx.Client,
+    served: ServedStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nothing = runner.get("/v1/agl/rollouts/nosuch")
+    assert (nothing.status_code, nothing.json()["detail"]) == (404, "there is nothing at /v1/agl/rollouts/nosuch")
+    refused = runner.post("/v1/agl/rollouts/ro-x/attempts/at-x", json={"status": "succeeded"})
+    assert (refused.status_code, "Rollout ro-x not found" in refused.text) == (400, True)
+
+    async def fails(*_: object) -> None:
+        raise RuntimeError("a fault of the store")
+
+    monkeypatch.setattr("agentlightning.store.client_server.handle_otlp_export", fails)
+    assert runner.post("/v1/traces", content=b"").status_code == 500
+    assert [record.getMessage() for record in caplog.records] == [
+        "a request to /v1/agl/rollouts/ro-x/attempts/at-x is refused: ValueError: Rollout ro-x not found",
+        "a request to /v1/traces failed: RuntimeError: a fault of the store",
+    ]
+    assert not any(record.exc_info for record in caplog.records)
+
+
 def test_rollouts_that_the_run_did_not_ask_for_are_named(
     served: ServedStore, runner: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -202,8 +242,10 @@ def test_what_is_no_address_or_token_is_refused(monkeypatch: pytest.MonkeyPatch)
         checked_token(Secret("short"))
     with pytest.raises(ConfigError, match="set AGL_STORE_TOKEN"):
         StoreAddress.read("http://127.0.0.1:1", None)
-    with pytest.raises(ConfigError, match="is no address"):
-        StoreAddress.read("127.0.0.1:1", "t")
+    with pytest.raises(ConfigError, match=r"^--store 127.0.0.1:1/ is no address"):
+        StoreAddress.read("127.0.0.1:1/?token=abc", "t")
+    linked = StoreAddress.read("http://10.0.0.1:1/?token=abc", None)
+    assert (linked.url, linked.token) == ("http://10.0.0.1:1", "abc")
     address = StoreAddress.read("http://any:a%20b@10.0.0.1:1/", None)
     assert (address.url, address.token, "a%20b" in repr(address)) == ("http://10.0.0.1:1", "a%20b", False)
     assert len({checked_token(None) for _ in range(3)}) == 3
@@ -237,3 +279,22 @@ def test_a_runner_says_that_its_store_is_dead(served: ServedStore, toy_file: str
     assert runner.returncode == 1
     assert f"the store at {served.url} does not answer" in said
     assert TOKEN not in said
+
+
+@pytest.mark.slow
+def test_a_killed_runner_leaves_no_temporary_files(served: ServedStore, toy_file: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "agentrig", "runner", "--plugin", toy_file, "-n", "1", "--store", served.url]
+    environment = {"AGL_STORE_TOKEN": TOKEN, "PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as runner:
+        assert runner.stderr is not None
+        assert "joined the run" in runner.stderr.readline()
+        end = time.monotonic() + 60
+        while not list(tmp_path.glob("**/listener-*")) and time.monotonic() < end:
+            time.sleep(0.1)
+        time.sleep(3)  # the guards of its runners run
+        folders = [path.name for path in tmp_path.iterdir()]
+        runner.kill()
+    assert [name[:9] for name in folders] == ["agentrig-"]
+    while list(tmp_path.iterdir()) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert list(tmp_path.iterdir()) == []

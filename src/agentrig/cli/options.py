@@ -79,8 +79,16 @@ def asked(words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
     """Convert a command's arguments and options to the arguments of `agentrig.plan.resolve`.
 
     Removes the options that `configured` added from `options`.
+
+    Raises:
+        ConfigError: A recipe, or a run file, comes after a setting.
     """
+    from agentrig.errors import ConfigError
+
     source = words[0] if words and "=" not in words[0] else None
+    for word in () if source else words:
+        if word.endswith(".toml") or not {".", "="} & {*word}:
+            raise ConfigError(f'"{word}" comes after a setting: write the recipe, or the run file, first')
     overrides = list(words[1:] if source else words)
     active = options.pop("active_agent")
     if active is not None:

@@ -15,6 +15,7 @@ from agentrig.endpoints import models_of, port_taken
 from agentrig.errors import AgentrigError
 from agentrig.findings import Finding, Situation
 from agentrig.hardware.memory import GB
+from agentrig.run.directory import check_vacant, run_name
 from agentrig.runners.pools import check_machine
 
 LEAST_DISK = GB // 2
@@ -31,7 +32,13 @@ def existing(path: Path) -> Path:
 
 
 def check_write(situation: Situation) -> Iterator[Finding]:
-    """Can a run directory be created there? A file is written and removed."""
+    """Can the run directory be created there, with its name? A file is written and removed."""
+    if (plan := situation.plan) is not None:
+        try:
+            check_vacant(situation.directory / run_name(plan.run, plan.recipe))
+        except AgentrigError as error:
+            yield Finding.of_error("run directory", error, cure="set another name: run.name=NAME")
+            return
     place = existing(situation.directory)
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".agentrig-doctor-") as file:

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -103,7 +104,21 @@ def _installed() -> Iterator[tuple[PluginInfo, Callable[[], Any]]]:
     for point in sorted(points, key=lambda point: (point.name not in FIRST, point.name)):
         dist = point.dist
         name, version = (dist.name, dist.version) if dist else ("unknown", "unknown")
-        yield PluginInfo(name=point.name, distribution=name, version=version, origin=point.value), point.load
+        yield (
+            PluginInfo(name=point.name, distribution=name, version=version, origin=point.value),
+            partial(_load_point, point),
+        )
+
+
+def _load_point(point: importlib.metadata.EntryPoint) -> Any:
+    """Import what an entry point names.
+
+    Raises:
+        PluginError: It can't be the name of a module.
+    """
+    if point.pattern.match(point.value) is None:  # `load` would raise an AttributeError of its own
+        raise PluginError(f'the entry point "{point.value}" is no module name')
+    return point.load()
 
 
 def _in_file(file: str | Path) -> tuple[PluginInfo, Callable[[], Any]]:
@@ -150,7 +165,7 @@ def _loaded(plugin: PluginInfo, importer: Callable[[], Any], manager: pluggy.Plu
     try:
         manager.register(module, name=plugin.name)
     except pluggy.PluginValidationError as error:
-        raise PluginError(" ".join(str(error).split())) from error  # it names hook and argument
+        raise PluginError(_not_fitting(str(error), manager)) from error
     try:
         if wrong := misspelled(manager, plugin.name):
             raise PluginError(wrong)
@@ -160,6 +175,16 @@ def _loaded(plugin: PluginInfo, importer: Callable[[], Any], manager: pluggy.Plu
     except BaseException:
         manager.unregister(name=plugin.name)
         raise
+
+
+def _not_fitting(text: str, manager: pluggy.PluginManager) -> str:
+    """Return what is wrong with a hook that pluggy does not take, in plain words if it is its arguments."""
+    text = " ".join(text.split())
+    found = re.search(r" for hook '(\w+)' hookimpl definition: (.*) Argument\(s\) ", text)
+    if found is None:
+        return text
+    takes = " and ".join(getattr(manager.hook, found[1]).spec.argnames)
+    return f"{found[1]} takes {f'only {takes}' if takes else 'no arguments'}; it is defined as {found[2]}"
 
 
 def _collect(plugin: PluginInfo, manager: pluggy.PluginManager) -> list[Component]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrig.errors import AgentrigError
 from agentrig.processes.confine import environment, start_forkserver
-from agentrig.processes.ends import SIGNALS
+from agentrig.processes.ends import SIGNALS, end_now
 
 TRIES = 3
 """How often to try to start a process when the server that forks it has died."""
@@ -57,16 +57,20 @@ def start_process(
     )
 
 
+def end_if_importing() -> None:
+    """End this process if it is a runner that imports the script that started the run: it would start one again."""
+    if getattr(process.current_process(), "_inheriting", False):
+        end_now(NO_MAIN_GUARD)  # in a command, `os._exit` raises
+        os._exit(NO_MAIN_GUARD)
+
+
 def start_server() -> None:
     """Start the process that others are forked from, unless it runs, and do not wait while it imports what they share.
-
-    A runner imports the script that started the run. If that would start a run again, the runner ends.
 
     Raises:
         OSError: It can't be started.
     """
-    if getattr(process.current_process(), "_inheriting", False):
-        os._exit(NO_MAIN_GUARD)
+    end_if_importing()
     with _started_clean():
         with _signals_blocked():  # it ignores Ctrl-C and SIGTERM by itself, but not a terminal that is closed
             resource_tracker.ensure_running()

@@ -99,13 +99,13 @@ class RunDirectory:
             first = not parent.exists()
             parent.mkdir(parents=True, exist_ok=True)
             path = parent / name if plan.run.name else _own_folder(parent, name)
-        _check_vacant(path)
+        check_vacant(path)
         made = not (plan.run.name and path.exists())
         try:
             run = cls(path)
             run._first = first
             run.lock()
-            if _check_vacant(path):  # anew: another run may have started and ended in between
+            if check_vacant(path):  # anew: another run may have started and ended in between
                 run.remove_failed()
             run.write("config.toml", to_toml(plan.as_dict()))
         except KeyboardInterrupt:
@@ -417,7 +417,7 @@ def run_name(settings: RunSettings, recipe: str) -> str:
     return name
 
 
-def _check_vacant(path: Path) -> bool:
+def check_vacant(path: Path) -> bool:
     """Return whether a run is there that ended before its first step, and may be replaced.
 
     Raises:

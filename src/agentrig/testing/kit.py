@@ -144,11 +144,15 @@ class Check:
             return found
         if isinstance(found, CheckSkipped):
             raise found
-        if isinstance(found, CheckFailed):
-            raise CheckFailed(
-                found.what, found.cure or self.cure, found.why or self.why, self.name
-            ) from found.__cause__
-        raise CheckFailed(account_of(found), self.cure, self.why, self.name) from found
+        failure = self._failure(found)
+        raise failure from failure.__cause__
+
+    def _failure(self, found: BaseException) -> CheckFailed:
+        """Return an error as this check's failure, with its reason and its cure."""
+        own = found if isinstance(found, CheckFailed) else CheckFailed(account_of(found))
+        failure = CheckFailed(own.what, own.cure or self.cure, own.why or self.why, self.name)
+        failure.__cause__ = found.__cause__ if own is found else found
+        return failure
 
     def _done(self, function: Function) -> BaseException | str:
         """Return a check's error, or its fact; it runs once for each subject, after what it needs."""
@@ -160,7 +164,9 @@ class Check:
             if not isinstance(error, str):
                 if before in self.subject.chosen and not isinstance(error, CheckSkipped):
                     error = CheckSkipped(f"it needs {_name(self.kind, before)}, which failed")
-                return done.setdefault(function, error)  # if nobody asked for the other, its failure is told here
+                elif not isinstance(error, CheckSkipped):  # nobody asked for the other: its failure is told here
+                    error = attrs.evolve(self, function=before)._failure(error)
+                return done.setdefault(function, error)
         try:
             with told_if_slow(f"doing the check {_name(self.kind, function)}"):
                 done[function] = function(self.subject) or ""

@@ -166,7 +166,8 @@ def check_gold_apart(subject: TasksSubject) -> None:
     """What is in `private` is not in `input` too.
 
     Why: The agent reads the answer instead of working it out, and accuracy is worthless.
-    Cure: Put what only the reward may know into `private` alone; if the agent may know a key, say shared=[KEY].
+    Cure: Put what only the reward may know into `private` alone. If the agent may know a key: `agentrig validate …
+        --shared KEY`, and shared=["KEY"] in the package's tests/test_contract.py.
     """
     for name, tasks in subject.rows.items():
         keys = {key for task in tasks for key in task.private if key not in subject.shared}

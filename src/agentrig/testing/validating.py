@@ -50,6 +50,7 @@ def validated(
     script: str | None = None,
     endpoint: Endpoint | None = None,
     gold: str | None = None,
+    shared: Sequence[str] = (),
     limit: int = 12,
     only: Sequence[str] = (),
     say: Callable[[str], None] | None = None,
@@ -64,6 +65,7 @@ def validated(
         script: What the scripted model says; None for right answers and nonsense.
         endpoint: A real model for the trial.
         gold: The key of the tasks' private part with the right answer; None to find it as `agentrig warmup` does.
+        shared: Keys of the tasks' private part that the agent may know too.
         limit: Tasks of a trial.
         only: Names of checks, with their kind (`agent.sampling`); none for all.
         say: Gets the lines of the reports one by one, each as soon as it is known: some checks take minutes.
@@ -72,8 +74,8 @@ def validated(
         `ok`, `reports` with what each check found, and `trials` with the figures of each trial; all as JSON values.
 
     Raises:
-        ConfigError: A section that nothing here reads; a check that does not exist; or no tasks for an agent or a
-            reward.
+        ConfigError: A section or `shared` that nothing here reads; a check that does not exist; or no tasks for an
+            agent or a reward.
     """
     found = targets(word, files)
     every = [each.name for kind in (*CHECKED, TRIAL) for each in declared(kind)]
@@ -87,6 +89,8 @@ def validated(
             raise ConfigError(
                 f"nothing that is validated reads [{section}].{nearest(section, known)} Known: {', '.join(known)}"
             )
+    if shared and "tasks" not in kinds:
+        raise ConfigError("--shared is about the tasks of a task set, and none is validated")
     uses = {kind: _in_files(name, files, kind) for kind, name in uses.items()}
     reports: list[Report] = []
     trials: list[Mapping[str, Any]] = []
@@ -119,6 +123,8 @@ def validated(
             options |= {"gateway": settings.get("gateway"), **({} if script is None else {"script": script})}
         if kind == "reward":
             options["gold"] = gold
+        if kind == "tasks":
+            options["shared"] = shared
         failed: set[str] = set()
         if chosen(kind) != []:
             report = check(kind, target.given, settings=keys, only=chosen(kind), raise_failed=False, say=say, **options)

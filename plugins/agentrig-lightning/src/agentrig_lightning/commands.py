@@ -51,18 +51,19 @@ def runner(
     address, worker = StoreAddress.read(store, token), worker_id()
     offer = asyncio.run(join(address, worker))
     plan, preload = _agent_plan(offer["agent"], agent, files, words)
-    pool = Pool(
-        plan,
-        n=n,
-        threads=threads,
-        deadline_s=float(offer["deadline_s"]),
-        retries=int(offer["retries"]),
-        preload=preload,
-    )
-    click.echo(f"agentrig: {worker} joined the run at {address.url} with agent {plan.name}", err=True)
-    remote = RemoteRunner(address, pool, worker)
-    with temporary_files(), handling(remote.leave):
-        remote.run()
+    with temporary_files():
+        pool = Pool(
+            plan,
+            n=n,
+            threads=threads,
+            deadline_s=float(offer["deadline_s"]),
+            retries=int(offer["retries"]),
+            preload=preload,
+        )
+        click.echo(f"agentrig: {worker} joined the run at {address.url} with agent {plan.name}", err=True)
+        remote = RemoteRunner(address, pool, worker)
+        with handling(remote.leave):
+            remote.run()
     click.echo(f"agentrig: the run has ended; rollouts that were run here: {remote.done}", err=True)
 
 

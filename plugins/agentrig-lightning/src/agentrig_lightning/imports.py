@@ -16,6 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import wraps
 from types import ModuleType
 from typing import Any
 
@@ -111,7 +112,8 @@ def _import_without_litellm(package: ModuleType, run: Callable[[ModuleType], Non
 def replace_verl() -> None:
     """Replace `agl.VERL`, if Agent Lightning is imported: its own needs verl 0.5 or 0.6, and can't be imported here.
 
-    The replacement keeps the configuration; `agentrig_lightning.algorithm` maps it to agentrig-verl.
+    The replacement keeps the configuration; `agentrig_lightning.algorithm` maps it to agentrig-verl. Its `Trainer`
+    starts nothing in a runner, which imports the script.
     """
     package: Any = sys.modules.get("agentlightning")
     if package is None or hasattr(package.VERL, "agentrig_keeps"):
@@ -133,10 +135,25 @@ def replace_verl() -> None:
                 "--algorithm mine; or take a recipe (qwen, llama, npu) and set its keys: algorithm.verl.KEY=VALUE"
             )
 
+    for name in ("fit", "dev"):
+        setattr(package.Trainer, name, _ending_importers(getattr(package.Trainer, name)))
     package.VERL = sys.modules["agentlightning.algorithm"].VERL = VERL  # type: ignore[attr-defined]
     module: Any = ModuleType(_VERL)
     module.VERL = VERL
     sys.modules.setdefault(_VERL, module)
+
+
+def _ending_importers(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of Agent Lightning's `Trainer` that ends a runner which imports a script without a main guard."""
+
+    @wraps(method)
+    def call(*arguments: Any, **named: Any) -> Any:
+        from agentrig.processes.forks import end_if_importing
+
+        end_if_importing()
+        return method(*arguments, **named)
+
+    return call
 
 
 class _LightningFinder(importlib.abc.MetaPathFinder):

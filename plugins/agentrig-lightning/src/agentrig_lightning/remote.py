@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import attrs
 import httpx
@@ -50,15 +50,17 @@ class StoreAddress:
 
     @classmethod
     def read(cls, text: str, token: str | None) -> StoreAddress:
-        """Read a URL, with the token as its password or beside it.
+        """Read a URL, with the token as its password, as `?token=` (the dashboard's link has it there) or beside it.
 
         Raises:
             ConfigError: It is no such URL, or there is no token.
         """
         parts = urlsplit(text.rstrip("/"))
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--store {text.rpartition('@')[2]} is no address: write http://HOST:PORT")
-        token = parts.password or token or os.environ.get(TOKEN_VARIABLE, "").strip()
+            shown = text.rpartition("@")[2].partition("?")[0]
+            raise ConfigError(f"--store {shown} is no address: write http://HOST:PORT")
+        (linked,) = parse_qs(parts.query).get("token", [""])[:1]
+        token = parts.password or linked or token or os.environ.get(TOKEN_VARIABLE, "").strip()
         if not token:
             raise ConfigError(
                 f"no token for the store at {parts.hostname}: set {TOKEN_VARIABLE}, or give --token-file FILE; the run "

@@ -5,18 +5,22 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import logging
+import zlib
 from contextvars import ContextVar
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
 
 from agentrig.http_server import App, Receive, Refused, Scope, Send, bearer, replayed, reply, same
-from agentrig.text import json_fault, parsed
+from agentrig.text import json_fault, parsed, words_of
 
-BODY_LIMIT, OTHER_LIMIT = 256 << 20, 8 << 20
-"""Most bytes of a request's body: of a rollout's spans, with the ids of all its tokens, and of anything else."""
+log = logging.getLogger(__name__)
 
-WITH_SPANS = ("/v1/agentrig/report", "/v1/agl/spans", "/v1/traces")
+LIMITS = {"/v1/agentrig/report": 256 << 20, "/v1/agl/spans": 64 << 20, "/v1/traces": 64 << 20}
+"""Most bytes of a body with spans, which have the ids of all tokens: a whole rollout as JSON, and what OTLP sends."""
+
+OTHER_LIMIT = 8 << 20
 
 COOKIE = "agentrig-store"
 """The cookie that a browser gets when it opens the dashboard's link."""
@@ -61,16 +65,36 @@ class StoreDoor:
             return
         who = scope.get("client")
         client.set(who[0] if who else None)
-        body = (await receive())["body"]
-        kind = dict(scope["headers"]).get(b"content-type", b"")
+        body, headers = (await receive())["body"], dict(scope["headers"])
+        if headers.pop(b"content-encoding", b"").strip().lower() == b"gzip":
+            body = _unpacked(body, limit(scope))
+            scope = {**scope, "headers": list(headers.items())}
+        kind = headers.get(b"content-type", b"")
         if body and kind.startswith(b"application/json") and (why := _not_json(body)):
             raise Refused(why)
-        await self._app(scope, replayed(body, receive), _without_traceback(send))
+        try:
+            await self._app(scope, replayed(body, receive), _without_traceback(send))
+        except Exception as error:  # Starlette has answered with status 500, and uvicorn would print the stack
+            log.warning("a request to %s failed: %s", scope["path"], words_of(error))
 
 
 def limit(scope: Scope) -> int:
-    """Return the most bytes of a request's body."""
-    return BODY_LIMIT if scope["path"] in WITH_SPANS else OTHER_LIMIT
+    """Return the most bytes of a request's body, packed or not."""
+    return LIMITS.get(scope["path"], OTHER_LIMIT)
+
+
+def _unpacked(body: bytes, most: int) -> bytes:
+    """Return what a body holds that was packed by gzip, and never unpack more than `most` bytes of it."""
+    unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        found = unpacker.decompress(body, most + 1)
+    except zlib.error:
+        raise Refused("the body is not gzip, as its Content-Encoding says") from None
+    if len(found) > most:
+        raise Refused(f"the body is longer than the {most >> 20} MiB that this server takes, unpacked", status=413)
+    if not unpacker.eof or unpacker.unused_data:
+        raise Refused("the body is cut short, or has something after its end (Content-Encoding: gzip)")
+    return found
 
 
 def _not_json(body: bytes) -> str:

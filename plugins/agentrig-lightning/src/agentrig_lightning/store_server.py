@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from agentlightning import LightningStoreServer
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from fastapi import Request
-from fastapi.exceptions import RequestValidationError
+from fastapi.exceptions import RequestValidationError, ResponseValidationError
 from fastapi.responses import JSONResponse
 from pydantic.json_schema import PydanticJsonSchemaWarning
 
@@ -107,6 +107,8 @@ class ServedStore:
         for path, handler in ((JOIN, self._join), (ALIVE, self._alive), (REPORT, self._report), (LEAVE, self._leave)):
             app.add_route(path, _checked(handler), methods=["POST"])
         app.add_exception_handler(RequestValidationError, _not_valid)
+        app.add_exception_handler(ResponseValidationError, _not_there)
+        app.add_exception_handler(ValueError, _wrong)
         door = StoreDoor(app, token=self._token)
         self._store.reached_from = client.get
         basic = 'Basic realm="agentrig"'  # a browser asks its user then
@@ -238,3 +240,16 @@ async def _not_valid(request: Request, error: RequestValidationError) -> JSONRes
     """Say what is wrong with a request without its values, which FastAPI would send back, all of them."""
     wrong = [{key: each[key] for key in ("type", "loc", "msg")} for each in error.errors()[:10]]
     return JSONResponse({"detail": wrong}, status_code=422)
+
+
+async def _not_there(request: Request, error: ResponseValidationError) -> JSONResponse:
+    """Answer with status 404 where Agent Lightning's server finds nothing, and its route can't return that."""
+    if error.body is not None:
+        raise error
+    return JSONResponse({"detail": f"there is nothing at {request.url.path}"}, status_code=404)
+
+
+async def _wrong(request: Request, error: ValueError) -> JSONResponse:
+    """Say why the store refuses a request; most often it has no such rollout or attempt."""
+    log.warning("a request to %s is refused: %s", request.url.path, words_of(error))
+    return JSONResponse({"detail": words_of(error)}, status_code=400)

@@ -211,11 +211,13 @@ class Trainer(LightningTrainer):
 
     def _run(self, agent: Any, algorithm: Any, train: Any, validation: Any, display: Any = None) -> None:
         from agentrig.plan import resolve, to_toml
+        from agentrig.processes.forks import end_if_importing
         from agentrig.processes.scratch import temporary_files
         from agentrig.run.resume import resume_plan
         from agentrig.run.training import train as run
         from agentrig.view.live import LiveDisplay
 
+        end_if_importing()
         name = re.sub(r"[^a-z0-9]+", "-", Path(sys.argv[0]).stem.lower()).strip("-") or "script"
         used: dict[str, dict[str, Any]] = {
             kind: {"use": f"{name}-{kind}"} for kind in ("tasks", "agent", "adapter", "algorithm")

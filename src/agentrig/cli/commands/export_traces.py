@@ -34,7 +34,8 @@ def export_traces(run: Path, url: str | None, file: Path | None, content: bool) 
     from agentrig.view.reading import mapping, read_run
 
     if (url is None) == (file is None):
-        raise ConfigError("say where the traces go: --otlp URL, or --file FILE")
+        what = "say where the traces go" if url is None else "the traces go to one place: give one of the two"
+        raise ConfigError(f"{what}: --otlp URL, or --file FILE")
     with ExitStack() as stack:
         if url is not None:
             collector = structure(OtlpConfig, {"url": url}, owner="export-traces", section="--otlp")

@@ -26,6 +26,7 @@ from agentrig.cli.options import measured_server, stdout_to_stderr
 @click.option("--endpoint", metavar="URL", help="Play the trial with a real model: an OpenAI-compatible server (…/v1).")
 @click.option("--model", metavar="NAME", help="The server's model; its first by default.")
 @click.option("--gold", metavar="KEY", help="Key of the tasks' private part with the right answer.")
+@click.option("--shared", multiple=True, metavar="KEY", help="A key of their private part that the agent may know too.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=12, show_default=True, help="Tasks of a trial.")
 @click.option("--only", multiple=True, metavar="CHECK", help="Run only this check, and what it needs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
@@ -36,6 +37,7 @@ def validate(
     endpoint: str | None,
     model: str | None,
     gold: str | None,
+    shared: Sequence[str],
     limit: int,
     only: Sequence[str],
     as_json: bool,
@@ -71,6 +73,7 @@ def validate(
             script=script,
             endpoint=measured_server(endpoint, model, None) if endpoint or model else None,
             gold=gold,
+            shared=shared,
             limit=limit,
             only=only,
             say=None if as_json else partial(click.echo, file=stdout),

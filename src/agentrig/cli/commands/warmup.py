@@ -73,7 +73,7 @@ from agentrig.cli.progress import progress
     type=Number(0, min_open=True),
     default=3.0,
     show_default=True,
-    help="The training itself ends after this time; demonstrating and trying the model come on top.",
+    help="Training ends with the step in which this time is over; demonstrating, trying and auditing come on top.",
 )
 @click.option(
     "--passes",
