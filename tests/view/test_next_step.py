@@ -265,7 +265,7 @@ def test_few_right_rollouts_of_a_warmed_up_model_are_memorised_too_and_the_comma
     config = {**found.run.config, "algorithm": {"model": str(tmp_path / "m")}}
     (said,) = memorised(attrs.evolve(found, run=attrs.evolve(found.run, config=config)))
     assert "26% of the last training rollouts are right, and 11 of 148 held-out tasks" in said.text
-    command = f"agentrig warmup {tmp_path / 'run' / 'config.toml'} --labels 800 --out {tmp_path / 'm'}-800"
+    command = f"agentrig warmup {tmp_path / 'run' / 'config.toml'} --labels 800 --until 0.2 --out {tmp_path / 'm'}-800"
     assert command in said.advice
 
 

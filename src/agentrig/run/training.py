@@ -203,7 +203,7 @@ def _train(
             if stopped.cause == "tasks-too-hard" and not script_of(run.path):
                 labels = min(200, max(1, 3 * len(splits["train"][1]) // 4))  # the model is tried on the others
                 config = shlex.quote(str(run.path / "config.toml"))
-                stopped.args = (f"{stopped}: agentrig warmup {config} --labels {labels}",)
+                stopped.args = (f"{stopped}: agentrig warmup {config} --labels {labels} --until 0.2",)
             if stopped.cause in SEEN_IN_ROLLOUTS:
                 stopped.args = (f"{stopped}\n  See single rollouts, with every span: {dev_command(run.path)}",)
             raise
