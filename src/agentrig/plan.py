@@ -398,12 +398,8 @@ def _read_source(name: str) -> tuple[str, dict[str, Any]]:
 
         own: dict[str, str] = {}
         with contextlib.suppress(PluginError):
-            own = {
-                c.kind: c.spec.name
-                for p in load(files=[name]).plugins
-                if p.distribution == "file"
-                for c in p.components
-            }
+            file = load(files=[name]).plugins[-1]  # installed ones come first
+            own = {c.kind: c.spec.name for c in file.components}
         words = [own.get("recipe", "mini"), "--plugin", name]
         words += [] if "recipe" in own else ["--agent", own.get("agent", "NAME")]
         raise ConfigError(
