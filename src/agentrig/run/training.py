@@ -175,7 +175,7 @@ def _train(
         facts=facts,
     )
     sessions.append(session)
-    session.enough = enough
+    session.enough, session.start = enough, start - past.spent_s
     ending.callback(session.delivery.end)
     ending.callback(session.auditing.close)
     if not resume:
@@ -228,7 +228,7 @@ def _train(
         signals.writing = True
         # Nothing in the directory of a resumed run has changed before it began.
         if not leaves_nothing(ended) and (session.begun or not resume):
-            wall_s = time.perf_counter() - start + sum(line["step_s"] for line in past.lines)
+            wall_s = time.perf_counter() - session.start
             with noted() if not complete else nullcontext():
                 # Without a step there is no summary that says how the run ended.
                 how = ended if session.lines else ended or stopped
