@@ -369,6 +369,7 @@ def changed_files(
     progress: Mapping[str, Any],
     *,
     ended: bool = False,
+    running: bool = False,
     step: int | None = None,
     needed: Sequence[int] = (),
 ) -> list[str]:
@@ -381,6 +382,7 @@ def changed_files(
         lines: Those of `metrics.jsonl` that hold a step.
         progress: `progress.json`.
         ended: Whether no files of further steps can be there.
+        running: Whether the run is at work: it removes a measurement after training of an earlier end itself.
         step: Only files that a run resumed from this step keeps; None for all.
         needed: Steps whose training rollouts the run wrote, whether their digest is known or not.
     """
@@ -406,7 +408,10 @@ def changed_files(
     ]
     found = {"gone, and the run wrote {}": gone, "changed since the run wrote {}": changed, "no step wrote {}": strange}
     found |= {f"no permission to read {{}}. {NOT_ALLOWED}": closed}
-    kept = {what: [n for n in names if step is None or stays(Path(n), step)] for what, names in found.items()}
+    kept = {
+        what: [n for n in names if (step is None or stays(Path(n), step)) and not (running and is_end(Path(n)))]
+        for what, names in found.items()
+    }
     return [
         f"{_listed(names)}: {what.format('it' if len(names) == 1 else 'them')}" for what, names in kept.items() if names
     ]
