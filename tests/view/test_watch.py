@@ -247,7 +247,7 @@ def test_before_and_after_is_a_page_that_begins_with_examples(tmp_path: Path, mo
         assert "THE RIGHT ANSWER" not in page(link, "run/run/examples")  # its tasks cannot be loaded here
         with monkeypatch.context() as patched:
             patched.setattr("agentrig.view.samples.gold_of", lambda directory, task: ({"gold": "THE RIGHT ANSWER"}, ""))
-            assert "THE RIGHT ANSWER" in page(link, "run/run/examples")
+            assert "<b>Right answer, never shown to the agent</b><pre>THE RIGHT" in page(link, "run/run/examples")
         text = page(link, "run/run/examples")
         assert 'href="' + link[link.index("/", 8) :] + 'run/run/examples"' in page(link, "run/run")
     files = read_run(directory).of_mode("report")
