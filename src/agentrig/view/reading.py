@@ -120,10 +120,8 @@ class RunData:
         """What is missing, cannot be read, or is not what the run wrote, one sentence each; it reads every file."""
         ended = bool(self.summary.get("complete")) and not self.continued
         try:
-            return [
-                *self.unread,
-                *changed_files(self.directory, self.steps, self.progress, ended=ended, running=self.running),
-            ]
+            changed = changed_files(self.directory, self.steps, self.progress, ended=ended, running=self.running)
+            return [*self.unread, *changed]
         except RunFileError as error:
             return list(dict.fromkeys([*self.unread, first_line(error)]))
 

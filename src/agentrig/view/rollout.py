@@ -15,25 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrig import traces
 from agentrig.figures import NOTHING, count, number
 from agentrig.ledger import REASONS
 from agentrig.rollouts import Rollout
 from agentrig.run.rows import row_of
 from agentrig.text import amount, cut
-from agentrig.traces import (
-    GIVEN,
-    LLM_CALL,
-    MODEL,
-    NODE,
-    RETURNED,
-    SERVER,
-    Span,
-    Trace,
-    items,
-    message_of,
-    reply_of,
-    tool_calls_of,
-)
+from agentrig.traces import LLM_CALL, MODEL, NODE, SERVER, Span, Trace, items, message_of, reply_of, tool_calls_of
 from agentrig.view.reading import SECOND, decoded, dig, mapping, spans_of, verdict
 from agentrig.view.tables import WRONG
 from agentrig.view.tokens import MOST_TOKENS, Token, tokens_of
@@ -51,7 +39,7 @@ COLUMNS = (
 LONGEST_TEXT = 40_000
 """Characters of a message or an output that a page shows."""
 
-HEADINGS = frozenset({NODE, MODEL, "agent.name", "tool.name", GIVEN, RETURNED})
+HEADINGS = frozenset({NODE, MODEL, "agent.name", "tool.name", traces.GIVEN, traces.RETURNED})
 """Attributes that name a span, or are digests for the auditor: no texts to read."""
 
 TASK_KEYS = ("question", "prompt", "instruction", "text")
