@@ -232,6 +232,8 @@ def test_a_recipe_of_a_file_that_is_not_named_is_looked_for(tmp_path: Path, monk
             f'{text}    yield RecipeSpec(name="{name}", summary="A test.", settings={{}})\n'
         )
     (tmp_path / "other.py").write_text('"clock"')
+    with pytest.raises(ConfigError, match=r"is Python and no run file.*\n  clock --plugin my_clock\.py$"):
+        resolve("my_clock.py")
     with pytest.raises(LookupFailed, match=r"named: add --plugin my_clock\.py$"):
         resolve("clock")
     with pytest.raises(LookupFailed) as missed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -393,9 +394,17 @@ def _recipe_name(source: str) -> str:
 def _read_source(name: str) -> tuple[str, dict[str, Any]]:
     """Return the recipe that a run begins with, '' for none, and the sections of its run file."""
     if name.endswith(".py"):
+        from agentrig.plugins.loading import load
+
+        own: dict[str, str] = {}
+        with contextlib.suppress(PluginError):
+            file = load(files=[name]).plugins[-1]  # installed ones come first
+            own = {c.kind: c.spec.name for c in file.components}
+        words = [own.get("recipe", "mini"), "--plugin", name]
+        words += [] if "recipe" in own else ["--agent", own.get("agent", "NAME")]
         raise ConfigError(
-            f"{name} is Python and no run file; name a recipe, and give the file as a plugin:\n"
-            f"  agentrig train mini --plugin {name} --agent NAME"
+            f"{name} is Python and no run file; in its place, name a recipe, and give the file as a plugin:\n"
+            f"  {shlex.join(words)}"
         )
     if not _is_file(name):
         return name, {}

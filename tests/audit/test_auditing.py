@@ -143,20 +143,23 @@ WHY = "the reward gives two scores to one answer: 0.3 and 0.7"
 
 
 @pytest.mark.parametrize(
-    ("found", "agree", "unseen"),
+    ("found", "words"),
     [
-        ([("tasks", "ok", "4 groups"), ("score", "not looked at", WHY)], 1, f"score ({WHY})"),
+        (
+            [("tasks", "ok", "4 groups"), ("text", "ok", "same"), ("score", "not looked at", WHY)],
+            "all 2 parts that could be checked agree (tasks, text); not looked at: score (" + WHY + ")",
+        ),
         (
             [*((link, "ok", "same") for link in LINKS[:-1]), (LINKS[-1], "not looked at", "no held-out tasks")],
-            8,
-            "held-out (no held-out tasks)",
+            f"all 8 parts that could be checked agree ({', '.join(LINKS[:-1])}); "
+            "not looked at: held-out (no held-out tasks)",
         ),
+        ([(link, "ok", "same") for link in LINKS], f"all 9 parts agree ({', '.join(LINKS)})"),
     ],
 )
 def test_the_line_of_an_audited_step_names_what_could_not_be_compared(
     found: list[Any],
-    agree: int,
-    unseen: str,
+    words: str,
     told: Callable[..., None],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -164,10 +167,7 @@ def test_the_line_of_an_audited_step_names_what_could_not_be_compared(
     told([Verdict(link=link, result=result, detail=detail) for link, result, detail in found], seconds=12.6)
     with caplog.at_level("INFO"):
         Auditing(tmp_path, resolve("mini")).end(1, {"step": 1, "step_s": 10.0})
-    assert caplog.messages[-1] == (
-        f"checked step 1 in 12.6 s: computed again from its records, {agree} of 9 parts agree ({', '.join(LINKS)}); "
-        f"not looked at: {unseen}"
-    )
+    assert caplog.messages[-1] == f"checked step 1 in 12.6 s: computed again from its records, {words}"
 
 
 def test_a_reward_that_does_not_end_holds_up_no_audit(toy_plan: Callable[..., Plan]) -> None:

@@ -579,4 +579,6 @@ def test_why_and_report_without_a_run_are_about_the_newest_one(tmp_path: Path, m
         run = write_run(tmp_path / "runs" / name, steps=3)
         os.utime(run / "manifest.json", (time.time() - age,) * 2)
     assert CliRunner().invoke(main, ["why"]).output.startswith("new: ")
-    assert "report: runs/new/report.html" in CliRunner().invoke(main, ["report"]).output
+    told = CliRunner().invoke(main, ["report"]).output
+    assert "report: runs/new/report.html" in told
+    assert re.search(r"\+[\d.]+ points: of 40 held-out tasks measured at both ends, .* \(sign test p", told)

@@ -395,6 +395,7 @@ def test_the_command_warns_of_a_broken_plugin_and_goes_on(site: Path, toy_file: 
     listed = CliRunner().invoke(main, ["plugins"])
     assert listed.exit_code == 0
     assert "no_such_library" in listed.stdout
+    assert listed.stdout.count("\n    agentrig 0") == 1, "its three plugins are one line"
     strict = CliRunner().invoke(main, ["plugins", "--strict-plugins"])
     assert strict.exit_code == 1
     assert "toy-broken" in strict.stderr

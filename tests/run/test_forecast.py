@@ -78,11 +78,15 @@ def groups_of(*groups: Sequence[float | None], failure: str = "deadline") -> lis
         ([(0.1, 0.4), (0, 0.2)], "good", "no sampled answer is correct yet, but"),
         ([(1, 1)] * 19 + [(0, 1)], "solved", "Use harder tasks"),
         ([(0, 0)] * 9, "hopeless", "Warm up first .*make the tasks easier.* raising the temperature"),
-        ([(0, 0), (1, 1)] * 4, "hopeless", "about 0% of the tasks only. Raise the temperature .*, warm up first"),
+        (
+            [(0, 0), (1, 1)] * 4,
+            "hopeless",
+            "about 0% of the tasks .*only.* Raise the temperature .* other tasks",
+        ),
         (
             [(1, 1)] * 9 + [(0, 0)],
             "solved",
-            "90% of the sampled answers are correct .* 0% of the tasks only. Use harder",
+            "90% of the sampled answers are correct .* 0% of the tasks .* only. Use harder",
         ),
         ([(None, 1), (0, 1), (0, 1)], "good", "about 100%"),
         ([(None, 1), (0, None), (0, 1)], "failing", r"2 of 6 rollouts failed.*\n  2 x deadline: for example no answer"),

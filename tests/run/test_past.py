@@ -412,6 +412,18 @@ def test_the_digests_of_a_resumed_run_are_those_of_its_files(finished: Path) -> 
 
 
 @pytest.mark.slow
+def test_the_wall_time_of_a_resumed_run_is_that_of_all_its_parts(finished: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    (finished / "summary.json").write_text(json.dumps({**summary, "wall_s": 1000.0}))
+    train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
+    spent = json.loads((finished / "summary.json").read_text())["wall_s"]
+    assert 1000 < spent < 1600
+    (finished / "summary.json").unlink()  # killed before its end: what the last checkpoint knew
+    past = read_past(RunDirectory(finished))
+    assert 1000 < past.spent_s <= spent
+    assert past.progress["wall_s"] == past.spent_s
+
+
 def test_a_trained_model_is_not_measured_as_the_start(finished: Path, caplog: pytest.LogCaptureFixture) -> None:
     (finished / "progress.json").unlink()
     train(resume_plan(finished, overrides=["algorithm.steps=4", "run.block=[]"]), resume=finished)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import httpx
 import pytest
 from click.testing import CliRunner
@@ -26,6 +27,7 @@ from agentrig.errors import ConfigError, PluginError
 from agentrig.plan import Plan, resolve
 from agentrig.run.demonstration_server import demonstrating
 from agentrig.run.evaluate import Evaluation
+from agentrig.run.verdict import judge
 from agentrig.run.warmup import check_unsolved, choose_labels, demonstrate, make_start, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -192,7 +194,26 @@ def test_the_verdict_does_not_take_all_tasks_for_equally_hard() -> None:
     """Half of the answers are right, always to the same tasks: training would learn from one group of eight."""
     found = verdict(measured([1.0] * 16 + [0.0] * 12 + [0.0, 1.0, 0.0, 0.0], each=4), group=4)
     assert found.kind == "hopeless"
-    assert "whose 4 rollouts get rewards that differ, and these are about 12% of the tasks only" in found.message
+    assert "rewards that differ, and these are about 12% of the tasks (95%: 2% to 47%) only" in found.message
+    assert "for 100% of the other tasks, all its answers are right, or the same" in found.message
+    assert found.message.endswith("Give fewer passes (--passes), or end sooner: --until 0.2.")
+
+
+def test_the_cure_of_groups_that_do_not_differ_depends_on_why() -> None:
+    """Mostly right, or the same answer each time: fewer passes; mostly wrong in different ways: more."""
+
+    def groups(right: int, wrong: int, answers: tuple[str, str]) -> Evaluation:
+        made = [rollout(1.0, group=str(g)) for g in range(right) for _ in range(2)]
+        made += [rollout(0.0, group=f"w{g}", answer=answer) for g in range(wrong) for answer in answers]
+        return attrs.evolve(measured([1.0]), rollouts=made)
+
+    fewer, more = "Give fewer passes", "Give more labels"
+    assert fewer in verdict(groups(6, 4, ("a", "b"))).message
+    assert more in verdict(groups(1, 9, ("a", "b"))).message
+    assert fewer in verdict(groups(1, 9, ("a", "a"))).message
+    assert more in verdict(groups(0, 9, ("a", "a"))).message, "never right: it has learned nothing"
+    sure = judge([[rollout(1.0, group=str(g))] * 2 for g in range(6)] + [[rollout(0.0)] * 2] * 4, 2)
+    assert "Raise the temperature (algorithm.temperature), or use other tasks" in sure.message
 
 
 def test_a_start_with_hardly_any_reward_is_not_recommended() -> None:
@@ -269,7 +290,7 @@ def test_the_command_makes_a_model_and_says_that_it_starts_at_zero(tmp_path: Pat
     found = json.loads(done.stdout)
     assert (len(found["labels"]), found["turns"], found["ready"]) == (4, 4, False)
     assert found["after"]["n"] == 64, "8 answers to each of the 8 tasks without a label"
-    assert "now: 0.0% of 64 answers to 8 training tasks without a label correct" in done.stderr
+    assert "now: 0.0% of 64 answers to 8 training tasks without a label correct (95%: 0% to 32%)" in done.stderr
     assert "would start at zero" in done.stderr.replace("\n", " ")
     assert done.stderr.count("so far: 0.0% of 8 training tasks") == 1  # between the two passes
     assert "--until 0.3 was not reached when training ended: 0.0%" in done.stderr

@@ -186,7 +186,7 @@ def test_the_panel_counts_running_rollouts():
             shown.on_rollout_end(rollout=rollout_of(i, right=i < 2, mode="report", step=0, failure=failure))
         text = panel(shown)
         assert "measuring held-out accuracy before training: 5 rollouts, 2 right" in text
-        assert "step 0 of 20" in text
+        assert "0 of 20 steps" in text
         assert "1 (1 deadline)" in text
         shown.on_rollout_end(rollout=rollout_of(1, right=True, mode="train", step=1))
         assert "the agent at work: 1 rollout, 1 right" in panel(shown)
@@ -197,7 +197,7 @@ def test_the_panel_counts_running_rollouts():
         text = panel(shown)
         assert re.search(r"held out +50\.0% before training", text)
         assert re.search(r"training accuracy \(sampled\) +25\.0%", text)
-        for expected in ("step 3 of 20", "48.2% (reward -0.250) at step 3", "1,830 tokens/s", "rollouts 60%", "0.500"):
+        for expected in ("3 of 20 steps", "48.2% (reward -0.250) at step 3", "1,830 tokens/s", "rollouts 60%", "0.500"):
             assert expected in text
         for expected in ("eta 2:50", "25.0%", "2 rollouts, 1 right, reward 0.350"):
             assert expected in text
@@ -209,7 +209,7 @@ def test_a_resumed_run_goes_on_at_its_step_with_its_mean_and_one_of_unknown_leng
     shown, buffer = display()
     shown.on_run_start(event=attrs.evolve(start(first_step=12), directory=write_run(tmp_path / "run", steps=11)))
     assert "resuming at step 12" in buffer.getvalue()
-    assert "step 11 of 20" in panel(shown)
+    assert "11 of 20 steps" in panel(shown)
     before = json.loads((tmp_path / "run" / "progress.json").read_text())["before"]["accuracy"]
     assert f"{100 * before:.1f}% before training" in panel(shown)
     rewards = [json.loads(line)["reward"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -303,6 +303,26 @@ def test_a_damaged_reward_of_an_earlier_step_is_left_out_of_the_mean(tmp_path: P
     shown.on_run_start(RunStart(directory=run, config={}, steps=20, first_step=3))
     shown.on_step_end(StepEnd(step=3, metrics={"reward": 0.25, "step_s": 1.0}))
     assert f"reward 0.250 (mean of 2: {(lines[1]['reward'] + 0.25) / 2:.3f})" in buffer.getvalue()
+
+
+def test_a_measurement_says_of_how_many_rollouts_and_what_comes_after_the_last(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=2)
+    facts = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({**facts, "data": {"report": {"tasks": 3}}}))
+    shown, buffer = display()
+    shown.on_run_start(RunStart(directory=run, config={}, steps=20, first_step=1))
+    for i in range(3):
+        shown.on_rollout_end(rollout_of(i, right=i < 2, mode="report", step=2))
+    last = buffer.getvalue().splitlines()[-1]
+    assert last.startswith("measuring held-out accuracy after training: 3 of 3 rollouts, 2 right, reward")
+    assert last.endswith("; now the last checks, then the results")
+
+
+def test_an_error_in_the_first_step_of_a_resumed_run_names_the_step_before(tmp_path: Path) -> None:
+    shown, buffer = display()
+    shown.on_run_start(RunStart(directory=write_run(tmp_path / "run", steps=2), config={}, steps=20, first_step=3))
+    shown.on_run_error(RunError(directory=tmp_path / "run", error=RunStopped("no triplets")))
+    assert buffer.getvalue().endswith("an error ended the run (last whole step: 2)\n")
 
 
 def test_a_long_measurement_says_in_a_pipe_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.view.causes.evidence import Evidence, StepFacts, reason_of
 from agentrig.view.causes.outcome import changes, memorised, more, more_tasks, weak_slice
-from agentrig.view.causes.policy import collapsed
+from agentrig.view.causes.policy import collapsed, unexploring
 from agentrig.view.causes.rewards import one_reason
 from agentrig.view.diagnosis import (
     GOES_ON,
@@ -251,6 +251,17 @@ def evidence(tmp_path: Path, *, right: list[int], known: int, n: int) -> Evidenc
     return attrs.evolve(found, steps=steps, ends=(end, end), where="held-out split, step 0 and step 8")
 
 
+@pytest.mark.parametrize(("right", "cause"), [(60, "tasks-too-easy"), (40, "low-entropy")])
+def test_a_sure_model_that_is_nearly_always_right_has_tasks_that_are_too_easy(
+    tmp_path: Path, right: int, cause: str
+) -> None:
+    found = evidence(tmp_path, right=[right] * 8, known=10, n=18)
+    with_lines(found.run.directory, lambda line: line.update(zero_variance_groups=0.75, algorithm={"entropy": 0.01}))
+    steps = [attrs.evolve(facts, groups=8, same=6, same_right=6, same_answer=6) for facts in found.steps]
+    found = attrs.evolve(found, run=read_run(found.run.directory), steps=steps)
+    assert [f.cause for f in unexploring(found)] == [cause]
+
+
 def test_few_held_out_tasks_are_enough_to_see_that_training_tasks_are_memorised(tmp_path: Path) -> None:
     (found,) = memorised(evidence(tmp_path, right=[46, 47, 49, 40, 47, 39, 33, 31], known=1, n=18))
     assert "50% of the last training rollouts are right, and 1 of 18 held-out tasks" in found.text
@@ -265,7 +276,7 @@ def test_few_right_rollouts_of_a_warmed_up_model_are_memorised_too_and_the_comma
     config = {**found.run.config, "algorithm": {"model": str(tmp_path / "m")}}
     (said,) = memorised(attrs.evolve(found, run=attrs.evolve(found.run, config=config)))
     assert "26% of the last training rollouts are right, and 11 of 148 held-out tasks" in said.text
-    command = f"agentrig warmup {tmp_path / 'run' / 'config.toml'} --labels 800 --out {tmp_path / 'm'}-800"
+    command = f"agentrig warmup {tmp_path / 'run' / 'config.toml'} --labels 800 --until 0.2 --out {tmp_path / 'm'}-800"
     assert command in said.advice
 
 

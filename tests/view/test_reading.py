@@ -187,6 +187,32 @@ def test_the_lock_says_whether_a_run_goes_on_or_has_crashed(tmp_path: Path):
     assert figures.status(read_run(directory)) == "stopped by an error"
 
 
+def test_a_resume_that_starts_shows_the_end_before_it_until_a_step_has_ended(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=2)
+    text = (directory / "config.toml").read_text().replace("[algorithm]", "[algorithm]\nsteps = 2")
+    (directory / "config.toml").write_text(text)
+    ended = figures.held_out(read_run(directory))
+    name = next(f.name for f in (directory / "rollouts").glob("report-*2.parquet"))
+    progress = json.loads((directory / "progress.json").read_text())
+    files = {"files": {"rollouts/report-00000.parquet": "", f"rollouts/{name}": ""}}
+    (directory / "progress.json").write_text(json.dumps({**progress, **files}))
+    lock = Lock(directory / "run.lock")
+    assert lock.take()
+    starting = read_run(directory)
+    assert (figures.status(starting), figures.progress(starting)) == ("running", "resuming after step 2")
+    assert figures.held_out(starting) == ended
+    assert ended["accuracy"]["after"] is not None
+    (directory / "config.toml").write_text(text.replace("steps = 2", "steps = 4"))  # it has begun
+    assert figures.progress(read_run(directory)).startswith("step 3 of 4")
+    (directory / "rollouts" / name).unlink()
+    assert name not in " ".join(read_run(directory).missing), "the run itself removes it at its next checkpoint"
+    line = json.loads((directory / "metrics.jsonl").read_text().splitlines()[-1])
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**line, "step": 3}) + "\n")
+    assert figures.held_out(read_run(directory))["accuracy"]["after"] is None
+    lock.release()
+
+
 @pytest.mark.parametrize("steps", [0, 9])  # the second has two validations, too few tasks to be sure of a gain
 def test_a_running_run_has_no_warning_for_what_is_still_to_come(tmp_path: Path, steps: int):
     directory = write_run(tmp_path / "run", steps=steps, ended=False)

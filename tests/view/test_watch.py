@@ -167,6 +167,11 @@ def test_traces_lead_to_a_rollout_and_to_two_side_by_side(link: str) -> None:
     assert "LLM call" in rollout
     assert "Never shown to the agent" in rollout
     assert "handed to the algorithm" in rollout
+    assert "agentrig.returned" not in rollout, "a digest is nothing to read"
+    place = re.search(r"rollout (\d+) of (\d+)</span>", rollout)
+    assert place is not None
+    numbers = [int(n) for n in re.findall(r"rollout (\d+) of its group", rollout)]
+    assert sorted([*numbers, int(place[1])]) == list(range(1, int(place[2]) + 1))
     assert rollout.count("Colour of a sampled token") == ('<i class="p' in rollout or "<i title=" in rollout)
     two = page(link, f"run/two/rollout/{ids[0]}", against=ids[1])
     assert "What was said" in two
@@ -247,7 +252,7 @@ def test_before_and_after_is_a_page_that_begins_with_examples(tmp_path: Path, mo
         assert "THE RIGHT ANSWER" not in page(link, "run/run/examples")  # its tasks cannot be loaded here
         with monkeypatch.context() as patched:
             patched.setattr("agentrig.view.samples.gold_of", lambda directory, task: ({"gold": "THE RIGHT ANSWER"}, ""))
-            assert "THE RIGHT ANSWER" in page(link, "run/run/examples")
+            assert "<b>Right answer, never shown to the agent</b><pre>THE RIGHT" in page(link, "run/run/examples")
         text = page(link, "run/run/examples")
         assert 'href="' + link[link.index("/", 8) :] + 'run/run/examples"' in page(link, "run/run")
     files = read_run(directory).of_mode("report")

@@ -146,7 +146,7 @@ def register_credits() -> Iterable[CreditSpec]:
     gated: dict[str, Any] = {"admit": credit.differ, "refuses": refusals.refuses_dapo}
     for name, function, config, more, summary in (
         ("dr-grpo", credit.dr_grpo, credit.GroupConfig, relative, "Reward minus the group's mean (Dr. GRPO)."),
-        ("grpo", credit.grpo, credit.GroupConfig, relative, "That, over the group's standard deviation (GRPO)."),
+        ("grpo", credit.grpo, credit.GroupConfig, relative, "dr-grpo, over the group's standard deviation (GRPO)."),
         ("rloo", credit.rloo, credit.RelativeConfig, relative, "Reward minus the mean of the group's others (RLOO)."),
         (
             *("reinforce++", credit.reinforce_pp, credit.RelativeConfig, relative),

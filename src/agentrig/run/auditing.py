@@ -139,12 +139,14 @@ class Auditing:
         self._owed = None if "gradient" in found.looked else self._owed or sketch
         left = {v.link: v.detail for v in found.verdicts if v.link not in found.looked}
         unseen = ", ".join(f"{link} ({why})" for link, why in left.items() if why != NO_WEIGHTS)
-        agree = len(found.looked - {fault.link for fault in found.faults})
-        parts = f" ({', '.join(LINKS)})" if step == self._sure - FIRST else ""
+        wrong = {fault.link for fault in found.faults}
+        looked = f"all {len(found.looked)} parts" + (" that could be checked" if left else "")
+        looked = f"{len(found.looked - wrong)} of {len(found.looked)} parts" if wrong else looked
+        parts = f" ({', '.join(link for link in LINKS if link in found.looked)})" if step == self._sure - FIRST else ""
         shares = [(v.link, *v.read) for v in found.verdicts if v.read is not None]
         log.info(
-            "checked step %d in %.1f s: computed again from its records, %d of %d parts agree%s%s%s",
-            *(step, found.seconds, agree, len(LINKS), parts),
+            "checked step %d in %.1f s: computed again from its records, %s agree%s%s%s",
+            *(step, found.seconds, looked, parts),
             "".join(f"; {link}: a sample of {read} of {amount(of, 'call')}" for link, read, of in shares if read < of),
             (f"; {NO_WEIGHTS}" if NO_WEIGHTS in left.values() else "")
             + (f"; not looked at: {unseen}" if unseen else ""),

@@ -54,6 +54,7 @@ class Past:
         measured: Number of rollouts that were only measured, by failure; `""` for those without a failure.
         warnings: What is lost or damaged.
         lost: What is lost for good: the run's manifest says so from now on.
+        spent_s: Wall seconds of the run's earlier parts, as far as they are known.
         ended: The run had ended at this step and is extended: its guards restart their counts, and its summary and its
             measurement after training stay until the next checkpoint.
     """
@@ -65,6 +66,7 @@ class Past:
     measured: Mapping[str, int] = attrs.field(factory=dict)
     warnings: Sequence[str] = ()
     lost: Sequence[str] = ()
+    spent_s: float = 0.0
     ended: bool = False
 
 
@@ -133,6 +135,9 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
             for name, kept in _measured_files(known)
             if stays(Path(name), step) or (ended and is_end(Path(name)))
         }
+    spent = [sum(line["step_s"] for line in lines), *(number(of.get("wall_s")) or 0.0 for of in (known, summary))]
+    if progress:
+        progress["wall_s"] = max(spent)  # summary.json is removed
     warnings = []
     if every and not step:
         warnings.append(
@@ -162,6 +167,7 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
         measured=run.measured(step) if step else {},
         warnings=warnings,
         lost=lost,
+        spent_s=max(spent) if step else 0.0,
         ended=ended,
     )
 
@@ -363,6 +369,7 @@ def changed_files(
     progress: Mapping[str, Any],
     *,
     ended: bool = False,
+    running: bool = False,
     step: int | None = None,
     needed: Sequence[int] = (),
 ) -> list[str]:
@@ -375,6 +382,7 @@ def changed_files(
         lines: Those of `metrics.jsonl` that hold a step.
         progress: `progress.json`.
         ended: Whether no files of further steps can be there.
+        running: Whether the run is at work: it removes a measurement after training of an earlier end itself.
         step: Only files that a run resumed from this step keeps; None for all.
         needed: Steps whose training rollouts the run wrote, whether their digest is known or not.
     """
@@ -400,7 +408,10 @@ def changed_files(
     ]
     found = {"gone, and the run wrote {}": gone, "changed since the run wrote {}": changed, "no step wrote {}": strange}
     found |= {f"no permission to read {{}}. {NOT_ALLOWED}": closed}
-    kept = {what: [n for n in names if step is None or stays(Path(n), step)] for what, names in found.items()}
+    kept = {
+        what: [n for n in names if (step is None or stays(Path(n), step)) and not (running and is_end(Path(n)))]
+        for what, names in found.items()
+    }
     return [
         f"{_listed(names)}: {what.format('it' if len(names) == 1 else 'them')}" for what, names in kept.items() if names
     ]

@@ -116,6 +116,7 @@ class RunSession:
         self.checkpoint, self.resumed = past.checkpoint, resumed
         self.stopping = self.written = False  # written: the summary of a complete run is
         self.enough: Enough | None = None
+        self.start = time.perf_counter() - past.spent_s  # of the run, with its earlier parts and nothing between them
         self._saved_step = past.step
         self.plan, self.setup, self.engine, self.runtime = plan, setup, engine, runtime
         self.credit: Credit = plan.build("credit") if credit is None else credit
@@ -580,7 +581,8 @@ class RunSession:
             names, name = {there.path(s).name for s in there.steps()}, there.path(step).name
             with self._progressing:
                 kept = {n: digests for n, digests in self._progress.get(SAVED, {}).items() if n in names}
-                self._note_progress(**{SAVED: {**kept, name: [*kept.get(name, []), digest]}})  # of both times
+                held = {**kept, name: [*kept.get(name, []), digest]}  # of both times
+                self._note_progress(**{SAVED: held, "wall_s": time.perf_counter() - self.start})
 
         try:
             saved = there.save(step, write, keep=keep, record=record)

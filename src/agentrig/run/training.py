@@ -175,7 +175,7 @@ def _train(
         facts=facts,
     )
     sessions.append(session)
-    session.enough = enough
+    session.enough, session.start = enough, start - past.spent_s
     ending.callback(session.delivery.end)
     ending.callback(session.auditing.close)
     if not resume:
@@ -203,7 +203,7 @@ def _train(
             if stopped.cause == "tasks-too-hard" and not script_of(run.path):
                 labels = min(200, max(1, 3 * len(splits["train"][1]) // 4))  # the model is tried on the others
                 config = shlex.quote(str(run.path / "config.toml"))
-                stopped.args = (f"{stopped}: agentrig warmup {config} --labels {labels}",)
+                stopped.args = (f"{stopped}: agentrig warmup {config} --labels {labels} --until 0.2",)
             if stopped.cause in SEEN_IN_ROLLOUTS:
                 stopped.args = (f"{stopped}\n  See single rollouts, with every span: {dev_command(run.path)}",)
             raise
@@ -228,7 +228,7 @@ def _train(
         signals.writing = True
         # Nothing in the directory of a resumed run has changed before it began.
         if not leaves_nothing(ended) and (session.begun or not resume):
-            wall_s = time.perf_counter() - start + sum(line["step_s"] for line in past.lines)
+            wall_s = time.perf_counter() - session.start
             with noted() if not complete else nullcontext():
                 # Without a step there is no summary that says how the run ended.
                 how = ended if session.lines else ended or stopped

@@ -9,10 +9,10 @@ from typing import Literal
 
 import attrs
 
-from agentrig.figures import mean
+from agentrig.figures import mean, wilson
 from agentrig.rollouts import Rollout
 from agentrig.run.metrics import count_failures, failure_lines, reason_of
-from agentrig.text import amount
+from agentrig.text import amount, json_text
 
 SOLVED = 0.95
 """Share of correct answers from which a model has nothing to learn."""
@@ -82,7 +82,25 @@ def differing(groups: Sequence[Sequence[float]], size: int) -> float:
     return mean(shares) or 0.0
 
 
-def judge(groups: Sequence[Sequence[Rollout]], size: int, *, failure_limit: float = 1.0, cure: str = "") -> Verdict:
+def too_sure(groups: Sequence[Sequence[Rollout]]) -> float:
+    """Return the share of tasks with equal rewards that the model is sure of: all right, or one and the same answer.
+
+    A single rollout counts if it is right. A model that is never right is sure of nothing.
+    """
+    scored = [[r for r in group if r.value is not None] for group in groups]
+    alike = [group for group in scored if len({r.value for r in group}) == 1]
+    if not any(r.correct for group in scored for r in group):
+        return 0.0
+    sure = [
+        all(r.correct for r in group) or (len(group) > 1 and len({json_text(r.outcome.answer) for r in group}) == 1)
+        for group in alike
+    ]
+    return mean(sure) or 0.0
+
+
+def judge(
+    groups: Sequence[Sequence[Rollout]], size: int, *, failure_limit: float = 1.0, cure: str = "", less: str = ""
+) -> Verdict:
     """Say whether a model can be trained by reward.
 
     Args:
@@ -90,6 +108,7 @@ def judge(groups: Sequence[Sequence[Rollout]], size: int, *, failure_limit: floa
         size: Rollouts of one task in a training step.
         failure_limit: The share of rollouts that may fail in a step, `run.failure_limit`.
         cure: What to do if too few groups differ; left out: what any model can do.
+        less: The same for a model that is too sure of its answers: `too_sure` of most tasks.
     """
     rollouts = [rollout for group in groups for rollout in group]
     rewards = [[r.value for r in group if r.value is not None] for group in groups]
@@ -118,6 +137,10 @@ def judge(groups: Sequence[Sequence[Rollout]], size: int, *, failure_limit: floa
         f"training learns from tasks whose {size} rollouts get rewards that differ, and these {are} about "
         f"{differ:.0%} of the tasks"
     )
+    judged = sum(len(group) > 1 for group in rewards)
+    if judged:
+        low, high = wilson(differ * judged, judged)
+        learns += f" (95%: {low:.0%} to {high:.0%})"
     why, general = "", f"Raise the temperature (algorithm.temperature), {WARM_UP}."
     if min(values) == max(values) and not accuracy:
         why = (
@@ -133,6 +156,12 @@ def judge(groups: Sequence[Sequence[Rollout]], size: int, *, failure_limit: floa
             )
             return Verdict(kind="solved", message=message)
         why = f"{learns} only"
+        if (sure := too_sure(groups)) > 0.5:
+            why += f". The model is too sure: for {sure:.0%} of the other tasks, all its answers are right, or the same"
+            cure = less or (
+                "Raise the temperature (algorithm.temperature), or use other tasks; for a model of agentrig warmup: "
+                "fewer --passes, or --until 0.2."
+            )
     elif not accuracy and average - min(values) < LITTLE:
         why = (
             f"no sampled answer is correct, and the mean reward is {average:.3g}, hardly more than the least: training "

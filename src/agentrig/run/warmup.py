@@ -455,6 +455,7 @@ def verdict(
         "Give more labels (--labels), passes (--passes) or minutes, a larger model (--parameters), or easier tasks; "
         "or a reward with partial credit."
     )
+    less = "Give fewer passes (--passes), or end sooner: --until 0.2."
     if known is not None and known.accuracy and known.accuracy >= REPEATS * max(0.05, measured.accuracy or 0.0):
         repeats = (
             f"The model repeats its demonstrations: {known.accuracy:.0%} of {known.n} demonstrated tasks are right, "
@@ -464,7 +465,7 @@ def verdict(
     groups: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in measured.rollouts:
         groups[rollout.group].append(rollout)
-    found = judge(list(groups.values()), group, failure_limit=failure_limit, cure=repeats or cure)
+    found = judge(list(groups.values()), group, failure_limit=failure_limit, cure=repeats or cure, less=repeats or less)
     if found.kind == "good" and repeats:
         message = f"You can train this model by reward, but more labels would help more. {repeats}"
         return attrs.evolve(found, message=message)

@@ -268,7 +268,7 @@ def progress(run: RunData) -> str:
     if not steps:
         return f"{amount(done, 'step')} so far"
     if done >= steps:
-        return f"all {steps:.0f} steps, measuring held-out accuracy"
+        return f"resuming after step {done}" if run.resuming else f"all {steps:.0f} steps, measuring held-out accuracy"
     seconds = mean([found for row in run.steps if (found := unaudited_s(row)) is not None][-SMOOTHING:])
     measured = ", then the last measurement" if run.progress.get("before") else ""
     left = "" if seconds is None else f", about {duration((steps - done) * seconds)} left{measured}"

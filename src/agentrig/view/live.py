@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,11 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrig import hookimpl
+from agentrig.errors import RunFileError
 from agentrig.figures import counted, number, percent, unaudited_s
 from agentrig.processes.ends import Interrupted, name_of
 from agentrig.run.auditing import FIRST
+from agentrig.run.damage import read_object
 from agentrig.text import amount
 from agentrig.view import figures
 from agentrig.view.figures import SMOOTHING
@@ -55,9 +57,10 @@ _DOING = {
 
 @attrs.define
 class Batch:
-    """The rollouts that are under way: what they are for, and how many of them have ended, are right and so on."""
+    """The rollouts that are under way: what they are for, of how many (0: unknown), how many have ended and so on."""
 
     doing: str = ""
+    of: int = 0
     ended: int = 0
     judged: int = 0
     right: int = 0
@@ -68,7 +71,9 @@ class Batch:
         if not self.ended:
             return self.doing
         reward = f", reward {self.reward / self.judged:.3f}" if self.judged else ""
-        return f"{self.doing}: {amount(self.ended, 'rollout')}, {self.right} right{reward}"
+        ended = f"{self.ended} of {amount(self.of, 'rollout')}" if self.of else amount(self.ended, "rollout")
+        last = "; now the last checks, then the results" if self.ended == self.of and "after" in self.doing else ""
+        return f"{self.doing}: {ended}, {self.right} right{reward}{last}"
 
 
 class LiveDisplay:
@@ -95,7 +100,7 @@ class LiveDisplay:
         self._report_s = 0.0  # what the measurement before training took; the one after it is expected to take as long
         self._validation = self._held_out = ""
         self._failures: Counter[str] = Counter()
-        self._batch = Batch()
+        self._batch, self._of = Batch(), dict[str, int]()  # _of: the tasks of a measurement, by mode
         self._said = self._start
 
     def starting(self, directory: Path) -> None:
@@ -114,6 +119,9 @@ class LiveDisplay:
             self._demonstrated = bool(dig(event.config, "algorithm", "demonstrations"))
             self._audited = event.first_step + FIRST - 1 if dig(event.config, "run", "audit") else 0
             self._start = time.monotonic()
+        with suppress(RunFileError):
+            data = dig(read_object(event.directory / "manifest.json"), "data")
+            self._of = {mode: int(number(dig(data, mode, "tasks")) or 0) for mode in ("report", "validation")}
         if event.first_step > 1:
             run = read_run(event.directory)
             rewards = [number(m.get("reward")) for m in run.steps if m["step"] < event.first_step]
@@ -137,7 +145,7 @@ class LiveDisplay:
         with self._lock:
             former, changed = self._batch, doing != self._batch.doing
             if changed:
-                self._batch = Batch(doing)
+                self._batch = Batch(doing, self._of.get(rollout.mode, 0))
                 self._report_s += time.monotonic() - former.began if former.doing.startswith(_DOING["report"]) else 0.0
             self._batch.ended += 1
             if rollout.failure is not None:
@@ -154,7 +162,8 @@ class LiveDisplay:
         # Without a panel, a long measurement would look like a hang.
         if rollout.mode == "report" and not self._console.is_terminal:
             with self._lock:
-                due = changed or time.monotonic() - self._said >= RARELY_S
+                whole = self._batch.ended == self._batch.of
+                due = changed or whole or time.monotonic() - self._said >= RARELY_S
                 self._said = time.monotonic() if due else self._said
                 batch = str(self._batch)
             if due:
@@ -199,8 +208,7 @@ class LiveDisplay:
         self.close()
         if isinstance(event.error, Interrupted) and event.error.at_once:
             return
-        step = self._last.get("step")
-        where = "before a step had ended" if step is None else f"(last whole step: {step})"
+        where = f"(last whole step: {self._done})" if self._done else "before a step had ended"
         error, what = event.error, "an error"
         if isinstance(error, KeyboardInterrupt):
             what = name_of(error.number) if isinstance(error, Interrupted) else "Ctrl-C"
@@ -258,10 +266,10 @@ class LiveDisplay:
         head = Table.grid(padding=(0, 2, 0, 0))
         elapsed = Text(_clock(time.monotonic() - self._start))
         if self._steps is None:
-            head.add_row(Text(f"step {done}", style="bold"), elapsed)
+            head.add_row(Text(amount(done, "step"), style="bold"), elapsed)
         else:
             bar = ProgressBar(total=max(1, self._steps), completed=done, width=36)
-            at = Text(f"step {done} of {self._steps}", style="bold")
+            at = Text(f"{done} of {amount(self._steps, 'step')}", style="bold")
             head.add_row(at, bar, elapsed, *(Text(text, style="bold") for text in eta))
         return Group(head, figures)
 

@@ -94,6 +94,7 @@ class RunData:
         files: The rollout files, by mode and step.
         unread: What is missing or cannot be read, one sentence each, without what `missing` adds.
         running: Whether a process holds the run's lock, and has not written how the run ended.
+        resuming: Whether it is at work, and has ended no step yet after an earlier part: that one's end still holds.
         continued: Whether the run was killed, or failed, after it went on from an earlier end and before the next
             checkpoint replaced that: the other attributes are of the earlier end.
         binned: Whether its curves have one point for each 16 steps, as published ones, and no moving mean.
@@ -110,6 +111,7 @@ class RunData:
     files: Sequence[RolloutFile]
     unread: Sequence[str]
     running: bool = False
+    resuming: bool = False
     continued: bool = False
     binned: bool = False
 
@@ -118,7 +120,8 @@ class RunData:
         """What is missing, cannot be read, or is not what the run wrote, one sentence each; it reads every file."""
         ended = bool(self.summary.get("complete")) and not self.continued
         try:
-            return [*self.unread, *changed_files(self.directory, self.steps, self.progress, ended=ended)]
+            changed = changed_files(self.directory, self.steps, self.progress, ended=ended, running=self.running)
+            return [*self.unread, *changed]
         except RunFileError as error:
             return list(dict.fromkeys([*self.unread, first_line(error)]))
 
@@ -190,7 +193,7 @@ def read_run(directory: Path) -> RunData:
             version.
     """
     directory = Path(directory)
-    lock = Lock(directory / "run.lock")
+    lock, before = Lock(directory / "run.lock"), os.path.lexists(directory / "summary.json")
     locked = lock.held()  # before the files: a run that ends now has written them
     running = locked and not any(lock.taken_before(directory / name) for name in ENDED)
     if not directory.is_dir():
@@ -223,7 +226,9 @@ def read_run(directory: Path) -> RunData:
         raise AgentrigError(
             f"{directory} is not a run directory: it has no config.toml, manifest.json, metrics.jsonl or rollouts/"
         )
-    summary = {} if running else _read(directory / "summary.json", _summary, missing, needed=False)
+    summary = _read(directory / "summary.json", _summary, missing, needed=False) if before or not running else {}
+    resuming = running and bool(summary) and max((line["step"] for line in told), default=0) <= summary.get("steps", 0)
+    summary = {} if running else summary
     if not running and not any(os.path.lexists(directory / name) for name in ENDED):
         missing.append(
             "summary.json is not there, and no process holds run.lock: the run was killed, or this is a copy of a "
@@ -249,7 +254,7 @@ def read_run(directory: Path) -> RunData:
             missing += lost_checkpoints(Checkpoints(directory / "checkpoints"), progress)
         except RunFileError as damaged_record:
             missing.append(first_line(damaged_record))
-    if running and "after" in progress:  # of an earlier end, until the next checkpoint
+    if running and not resuming and "after" in progress:  # of an earlier end, until the next checkpoint
         del progress["after"]
         files = [f for f in files if not is_end(f.path)]
     for name, held, keys in (
@@ -274,6 +279,7 @@ def read_run(directory: Path) -> RunData:
         files=files,
         unread=missing,
         running=running,
+        resuming=resuming,
         continued=continued,
     )
 

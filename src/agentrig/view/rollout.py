@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrig import traces
 from agentrig.figures import NOTHING, count, number
 from agentrig.ledger import REASONS
 from agentrig.rollouts import Rollout
@@ -38,8 +39,8 @@ COLUMNS = (
 LONGEST_TEXT = 40_000
 """Characters of a message or an output that a page shows."""
 
-HEADINGS = frozenset({NODE, MODEL, "agent.name", "tool.name"})
-"""Attributes that name a span."""
+HEADINGS = frozenset({NODE, MODEL, "agent.name", "tool.name", traces.GIVEN, traces.RETURNED})
+"""Attributes that name a span, or are digests for the auditor: no texts to read."""
 
 TASK_KEYS = ("question", "prompt", "instruction", "text")
 """Keys of a task's input that may have its question, the likeliest first."""

@@ -18,7 +18,12 @@ import click
     help="What tokens and machines cost, see below. What has no price is left empty.",
 )
 @click.option("--each", is_flag=True, help="A line for each run, also for those that differ only in their seed.")
-@click.option("--out", metavar="PAGE.html", type=click.Path(path_type=Path), help="Write a page, with curves, too.")
+@click.option(
+    "--out",
+    metavar="PAGE.html",
+    type=click.Path(path_type=Path),
+    help="Write a page, with curves, too; their images go into plots/ beside it.",
+)
 @click.option("--gold", is_flag=True, help="Show the rollouts on the page with the private part of their tasks.")
 @click.option("--binned", is_flag=True, help="Draw the page's curves as the mean of each 16 steps, not a moving mean.")
 @click.option("--json", "as_json", is_flag=True, help="Print the lines, and more of each run, as JSON.")

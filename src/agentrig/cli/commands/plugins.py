@@ -49,19 +49,23 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
             for c in components:
                 click.echo(f"    {c.spec.name:<{width}}  {c.spec.summary}  ({c.distribution})")
         click.echo("plugins")
+        alike: dict[tuple[str, str, str | None], list[str]] = {}  # a distribution may bring several
         for plugin in registry.plugins:
-            _print_plugin(plugin, whole=False)
+            where = f"plugin {plugin.name}" if plugin.distribution == "file" else plugin.origin
+            alike.setdefault((plugin.source, plugin.status, plugin.error), []).append(where)
+        for (source, status, error), places in alike.items():
+            click.echo(f"    {source}  {status}  ({', '.join(places)})" + (f"\n        {error}" if error else ""))
     registry.check()
 
 
-def _print_plugin(plugin: PluginInfo, *, whole: bool = True) -> None:
+def _print_plugin(plugin: PluginInfo) -> None:
     where = f"plugin {plugin.name}" if plugin.distribution == "file" else plugin.origin
-    click.echo(f"{'' if whole else '    '}{plugin.source}  {plugin.status}  ({where})")
+    click.echo(f"{plugin.source}  {plugin.status}  ({where})")
     if plugin.error:
         click.echo(f"    {plugin.error}")
     if plugin.observes:
         click.echo(f"    {'hooks':<10} {', '.join(plugin.observes)}")
-    for c in plugin.components if whole else ():
+    for c in plugin.components:
         click.echo(f"    {c.kind:<10} {c.spec.name:<24} {c.spec.summary}")
 
 

@@ -25,7 +25,11 @@ def report(runs: Sequence[Path], out: Path | None, gold: bool, binned: bool, as_
     agentrig report
     agentrig report runs/mini-20260101-120000
     """
+    from agentrig.figures import points
     from agentrig.view import build_report, compare
+    from agentrig.view.causes.evidence import Evidence
+    from agentrig.view.causes.outcome import changes
+    from agentrig.view.reading import read_run
     from agentrig.view.table import SHOWN, results, text_of
 
     if len(runs) > 1:
@@ -37,4 +41,8 @@ def report(runs: Sequence[Path], out: Path | None, gold: bool, binned: bool, as_
         click.echo(json.dumps({"report": str(page), **row}, indent=2, default=str))
         return
     click.echo(text_of(results([row], SHOWN)))
+    before, after = row["accuracy"]["before"], row["accuracy"]["after"]
+    gain = "" if None in (before, after) else f"{points(before, after)} points: "
+    for found in changes(Evidence.of(read_run(runs[0]))):
+        click.echo(f"{gain}{found.text}")
     click.echo(f"report: {page}")

@@ -311,6 +311,7 @@ def _missed(until: float, tried: Sequence[float], after: float, passes: float) -
 
 
 def _measured(when: str, found: Any, labels: Any, answers: str = "") -> str:
+    from agentrig.figures import wilson
     from agentrig.run.metrics import failure_lines
 
     where = "training tasks without a label" if labels.fresh else "labelled tasks (no others are left)"
@@ -319,4 +320,7 @@ def _measured(when: str, found: Any, labels: Any, answers: str = "") -> str:
         lines = [f"{when}: no rollout on {where} was scored", *why]
         return "\n  ".join(lines)
     right = f"{found.accuracy:.1%} of {found.n} {answers}{where} correct"
+    if n := len({rollout.group for rollout in found.rollouts}):  # the answers to one task are alike: a task counts once
+        low, high = wilson(found.accuracy * n, n)
+        right += f" (95%: {low:.0%} to {high:.0%})"
     return f"{when}: {right}, mean reward {found.reward:.3g}, sampled"

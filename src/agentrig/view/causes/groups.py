@@ -29,7 +29,7 @@ def zero_variance(evidence: Evidence) -> Iterator[Finding]:
     if (found := _collapsed(evidence)) is not None:
         yield found
     elif at_least(same, groups) > ZERO_VARIANCE_LIMIT and not gained(evidence):
-        yield _constant(evidence, groups, same)
+        yield constant(evidence, groups, same)
 
 
 def _of_the_last_steps(evidence: Evidence) -> Iterator[Finding]:
@@ -49,7 +49,7 @@ def _of_the_last_steps(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("warn" if much else "fact", f"{text}: {left}")
 
 
-def _constant(evidence: Evidence, groups: int, same: int) -> Finding:
+def constant(evidence: Evidence, groups: int, same: int) -> Finding:
     """Say why most groups of the whole run have a single reward."""
     right, wrong, answers = (evidence.total(key) for key in ("same_right", "same_wrong", "same_answer"))
     text = f"in {same} of {amount(groups, 'group')} all rollouts got the same reward"

@@ -372,7 +372,7 @@ def _more_labels(evidence: Evidence) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         return " (--labels)"
     run = shlex.quote(str(evidence.run.directory / "config.toml"))
-    return f": agentrig warmup {run} --labels {4 * labels} --out {shlex.quote(f'{model}-{4 * labels}')}"
+    return f": agentrig warmup {run} --labels {4 * labels} --until 0.2 --out {shlex.quote(f'{model}-{4 * labels}')}"
 
 
 def _strings(value: Any) -> list[str]:

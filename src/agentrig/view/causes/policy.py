@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agentrig.figures import count, figure, mean, number
+from agentrig.run.verdict import EASY
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence, total
 from agentrig.view.causes.finding import Finding, problem
+from agentrig.view.causes.groups import constant, zero_variance
 from agentrig.view.causes.trend import (
     LIKELY,
     SURE,
@@ -83,6 +85,11 @@ def unexploring(evidence: Evidence) -> Iterator[Finding]:
     early = mean(entropy[: max(1, len(entropy) // 4)])
     same = mean(alike) or 0.0
     if early is None or early >= LOW_ENTROPY or same <= ALIKE or gained(evidence):
+        return
+    single, of_these = evidence.total("same"), evidence.total("same_right")
+    if of_these > 0.9 * single and evidence.total("right") > EASY * evidence.total("scored"):  # sure, and right
+        if not any(found.level == "problem" for found in zero_variance(evidence)):
+            yield constant(evidence, evidence.total("groups"), single)
         return
     low = [s for s, value in zip(steps, entropy, strict=True) if value < LOW_ENTROPY]
     yield problem(

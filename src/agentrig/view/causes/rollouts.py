@@ -58,7 +58,7 @@ def failures(evidence: Evidence) -> Iterator[Finding]:
         "on"
     )
     if not failed:
-        yield Finding("ok", text)
+        yield Finding("ok", f"none of {count(rollouts)} training rollouts failed")
         return
     worst = max(kinds, key=lambda kind: (kinds[kind], kind))
     since = next((f.step for f in evidence.steps if f.failures.get(worst)), None)

@@ -125,7 +125,11 @@ def run_list(runs: Mapping[str, Run], asked: Mapping[str, str]) -> dict[str, Any
         link = "" if key == "curve" else urlencode({name: text for name, text in asks.items() if text})
         order = ("descending" if falling else "ascending") if key == sort else ""
         columns.append({"name": name, "kind": kind, "sorted": order, "query": link})
-    orders = [("", "newest first"), ("started", "oldest first"), *((key, key) for key in ("name", "status", "recipe"))]
+    orders = [
+        ("", "last started or resumed first"),
+        ("started", "oldest first"),
+        *((key, key) for key in ("name", "status", "recipe")),
+    ]
     for key, (name, kind, _) in ORDERS.items():
         orders += [(f"-{key}", f"{name}: largest first"), (key, f"{name}: smallest first")] if kind == "n" else []
     tags = sorted({tag for row in every for tag in row["notes"].tags})
