@@ -17,7 +17,7 @@ from agentrig.errors import AgentrigError, ConfigError, PluginError
 from agentrig.plan import Plan, resolve
 from agentrig.processes.ends import no_silent_end
 from agentrig.run import splits
-from agentrig.run.splits import json_problem, load_splits, split_warnings, task_set
+from agentrig.run.splits import json_problem, load_splits, split_warnings
 from agentrig.run.training import train
 
 SOURCE = """
@@ -206,7 +206,7 @@ def test_a_split_that_serves_two_roles_is_read_once(own: Callable[..., Plan]) ->
     more = "Own.read = []\nload = Own.load\nOwn.load = lambda self, split: Own.read.append(split) or load(self, split)"
     plan = own("return sound(split)", more=more)
     splits = load_splits(plan)
-    assert type(task_set(plan)).read == ["train", "dev"]  # type: ignore[attr-defined]
+    assert type(plan.tasks()).read == ["train", "dev"]  # type: ignore[attr-defined]
     assert splits["validation"] == splits["report"]
     (warning,) = split_warnings(splits, plan.build("tasks"))
     assert 'validates and reports on one split, "dev"' in warning
@@ -221,7 +221,7 @@ def test_a_task_set_that_does_not_load_is_named(
     own: Callable[..., Plan], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A `load` that waits for a server, or reads a pipe, was silent for as long as it took."""
-    monkeypatch.setattr(splits, "SLOW_S", 0.05)
+    monkeypatch.setattr(splits, "TASKS_SLOW_S", 0.05)
     load_splits(own("import time\ntime.sleep(0.5)\nreturn sound(split)"))
     assert re.search(
         r"still loading the tasks of task set own, split train after 0\.05 s, now at .*my_tasks\.py:", caplog.text

@@ -17,7 +17,7 @@ from agentrig.errors import AgentrigError, ConfigError
 from agentrig.plan import Plan, resolve
 from agentrig.run.evaluate import eval_tasks, evaluate
 from agentrig.run.manifest import manifest
-from agentrig.run.splits import gold_warnings, load_splits, split_warnings
+from agentrig.run.splits import load_splits, split_warnings
 
 ROWS = [{"question": "1 + 1", "result": 2, "hints": ["a"]}, {"question": "2 + 2", "result": 4, "hints": []}]
 
@@ -281,11 +281,11 @@ def plan(plugin: str, toy: str, **uses: str) -> Plan:
 
 def test_whole_rows_are_off_by_default_and_told(plugin: str, toy_file: str) -> None:
     resolved = plan(plugin, toy_file, agent="whole", tasks="sums")
-    (warning,) = gold_warnings(resolved)
+    (warning,) = resolved.gold_warnings()
     assert warning.startswith("this agent sees its gold: whole gets whole rows")
     assert manifest(resolved, resolved.build("hardware"), load_splits(resolved))["agent_sees_gold"] is True
     hidden = plan(plugin, toy_file, agent="hidden")
-    assert gold_warnings(hidden) == []
+    assert hidden.gold_warnings() == []
     assert manifest(hidden, hidden.build("hardware"), load_splits(hidden))["agent_sees_gold"] is False
     with pytest.raises(
         ConfigError, match=r"task set sums does not say which columns are gold.* the agent hidden does not"

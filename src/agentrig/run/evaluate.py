@@ -28,8 +28,7 @@ from agentrig.run.guards import warn_of_fields, warn_of_sampling, warn_of_unseen
 from agentrig.run.loop import runnable
 from agentrig.run.metrics import count_failures, reason_of
 from agentrig.run.rows import slices_of
-from agentrig.run.setup import Setup
-from agentrig.run.splits import gold_warnings, other_split, read_split, split_of, task_set
+from agentrig.run.splits import other_split, read_split, split_of
 from agentrig.runners.engine import RolloutEngine
 from agentrig.tasks import Task
 from agentrig.text import json_text
@@ -198,19 +197,18 @@ def run_agent(
     """
     if plan.runners.n == 0:
         raise ConfigError("a measurement runs the agent on this machine: give it runners, for example runners.n=2")
-    setup = Setup(plan)
-    hardware = None if endpoint is not None else setup.hardware()
+    hardware = None if endpoint is not None else plan.use_hardware()
     if hardware is not None:
-        setup.check_server(hardware)
+        plan.check_server(hardware)
         if checkpoint is None:
-            setup.check_algorithm()
+            plan.check_algorithm()
     plan.start_observers()
-    for warning in gold_warnings(plan):
+    for warning in plan.gold_warnings():
         log.warning("%s", warning)
-    scorer = setup.scorer()
+    scorer = plan.scorer()
     adapter = plan.build("adapter")
-    with temporary_files(), closing(scorer), setup.runners() as pool, setup.gateway() as gateway:
-        engine, runtime = setup.engine(scorer=scorer, adapter=adapter, pool=pool, gateway=gateway)
+    with temporary_files(), closing(scorer), plan.runner_pool() as pool, plan.make_gateway() as gateway:
+        engine, runtime = plan.engine(scorer=scorer, adapter=adapter, pool=pool, gateway=gateway)
         engine.as_mode = as_mode
         serving: AbstractContextManager[Endpoint | Sequence[Endpoint]]
         if endpoint is not None:
@@ -219,7 +217,7 @@ def run_agent(
             algorithm = runnable(plan.build("algorithm"))
             assert hardware is not None
             asks = "server" in inspect.signature(algorithm.serve).parameters
-            more: dict[str, Any] = {"server": setup.server()} if asks else {}
+            more: dict[str, Any] = {"server": plan.make_server()} if asks else {}
             serving = algorithm.serve(hardware=hardware, checkpoint=checkpoint, **more)
 
         def served_body() -> None:
@@ -241,7 +239,7 @@ def eval_tasks(plan: Plan, split: str | None, limit: int = 0, *, role: str = "re
         ConfigError: There is no such split, or it has no tasks.
         PluginError: A row is not a valid `Task`.
     """
-    tasks = task_set(plan)
+    tasks = plan.tasks()
     name = split or split_of(plan.run, tasks, role)
     if not name:
         raise ConfigError(f"no split serves {role}; name one: --split NAME, one of {', '.join(tasks.splits)}")

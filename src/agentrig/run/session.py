@@ -27,10 +27,10 @@ from agentrig.figures import amount, mean
 from agentrig.hardware import Hardware
 from agentrig.ledger import Entry, Ledger, StepTotals, totals
 from agentrig.observers import RunStart, StepEnd
-from agentrig.plan import resume_command
+from agentrig.plan import Plan, resume_command
 from agentrig.rewards import Score
 from agentrig.rollouts import Mode, OnGroups, Rollout
-from agentrig.run.auditing import Auditing
+from agentrig.run.auditing import Auditing, Rebuilt
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.directory import FILES, RunDirectory, is_end, table_name
 from agentrig.run.gate import Gate
@@ -54,14 +54,12 @@ from agentrig.run.metrics import (
     warn_of_new_failures,
 )
 from agentrig.run.past import Past
-from agentrig.run.setup import Setup
-from agentrig.run.splits import ROLES
 from agentrig.run.trends import LOOKED_AT, SOLVED, Guards
 from agentrig.runners.engine import RolloutEngine, Versions
 from agentrig.runners.runtime import Runtime
 from agentrig.runners.scorer import Scorer
 from agentrig.servers import Server, ServerMemory, ServerPlan
-from agentrig.tasks import Task
+from agentrig.tasks import ROLES, Task
 from agentrig.text import flat, without_nan
 
 log = logging.getLogger(__name__)
@@ -77,7 +75,7 @@ class RunSession:
     """Implements `agentrig.algorithms.Session`; `plan`, `engine` and `runtime` are for bridges.
 
     Args:
-        setup: What the run is made of, with its plan.
+        plan: The run's.
         engine: Runs the agent, scores and adapts.
         runtime: The runtime that the engine uses.
         run: The run directory, rewound to its last checkpoint.
@@ -93,7 +91,7 @@ class RunSession:
     def __init__(
         self,
         *,
-        setup: Setup,
+        plan: Plan,
         engine: RolloutEngine,
         runtime: Runtime,
         run: RunDirectory,
@@ -106,7 +104,7 @@ class RunSession:
         resumed: bool = False,
         facts: dict[str, Any] | None = None,
     ) -> None:
-        past, plan = past or Past(), setup.plan
+        past = past or Past()
         self.train_tasks, self.validation_tasks, self._report_tasks = (tasks[role] for role in ROLES)
         self.directory = run.path
         self.resumes = resume_command(plan.resumes, run.path)
@@ -117,13 +115,12 @@ class RunSession:
         self.stopping = self.written = False  # written: the summary of a complete run is
         self.enough: Enough | None = None
         self._saved_step = past.step
-        self.plan, self.setup, self.engine, self.runtime = plan, setup, engine, runtime
+        self.plan, self.engine, self.runtime = plan, engine, runtime
         self.credit: Credit = plan.build("credit") if credit is None else credit
         self.gate = Gate.of(plan.components["credit"].spec, plan.configs["credit"])
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
-        self.auditing = Auditing(
-            run.path, plan, first=self.first_step, on=plan.run.audit, tasks=tasks, scorer=engine.scorer
-        )
+        rebuilt = Rebuilt(plan, engine.scorer)
+        self.auditing = Auditing(run.path, rebuilt, first=self.first_step, on=plan.run.audit, tasks=tasks)
         self._run = run
         self._learns = getattr(plan.components["algorithm"].spec, "trains", "weights") == "weights"
         self._second = second
@@ -226,7 +223,7 @@ class RunSession:
 
     def server(self, plan: ServerPlan) -> Server:
         """Return the model's server that `[server] use` names, not started."""
-        make_server = self.setup.server()
+        make_server = self.plan.make_server()
         return make_server(plan)
 
     def check_teacher(self, servers: Sequence[Endpoint]) -> None:
@@ -612,7 +609,7 @@ class RunSession:
     @property
     def server_memory(self) -> ServerMemory | None:
         """Implement `Session.server_memory`."""
-        return self.setup.server_memory()
+        return self.plan.server_memory()
 
     def record(self, name: str, value: Mapping[str, Any]) -> None:
         """Implement `Session.record`; a resumed run writes its manifest when it begins."""

@@ -23,8 +23,7 @@ from agentrig.run.loop import runnable
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
 from agentrig.run.session import Enough, RunSession
-from agentrig.run.setup import Setup
-from agentrig.run.splits import gold_warnings, load_splits, split_warnings
+from agentrig.run.splits import load_splits, split_warnings
 
 if TYPE_CHECKING:
     from agentrig.plugins.registry import Registry
@@ -95,18 +94,17 @@ def _train(
         past = read_past(run, from_step=from_step)
 
     # Hardware first: its environment variables must be set before anything imports torch.
-    setup = Setup(plan)
-    hardware = setup.hardware()
-    setup.check_server(hardware)
-    setup.check_algorithm()
-    setup.check_credit()
+    hardware = plan.use_hardware()
+    plan.check_server(hardware)
+    plan.check_algorithm()
+    plan.check_credit()
 
     # Every component that the run names, before tasks are loaded or a model is started: the run fails here if one of
     # them can't be built. The agent is built in a runner, while the model's server starts and the learner loads.
-    pool = ending.enter_context(setup.runners(trains=True))
+    pool = ending.enter_context(plan.runner_pool(trains=True))
     plan.start_observers()
     tasks = plan.build("tasks")
-    scorer, second = setup.scorer(), setup.second_scorers()
+    scorer, second = plan.scorer(), plan.second_scorers()
     for each in (scorer, *second.values()):
         ending.callback(each.close)
     adapter = plan.build("adapter")
@@ -118,7 +116,7 @@ def _train(
     # The run directory: a new one, or that of the resumed run, which changes in `begin_run` only.
     facts = manifest(plan, hardware, splits)
     facts["descent"] = descent_of(facts["model"])
-    facts["warnings"] = [*gold_warnings(plan), *split_warnings(splits, tasks)]
+    facts["warnings"] = [*plan.gold_warnings(), *split_warnings(splits, tasks)]
     if run is not None:  # with what its directory knows of the run before
         before = run.manifest()
         with reading(run.path / "manifest.json"):
@@ -148,8 +146,8 @@ def _train(
     starting(run.path)
 
     # The engine that runs the algorithm's rollouts, and the session that the algorithm trains with.
-    gateway = ending.enter_context(setup.gateway())
-    engine, runtime = setup.engine(scorer=scorer, adapter=adapter, algorithm=algorithm, pool=pool, gateway=gateway)
+    gateway = ending.enter_context(plan.make_gateway())
+    engine, runtime = plan.engine(scorer=scorer, adapter=adapter, algorithm=algorithm, pool=pool, gateway=gateway)
 
     def begin_run() -> None:
         """Called by the session once the run has actually started."""
@@ -161,7 +159,7 @@ def _train(
             logged.begin(run.path / "log.jsonl", lambda: session.step)
 
     session = RunSession(
-        setup=setup,
+        plan=plan,
         engine=engine,
         runtime=runtime,
         run=run,

@@ -25,11 +25,10 @@ from agentrig.plan import Plan
 from agentrig.plugins.auto import OWN
 from agentrig.plugins.specs import TasksSpec
 from agentrig.rollouts import Rollout
-from agentrig.run.demonstration_server import Conversation, demonstrating, demonstrator
+from agentrig.run.demonstration_server import Conversation, demonstrating
 from agentrig.run.directory import RunDirectory
 from agentrig.run.evaluate import Evaluation, evaluate
 from agentrig.run.metrics import line_of, reason_of
-from agentrig.run.setup import Setup
 from agentrig.run.splits import load_splits
 from agentrig.run.training import train
 from agentrig.run.verdict import SOLVED, Verdict, judge
@@ -165,7 +164,7 @@ def demonstrate(
         plan: With the agent and the reward.
         labels: The tasks.
         repeats: How often each is demonstrated; more than once only helps a demonstrator that uses `call.rng`.
-        gold: See `demonstrator`.
+        gold: See `Plan.demonstrator`.
         seed: Of the conversations' random numbers.
 
     Raises:
@@ -173,7 +172,7 @@ def demonstrate(
             does not count as correct.
         PluginError: The demonstrator, the agent or the reward failed on a task; the first one is named.
     """
-    says, who = demonstrator(plan, labels, gold=gold)
+    says, who = plan.demonstrator(labels, gold=gold)
     work = [task for task in labels for _ in range(repeats)]
     with demonstrating(work, says, seed=seed) as (endpoints, conversations):
         found = evaluate(plan, tasks=work, endpoint=endpoints, mode="dev", as_mode="train", keep=True)
@@ -300,7 +299,7 @@ def make_start(
         raise ConfigError("every demonstrated reply is empty: there is nothing to learn")
     if len(whole) < len(turns):
         log(f"{len(turns) - len(whole)} of {len(turns)} demonstrated replies are empty: they are left out")
-    Setup(plan).hardware()  # before torch is imported: its idle threads must not spin
+    plan.use_hardware()  # before torch is imported: its idle threads must not spin
     made: StartingModel = spec.make_start(plan.configs["algorithm"], wanted, whole)
     with TemporaryDirectory(dir=wanted.directory) as folder:  # goes with it, if the command is killed
         run = _run_of(plan, wanted, made, labels, whole, Path(folder))

@@ -18,7 +18,6 @@ from agentrig import Outcome, Task, Trace
 from agentrig.errors import RunStopped
 from agentrig.plan import Plan, resolve
 from agentrig.run.directory import RunDirectory
-from agentrig.run.setup import Setup
 from agentrig.run.splits import load_splits
 from agentrig.run.training import train
 from agentrig.tasks import tasks_of_step
@@ -65,19 +64,19 @@ def of(start: str) -> Any:
 
 def verdict(settings: Settings) -> tuple[str, bool | None]:
     """Return the run's score for a reward of 0.5."""
-    (score,) = Setup(plan(settings, reward="own")).scorer()([HALF])
+    (score,) = plan(settings, reward="own").scorer()([HALF])
     return score.status, score.correct
 
 
 def patience(settings: Settings) -> str:
     """Return the status of a score whose reward takes 1.3 seconds."""
-    (score,) = Setup(plan(settings, reward="effects-slow")).scorer()([HALF])
+    (score,) = plan(settings, reward="effects-slow").scorer()([HALF])
     return score.status
 
 
 def judges_here(settings: Settings) -> bool:
     """Return whether the reward judges in this process."""
-    with closing(Setup(plan(settings, reward="effects-where")).scorer()) as scorer:
+    with closing(plan(settings, reward="effects-where").scorer()) as scorer:
         (score,) = scorer([HALF])
     assert score.value, score
     return score.value == os.getpid()
