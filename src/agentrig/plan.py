@@ -472,7 +472,6 @@ class Plan:
         who = f"the reward {self.registry.reference(component)}, while it was built,"
         with left_alone(who, REWARD_CURE, tell=log.warning if self.run.reward_process else None):
             reward, sees_trace = composing.build(component, config, self.registry)
-        like = self.agent_plan()
         return Scorer(
             reward,
             budget_s=self.run.reward_budget_s,
@@ -481,8 +480,8 @@ class Plan:
             plan=RewardPlan(
                 name=self.registry.reference(component),
                 config=attrs.asdict(config),
-                files=like.files,
-                block=like.block,
+                files=tuple(self.run.plugins),
+                block=tuple(self.run.block),
                 budget_s=self.run.reward_budget_s,
             ),
             process=self.run.reward_process,

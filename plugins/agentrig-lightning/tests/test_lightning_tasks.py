@@ -283,14 +283,16 @@ def test_whole_rows_are_off_by_default_and_told(plugin: str, toy_file: str) -> N
     resolved = plan(plugin, toy_file, agent="whole", tasks="sums")
     (warning,) = resolved.gold_warnings()
     assert warning.startswith("this agent sees its gold: whole gets whole rows")
-    assert manifest(resolved, resolved.build("hardware"), load_splits(resolved))["agent_sees_gold"] is True
+    splits = load_splits(resolved.tasks(), resolved.run, who=resolved.whose_tasks)
+    assert manifest(resolved, resolved.build("hardware"), splits)["agent_sees_gold"] is True
     hidden = plan(plugin, toy_file, agent="hidden")
     assert hidden.gold_warnings() == []
-    assert manifest(hidden, hidden.build("hardware"), load_splits(hidden))["agent_sees_gold"] is False
+    splits = load_splits(hidden.tasks(), hidden.run, who=hidden.whose_tasks)
+    assert manifest(hidden, hidden.build("hardware"), splits)["agent_sees_gold"] is False
     with pytest.raises(
         ConfigError, match=r"task set sums does not say which columns are gold.* the agent hidden does not"
     ):
-        load_splits(plan(plugin, toy_file, agent="hidden", tasks="sums"))
+        plan(plugin, toy_file, agent="hidden", tasks="sums").tasks()
 
 
 def test_an_agent_that_sees_its_gold_and_other_rewards(

@@ -121,7 +121,7 @@ class Trial:
                 f"{spec.name} {how}; a forecast says what rewards can teach. Name an algorithm that learns from them, "
                 "such as --algorithm grpo"
             )
-        splits = load_splits(plan)
+        splits = load_splits(plan.tasks(), plan.run, who=plan.whose_tasks)
         split, train = splits["train"]
         if tasks > len(train):
             raise ConfigError(

@@ -323,7 +323,7 @@ class RunSession:
 
         A server rounds otherwise when it decodes a rollout and the probe in one batch.
         """
-        if self.plan.runners.n * self.plan.runners.threads == 1:
+        if self.calls == 1:
             self.delivery.settle()
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrig.errors import AgentrigError, ConfigError, PluginError, nearest, place_of
-from agentrig.plan import TASKS_CURE, TASKS_SLOW_S, Plan, RunSettings
+from agentrig.plan import TASKS_CURE, TASKS_SLOW_S, RunSettings
 from agentrig.plugins.loading import told_if_slow
 from agentrig.processes.replaced import left_alone
 from agentrig.tasks import ROLES, Task, Tasks, overlap, repeated
@@ -59,8 +59,13 @@ def read_split(tasks: Tasks, split: str, *, who: str, key: str = "") -> Sequence
     return rows
 
 
-def load_splits(plan: Plan) -> dict[str, tuple[str, Sequence[Task]]]:
+def load_splits(tasks: Tasks, run: RunSettings, *, who: str) -> dict[str, tuple[str, Sequence[Task]]]:
     """Load the tasks of each role.
+
+    Args:
+        tasks: The task set.
+        run: Says which split has which role, and how many of its tasks are used.
+        who: Whose they are, for messages.
 
     Returns:
         Role to the split's name and its tasks; a role without a split has the name '' and no tasks.
@@ -70,11 +75,10 @@ def load_splits(plan: Plan) -> dict[str, tuple[str, Sequence[Task]]]:
             `train` among its `optional` ones.
         PluginError: A row is not a valid `Task`.
     """
-    tasks, who = plan.tasks(), plan.whose_tasks
     read: dict[str, Sequence[Task]] = {}
     loaded = {}
     for role in ROLES:
-        split = split_of(plan.run, tasks, role)
+        split = split_of(run, tasks, role)
         if split and split not in read:
             read[split] = read_split(tasks, split, who=who, key=f"run.{role}")
         rows = read[split] if split else ()
@@ -83,7 +87,7 @@ def load_splits(plan: Plan) -> dict[str, tuple[str, Sequence[Task]]]:
             raise ConfigError(
                 f"{who}: there is nothing to learn from: {named}.{other_split(tasks, 'run.train=SPLIT', who=who)}"
             )
-        limit = getattr(plan.run, f"{role}_tasks")
+        limit = getattr(run, f"{role}_tasks")
         loaded[role] = (split, rows[:limit] if limit else rows)
     return loaded
 

@@ -47,9 +47,13 @@ def place(settings: Settings) -> Path:
     return made.path
 
 
+def _loaded(made: Plan) -> Any:
+    return load_splits(made.tasks(), made.run, who=made.whose_tasks)
+
+
 def split(role: str) -> Any:
     """Return a look: the ids of the tasks that have a role."""
-    return lambda settings: [task.id for task in load_splits(plan(settings))[role][1]]
+    return lambda settings: [task.id for task in _loaded(plan(settings))[role][1]]
 
 
 def first(n: int) -> Any:
@@ -137,7 +141,7 @@ RUNS = Together(small_run)
 def order(settings: Settings) -> list[str]:
     """Return the tasks of a step, as a run of this seed takes them."""
     made = plan(settings)
-    return [task.id for task in tasks_of_step(load_splits(made)["train"][1], n=6, step=1, seed=made.run.seed)]
+    return [task.id for task in tasks_of_step(_loaded(made)["train"][1], n=6, step=1, seed=made.run.seed)]
 
 
 TABLE = {

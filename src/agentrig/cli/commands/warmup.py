@@ -214,7 +214,7 @@ def _make(
         with progress(n * len(tasks)) as shown:
             return run.measure(plan, tasks, model, shown, n=n)
 
-    run.check_context(plan, wanted.context)
+    run.check_context(plan.configs["algorithm"], wanted.context)
     labels = run.choose_labels(plan, n, seed=wanted.seed)
     click.echo(f"labels: {amount(len(labels.tasks), 'task')} of the split {labels.split}")
     done: dict[str, Any] = {"labels": [t.id for t in labels.tasks], "split": labels.split, "ready": True}
