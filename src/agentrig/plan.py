@@ -196,7 +196,7 @@ class Plan:
             self.registry.add_observer(observer, name)
 
     def tasks(self) -> Tasks:
-        """Build a plan's task set and check its `splits` and `roles`.
+        """Build the task set, and check its `splits` and `roles`.
 
         Raises:
             PluginError: `splits` or `roles` is missing or wrong.
@@ -243,7 +243,7 @@ class Plan:
         if not gold and spec.demonstrate is not None:
             return spec.demonstrate(self.configs["agent"]), f"agent {spec.name}"
         if not gold and (own := getattr(self.tasks(), "demonstrate", None)) is not None:
-            return own, f"task set {self.components['tasks'].spec.name}"
+            return own, self.whose_tasks
         for task in tasks:
             gold_of(task, gold)
         return gold_reply(gold), f"the tasks' {gold or 'gold'}"
@@ -411,7 +411,7 @@ class Plan:
         return made
 
     def pool(self, make: MakePool | None = None) -> RunnerPool:
-        """Return the pool of a plan's runners, without starting any; `make` instead of what `[runners] use` names."""
+        """Return the pool of the plan's runners, without starting any; `make` instead of what `[runners] use` names."""
         from agentrig.runners.processes import Pool
 
         spec: Any = self.components["agent"].spec

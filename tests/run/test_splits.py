@@ -239,3 +239,14 @@ def test_a_task_set_that_replaces_what_the_run_uses_is_named(own: Callable[..., 
     with pytest.raises(PluginError, match=said):
         loaded(own("import json\njson.dumps = lambda value: ''\nreturn sound(split)"))
     assert json.dumps is before
+
+
+def test_a_task_set_that_replaces_what_the_run_uses_while_it_is_built_ends_the_run(
+    own: Callable[..., Plan], tmp_path: Path
+) -> None:
+    before = json.dumps
+    more = "import json\ndef build(self):\n    json.dumps = lambda value: ''\nOwn.__init__ = build"
+    with pytest.raises(PluginError, match=r"the task set own replaced json\.dumps, which this command needs itself"):
+        train(own("return sound(split)", more=more))
+    assert json.dumps is before
+    assert not (tmp_path / "runs" / "one").exists()
