@@ -223,8 +223,7 @@ class RunSession:
 
     def server(self, plan: ServerPlan) -> Server:
         """Return the model's server that `[server] use` names, not started."""
-        make_server = self.plan.make_server()
-        return make_server(plan)
+        return self.plan.make_server()(plan)
 
     def check_teacher(self, servers: Sequence[Endpoint]) -> None:
         """Implement `Session.check_teacher`."""
@@ -257,7 +256,7 @@ class RunSession:
                 if self._learns and EARLY <= len(first) < expected and all(r.failure for r in first):
                     self.delivery.settle()
                     try:
-                        check_failures(first, self.plan.run.failure_limit, step=step, mode=mode, expected=expected)
+                        self.check_failures(first, step=step, mode=mode, expected=expected)
                     except RunStopped:
                         self.store_rollouts(first, mode=mode, step=step)
                         raise
@@ -371,7 +370,7 @@ class RunSession:
         self.delivery.offer(rollouts)
         self.delivery.settle()  # what was sampled counts only if the weights had arrived
         if self._learns or mode != "train":
-            check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
+            self.check_failures(rollouts, step=step, mode=mode)
         warn_of_new_failures(rollouts, known, step=step, mode=mode)
         self._warn_once(warn_of_fields, rollouts)
         if mode != "train":
@@ -397,9 +396,11 @@ class RunSession:
         if warn not in self._warned and warn(*arguments, **named):
             self._warned.add(warn)
 
-    def check_failures(self, rollouts: Sequence[Rollout], *, step: int) -> None:
-        """Implement `Session.check_failures`."""
-        check_failures(rollouts, self.plan.run.failure_limit, step=step, mode="train")
+    def check_failures(
+        self, rollouts: Sequence[Rollout], *, step: int, mode: Mode = "train", expected: int | None = None
+    ) -> None:
+        """Implement `Session.check_failures`, for rollouts of any mode; see `agentrig.run.guards.check_failures`."""
+        check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode, expected=expected)
 
     def check_learned(self) -> None:
         """Stop a run at its end if it was too short for its guards, and all of its rewards were the same.
