@@ -396,37 +396,6 @@ def _run_of(
     )
 
 
-def measure(
-    plan: Plan,
-    tasks: Sequence[Task],
-    checkpoint: Path | None,
-    ended: Callable[[Rollout], None] = lambda rollout: None,
-    *,
-    n: int = 1,
-) -> Evaluation:
-    """Sample rollouts of training tasks, at the temperature of training (1 where it has none).
-
-    Args:
-        plan: With agent, reward and algorithm.
-        tasks: The tasks; `Labels.measured`, or demonstrated ones.
-        checkpoint: A Hugging Face directory; None for the algorithm's model.
-        ended: Called with every rollout as it ends.
-        n: Rollouts of each task.
-    """
-    temperature = float(getattr(plan.configs["algorithm"], "temperature", 1.0))
-    return evaluate(
-        plan,
-        tasks=tasks,
-        checkpoint=checkpoint,
-        mode="dev",
-        as_mode="train",
-        temperature=temperature,
-        keep=True,
-        n=n,
-        ended=ended,
-    )
-
-
 def check_unsolved(measured: Evaluation, model: str) -> None:
     """Stop when the model that the warm-up should start from already answers the training tasks.
 
