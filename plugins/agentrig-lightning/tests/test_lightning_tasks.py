@@ -302,7 +302,7 @@ def test_an_agent_that_sees_its_gold_and_other_rewards(
     endpoint = Endpoint(base_url=model.url, model="toy-model", token_ids=True)
 
     resolved = plan(plugin, toy_file, agent="both", reward="exact")
-    _, tasks = eval_tasks(resolved, None)
+    _, tasks = eval_tasks(resolved.tasks(), resolved.run, None, who=resolved.whose_tasks)
     judged = evaluate(resolved, tasks=tasks, endpoint=endpoint, keep=True).rollouts
     assert [(r.outcome.answer, r.outcome.own_reward, r.value) for r in judged] == [("2", 1.0, 1.0), ("2", 0.0, 0.0)]
     assert "this agent sees its gold: both gets whole rows" in caplog.text

@@ -20,7 +20,7 @@ from agentrig.correctness import by_turn
 from agentrig.endpoints import Endpoint
 from agentrig.errors import ConfigError
 from agentrig.figures import wilson
-from agentrig.plan import Plan
+from agentrig.plan import Plan, RunSettings
 from agentrig.processes.ends import Interrupted, handling, name_of
 from agentrig.processes.scratch import temporary_files
 from agentrig.rollouts import Mode, Rollout
@@ -30,7 +30,7 @@ from agentrig.run.metrics import count_failures, reason_of
 from agentrig.run.rows import slices_of
 from agentrig.run.splits import other_split, read_split, split_of
 from agentrig.runners.engine import RolloutEngine
-from agentrig.tasks import Task
+from agentrig.tasks import Task, Tasks
 from agentrig.text import json_text
 from agentrig.traces import Trace
 
@@ -232,21 +232,30 @@ def run_agent(
             runtime.run(served_body)
 
 
-def eval_tasks(plan: Plan, split: str | None, limit: int = 0, *, role: str = "report") -> tuple[str, Sequence[Task]]:
+def eval_tasks(
+    tasks: Tasks, run: RunSettings, split: str | None, limit: int = 0, *, who: str, role: str = "report"
+) -> tuple[str, Sequence[Task]]:
     """Return a split's name and tasks; by default those of the role's split.
+
+    Args:
+        tasks: The task set.
+        run: Says which split has which role.
+        split: The split's name; None for the role's.
+        limit: Only so many tasks; 0 for all.
+        who: Whose they are, for messages.
+        role: See `agentrig.tasks.Tasks`.
 
     Raises:
         ConfigError: There is no such split, or it has no tasks.
         PluginError: A row is not a valid `Task`.
     """
-    tasks = plan.tasks()
-    name = split or split_of(plan.run, tasks, role)
+    name = split or split_of(run, tasks, role)
     if not name:
         raise ConfigError(f"no split serves {role}; name one: --split NAME, one of {', '.join(tasks.splits)}")
-    rows = read_split(tasks, name, who=plan.whose_tasks)
+    rows = read_split(tasks, name, who=who)
     if not rows:
-        more = other_split(tasks, "--split NAME", who=plan.whose_tasks)
-        raise ConfigError(f'{plan.whose_tasks}: split "{name}" has no tasks.{more}')
+        more = other_split(tasks, "--split NAME", who=who)
+        raise ConfigError(f'{who}: split "{name}" has no tasks.{more}')
     return name, rows[:limit] if limit else rows
 
 

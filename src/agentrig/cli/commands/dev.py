@@ -58,8 +58,9 @@ def dev(
     again = f"agentrig train {typed_again(words, options)}".rstrip()
     plan = make_plan(words, options)
     server = measured_server(endpoint, model, checkpoint)
-    name, tasks = eval_tasks(plan, split, limit, role="validation")
-    trains = name == split_of(plan.run, plan.tasks(), "train")  # as in Agent Lightning's own dev
+    made = plan.tasks()
+    name, tasks = eval_tasks(made, plan.run, split, limit, who=plan.whose_tasks, role="validation")
+    trains = name == split_of(plan.run, made, "train")  # as in Agent Lightning's own dev
     checkpoint = find_checkpoint(checkpoint)
     if not as_json:
         tried = f"{amount(len(tasks), 'task')} of split {name}"

@@ -62,7 +62,7 @@ def eval_(
     plan = make_plan(words, options)
     server = measured_server(endpoint, model, checkpoint)
     checkpoint = find_checkpoint(checkpoint)
-    name, tasks = eval_tasks(plan, split, limit)
+    name, tasks = eval_tasks(plan.tasks(), plan.run, split, limit, who=plan.whose_tasks)
     measured = str(checkpoint) if checkpoint is not None else _model(server or plan.configs["server"])
     where = f"model: {measured}{f', prompts: {prompts}' if prompts else ''}"
     click.echo(f"{amount(len(tasks), 'task')} of split {name}, {where}", err=True)
