@@ -17,7 +17,6 @@ from agentrig.errors import AgentrigError, ConfigError, LookupFailed
 from agentrig.plan import resolve
 from agentrig.plugins.loading import load
 from agentrig.rollouts import Rollout
-from agentrig.run.setup import Setup
 from agentrig.settings import structure
 from agentrig.traces import REWARD
 
@@ -252,7 +251,7 @@ MEANINGLESS: list[tuple[Sequence[str], str]] = [
 def test_a_combination_without_meaning_is_refused(words: Sequence[str], why: str) -> None:
     plan = resolve("mini", overrides=words)
     with pytest.raises(ConfigError, match=why):
-        Setup(plan).check_credit()
+        plan.check_credit()
 
 
 def test_a_combination_without_meaning_is_named_before_the_limits_of_its_loss() -> None:
@@ -273,7 +272,7 @@ def test_a_combination_without_meaning_is_named_before_the_limits_of_its_loss() 
     ids=str,
 )  # fmt: skip
 def test_a_combination_with_a_meaning_is_not(words: Sequence[str]) -> None:
-    Setup(resolve("mini", overrides=words)).check_credit()
+    resolve("mini", overrides=words).check_credit()
 
 
 # --- turns ---

@@ -21,7 +21,6 @@ from agentrig.plan import Plan, resolve, to_toml
 from agentrig.plugins.builtin import register_agents
 from agentrig.pools import Job
 from agentrig.prompting import checked, fields, misfit, prompted, prompts, read_prompts
-from agentrig.run.setup import Setup
 from agentrig.runners.attempt import run_agent
 from agentrig.tasks import Task
 
@@ -99,7 +98,7 @@ def test_the_rollouts_of_a_plan_get_its_prompts(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "prompts.system=Briefly: {question}")
     jobs: list[Job] = []
     runtime: Any = SimpleNamespace(submit=lambda batch, results: (jobs.extend(batch), results.put(KeyError("ended"))))
-    engine, _ = Setup(plan).engine(scorer=None, adapter=None, pool=SimpleNamespace())  # type: ignore[arg-type]
+    engine, _ = plan.engine(scorer=None, adapter=None, pool=SimpleNamespace())  # type: ignore[arg-type]
     engine._runtime = runtime
     with pytest.raises(KeyError, match="ended"):
         engine.run([Task(id="t", input={})], n=1, endpoint=ENDPOINT, step=1, mode="train")

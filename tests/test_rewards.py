@@ -28,7 +28,6 @@ from agentrig.plan import Plan
 from agentrig.plugins import composing
 from agentrig.plugins.builtin import own
 from agentrig.pools import Job
-from agentrig.run.setup import Setup
 from agentrig.runners.attempt import run_agent
 from agentrig.runners.scorer import GRACE_S, NOWHERE, RewardPlan, RewardWorker, Scorer
 from agentrig.traces import LLM_CALL, REWARD, Span, Trace
@@ -265,7 +264,7 @@ def test_a_reward_that_never_ends_holds_up_nobody(toy_plan: Callable[..., Plan],
     task = Task(id="t", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
     rollouts = [(task, Outcome(answer=answer), Trace(rollout_id="r")) for answer in ["spin"] * 6 + ["odd", "even"] * 3]
     start = time.monotonic()
-    with contextlib.closing(Setup(plan).scorer()) as scorer:
+    with contextlib.closing(plan.scorer()) as scorer:
         first = scorer(rollouts)
         assert [s.status for s in first] == ["invalid"] * 6 + ["ok"] * 6
         assert [s.value for s in first[6:]] == [1.0, 0.0] * 3
@@ -281,7 +280,7 @@ def test_a_reward_that_never_ends_holds_up_nobody(toy_plan: Callable[..., Plan],
 def test_a_reward_may_judge_in_processes_from_the_start(toy_plan: Callable[..., Plan]) -> None:
     plan = toy_plan("run.reward_process=true", "reward.odd=true")
     task = Task(id="t-1", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
-    with contextlib.closing(Setup(plan).scorer()) as scorer:
+    with contextlib.closing(plan.scorer()) as scorer:
         (score,) = scorer([(task, Outcome(answer="odd"), Trace(rollout_id="r"))])
     assert (score.value, score.correct) == (1.0, True)
     assert "half" in str(score.details)
@@ -293,7 +292,7 @@ def test_a_process_that_judges_too_long_is_killed_with_the_words_of_a_reward(
 ) -> None:
     plan = toy_plan("run.reward_process=true", "reward.spin=true", "run.reward_budget_s=0.5")
     task = Task(id="test-3", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
-    with contextlib.closing(Setup(plan).scorer()) as scorer:
+    with contextlib.closing(plan.scorer()) as scorer:
         (score,) = scorer([(task, Outcome(answer="spin"), Trace(rollout_id="r"))])
     assert score.status == "invalid"
     said = "the reward's process is killed: task test-3 ran past the budget of 0.5 s (run.reward_budget_s)"
@@ -528,7 +527,7 @@ def test_a_reward_may_score_each_call(toy_plan: Callable[..., Plan], process: bo
     plan = toy_plan(f"run.reward_process={str(process).lower()}", "reward.calls=true")
     task = Task(id="t-1", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
     spans = [Span(id=str(i), parent=None, name=LLM_CALL, start=0, end=1) for i in range(3)]
-    with contextlib.closing(Setup(plan).scorer()) as scorer:
+    with contextlib.closing(plan.scorer()) as scorer:
         two = scorer([(task, Outcome(answer="odd"), Trace(rollout_id="r", spans=spans[:2]))])[0]
         three = scorer([(task, Outcome(answer="odd"), Trace(rollout_id="r", spans=spans))])[0]
     assert (two.value, two.calls) == (1.0, (0.5, None))
@@ -649,8 +648,8 @@ def test_a_reward_that_replaces_something_while_it_is_built_is_put_right(
 
     monkeypatch.setattr(composing, "build", careless)
     with pytest.raises(PluginError, match=r"the reward toy-parity, while it was built, replaced json\.loads"):
-        Setup(toy_plan()).scorer()
+        toy_plan().scorer()
     assert json.loads is before
-    Setup(toy_plan("run.reward_process=true")).scorer().close()
+    toy_plan("run.reward_process=true").scorer().close()
     assert json.loads is before
     assert "while it was built, replaced json.loads, which this command needs itself: put back" in caplog.text

@@ -40,9 +40,9 @@ SOURCES = Path(__file__).resolve().parents[1] / "src" / "agentrig"
 
 def test_rule_1_the_agent_never_sees_private(model: ModelServer, toy_plan: MakePlan) -> None:
     """Check a runner's memory, what is sent to a runner, the requests, and the written spans."""
+
     from agentrig import Endpoint
     from agentrig.run.directory import RunDirectory
-    from agentrig.run.setup import Setup
     from agentrig.runners.scorer import Scorer
 
     plan = toy_plan(agent="toy-spy")
@@ -56,7 +56,7 @@ def test_rule_1_the_agent_never_sees_private(model: ModelServer, toy_plan: MakeP
         judged.append(task.private["gold"])
         return plan.build("reward")(task, outcome, budget_s)
 
-    engine, runtime = Setup(plan).engine(scorer=Scorer(reward, budget_s=5), adapter=plan.build("adapter"))
+    engine, runtime = plan.engine(scorer=Scorer(reward, budget_s=5), adapter=plan.build("adapter"))
     sent: list[str] = []
     submit = runtime.pool.submit
     runtime.pool.submit = lambda job: (sent.append(repr(job)), submit(job))  # type: ignore[method-assign]

@@ -23,7 +23,6 @@ from agentrig.errors import AgentrigError, ConfigError
 from agentrig.plan import Plan, resolve
 from agentrig.processes.confine import BASE, hint
 from agentrig.run.resume import resume_plan
-from agentrig.run.setup import Setup
 from agentrig.run.training import train
 from agentrig.text import storable
 
@@ -80,7 +79,7 @@ def test_a_secret_is_used_and_written_nowhere(
     assert f"<secret from {form} {where}>" in written  # in the failure's message and in the prompts
     assert f'{form} = "{where}"' in (run / "config.toml").read_text()
     assert json.loads((run / "manifest.json").read_text())["config"]["agent"]["api_key"] == {form: where}
-    assert KEY not in repr(made) + str(made.as_dict()) + repr(Setup(made).agent_plan()) + "".join(capfd.readouterr())
+    assert KEY not in repr(made) + str(made.as_dict()) + repr(made.agent_plan()) + "".join(capfd.readouterr())
     model.requests.clear()
     train(resume_plan(run, overrides=["algorithm.steps=2"]), resume=run)  # reads it again
     assert KEY in json.dumps(model.bodies())

@@ -62,7 +62,8 @@ def test_files_are_splits_and_a_run_takes_them(rows: Path, tmp_path: Path) -> No
     keys = {"file": rows, "validation": other, "test": other}
     words = [*(f"tasks.{key}={value}" for key, value in keys.items()), 'tasks.private=["answer"]', "reward.use=own"]
     plan = resolve("mini", uses={"tasks": "table"}, overrides=words)
-    assert {role: len(tasks) for role, (_, tasks) in load_splits(plan).items()} == {
+    splits = load_splits(plan.tasks(), plan.run, who=plan.whose_tasks)
+    assert {role: len(tasks) for role, (_, tasks) in splits.items()} == {
         "train": 30, "validation": 1, "report": 1,
     }  # fmt: skip
 

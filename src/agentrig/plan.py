@@ -1,33 +1,61 @@
-"""Plans: a recipe, a run file and overrides, merged into one checked configuration."""
+"""Plans: a recipe, a run file and overrides, merged into one checked configuration, and what a run builds from it."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import logging
+import os
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrig.errors import ConfigError, LookupFailed, PluginError, nearest
+from agentrig.correctness import Correctness
+from agentrig.errors import ConfigError, PluginError
 from agentrig.gateway.settings import GatewaySettings
-from agentrig.plugins import auto, composing, observing
+from agentrig.plugins import auto, composing, observing, selecting
 from agentrig.plugins.building import built
+from agentrig.plugins.selecting import SECTIONS, check_section, plain_name
 from agentrig.plugins.specs import RUN_KINDS
 from agentrig.pools import RunnerSettings as RunnerSettings
 from agentrig.prompting import checked
-from agentrig.refusals import Learning, refuses_replies
+from agentrig.refusals import Learning, refuses_gate
 from agentrig.rows import utf8_text
 from agentrig.secrets import sources
-from agentrig.settings import check_any, meant, meant_in_file, setting, structure
+from agentrig.settings import meant, meant_in_file, setting, structure
+from agentrig.tasks import Tasks, check_set
 from agentrig.text import read_text
 
 if TYPE_CHECKING:
+    from agentrig.adapters import Adapter
+    from agentrig.algorithms import Algorithm
+    from agentrig.demonstrations import Demonstrate
+    from agentrig.gateway.process import Gateway
+    from agentrig.hardware import Hardware
     from agentrig.plugins.registry import Component, Registry
+    from agentrig.pools import MakePool, RunnerPool
+    from agentrig.runners.engine import RolloutEngine
+    from agentrig.runners.jobs import AgentPlan
+    from agentrig.runners.runtime import Runtime
+    from agentrig.runners.scorer import Scorer
+    from agentrig.servers import MakeServer, ServerMemory
+    from agentrig.tasks import Task
+
+log = logging.getLogger(__name__)
+
+FIRST_RUNNER_S = 5.0
+"""Seconds that a run with runners of the algorithm's own waits for the test of a build; a slower one goes on."""
+
+TASKS_CURE = "Let it leave them alone, or do that in a process of its own (subprocess)"
+"""What to do about a task set that changes the process of the run."""
+
+TASKS_SLOW_S = 15.0
+"""After so many seconds a task set that is still being made or loaded is named."""
 
 
 @attrs.frozen(kw_only=True)
@@ -68,9 +96,6 @@ class RunSettings:
     block: list[str] = setting(list, help="plugins or distributions that are not loaded")
     plugins: list[str] = setting(list, help="Python files that are plugins too, relative to the run file")
 
-
-MATCHING = "agent-match"
-"""The adapter of a run that names none; it then trains every call of the agent."""
 
 RESUME = "agentrig train --resume {run}"
 """Resumes a run."""
@@ -171,6 +196,311 @@ class Plan:
         for name, observer in observing.build_observers(self.observers).items():
             self.registry.add_observer(observer, name)
 
+    def tasks(self) -> Tasks:
+        """Build the task set, and check its `splits` and `roles`.
+
+        Raises:
+            PluginError: `splits` or `roles` is missing or wrong.
+            ConfigError: Its rows may have gold columns, and the agent does not ask for whole rows.
+        """
+        from agentrig.plugins.loading import told_if_slow
+        from agentrig.processes.replaced import left_alone
+
+        who = self.whose_tasks
+        with told_if_slow(f"making the {who}", after_s=TASKS_SLOW_S), left_alone(f"the {who}", TASKS_CURE):
+            tasks: Tasks = self.build("tasks")
+        if getattr(tasks, "whole_rows", False) and not self.sees_gold:
+            raise ConfigError(
+                f"{who} does not say which columns are gold, so it hands out whole rows only, and the agent "
+                f"{self.components['agent'].spec.name} does not ask for them.\n"
+                "  Hide the gold: lightning.tasks(..., gold=[COLUMN, ...]); gold=[] if no column is gold. If the agent "
+                "computes its own reward: whole_rows=True in lightning.agent, or in its AgentSpec"
+            )
+        check_set(tasks, who)
+        return tasks
+
+    def gold_warnings(self) -> list[str]:
+        """Return the warning about an agent that gets whole rows."""
+        if not self.sees_gold:
+            return []
+        return [
+            f"this agent sees its gold: {self.components['agent'].spec.name} gets whole rows (whole_rows), to compute "
+            "its own reward. Its figures count only if it does not answer with what it must not know"
+        ]
+
+    def demonstrator(self, tasks: Sequence[Task] = (), *, gold: str = "") -> tuple[Demonstrate, str]:
+        """Return who says what a right reply is, and its name.
+
+        Args:
+            tasks: Those to demonstrate.
+            gold: The key of `Task.private` to answer every call with, whatever these say.
+
+        Raises:
+            ConfigError: Nobody says it, and one of the tasks has no gold.
+        """
+        from agentrig.demonstrations import gold_of, gold_reply
+
+        spec: Any = self.components["agent"].spec
+        if not gold and spec.demonstrate is not None:
+            return spec.demonstrate(self.configs["agent"]), f"agent {spec.name}"
+        if not gold and (own := getattr(self.tasks(), "demonstrate", None)) is not None:
+            return own, self.whose_tasks
+        for task in tasks:
+            gold_of(task, gold)
+        return gold_reply(gold), f"the tasks' {gold or 'gold'}"
+
+    def use_hardware(self) -> Hardware:
+        """Build the hardware, check that it works, and set its environment.
+
+        Raises:
+            ConfigError: The algorithm and the hardware do not support each other.
+            HardwareError: It is not available, or broken; agentrig never falls back to other hardware.
+        """
+        from agentrig.hardware import select
+
+        hardware: Hardware = self.build("hardware")
+        spec: Any = self.components["algorithm"].spec
+        if spec.hardware and hardware.name not in spec.hardware:
+            raise ConfigError(f"algorithm {spec.name} runs on {', '.join(spec.hardware)}, not on {hardware.name}")
+        if not hardware.carries(spec.name):
+            recipes: list[Any] = [c.spec for c in self.registry.components("recipe")]
+            able = [r.name for r in recipes if r.settings.get("algorithm", {}).get("use") in hardware.algorithms]
+            raise ConfigError(
+                f"hardware {hardware.name} carries {', '.join(hardware.algorithms)}, not {spec.name}\n"
+                f"  recipes that run on it: {', '.join(able) or 'none installed'}"
+            )
+        select(hardware.name, [hardware])
+        for name, value in hardware.environment().items():
+            os.environ.setdefault(name, value)
+        return hardware
+
+    def check_server(self, hardware: Hardware) -> None:
+        """Make sure that the plan's server can serve on this hardware; `--verbose` says which one `auto` chose.
+
+        Raises:
+            ConfigError: It can't.
+        """
+        component = self.components["server"]
+        name = component.spec.name
+        if "server" in self.reasons:
+            why = self.reasons["server"]
+            log.debug("the model's server is %s (%s); another one: --server NAME", name, why)
+            return
+        why = auto.refusal(component, hardware)
+        if why:
+            raise ConfigError(
+                f"server {name} can't serve on {hardware.name}: {why}\n  Leave --server out, or name another"
+            )
+
+    def check_algorithm(self) -> None:
+        """Make sure that what the algorithm starts from is there, before runners start.
+
+        Raises:
+            ConfigError: It is not.
+        """
+        ready = getattr(self.components["algorithm"].spec, "ready", None)
+        if ready is not None:
+            ready(self.configs["algorithm"])
+
+    def check_credit(self) -> None:
+        """Make sure that the credit has a meaning with the algorithm's settings.
+
+        Raises:
+            ConfigError: It has none.
+        """
+        from agentrig.learners import LoopSettings
+
+        credit: Any = self.components["credit"].spec
+        algorithm: Any = self.components["algorithm"].spec
+        config, own = self.configs["algorithm"], getattr(algorithm, "learning", None)
+        if own is not None:
+            learning = own(config)
+        elif isinstance(config, LoopSettings):
+            keys = "temperature", "top_p", "max_tokens", "max_staleness"
+            learning = Learning(loss=getattr(config, "loss", ""), **{key: getattr(config, key) for key in keys})
+        else:
+            learning = Learning(own_loop=True)
+        gate = refuses_gate if getattr(credit, "admit", None) is not None else None
+        for refuses in (getattr(credit, "refuses", None), gate):
+            if refuses is not None and (why := refuses(self.configs["credit"], learning)):
+                raise ConfigError(f"[credit] {credit.name} with the algorithm {algorithm.name}: {why}")
+
+    def make_server(self) -> MakeServer:
+        """Return what starts the plan's server, for the algorithm that asks for it; its heavy imports happen here.
+
+        An algorithm whose spec does not say that it asks gets the server that `auto` selects, with a warning.
+        """
+        component = self.components["server"]
+        if component.spec.name != auto.OWN:
+            made: MakeServer = self.build("server")
+            return made
+        found, why = auto.auto_server(self.registry, self.build("hardware"), {})
+        log.warning(
+            "algorithm %s asks for a model server; let its spec say so, AlgorithmSpec(server=True). It gets %s (%s)",
+            *(self.components["algorithm"].spec.name, found.spec.name, why),
+        )
+        made = built(found, found.spec.config())
+        return made
+
+    def server_memory(self) -> ServerMemory | None:
+        """Return what the settings of the plan's server say of its memory; None if it does not say."""
+        say = getattr(self.components["server"].spec, "memory", None)
+        found: ServerMemory | None = say(self.configs["server"]) if say else None
+        return found
+
+    def engine(
+        self,
+        *,
+        scorer: Scorer,
+        adapter: Adapter,
+        algorithm: Algorithm | None = None,
+        pool: RunnerPool | None = None,
+        gateway: Gateway | None = None,
+    ) -> tuple[RolloutEngine, Runtime]:
+        """Return the rollout engine and its runtime.
+
+        Args:
+            scorer: The reward.
+            adapter: Converts traces to triplets.
+            algorithm: May bring its own pool (see `Algorithm`).
+            pool: The pool from `runner_pool`; closed if the algorithm has its own.
+            gateway: The run's gateway, from `make_gateway`; None for none.
+        """
+        from agentrig.runners.engine import RolloutEngine
+        from agentrig.runners.runtime import Runtime
+
+        own = self.own_pool(algorithm)
+        if own is not None and pool is not None:
+            pool.close()
+        if own is not None or pool is None:
+            pool = self.pool(own)
+        runtime = Runtime(pool, gateway)
+        engine = RolloutEngine(
+            runtime,
+            scorer=scorer,
+            adapter=adapter,
+            on_rollout=lambda rollout: self.registry.notify("on_rollout_end", rollout=rollout),
+            whole_rows=self.sees_gold,
+            prompts=self.prompts,
+        )
+        return engine, runtime
+
+    def make_gateway(self) -> contextlib.AbstractContextManager[Gateway | None]:
+        """Return the plan's gateway as a context manager, not started; one that gives None if agents need none."""
+        from agentrig.gateway.process import Gateway
+
+        return Gateway(self.gateway) if self.uses_gateway else contextlib.nullcontext()
+
+    def own_pool(self, algorithm: Algorithm | None) -> MakePool | None:
+        """Return what makes the pool of an algorithm that brings one (see `Algorithm`), or None.
+
+        Raises:
+            ConfigError: It brings one, its spec does not say so, and the run names other runners.
+        """
+        own: Any = getattr(algorithm, "pool", None)
+        if own is None or not self.runners.n:
+            return None
+        spec, name = self.components["algorithm"].spec, self.components["runners"].spec.name
+        if getattr(spec, "runners", False):
+            return functools.partial(own, make=None if name == auto.OWN else self.build("runners"))
+        if name != auto.PROCESSES:
+            raise ConfigError(
+                f'[runners] use = "{name}": algorithm {spec.name} brings its own runners, so these would not be used. '
+                "Leave --runners out; an algorithm that can place them says so in its spec, AlgorithmSpec(runners=True)"
+            )
+        made: MakePool = own
+        return made
+
+    def pool(self, make: MakePool | None = None) -> RunnerPool:
+        """Return the pool of the plan's runners, without starting any; `make` instead of what `[runners] use` names."""
+        from agentrig.runners.processes import Pool
+
+        spec: Any = self.components["agent"].spec
+        if make is None:
+            make = self.build("runners") if self.components["runners"].spec.name != auto.OWN else Pool
+        pool: RunnerPool = make(
+            self.agent_plan(),
+            n=self.runners.n,
+            threads=self.runners.threads,
+            deadline_s=self.runners.deadline_s,
+            retries=self.runners.retries,
+            preload=spec.preload,
+        )
+        return pool
+
+    @contextlib.contextmanager
+    def runner_pool(self, *, trains: bool = False) -> Iterator[RunnerPool]:
+        """Make the pool of runners, which the runtime starts; close it at the end.
+
+        The agent is built in a runner and never in this process: its imports take seconds and hundreds of MB, it may
+        start threads, and its side effects would reach the reward. What runners share is imported from here on, while
+        the run goes on: they start beside the model's server. An algorithm with its own pool (Ray's actors) needs its
+        cluster first; then one runner, a process of this machine, tests the build.
+
+        Args:
+            trains: Whether its algorithm will run, and may start runners of its own.
+
+        Raises:
+            AgentrigError: The agent cannot be built; the message names the plugin's file and line.
+        """
+        from agentrig.runners.processes import Pool
+
+        late = trains and getattr(self.components["algorithm"].spec, "runners", False)
+        pool = self.pool(Pool if late else None)
+        try:
+            if late and self.runners.n:  # with none, runners of other machines build it
+                pool.build_first(FIRST_RUNNER_S)
+            yield pool
+        finally:
+            pool.close()
+
+    def scorer(self) -> Scorer:
+        """Return a scorer for the plan's reward, built anew, with the plan's correctness rules."""
+        component = self.components["reward"]
+        return self._scorer(component, self.config("reward"), run_at=self.run.correct_at)
+
+    def second_scorers(self) -> dict[str, Scorer]:
+        """Return the scorers of the rewards that are only logged, by the names that the run has for them."""
+        return {
+            self.registry.reference(component): self._scorer(component, config)
+            for component, config in self.second_rewards
+        }
+
+    def _scorer(self, component: Component, config: Any, *, run_at: float | None = None) -> Scorer:
+        from agentrig.processes.replaced import left_alone
+        from agentrig.runners.scorer import REWARD_CURE, RewardPlan, Scorer
+
+        who = f"the reward {self.registry.reference(component)}, while it was built,"
+        with left_alone(who, REWARD_CURE, tell=log.warning if self.run.reward_process else None):
+            reward, sees_trace = composing.build(component, config, self.registry)
+        return Scorer(
+            reward,
+            budget_s=self.run.reward_budget_s,
+            correctness=Correctness(run_at=run_at, reward_at=getattr(component.spec, "correct_at", None)),
+            sees_trace=sees_trace,
+            plan=RewardPlan(
+                name=self.registry.reference(component),
+                config=attrs.asdict(config),
+                files=tuple(self.run.plugins),
+                block=tuple(self.run.block),
+                budget_s=self.run.reward_budget_s,
+            ),
+            process=self.run.reward_process,
+        )
+
+    def agent_plan(self) -> AgentPlan:
+        """Return how runner processes build this plan's agent."""
+        from agentrig.runners.jobs import AgentPlan
+
+        spec: Any = self.components["agent"].spec
+        return AgentPlan(
+            name=self.registry.reference(self.components["agent"]),
+            config=attrs.asdict(self.configs["agent"]),
+            files=tuple(self.run.plugins),
+            block=tuple(self.run.block),
+            environment=(*spec.environment, *self.runners.environment),
+        )
+
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Return the sections and keys of a run file, with every default filled in."""
         sections: dict[str, dict[str, Any]] = {"run": attrs.asdict(self.run)}
@@ -193,8 +523,6 @@ OWN_SECTIONS: Mapping[str, type] = {
     "gateway": GatewaySettings,
 }
 """The sections with keys of agentrig's own; `[runners]` also has those of the runners that it names."""
-
-SECTIONS = ("run", *RUN_KINDS, "gateway", "prompts", *observing.SECTIONS, composing.SECOND)
 
 
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
@@ -260,7 +588,7 @@ def parse_override(text: str) -> tuple[str, str, Any]:
     section, dot, key = left.strip().partition(".")
     if not (equals and dot and key):
         raise ConfigError(f'"{text}" is not an override; write section.key=value, for example algorithm.lr=3e-4')
-    _check_section(section)
+    check_section(section)
     try:
         read = tomllib.loads(f"x = {right}")
     except tomllib.TOMLDecodeError:
@@ -273,13 +601,6 @@ def parse_override(text: str) -> tuple[str, str, Any]:
     value = read["x"] if len(read) == 1 else right  # more than one key: multi-line text that looks like TOML
     table, nested, inner = key.partition(".")
     return (section, table, {inner: value}) if nested else (section, key, value)
-
-
-def _check_section(section: str) -> None:
-    if section not in SECTIONS:
-        raise ConfigError(
-            f'there is no section "{section}".{nearest(section, SECTIONS)} Sections: {", ".join(SECTIONS)}'
-        )
 
 
 def resolve(
@@ -334,13 +655,13 @@ def resolve(
     # Merge: each source over the one before.
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for settings in (
-        _own_first(registry.find("recipe", base), registry) if base else {},
+        selecting.own_first(registry.find("recipe", base), registry) if base else {},
         own,
         *({kind: {"use": uses[kind]}} for kind in RUN_KINDS if uses and uses.get(kind) is not None),
         {"prompts": prompts or {}},
         *({section: {key: value}} for section, key, value in parsed),
     ):
-        _merge(merged, settings, registry)
+        selecting.merge(merged, settings, registry)
     overridden = any((section, key) == ("run", "plugins") for section, key, _ in parsed)
     if files or overridden:  # absolute, so that a resumed run finds them from any folder
         own_files = _strings(merged["run"], "plugins")
@@ -351,11 +672,11 @@ def resolve(
             merged[section]["use"] = list(dict.fromkeys([*observing.used(merged[section], section), *names]))
 
     # Select: a component of each kind, and its config object. `auto` waits until it is asked for.
-    elsewhere = partial(_elsewhere, merged=merged, registry=registry)
+    elsewhere = functools.partial(selecting.elsewhere, merged=merged, registry=registry, own=OWN_SECTIONS)
     run = structure(RunSettings, merged["run"], owner="a run", section="run", elsewhere=elsewhere)
     gateway = structure(GatewaySettings, merged["gateway"], owner="a run", section="gateway", elsewhere=elsewhere)
     second = composing.second_rewards(run.second_reward, merged[composing.SECOND], registry, elsewhere)
-    components, configs, reasons = _select(merged, registry, elsewhere)
+    components, configs, reasons = selecting.select_all(merged, registry, elsewhere)
     composing.parts_of(components["reward"], configs["reward"], registry)
 
     # Check what only makes sense together.
@@ -388,7 +709,7 @@ def _recipe_name(source: str) -> str:
     if path.name == "config.toml":
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             return str(json.loads(read_text(path.with_name("manifest.json")))["recipe"])
-    return _plain_name(path.stem if _is_file(source) else source)
+    return plain_name(path.stem if _is_file(source) else source)
 
 
 def _read_source(name: str) -> tuple[str, dict[str, Any]]:
@@ -413,83 +734,10 @@ def _read_source(name: str) -> tuple[str, dict[str, Any]]:
     if not isinstance(base, str):
         raise ConfigError(f'recipe = {base!r:.80} must be text: write recipe = "mini"')
     for section in own:
-        _check_section(section)
+        check_section(section)
         if not isinstance(own[section], dict):
             raise ConfigError(f'"{section}" must be a section: write [{section}] and its keys below it')
     return base, own
-
-
-def _select(
-    merged: Mapping[str, Mapping[str, Any]], registry: Registry, elsewhere: Callable[[str], str]
-) -> tuple[Deferred, Deferred, Deferred]:
-    """Return component, config object and the reason of `auto`, by kind; `auto` is resolved on first access."""
-
-    def select(kind: str, use: str, keys: Mapping[str, Any]) -> tuple[Component, Any]:
-        component = registry.find(kind, use)
-        owner = f"{use} ({component.source})"
-
-        def others(key: str) -> str:
-            return elsewhere(key) or _of_another(component, key, registry)
-
-        try:
-            return component, structure(component.spec.config, keys, owner=owner, section=kind, elsewhere=others)
-        except ConfigError:
-            if kind == "algorithm":  # whose limits need not be mended if the loss can't be the credit's
-                _check_loss(component.spec.name, keys, merged["credit"], registry)
-            raise
-
-    components: dict[str, Component] = {}
-    configs: dict[str, Any] = {}
-    auto_keys: dict[str, dict[str, Any]] = {}
-    for kind in RUN_KINDS:
-        keys = dict(merged[kind])
-        use = keys.pop("use", "auto" if kind in ("credit", "hardware", "server", "runners") else None)
-        if kind == "adapter" and use is None and any(c.answers_to(MATCHING) for c in registry.components(kind)):
-            use, keys = MATCHING, {"match": "", **keys}
-        if not isinstance(use, str):
-            names = ", ".join(c.spec.name for c in registry.components(kind))
-            wrong = "does not say what to use" if use is None else f"use = {use!r:.80} must be text"
-            raise ConfigError(f'[{kind}] {wrong}; write use = "NAME" with one of: {names or "none"}')
-        if kind in auto.NOUNS:
-            use = auto.used_by(registry, components["algorithm"], kind, use, keys)
-        if kind in ("hardware", "server") and use == "auto":
-            auto_keys[kind] = keys
-        else:
-            components[kind], configs[kind] = select(kind, use, keys)
-    algorithm = components["algorithm"]
-    for kind, owner, able in (
-        ("hardware", f"no hardware for {algorithm.spec.name}", auto.able(registry, algorithm)),
-        ("server", "no server that `auto` selects from", auto.ranked_servers(registry)),
-    ):
-        classes, keys = [c.spec.config for c in able], auto_keys.get(kind, {})
-        check_any(classes, keys, owner=owner, section=kind, elsewhere=elsewhere)
-
-    @cache
-    def chosen(kind: str) -> tuple[Component, Any, str]:
-        why = ""
-        if kind == "hardware":
-            name = auto.auto_hardware(registry, components["algorithm"])
-        else:
-            hardware = built(selected["hardware"], settings["hardware"])
-            component, why = auto.auto_server(registry, hardware, auto_keys[kind])
-            name = registry.reference(component)
-        return *select(kind, name, auto_keys[kind]), why
-
-    def later(n: int) -> dict[str, Callable[[], Any]]:
-        return {kind: lambda kind=kind: chosen(kind)[n] for kind in auto_keys}  # type: ignore[misc]
-
-    selected, settings, reasons = Deferred(components, later(0)), Deferred(configs, later(1)), later(2)
-    reasons.pop("hardware", None)  # `auto` gives none
-    return selected, settings, Deferred({}, reasons)
-
-
-def _check_loss(algorithm: str, keys: Mapping[str, Any], credit: Mapping[str, Any], registry: Registry) -> None:
-    """Raise if the credit that a plan names has no meaning with the loss that it names."""
-    why = refuses_replies(None, Learning(loss=str(keys.get("loss", ""))))
-    for found in registry.components("credit") if why else ():
-        spec: Any = found.spec
-        if spec.refuses is refuses_replies and found.answers_to(str(credit.get("use"))):
-            raise ConfigError(f"[credit] {spec.name} with the algorithm {algorithm}: {why}")
 
 
 def _check_gateway(gateway: GatewaySettings, agent: Any) -> None:
@@ -503,34 +751,6 @@ def _check_gateway(gateway: GatewaySettings, agent: Any) -> None:
         )
 
 
-def _elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Registry) -> str:
-    """Return ` It is a key of [SECTION]: write SECTION.key.`, for each section of this plan that has it, or ''."""
-    classes = {section: [cls] for section, cls in OWN_SECTIONS.items()}
-    for kind in RUN_KINDS:
-        use = _plain_name(merged[kind].get("use", "auto"))  # `auto`: any of its kind
-        if kind == "runners" and use == "auto":
-            use = auto.PROCESSES
-        if kind == "credit" and use == "auto":
-            named = _plain_name(merged["algorithm"].get("use", ""))
-            specs: list[Any] = [c.spec for c in registry.components("algorithm")]
-            use = next((spec.credit for spec in specs if spec.name == named), "") or auto.OWN
-        found_here = [c for c in registry.components(kind) if use in (c.spec.name, "auto")]
-        classes[kind] = [c.spec.config for c in found_here]
-        if kind == "algorithm" and not any(getattr(c.spec, "server", False) for c in found_here):
-            merged = {**merged, "server": {"use": auto.OWN}}
-    in_use = {_plain_name(name) for s in observing.SECTIONS for name in observing.used(merged[s], s)}
-    for c in registry.components(observing.SECTION):
-        if c.spec.name in in_use:
-            classes[f"{observing.section_of(c)}.{c.spec.name}"] = [c.spec.config]
-    found: dict[str, str] = {}
-    for section, configs in classes.items():
-        for config in configs:
-            if key in attrs.fields_dict(config):
-                found[section] = f"{section}.{key}"
-    sections, keys = " and ".join(f"[{s}]" for s in found), " or ".join(found.values())
-    return f" It is a key of {sections}: write {keys}." if found else ""
-
-
 def keys_called(name: str) -> list[str]:
     """Return the keys with this name, `section.key`, of a run's own sections and of every installed component."""
     from agentrig.plugins.loading import load
@@ -541,123 +761,8 @@ def keys_called(name: str) -> list[str]:
     return list(dict.fromkeys(f"{section}.{name}" for section, config in classes if name in attrs.fields_dict(config)))
 
 
-def _of_another(component: Component, key: str, registry: Registry) -> str:
-    """Return ` It is a key of NAME.` for other components of its kind which have it, or ''.
-
-    The only one is offered instead, unless it is an algorithm that trains something else.
-    """
-    found: list[Any] = [c.spec for c in registry.components(component.kind) if key in attrs.fields_dict(c.spec.config)]
-    if not found:
-        return ""
-    *names, last = [spec.name for spec in found]
-    trains = {getattr(spec, "trains", "") for spec in (*found, component.spec)}
-    selects = "" if names or len(trains) > 1 else f": {component.kind}.use={last} selects it"
-    return f" It is a key of {', '.join(names)}{' and ' if names else ''}{last}{selects}."
-
-
 def _strings(keys: Mapping[str, Any], key: str) -> list[str]:
     value = keys.get(key, [])
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
         raise ConfigError(f"[run] {key} = {value!r} must be a list of strings{meant(value, list[str], f'run.{key}')}")
     return value
-
-
-def _plain_name(use: Any) -> str:
-    """Return `name` of `distribution:name`."""
-    return str(use).rpartition(":")[2]
-
-
-def _own_first(recipe: Component, registry: Registry) -> dict[str, dict[str, Any]]:
-    """Return a recipe's settings; a name that several plugins bring means the one of the recipe's own package."""
-
-    def own(kind: str, name: Any) -> Any:
-        if isinstance(name, list):
-            return [own(kind, each) for each in name]
-        return registry.nearby(kind, name, recipe) if isinstance(name, str) else name
-
-    spec: Any = recipe.spec
-    settings = {section: dict(keys) for section, keys in spec.settings.items()}
-    for section, keys in settings.items():
-        if "use" in keys:
-            keys["use"] = own(observing.SECTION if section == observing.TRACKERS else section, keys["use"])
-    if composing.SECOND in settings.get("run", {}):
-        settings["run"][composing.SECOND] = own("reward", settings["run"][composing.SECOND])
-    parts = settings.get("reward", {}).get("parts")
-    if isinstance(parts, Mapping):
-        tables = {name: keys if isinstance(keys, Mapping) else {"weight": keys} for name, keys in parts.items()}
-        meant = {name: own("reward", table.get("use", name)) for name, table in tables.items()}
-        settings["reward"]["parts"] = {
-            name: keys if meant[name] == name else {**tables[name], "use": meant[name]} for name, keys in parts.items()
-        }
-    return settings
-
-
-def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]], registry: Registry) -> None:
-    def common(section: str) -> Mapping[str, Any] | None:
-        """Return what a former component's settings and a new one's have from one class; None for the same component.
-
-        That class is the nearest that both derive from.
-        """
-        old, new = into[section].get("use"), more[section].get("use")
-        names = str(old), str(new)
-        known = registry.components(section)
-        if None in (old, new) or old == new or any(all(map(c.answers_to, names)) for c in known):
-            return None
-        if section == "runners":
-            return attrs.fields_dict(RunnerSettings)  # the keys of all runners
-        try:
-            first, second = (getattr(registry.find(section, name).spec.config, "__mro__", ()) for name in names)
-        except LookupFailed:
-            return {}  # told when the component is built
-        shared = next((c for c in second if c in first and attrs.has(c)), None)
-        return attrs.fields_dict(shared) if shared is not None else {}
-
-    shared = {section: common(section) for section in more if section in RUN_KINDS}
-    if shared.get("agent") is not None:
-        into["prompts"] = {}  # the former agent's
-    if shared.get("algorithm") == {}:
-        into["server"], into["credit"] = {}, {}  # the former algorithm's
-    elif shared.get("algorithm") is not None and not _takes_credit(more["algorithm"]["use"], registry):
-        into["credit"] = {}
-    for section, keys in more.items():
-        _check_section(section)
-        if section in observing.SECTIONS:
-            observing.merge(into[section], keys, section)
-            continue
-        if (kept := shared.get(section)) is not None:
-            into[section] = {key: value for key, value in into[section].items() if key in kept}
-        for key, value in keys.items():
-            old = into[section].get(key)
-            into[section][key] = {**old, **value} if isinstance(value, Mapping) and isinstance(old, Mapping) else value
-
-
-def _takes_credit(name: Any, registry: Registry) -> bool:
-    try:
-        return bool(getattr(registry.find("algorithm", str(name)).spec, "credit", ""))
-    except LookupFailed:
-        return True  # told when the component is built
-
-
-class Deferred(Mapping[str, Any]):
-    """A read-only mapping; each of its deferred values is computed once, on first access.
-
-    Args:
-        known: The values that are already known.
-        later: Key to a function without arguments that computes its value. If it raises, the exception goes to the
-            caller, and the next access calls the function again.
-    """
-
-    def __init__(self, known: Mapping[str, Any], later: Mapping[str, Callable[[], Any]]) -> None:
-        self._known, self._later = dict(known), dict(later)
-
-    def __getitem__(self, key: str) -> Any:
-        if key in self._later:
-            self._known[key] = self._later[key]()
-            del self._later[key]
-        return self._known[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([*self._known, *self._later])
-
-    def __len__(self) -> int:
-        return len(self._known) + len(self._later)

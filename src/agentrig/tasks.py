@@ -11,12 +11,15 @@ from typing import Any, Protocol, TypeVar
 
 import attrs
 
-from agentrig.errors import ConfigError, nearest
+from agentrig.errors import ConfigError, PluginError, nearest
 from agentrig.rows import read_rows
 from agentrig.settings import setting, structure
 from agentrig.text import cut, json_kind, words_of
 
 T = TypeVar("T")
+
+ROLES = ("train", "validation", "report")
+"""What the splits of a task set are for; see `Tasks`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -98,6 +101,41 @@ class Tasks(Protocol):
         Raises:
             agentrig.errors.AgentrigError: The data is missing; the message names the command that creates it.
         """
+
+
+def check_set(tasks: Any, who: str) -> None:
+    """Check the `splits`, `roles` and `held_out` of a task set.
+
+    Args:
+        tasks: What `TasksSpec.build` returned.
+        who: Whose they are, for messages.
+
+    Raises:
+        PluginError: One is missing or wrong; the message has an example, or the names of the splits.
+    """
+    splits = getattr(tasks, "splits", None)
+    names = isinstance(splits, Sequence) and not isinstance(splits, str) and all(isinstance(s, str) for s in splits)
+    if not names or not splits:
+        raise PluginError(
+            f'{who}: `splits` is {splits!r:.80}; write the names of the splits: splits = ("train", "test")'
+        )
+    roles = getattr(tasks, "roles", None)
+    if not isinstance(roles, Mapping):
+        able = ROLES if len(splits) > 2 else ("train", "report")
+        example = ", ".join(f'"{role}": "{split}"' for role, split in zip(able, splits, strict=False))
+        raise PluginError(
+            f"{who}: `roles` is {roles!r:.80}; write which split serves which role: roles = {{{example}}}"
+            + ("; held-out tasks need a split of their own" if len(splits) < 2 else "")
+        )
+    for role, split in roles.items():
+        if role not in ROLES or split not in splits:
+            raise PluginError(
+                f"{who}: `roles` has {role!r}: {split!r}; the roles are {', '.join(ROLES)}, the splits are "
+                f"{', '.join(splits)}"
+            )
+    held_out = getattr(tasks, "held_out", ())
+    if isinstance(held_out, str) or not set(held_out) <= set(splits):
+        raise PluginError(f"{who}: `held_out` is {held_out!r:.80}, not a list of these splits: {', '.join(splits)}")
 
 
 def fingerprint(tasks: Sequence[Task]) -> str:

@@ -23,8 +23,7 @@ from agentrig.errors import RunStopped
 from agentrig.plan import Plan, resolve
 from agentrig.rewards import Score
 from agentrig.run import auditing
-from agentrig.run.auditing import Auditing
-from agentrig.run.setup import Setup
+from agentrig.run.auditing import Auditing, Rebuilt
 from agentrig.runners.scorer import Scorer
 from agentrig.tasks import Task
 from agentrig.traces import Trace
@@ -43,7 +42,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 return auditor.Audited(step=step, verdicts=list(late if links else found), seconds=seconds)
 
         monkeypatch.setattr(auditor, "Auditor", lambda *given: Looker())
-        monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer, **more: None)
+        monkeypatch.setattr(Rebuilt, "sources", lambda self, **more: None)
 
     return tell
 
@@ -62,7 +61,7 @@ def test_the_first_two_steps_are_audited_and_then_as_many_as_two_percent_of_the_
     clock = [0.0]
     monkeypatch.setattr(auditing.time, "monotonic", lambda: clock[0])
     told(work=lambda links: clock.insert(0, clock[0] + (0.0 if links else 4.0)))
-    watched = Auditing(tmp_path, resolve("mini"), first=11)  # a resumed run
+    watched = Auditing(tmp_path, Rebuilt(resolve("mini")), first=11)  # a resumed run
     audited, later = [], 0.0
     for step in range(11, 211):
         watched.sketch(step)
@@ -81,7 +80,7 @@ def test_the_first_two_steps_are_audited_and_then_as_many_as_two_percent_of_the_
 
 def test_a_learner_cannot_tell_which_steps_are_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auditing, "CHANCE", 0.0)
-    audited = Auditing(tmp_path, resolve("mini"))
+    audited = Auditing(tmp_path, Rebuilt(resolve("mini")))
     trained = {f"layer-{i}": torch.nn.Parameter(torch.ones(40, 3)) for i in range(9)}
     optimizer = torch.optim.AdamW(trained.values(), lr=0.1)
     followed = []
@@ -130,7 +129,7 @@ def test_two_steps_look_at_each_of_four_updates_if_each_has_time_for_two() -> No
 def test_a_fault_at_the_end_of_a_run_keeps_what_its_last_audit_said(told: Callable[..., None], tmp_path: Path) -> None:
     said = [Verdict(link=name, result="ok", detail="as it was") for name in ("score", "held-out")]
     told(said, late=[Verdict(link="held-out", result="fault", detail="another accuracy", causes="the summary")])
-    watched = Auditing(tmp_path, resolve("mini"))
+    watched = Auditing(tmp_path, Rebuilt(resolve("mini")))
     watched.end(1, {"step": 1, "step_s": 10.0})
     with pytest.raises(RunStopped, match="another accuracy"):
         watched.finish(1, {"after": 0.5})
@@ -166,7 +165,7 @@ def test_the_line_of_an_audited_step_names_what_could_not_be_compared(
 ) -> None:
     told([Verdict(link=link, result=result, detail=detail) for link, result, detail in found], seconds=12.6)
     with caplog.at_level("INFO"):
-        Auditing(tmp_path, resolve("mini")).end(1, {"step": 1, "step_s": 10.0})
+        Auditing(tmp_path, Rebuilt(resolve("mini"))).end(1, {"step": 1, "step_s": 10.0})
     assert caplog.messages[-1] == f"checked step 1 in 12.6 s: computed again from its records, {words}"
 
 
@@ -175,13 +174,10 @@ def test_a_reward_that_does_not_end_holds_up_no_audit(toy_plan: Callable[..., Pl
     rest = dict.fromkeys(("failure", "status", "value", "correct", "own_reward"))
     row = Row(id="r", task_id="t", group="g", input={}, answer="spin", spans=(), calls=(), **rest)
     task = Task(id="t", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
-    watched = Auditing(Path("unused"), plan)
     start = time.monotonic()
-    try:
-        assert watched.sources().score(task, row).status == "invalid"
+    with closing(Rebuilt(plan)) as rebuilt:
+        assert rebuilt.sources().score(task, row).status == "invalid"
         assert time.monotonic() - start < 15
-    finally:
-        watched.close()
 
 
 @pytest.mark.parametrize("whose", ["the run's", "the auditor's"])
@@ -198,8 +194,8 @@ def test_once_a_reward_judges_in_processes_the_auditor_scores_there_too(
         for answer in ("spin", "odd")
     )
     task = Task(id="t", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
-    with closing(Setup(plan).scorer()) as of_run, closing(Auditing(Path("unused"), plan, scorer=of_run)) as watched:
-        score = watched.sources().score
+    with closing(plan.scorer()) as of_run, closing(Rebuilt(plan, of_run)) as rebuilt:
+        score = rebuilt.sources().score
         score(task, quick)
         assert not scored, "until then it judges in threads"
         if whose == "the run's":

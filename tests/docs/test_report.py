@@ -18,7 +18,6 @@ from agentrig.rollouts import Mode, Rollout
 from agentrig.run.directory import RunDirectory
 from agentrig.run.manifest import manifest
 from agentrig.run.session import RunSession
-from agentrig.run.setup import Setup
 from agentrig.runners.scorer import Scorer
 from agentrig.testing.run_directory import rollout_of
 from agentrig.view import build_report, compare
@@ -67,7 +66,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     engine: Any = Prepared()
     endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
     session = RunSession(
-        setup=Setup(plan),
+        plan=plan,
         engine=engine,
         runtime=engine,
         run=run,

@@ -15,7 +15,6 @@ from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.plan import Plan, resolve
 from agentrig.rollouts import Rollout
-from agentrig.run.setup import Setup
 from agentrig.runners.scorer import Scorer
 from agentrig.traces import LLM_CALL
 
@@ -28,8 +27,8 @@ def tasks_of(*dos: str, wish: str = "") -> list[Task]:
 def rolled(plan: Plan, model: ModelServer, *batches: Sequence[Task]) -> list[list[Rollout]]:
     endpoint = Endpoint(base_url=model.url, model="toy-model", api_key="the-models-key", token_ids=True)
     found: list[list[Rollout]] = []
-    with Setup(plan).gateway() as gateway:
-        engine, runtime = Setup(plan).engine(
+    with plan.make_gateway() as gateway:
+        engine, runtime = plan.engine(
             scorer=Scorer(plan.build("reward"), budget_s=2), adapter=plan.build("adapter"), gateway=gateway
         )
 

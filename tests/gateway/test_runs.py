@@ -116,7 +116,7 @@ def same_through_both(endpoint: Any, n: int, *overrides: str) -> None:
     sides = []
     for use in ("off", "on"):
         plan = resolve("mini", overrides=[f"gateway.use={use}", *overrides])
-        tasks = eval_tasks(plan, "train", n)[1]
+        tasks = eval_tasks(plan.tasks(), plan.run, "train", n, who=plan.whose_tasks)[1]
         assert len(tasks) == n
         sides.append(calls_of(plan, tasks, endpoint))
     tap, gateway = sides

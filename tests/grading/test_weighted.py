@@ -11,7 +11,6 @@ import pytest
 from agentrig import Outcome, Task, Trace
 from agentrig.errors import ConfigError, LookupFailed
 from agentrig.plan import resolve, to_toml
-from agentrig.run.setup import Setup
 
 PLUGIN = """
 import time
@@ -58,7 +57,7 @@ def plan_of(plugin, *overrides, **run):
 
 def scored(plan, *answers, spans=()):
     trace = Trace(rollout_id="r", spans=spans)
-    return Setup(plan).scorer()([(TASK, Outcome(answer=answer), trace) for answer in answers])
+    return plan.scorer()([(TASK, Outcome(answer=answer), trace) for answer in answers])
 
 
 def test_values_are_added_by_weight_and_the_primary_part_decides_what_is_correct(plugin):

@@ -13,7 +13,6 @@ from agentrig import AlgorithmSpec, Endpoint, RunnersSpec
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.plan import Plan, resolve
 from agentrig.pools import Job, Result, RunnerPool
-from agentrig.run.setup import Setup
 from agentrig.runners.processes import Pool
 
 TOY = str(Path(__file__).parents[1] / "support" / "toy_plugin.py")
@@ -69,7 +68,7 @@ def test_a_plugins_runners_run_the_agent_with_keys_of_their_own(files: list[str]
         "toy", overrides=["runners.mark=here", "runners.n=1"], uses={"runners": "mine", "agent": "reader"}, files=files
     )
     assert (plan.runners.n, plan.as_dict()["runners"]["mark"], plan.as_dict()["runners"]["use"]) == (1, "here", "mine")
-    with Setup(plan).runners(trains=True) as pool:
+    with plan.runner_pool(trains=True) as pool:
         pool.submit(Job(id="a", input={}, endpoint=Endpoint(base_url="http://127.0.0.1:9/v1", model="m")))
         assert drain(pool).outcome.answer == "here"
 
@@ -77,7 +76,7 @@ def test_a_plugins_runners_run_the_agent_with_keys_of_their_own(files: list[str]
 def test_processes_are_the_default_and_keys_of_all_runners_stay(files: list[str]) -> None:
     plan = resolve("toy", files=files)
     assert chosen(plan) == "processes"
-    assert isinstance(Setup(plan).pool(), Pool)
+    assert isinstance(plan.pool(), Pool)
     assert plan.as_dict()["runners"]["use"] == "processes"
     overrides = ["runners.n=7", "runners.mark=x", "runners.use=mine"]
     mine = resolve("toy", overrides=overrides, files=files)
@@ -110,19 +109,19 @@ def test_an_algorithms_pool_is_told_which_runners_the_run_names(files: list[str]
     says = AlgorithmSpec(name="says", summary="", build=lambda config: algorithm, runners=True)
     silent = AlgorithmSpec(name="silent", summary="", build=lambda config: algorithm)
     plan = of("processes", says)
-    assert Setup(plan).pool(Setup(plan).own_pool(algorithm)) == "its own"  # type: ignore[comparison-overlap]
+    assert plan.pool(plan.own_pool(algorithm)) == "its own"  # type: ignore[comparison-overlap]
     assert told == [Pool]
     default = of("processes", says)
     own = attrs.evolve(
         default.components["runners"], spec=RunnersSpec(name="own", summary="", build=lambda config: Pool)
     )
     default = attrs.evolve(default, components={**default.components, "runners": own})
-    Setup(default).pool(Setup(default).own_pool(algorithm))
+    default.pool(default.own_pool(algorithm))
     assert told[1] is None
-    assert Setup(of("processes", silent)).own_pool(algorithm) is pool
+    assert of("processes", silent).own_pool(algorithm) is pool
     with pytest.raises(ConfigError, match="algorithm silent brings its own runners, so these would not be used"):
-        Setup(of("mine", silent)).own_pool(algorithm)
-    assert Setup(plan).own_pool(None) is None
+        of("mine", silent).own_pool(algorithm)
+    assert plan.own_pool(None) is None
 
 
 def test_a_spec_without_the_keys_of_all_runners_is_refused() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from agentrig.errors import AgentrigError, ConfigError, PluginError
 from agentrig.plan import Plan, resolve
-from agentrig.run.setup import Setup
 from agentrig.servers import ServerPlan
 
 FAST = """
@@ -91,11 +90,11 @@ def test_a_key_that_one_server_has_selects_it(fast: Callable[..., str]) -> None:
 def test_verbose_names_the_server_and_the_reason(fast: Callable[..., str], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", logger="agentrig")
     plan = cpu(files=(fast("it needs a GPU"),))
-    Setup(plan).check_server(Setup(plan).hardware())
+    plan.check_server(plan.use_hardware())
     assert "the model's server is embedded (fast: it needs a GPU); another one: --server NAME" in caplog.text
     named = cpu("server.use=fast", files=(fast("it needs a GPU"),))
     with pytest.raises(ConfigError, match=r"server fast can't serve on cpu: it needs a GPU"):
-        Setup(named).check_server(Setup(named).hardware())
+        named.check_server(named.use_hardware())
     assert "server" not in named.reasons
 
 
@@ -140,7 +139,7 @@ def test_an_algorithm_whose_spec_does_not_declare_it_gets_a_server_with_a_warnin
     plan = resolve("mini", overrides=["hardware.use=cpu"], uses={"algorithm": "silent"}, files=[fast("no GPU")])
     assert plan.components["server"].spec.name == "own"
     assert plan.components["credit"].spec.name == "own", "it takes none, whatever the recipe says"
-    made = Setup(plan).server()(ServerPlan(model=tmp_path, name="policy", hardware=Setup(plan).hardware()))
+    made = plan.make_server()(ServerPlan(model=tmp_path, name="policy", hardware=plan.use_hardware()))
     assert type(made).__name__ == "Embedded"
     assert "algorithm silent asks for a model server; let its spec say so" in caplog.text
 
@@ -155,4 +154,4 @@ def test_a_server_that_cannot_be_built_names_its_plugin(tmp_path: Path) -> None:
     )
     plan = cpu("server.use=wrong", files=(str(file),))
     with pytest.raises(PluginError, match=r"the server wrong cannot be built: .*wrong.py:4.* must return a callable"):
-        Setup(plan).server()
+        plan.make_server()

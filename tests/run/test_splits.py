@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from agentrig.errors import AgentrigError, ConfigError, PluginError
 from agentrig.plan import Plan, resolve
 from agentrig.processes.ends import no_silent_end
 from agentrig.run import splits
-from agentrig.run.splits import json_problem, load_splits, split_warnings, task_set
+from agentrig.run.splits import json_problem, load_splits, split_warnings
 from agentrig.run.training import train
+from agentrig.tasks import Task
 
 SOURCE = """
 from agentrig import AgentrigError, Task, TasksSpec, hookimpl
@@ -52,6 +53,10 @@ class Own:
 def register_tasks():
     yield TasksSpec(name="own", summary="", build=lambda config: Own())
 """
+
+
+def loaded(plan: Plan) -> dict[str, tuple[str, Sequence[Task]]]:
+    return load_splits(plan.tasks(), plan.run, who=plan.whose_tasks)
 
 
 @pytest.fixture
@@ -113,7 +118,7 @@ def own(tmp_path: Path, toy_file: str, model: ModelServer) -> Callable[..., Plan
 )
 def test_the_error_of_a_wrong_row_says_what_to_write(own: Callable[..., Plan], body: str, said: str) -> None:
     with pytest.raises(AgentrigError) as caught, no_silent_end():
-        load_splits(own(body))
+        loaded(own(body))
     assert said in str(caught.value)
     if "get the rows" not in body:  # the task set's own message is not changed
         assert "task set own" in str(caught.value)
@@ -162,7 +167,7 @@ def test_a_wrong_row_ends_the_run_before_it_begins(
 )
 def test_the_error_of_an_incomplete_task_set_says_what_to_write(own: Callable[..., Plan], more: str, said: str) -> None:
     with pytest.raises((PluginError, ConfigError)) as caught:
-        load_splits(own("return sound(split)", more=more))
+        loaded(own("return sound(split)", more=more))
     assert said in str(caught.value)
 
 
@@ -205,8 +210,8 @@ def test_a_run_without_validation_and_report_warns_and_trains(
 def test_a_split_that_serves_two_roles_is_read_once(own: Callable[..., Plan]) -> None:
     more = "Own.read = []\nload = Own.load\nOwn.load = lambda self, split: Own.read.append(split) or load(self, split)"
     plan = own("return sound(split)", more=more)
-    splits = load_splits(plan)
-    assert type(task_set(plan)).read == ["train", "dev"]  # type: ignore[attr-defined]
+    splits = loaded(plan)
+    assert type(plan.tasks()).read == ["train", "dev"]  # type: ignore[attr-defined]
     assert splits["validation"] == splits["report"]
     (warning,) = split_warnings(splits, plan.build("tasks"))
     assert 'validates and reports on one split, "dev"' in warning
@@ -221,8 +226,8 @@ def test_a_task_set_that_does_not_load_is_named(
     own: Callable[..., Plan], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A `load` that waits for a server, or reads a pipe, was silent for as long as it took."""
-    monkeypatch.setattr(splits, "SLOW_S", 0.05)
-    load_splits(own("import time\ntime.sleep(0.5)\nreturn sound(split)"))
+    monkeypatch.setattr(splits, "TASKS_SLOW_S", 0.05)
+    loaded(own("import time\ntime.sleep(0.5)\nreturn sound(split)"))
     assert re.search(
         r"still loading the tasks of task set own, split train after 0\.05 s, now at .*my_tasks\.py:", caplog.text
     )
@@ -232,5 +237,16 @@ def test_a_task_set_that_replaces_what_the_run_uses_is_named(own: Callable[..., 
     before = json.dumps
     said = r"`load` of task set own, split train, replaced json\.dumps, which this command needs itself"
     with pytest.raises(PluginError, match=said):
-        load_splits(own("import json\njson.dumps = lambda value: ''\nreturn sound(split)"))
+        loaded(own("import json\njson.dumps = lambda value: ''\nreturn sound(split)"))
     assert json.dumps is before
+
+
+def test_a_task_set_that_replaces_what_the_run_uses_while_it_is_built_ends_the_run(
+    own: Callable[..., Plan], tmp_path: Path
+) -> None:
+    before = json.dumps
+    more = "import json\ndef build(self):\n    json.dumps = lambda value: ''\nOwn.__init__ = build"
+    with pytest.raises(PluginError, match=r"the task set own replaced json\.dumps, which this command needs itself"):
+        train(own("return sound(split)", more=more))
+    assert json.dumps is before
+    assert not (tmp_path / "runs" / "one").exists()

@@ -28,7 +28,7 @@ from agentrig.plan import Plan, resolve
 from agentrig.run.demonstration_server import demonstrating
 from agentrig.run.evaluate import Evaluation
 from agentrig.run.verdict import judge
-from agentrig.run.warmup import check_unsolved, choose_labels, demonstrate, make_start, verdict
+from agentrig.run.warmup import check_makes_start, check_unsolved, choose_labels, demonstrate, make_start, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = str(ROOT / "tests" / "support" / "warmup_plugin.py")
@@ -148,7 +148,7 @@ def test_mistakes_are_named(colors: Callable[..., Plan], toy_plan: Callable[...,
     with pytest.raises(ConfigError, match=r"does not count 4 of 4 demonstrations by the tasks' gold as correct"):
         demonstrate(toy, choose_labels(toy, 4, seed=0).tasks)
     with pytest.raises(ConfigError, match=r"makes no starting models.*--algorithm grpo"):
-        make_start(toy, StartPlan(directory=tmp_path), choose_labels(toy, 4, seed=0), [])
+        check_makes_start(toy)
 
 
 # --- the verdict ---

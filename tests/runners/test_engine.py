@@ -12,7 +12,6 @@ from model_server import ModelServer
 from agentrig import Endpoint, Score, Task
 from agentrig.plan import Plan
 from agentrig.rollouts import Rollout
-from agentrig.run.setup import Setup
 from agentrig.runners.scorer import Scorer
 
 Roll = Callable[..., list[Rollout]]
@@ -45,7 +44,7 @@ def roll(model: ModelServer, toy_plan: Callable[..., Plan]) -> Roll:
     ) -> list[Rollout]:
         plan = toy_plan(*overrides, **uses)
         scorer = Scorer(plan.build("reward"), budget_s=2)
-        engine, runtime = Setup(plan).engine(scorer=scorer, adapter=adapter or plan.build("adapter"))
+        engine, runtime = plan.engine(scorer=scorer, adapter=adapter or plan.build("adapter"))
         found: list[Rollout] = []
 
         def body() -> None:
@@ -162,7 +161,7 @@ def test_every_rollout_is_reported_once_and_batches_do_not_mix(
 
     plan = toy_plan()
     plan.registry.add_observer(Watch(), "watch")
-    engine, runtime = Setup(plan).engine(
+    engine, runtime = plan.engine(
         scorer=Scorer(lambda t, o, b: Score.ok(1.0), budget_s=2), adapter=plan.build("adapter")
     )
     found: list[Rollout] = []

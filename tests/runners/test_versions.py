@@ -15,7 +15,6 @@ from agentrig.plan import Plan
 from agentrig.pools import Result
 from agentrig.rollouts import Rollout
 from agentrig.run.guards import check_failures
-from agentrig.run.setup import Setup
 from agentrig.runners.engine import Versions
 from agentrig.runners.scorer import Scorer
 from agentrig.traces import SERVER
@@ -35,7 +34,7 @@ def answered(*fingerprints: str | None) -> Trace:
 def test_the_version_of_a_rollout_is_checked_and_recorded(toy_plan: Callable[..., Plan]) -> None:
     plan = toy_plan()
     told: list[Rollout] = []
-    engine, _ = Setup(plan).engine(scorer=Scorer(plan.build("reward"), budget_s=2), adapter=plan.build("adapter"))
+    engine, _ = plan.engine(scorer=Scorer(plan.build("reward"), budget_s=2), adapter=plan.build("adapter"))
     engine._on_rollout = told.append
     traces = {
         "one-behind": answered("v5", "v5"),

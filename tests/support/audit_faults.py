@@ -349,8 +349,8 @@ FAULTS = {
     "the reward mixes up the scores of calls in some rollouts": Fault(
         link="score",
         code="import attrs\n"
-        "from agentrig.run.setup import Setup\n"
-        "real = Setup.scorer\n"
+        "from agentrig.plan import Plan\n"
+        "real = Plan.scorer\n"
         "def scorer(self):\n"
         "    made = real(self)\n"
         "    judge = made._reward\n"
@@ -359,7 +359,7 @@ FAULTS = {
         "        return attrs.evolve(found, calls=[found.value + 0.5]) if ord(text[:1] or 'a') % 4 == 0 else found\n"
         "    made._reward = reward\n"
         "    return made\n"
-        "Setup.scorer = scorer",
+        "Plan.scorer = scorer",
         names="calls whose reply is an answer to their task have another score than it",
     ),
     "two groups are merged": Fault(
@@ -434,8 +434,8 @@ FAULTS = {
     "held-out answers get the score that the reward kept of their task": Fault(
         link="held-out",
         settings=("run.report_tasks=6", "algorithm.val_temperature=1.0"),
-        code="from agentrig.run.setup import Setup\n"
-        "real = Setup.scorer\n"
+        code="from agentrig.plan import Plan\n"
+        "real = Plan.scorer\n"
         "def scorer(self):\n"
         "    made, kept = real(self), {}\n"
         "    judge = made._reward\n"
@@ -444,7 +444,7 @@ FAULTS = {
         "        return kept.setdefault(task.id, found) if task.id.startswith('test') else found\n"
         "    made._reward = reward\n"
         "    return made\n"
-        "Setup.scorer = scorer",
+        "Plan.scorer = scorer",
         names="the report of step 2: ",
     ),
     "held-out answers are those to one task": Fault(

@@ -18,9 +18,8 @@ from agentrig_grpo.masters import Masters
 from audit_faults import Fault
 
 from agentrig import credit
-from agentrig.plan import resolve
+from agentrig.plan import Plan, resolve
 from agentrig.run import drawing, loop, session, splits
-from agentrig.run.setup import Setup
 from agentrig.run.training import train
 from agentrig.runners import engine
 from agentrig.runners.engine import RolloutEngine
@@ -157,7 +156,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         RolloutEngine: ("run",),
         engine: ("Job",),
         splits: ("read_split",),
-        Setup: ("scorer",),
+        Plan: ("scorer",),
         session.RunSession: ("report", "summary", "_line"),
         AgentMatch: ("_node",),
     }.items():

@@ -65,9 +65,9 @@ def main() -> None:
     """Run everything; the results go to a file as JSON."""
     folder, url, toy = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     mine = str(Path(__file__).parent / "lightning_plugin.py")
+
     from agentrig import Endpoint
     from agentrig.plan import resolve
-    from agentrig.run.setup import Setup
     from agentrig.run.training import train
     from agentrig.runners.scorer import Scorer
 
@@ -84,7 +84,7 @@ def main() -> None:
         tasks = resolved.build("tasks").load("train")[:6]
         sees_trace = resolved.components["reward"].spec.sees_trace
         scorer = Scorer(resolved.build("reward"), budget_s=5, sees_trace=sees_trace)
-        engine, runtime = Setup(resolved).engine(scorer=scorer, adapter=resolved.build("adapter"))
+        engine, runtime = resolved.engine(scorer=scorer, adapter=resolved.build("adapter"))
         endpoint = Endpoint(base_url=url, model="toy-model", sampling={"temperature": 0.5}, token_ids=True)
         rollouts = []
         runtime.run(lambda: rollouts.extend(engine.run(tasks, n=1, endpoint=endpoint, step=1, mode="train")))

@@ -28,7 +28,6 @@ from agentrig.pools import Job, Result
 from agentrig.run.directory import RunDirectory
 from agentrig.run.loop import Loop
 from agentrig.run.session import RunSession
-from agentrig.run.setup import Setup
 from agentrig.runners.engine import RolloutEngine
 from agentrig.runners.scorer import Scorer
 from agentrig.traces import LLM_CALL, NODE, SERVER
@@ -113,7 +112,7 @@ def session_in(folder: Path, *, logprobs: bool = False, adapter: Any = None, neg
     runtime: Any = Recorded(logprobs=logprobs)
     scorer = Scorer(lambda task, outcome, budget_s: Score.ok(outcome.answer), budget_s=5.0)
     return RunSession(
-        setup=Setup(plan),
+        plan=plan,
         engine=RolloutEngine(runtime, scorer=scorer, adapter=adapter or plan.build("adapter")),
         runtime=runtime,
         run=RunDirectory.create(plan),

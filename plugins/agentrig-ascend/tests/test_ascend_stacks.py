@@ -15,7 +15,6 @@ from agentrig.errors import ConfigError
 from agentrig.findings import Finding
 from agentrig.hardware import Cpu, Device, Probe, Stack
 from agentrig.plan import resolve
-from agentrig.run.setup import Setup
 
 RELEASES = {"==0.5.0": "0.5.0", "==0.8.*": "0.8.0", "==0.9.*": "0.9.1"}
 STACKS = pytest.mark.parametrize("stack", Ascend().stacks(), ids=lambda s: s.name)
@@ -98,4 +97,4 @@ def test_flash_attention_of_an_npu_comes_with_torch_npu(tmp_path: Path, monkeypa
 def test_the_error_of_a_recipe_for_an_npu_names_those_that_run(monkeypatch: Any) -> None:
     monkeypatch.setattr(Ascend, "probe", lambda _: Probe(available=True, devices=(Device(name="910B3"),)))
     with pytest.raises(ConfigError, match="carries verl, not grpo\n  recipes that run on it: fast, llama, npu, qwen"):
-        Setup(resolve("spider", uses={"hardware": "ascend"})).hardware()
+        resolve("spider", uses={"hardware": "ascend"}).use_hardware()

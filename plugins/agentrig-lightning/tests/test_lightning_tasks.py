@@ -17,7 +17,7 @@ from agentrig.errors import AgentrigError, ConfigError
 from agentrig.plan import Plan, resolve
 from agentrig.run.evaluate import eval_tasks, evaluate
 from agentrig.run.manifest import manifest
-from agentrig.run.splits import gold_warnings, load_splits, split_warnings
+from agentrig.run.splits import load_splits, split_warnings
 
 ROWS = [{"question": "1 + 1", "result": 2, "hints": ["a"]}, {"question": "2 + 2", "result": 4, "hints": []}]
 
@@ -281,16 +281,18 @@ def plan(plugin: str, toy: str, **uses: str) -> Plan:
 
 def test_whole_rows_are_off_by_default_and_told(plugin: str, toy_file: str) -> None:
     resolved = plan(plugin, toy_file, agent="whole", tasks="sums")
-    (warning,) = gold_warnings(resolved)
+    (warning,) = resolved.gold_warnings()
     assert warning.startswith("this agent sees its gold: whole gets whole rows")
-    assert manifest(resolved, resolved.build("hardware"), load_splits(resolved))["agent_sees_gold"] is True
+    splits = load_splits(resolved.tasks(), resolved.run, who=resolved.whose_tasks)
+    assert manifest(resolved, resolved.build("hardware"), splits)["agent_sees_gold"] is True
     hidden = plan(plugin, toy_file, agent="hidden")
-    assert gold_warnings(hidden) == []
-    assert manifest(hidden, hidden.build("hardware"), load_splits(hidden))["agent_sees_gold"] is False
+    assert hidden.gold_warnings() == []
+    splits = load_splits(hidden.tasks(), hidden.run, who=hidden.whose_tasks)
+    assert manifest(hidden, hidden.build("hardware"), splits)["agent_sees_gold"] is False
     with pytest.raises(
         ConfigError, match=r"task set sums does not say which columns are gold.* the agent hidden does not"
     ):
-        load_splits(plan(plugin, toy_file, agent="hidden", tasks="sums"))
+        plan(plugin, toy_file, agent="hidden", tasks="sums").tasks()
 
 
 def test_an_agent_that_sees_its_gold_and_other_rewards(
@@ -300,7 +302,7 @@ def test_an_agent_that_sees_its_gold_and_other_rewards(
     endpoint = Endpoint(base_url=model.url, model="toy-model", token_ids=True)
 
     resolved = plan(plugin, toy_file, agent="both", reward="exact")
-    _, tasks = eval_tasks(resolved, None)
+    _, tasks = eval_tasks(resolved.tasks(), resolved.run, None, who=resolved.whose_tasks)
     judged = evaluate(resolved, tasks=tasks, endpoint=endpoint, keep=True).rollouts
     assert [(r.outcome.answer, r.outcome.own_reward, r.value) for r in judged] == [("2", 1.0, 1.0), ("2", 0.0, 0.0)]
     assert "this agent sees its gold: both gets whole rows" in caplog.text

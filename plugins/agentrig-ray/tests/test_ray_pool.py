@@ -22,7 +22,6 @@ from agentrig import Endpoint
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.plan import resolve
 from agentrig.pools import Job, Result
-from agentrig.run.setup import Setup
 from agentrig.runners.jobs import AgentPlan
 from agentrig.testing import check
 
@@ -236,7 +235,7 @@ def test_the_keys_reach_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = [f"runners.{name}={value}" for name, value in keys.items() if not isinstance(value, dict | bool)]
     overrides += ["runners.resources.a=1", "runners.logs=true", 'runners.runtime_env.env_vars={A="b"}']
     plan = resolve("toy", overrides=overrides, uses={"runners": "ray"}, files=[TOY])
-    pool = Setup(plan).pool()
+    pool = plan.pool()
     assert isinstance(pool, RayPool)
     monkeypatch.setattr(cluster, "join", lambda address, *, logs: asked.update(address=address, logs=logs) or False)
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.1")

@@ -158,7 +158,7 @@ def test_a_zip_of_the_bundle_is_taken(tmp_path: Path, wrapped: bool) -> None:
 
 def test_a_run_needs_no_settings_with_the_bundle_alone(tmp_path: Path) -> None:
     plan = resolve("spider", overrides=[f"tasks.dir={bundle(tmp_path)}", "run.report_tasks=30"])
-    splits = load_splits(plan)
+    splits = load_splits(plan.tasks(), plan.run, who=plan.whose_tasks)
     assert {role: (name, len(rows)) for role, (name, rows) in splits.items()} == {
         "train": ("train", 5),
         "validation": ("test_dev_500", 200),
@@ -171,7 +171,7 @@ def test_a_run_needs_no_settings_with_the_bundle_alone(tmp_path: Path) -> None:
 def test_one_split_for_validation_and_report_is_warned_of(tmp_path: Path) -> None:
     convert(str(official(tmp_path)), str(tmp_path / "out"))
     plan = resolve("spider", overrides=[f"tasks.dir={tmp_path / 'out'}"])
-    splits = load_splits(plan)
+    splits = load_splits(plan.tasks(), plan.run, who=plan.whose_tasks)
     assert (splits["validation"][0], splits["report"][0]) == ("dev", "dev")
     (warning,) = split_warnings(splits, plan.build("tasks"))
     assert warning.startswith('this run validates and reports on one split, "dev"')

@@ -12,11 +12,11 @@ from agentrig.demonstrations import Call, Reply
 from agentrig.errors import AgentrigError
 from agentrig.findings import Finding, Situation
 from agentrig.plugins.auto import OWN, PROCESSES
-from agentrig.run.demonstration_server import demonstrating, demonstrator
+from agentrig.run.demonstration_server import demonstrating
 from agentrig.run.evaluate import evaluate
 from agentrig.run.guards import unseen_calls, untrained_calls, with_token_ids
 from agentrig.run.metrics import reason_of
-from agentrig.run.splits import read_split, split_of, task_set
+from agentrig.run.splits import read_split, split_of
 from agentrig.runners.processes import not_installed
 from agentrig.tasks import Task
 from agentrig.text import amount
@@ -33,9 +33,9 @@ def check_agent(situation: Situation) -> Iterator[Finding]:
     logger = logging.getLogger("agentrig")
     level = logger.level
     try:
-        tasks = task_set(plan)
+        tasks = plan.tasks()
         rows = read_split(tasks, split_of(plan.run, tasks, "train"), who=plan.whose_tasks)[:1]
-        says, _ = demonstrator(plan)
+        says, _ = plan.demonstrator()
 
         def answer(task: Task, call: Call) -> Reply | str:
             try:

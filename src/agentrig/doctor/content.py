@@ -10,8 +10,8 @@ from agentrig.errors import AgentrigError
 from agentrig.findings import Finding, ModelHub, Result, Situation
 from agentrig.hardware import usable_cores
 from agentrig.hardware.memory import in_words
-from agentrig.run.splits import ROLES, read_split, split_of, task_set
-from agentrig.tasks import fingerprint
+from agentrig.run.splits import read_split, split_of
+from agentrig.tasks import ROLES, fingerprint
 from agentrig.text import amount
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -119,7 +119,7 @@ def check_data(situation: Situation) -> Iterator[Finding]:
     if plan is None:
         return
     try:
-        tasks = task_set(plan)
+        tasks = plan.tasks()
         for role in ROLES:
             split = split_of(plan.run, tasks, role)
             if not split:

@@ -22,14 +22,12 @@ from agentrig.audit.verdicts import LINKS, NO_WEIGHTS, UNSEEN, Audited
 from agentrig.delivery.digests import fingerprint
 from agentrig.errors import AgentrigError, PluginError, RunFileError, RunStopped, place_of
 from agentrig.figures import unaudited_s
-from agentrig.plan import RESUME, Plan
+from agentrig.plan import Plan, script_of
 from agentrig.rewards import Score
 from agentrig.run.damage import reading, writing
 from agentrig.run.files import write_whole
-from agentrig.run.setup import Setup
-from agentrig.run.splits import ROLES
 from agentrig.runners.scorer import Scorer
-from agentrig.tasks import Task
+from agentrig.tasks import ROLES, Task
 from agentrig.text import amount, words_of
 from agentrig.traces import Span, Trace
 
@@ -67,29 +65,26 @@ class Auditing:
 
     Args:
         run: The run directory.
-        plan: The run's plan; task set and reward are built once more from it.
+        rebuilt: The run's task set and reward, built once more.
         first: The first step, of a resumed run too.
         on: Whether to audit at all.
         tasks: Role to the tasks that the run uses; each is compared with the task set's own.
-        scorer: The run's: once that one judges in processes, the auditor's does.
     """
 
     def __init__(
         self,
         run: Path,
-        plan: Plan,
+        rebuilt: Rebuilt,
         *,
         first: int = 1,
         on: bool = True,
         tasks: Mapping[str, Sequence[Task]] | None = None,
-        scorer: Scorer | None = None,
     ) -> None:
-        self._run, self._plan, self._on, self._sure, self._scorer = run, plan, on, first + FIRST, scorer
+        self._run, self._rebuilt, self._on, self._sure = run, rebuilt, on, first + FIRST
         self._used = {
             role: {task.id: told(task.private) for task in rows} for role, rows in (tasks or {}).items() if on
         }
         self._auditor: Auditor | None = None
-        self._reward: Reward | None = None
         self._sketch: Sketch | None = None
         self._said: set[str] = set()
         self._owed: Sketch | None = None  # of the first step whose gradient was not looked at, until one is
@@ -127,7 +122,7 @@ class Auditing:
                 sketch.write(self._run)
         try:
             if self._auditor is None:
-                self._auditor = auditor.Auditor(self._run, self.sources())
+                self._auditor = auditor.Auditor(self._run, self._rebuilt.sources(used=self._used))
             budget_s = max(LEAST_S, unaudited_s(line) or 0.0)
             found = self._auditor.audit(step, sketch=sketch, line=line, budget_s=budget_s)
         except AgentrigError as error:
@@ -194,18 +189,12 @@ class Auditing:
             file.parent.mkdir(exist_ok=True)
             write_whole(file, json.dumps(attrs.asdict(whole), indent=1) + "\n")
         if found.faults:
-            again = f"agentrig audit {self._run} --step {found.step}" if self._plan.resumes == RESUME else ""
+            again = "" if script_of(self._run) else f"agentrig audit {self._run} --step {found.step}"
             raise RunStopped(found.words(again), cause="audit")
-
-    def sources(self) -> Sources:
-        """Build task set and reward for the auditor; see `sources_of`."""
-        self._reward = self._reward or Reward(self._plan, self._scorer)
-        return sources_of(self._plan, self._reward, used=self._used)
 
     def close(self) -> None:
         """End the reward's processes, if there are any."""
-        if self._reward is not None:
-            self._reward.close()
+        self._rebuilt.close()
 
     def summary(self) -> dict[str, Any]:
         """Return the entry of `summary.json`: links, why others were not looked at, calls, steps, notes, faults."""
@@ -270,24 +259,47 @@ def read_audits(run: Path) -> tuple[list[Audited], list[str]]:
     return found, damaged
 
 
-class Reward:
-    """The plan's reward, built anew for each answer, so that none changes another's score; once if that takes long.
+class Rebuilt:
+    """What a run is compared with: its task set and its reward, built once more from its plan.
+
+    The reward is built anew for each answer, so that none changes another's score; once if that takes long.
 
     Args:
         plan: The run's plan.
-        of_run: The run's scorer, which may judge in processes from some time on.
+        of_run: The run's scorer: once that one judges in processes, this reward does.
     """
 
     def __init__(self, plan: Plan, of_run: Scorer | None = None) -> None:
-        self._setup, self._slow, self._of_run = Setup(plan), False, of_run
+        self._plan, self._slow, self._of_run = plan, False, of_run
         self._scorer: Scorer | None = None
 
-    def __call__(self, task: Task, row: Row) -> Score:
+    def sources(self, *, seconds: float = 5.0, used: Mapping[str, Mapping[str, str]] | None = None) -> Sources:
+        """Build what the auditor asks.
+
+        Args:
+            seconds: See `Sources`.
+            used: See `Sources`.
+
+        Raises:
+            AgentrigError: The task set can't be built or loaded.
+        """
+        return Sources(
+            splits=self._load(),
+            score=self.score,
+            seconds=seconds,
+            used=used or {},
+            again=self._load,
+            digest=fingerprint,
+            weights=getattr(self._plan.components["algorithm"].spec, "trains", "weights") == "weights",
+            whole_rows=self._plan.sees_gold,
+        )
+
+    def score(self, task: Task, row: Row) -> Score:
         """Score a recorded answer to a task."""
         if self._scorer is None or not (self._slow or self._scorer.in_processes):
             self.close()
             begun = time.monotonic()
-            self._scorer = self._setup.scorer()
+            self._scorer = self._plan.scorer()
             self._slow = self._slow or time.monotonic() - begun > BUILD_S
         self._scorer.in_processes |= self._of_run is not None and self._of_run.in_processes
         trace = Trace(rollout_id=row.id, spans=tuple(Span(**span) for span in row.spans))
@@ -298,50 +310,24 @@ class Reward:
         if self._scorer is not None:
             self._scorer.close()
 
+    def _load(self) -> dict[str, Sequence[Task]]:
+        """Load the tasks of each role from the task set itself: what the run does with its rows is what is audited.
 
-def sources_of(
-    plan: Plan, reward: Reward, *, seconds: float = 5.0, used: Mapping[str, Mapping[str, str]] | None = None
-) -> Sources:
-    """Build a plan's task set for the auditor.
-
-    Args:
-        plan: The run's plan.
-        reward: Its reward.
-        seconds: See `Sources`.
-        used: See `Sources`.
-
-    Raises:
-        AgentrigError: The task set can't be built or loaded.
-    """
-    return Sources(
-        splits=_load(plan),
-        score=reward,
-        seconds=seconds,
-        used=used or {},
-        again=lambda: _load(plan),
-        digest=fingerprint,
-        weights=getattr(plan.components["algorithm"].spec, "trains", "weights") == "weights",
-        whole_rows=plan.sees_gold,
-    )
-
-
-def _load(plan: Plan) -> dict[str, Sequence[Task]]:
-    """Load the tasks of each role from the task set itself: what the run does with its rows is what is audited.
-
-    Raises:
-        PluginError: The task set's own code raised.
-    """
-    loaded: dict[str, Sequence[Task]] = {}
-    found: dict[str, Sequence[Task]] = {}
-    try:
-        tasks = plan.build("tasks")
-        for role in ROLES:
-            split = str(getattr(plan.run, role) or tasks.roles.get(role, ""))
-            if split and split not in loaded:
-                loaded[split] = tasks.load(split)
-            found[role] = loaded[split][: getattr(plan.run, f"{role}_tasks") or None] if split else ()
-    except AgentrigError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"{plan.whose_tasks}: `load` raised {words_of(error)}{place_of(error)}") from error
-    return found
+        Raises:
+            PluginError: The task set's own code raised.
+        """
+        run = self._plan.run
+        loaded: dict[str, Sequence[Task]] = {}
+        found: dict[str, Sequence[Task]] = {}
+        try:
+            tasks = self._plan.build("tasks")
+            for role in ROLES:
+                split = str(getattr(run, role) or tasks.roles.get(role, ""))
+                if split and split not in loaded:
+                    loaded[split] = tasks.load(split)
+                found[role] = loaded[split][: getattr(run, f"{role}_tasks") or None] if split else ()
+        except AgentrigError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise PluginError(f"{self._plan.whose_tasks}: `load` raised {words_of(error)}{place_of(error)}") from error
+        return found

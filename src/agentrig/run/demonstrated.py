@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from agentrig.errors import ConfigError, RunStopped
 from agentrig.learners import Imitating
 from agentrig.rollouts import Rollout
-from agentrig.run.demonstration_server import demonstrating, demonstrator
+from agentrig.run.demonstration_server import demonstrating
 from agentrig.run.metrics import line_of
 from agentrig.run.recorded import Recorded
 from agentrig.tasks import tasks_of_step
@@ -67,7 +67,7 @@ class Demonstrated:
                     "algorithm.demonstrations = tasks: demonstrations are served on this machine only: give it "
                     "runners, for example runners.n=2"
                 )
-            self._says, self._who = demonstrator(session.plan, session.train_tasks)
+            self._says, self._who = session.plan.demonstrator(session.train_tasks)
 
     def begin(self, learner: object, name: str) -> None:
         """Take the learner, and leave out what its model can't learn.

@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from agentrig.demonstrations import LEARN, Call, Demonstrate, Encode, Reply, Turn, gold_of, gold_reply
+from agentrig.demonstrations import LEARN, Call, Demonstrate, Encode, Reply, Turn
 from agentrig.endpoints import Endpoint
 from agentrig.errors import place_of
 from agentrig.http_server import (
@@ -32,8 +32,6 @@ from agentrig.http_server import (
     openai_error,
     reply,
 )
-from agentrig.plan import Plan
-from agentrig.run.splits import task_set
 from agentrig.tasks import Task
 from agentrig.text import words_of
 from agentrig.traces import mapping
@@ -41,27 +39,6 @@ from agentrig.traces import mapping
 MODEL = "demonstration"
 LIMIT = 8 << 20
 """Most bytes of a request."""
-
-
-def demonstrator(plan: Plan, tasks: Sequence[Task] = (), *, gold: str = "") -> tuple[Demonstrate, str]:
-    """Return who says what a right reply is, and its name.
-
-    Args:
-        plan: Its agent, or else its task set, may say it.
-        tasks: Those to demonstrate.
-        gold: The key of `Task.private` to answer every call with, whatever these say.
-
-    Raises:
-        ConfigError: Nobody says it, and one of the tasks has no gold.
-    """
-    spec: Any = plan.components["agent"].spec
-    if not gold and spec.demonstrate is not None:
-        return spec.demonstrate(plan.configs["agent"]), f"agent {spec.name}"
-    if not gold and (own := getattr(task_set(plan), "demonstrate", None)) is not None:
-        return own, f"task set {plan.components['tasks'].spec.name}"
-    for task in tasks:
-        gold_of(task, gold)
-    return gold_reply(gold), f"the tasks' {gold or 'gold'}"
 
 
 @attrs.define(eq=False)

@@ -20,7 +20,7 @@ from agentrig.correctness import by_turn
 from agentrig.endpoints import Endpoint
 from agentrig.errors import ConfigError
 from agentrig.figures import wilson
-from agentrig.plan import Plan
+from agentrig.plan import Plan, RunSettings
 from agentrig.processes.ends import Interrupted, handling, name_of
 from agentrig.processes.scratch import temporary_files
 from agentrig.rollouts import Mode, Rollout
@@ -28,10 +28,9 @@ from agentrig.run.guards import warn_of_fields, warn_of_sampling, warn_of_unseen
 from agentrig.run.loop import runnable
 from agentrig.run.metrics import count_failures, reason_of
 from agentrig.run.rows import slices_of
-from agentrig.run.setup import Setup
-from agentrig.run.splits import gold_warnings, other_split, read_split, split_of, task_set
+from agentrig.run.splits import other_split, read_split, split_of
 from agentrig.runners.engine import RolloutEngine
-from agentrig.tasks import Task
+from agentrig.tasks import Task, Tasks
 from agentrig.text import json_text
 from agentrig.traces import Trace
 
@@ -198,19 +197,18 @@ def run_agent(
     """
     if plan.runners.n == 0:
         raise ConfigError("a measurement runs the agent on this machine: give it runners, for example runners.n=2")
-    setup = Setup(plan)
-    hardware = None if endpoint is not None else setup.hardware()
+    hardware = None if endpoint is not None else plan.use_hardware()
     if hardware is not None:
-        setup.check_server(hardware)
+        plan.check_server(hardware)
         if checkpoint is None:
-            setup.check_algorithm()
+            plan.check_algorithm()
     plan.start_observers()
-    for warning in gold_warnings(plan):
+    for warning in plan.gold_warnings():
         log.warning("%s", warning)
-    scorer = setup.scorer()
+    scorer = plan.scorer()
     adapter = plan.build("adapter")
-    with temporary_files(), closing(scorer), setup.runners() as pool, setup.gateway() as gateway:
-        engine, runtime = setup.engine(scorer=scorer, adapter=adapter, pool=pool, gateway=gateway)
+    with temporary_files(), closing(scorer), plan.runner_pool() as pool, plan.make_gateway() as gateway:
+        engine, runtime = plan.engine(scorer=scorer, adapter=adapter, pool=pool, gateway=gateway)
         engine.as_mode = as_mode
         serving: AbstractContextManager[Endpoint | Sequence[Endpoint]]
         if endpoint is not None:
@@ -219,7 +217,7 @@ def run_agent(
             algorithm = runnable(plan.build("algorithm"))
             assert hardware is not None
             asks = "server" in inspect.signature(algorithm.serve).parameters
-            more: dict[str, Any] = {"server": setup.server()} if asks else {}
+            more: dict[str, Any] = {"server": plan.make_server()} if asks else {}
             serving = algorithm.serve(hardware=hardware, checkpoint=checkpoint, **more)
 
         def served_body() -> None:
@@ -234,21 +232,30 @@ def run_agent(
             runtime.run(served_body)
 
 
-def eval_tasks(plan: Plan, split: str | None, limit: int = 0, *, role: str = "report") -> tuple[str, Sequence[Task]]:
+def eval_tasks(
+    tasks: Tasks, run: RunSettings, split: str | None, limit: int = 0, *, who: str, role: str = "report"
+) -> tuple[str, Sequence[Task]]:
     """Return a split's name and tasks; by default those of the role's split.
+
+    Args:
+        tasks: The task set.
+        run: Says which split has which role.
+        split: The split's name; None for the role's.
+        limit: Only so many tasks; 0 for all.
+        who: Whose they are, for messages.
+        role: See `agentrig.tasks.Tasks`.
 
     Raises:
         ConfigError: There is no such split, or it has no tasks.
         PluginError: A row is not a valid `Task`.
     """
-    tasks = task_set(plan)
-    name = split or split_of(plan.run, tasks, role)
+    name = split or split_of(run, tasks, role)
     if not name:
         raise ConfigError(f"no split serves {role}; name one: --split NAME, one of {', '.join(tasks.splits)}")
-    rows = read_split(tasks, name, who=plan.whose_tasks)
+    rows = read_split(tasks, name, who=who)
     if not rows:
-        more = other_split(tasks, "--split NAME", who=plan.whose_tasks)
-        raise ConfigError(f'{plan.whose_tasks}: split "{name}" has no tasks.{more}')
+        more = other_split(tasks, "--split NAME", who=who)
+        raise ConfigError(f'{who}: split "{name}" has no tasks.{more}')
     return name, rows[:limit] if limit else rows
 
 

@@ -39,7 +39,6 @@ from agentrig.run.guards import (
 )
 from agentrig.run.loop import samples_of
 from agentrig.run.metrics import count_failures, reason_of
-from agentrig.run.setup import Setup
 from agentrig.run.splits import load_splits
 from agentrig.run.verdict import differing, judge, pass_at
 from agentrig.runners.engine import RolloutEngine
@@ -122,7 +121,7 @@ class Trial:
                 f"{spec.name} {how}; a forecast says what rewards can teach. Name an algorithm that learns from them, "
                 "such as --algorithm grpo"
             )
-        splits = load_splits(plan)
+        splits = load_splits(plan.tasks(), plan.run, who=plan.whose_tasks)
         split, train = splits["train"]
         if tasks > len(train):
             raise ConfigError(
@@ -205,14 +204,13 @@ class Trial:
         samples, _ = samples_of(self.plan.build("credit"), self.rollouts)
         taught = list(dict.fromkeys(sample.group for sample in samples if sample.learned))
         self.taught = len(taught)
-        setup = Setup(self.plan)
-        hardware = setup.hardware()
+        hardware = self.plan.use_hardware()
         with temporary_files() as folder, tempfile.TemporaryDirectory(dir=folder) as directory:
             facts: dict[str, Mapping[str, Any]] = {}
             runners, seed = self.plan.runners, self.plan.run.seed
             session: Any = SimpleNamespace(  # what `fit` and `learner` use of a run's
                 hardware=hardware, seed=seed, train_tasks=self.tasks, directory=Path(directory), lines=(),
-                calls=runners.n * runners.threads, server_memory=setup.server_memory(),
+                calls=runners.n * runners.threads, server_memory=self.plan.server_memory(),
                 first_step=1, checkpoint=None, resumes="", stopping=False, solved=False, measured=None,
                 note=lambda text: None, record=facts.__setitem__,
             )  # fmt: skip
@@ -246,7 +244,7 @@ class Trial:
 
     def machine(self) -> str:
         """Return the name of the machine, as `agentrig compare` shows it."""
-        hardware = Setup(self.plan).hardware()
+        hardware = self.plan.use_hardware()
         return machine(hardware.name, [device.name for device in hardware.probe().devices])
 
     def forecast(self) -> dict[str, Any]:

@@ -86,14 +86,14 @@ class Loop:
         self.drawing.resume(session.directory, session.first_step)
         if settings.final == "best" and not settings.validate_every:
             raise ConfigError('[algorithm] final = "best" needs validation, and validate_every = 0 turns it off')
-        plan = self.algorithm.serving(session.hardware, session.checkpoint)
+        serving = self.algorithm.serving(session.hardware, session.checkpoint)
         sleeps = settings.server_sleep is True
-        plan = attrs.evolve(plan, seed=session.seed, log=session.directory / "server.log", sleeps=sleeps)
+        serving = attrs.evolve(serving, seed=session.seed, log=session.directory / "server.log", sleeps=sleeps)
         if fit := getattr(self.algorithm, "fit", None):
-            plan = fit(plan, session)
-        self.sleeps = plan.sleeps
+            serving = fit(serving, session)
+        self.sleeps = serving.sleeps
         shown = Demonstrated(session, self._shown) if self._shown else None
-        with self.saving, session.server(plan) as self.server, dead_server_first(self.server, session):
+        with self.saving, session.server(serving) as self.server, dead_server_first(self.server, session):
             if session.resumed:
                 self.learner = learner = self._load()  # a server may start meanwhile
                 if session.checkpoint is not None:
@@ -146,13 +146,13 @@ class Loop:
                 if self.sleeps:
                     self.server.sleep()
                 metrics = learner.update(samples, step=step, sketch=session.sketch(step))
-                digests = {"dtype": plan.dtype, "weights": learner.fingerprint()}
+                digests = {"dtype": serving.dtype, "weights": learner.fingerprint()}
                 if self.sleeps:
                     with memory_named(f"step {step}: the server's waking after the update", GIVE_SERVER_LESS):
                         self.server.wake()
                 gap = metrics.get("sampled_difference")
                 if gap is not None and fresh:  # since stale calls the policy has moved
-                    session.delivery.sampled(step=step, difference=gap, dtype=plan.dtype)
+                    session.delivery.sampled(step=step, difference=gap, dtype=serving.dtype)
                 update_s = time.perf_counter() - start
                 if ahead is not None:
                     ahead.wait()  # a server takes weights only while no request is running

@@ -27,10 +27,10 @@ from agentrig.figures import amount, mean
 from agentrig.hardware import Hardware
 from agentrig.ledger import Entry, Ledger, StepTotals, totals
 from agentrig.observers import RunStart, StepEnd
-from agentrig.plan import resume_command
+from agentrig.plan import Plan, resume_command
 from agentrig.rewards import Score
 from agentrig.rollouts import Mode, OnGroups, Rollout
-from agentrig.run.auditing import Auditing
+from agentrig.run.auditing import Auditing, Rebuilt
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.directory import FILES, RunDirectory, is_end, table_name
 from agentrig.run.gate import Gate
@@ -54,14 +54,12 @@ from agentrig.run.metrics import (
     warn_of_new_failures,
 )
 from agentrig.run.past import Past
-from agentrig.run.setup import Setup
-from agentrig.run.splits import ROLES
 from agentrig.run.trends import LOOKED_AT, SOLVED, Guards
 from agentrig.runners.engine import RolloutEngine, Versions
 from agentrig.runners.runtime import Runtime
 from agentrig.runners.scorer import Scorer
 from agentrig.servers import Server, ServerMemory, ServerPlan
-from agentrig.tasks import Task
+from agentrig.tasks import ROLES, Task
 from agentrig.text import flat, without_nan
 
 log = logging.getLogger(__name__)
@@ -77,7 +75,7 @@ class RunSession:
     """Implements `agentrig.algorithms.Session`; `plan`, `engine` and `runtime` are for bridges.
 
     Args:
-        setup: What the run is made of, with its plan.
+        plan: The run's.
         engine: Runs the agent, scores and adapts.
         runtime: The runtime that the engine uses.
         run: The run directory, rewound to its last checkpoint.
@@ -93,7 +91,7 @@ class RunSession:
     def __init__(
         self,
         *,
-        setup: Setup,
+        plan: Plan,
         engine: RolloutEngine,
         runtime: Runtime,
         run: RunDirectory,
@@ -106,7 +104,7 @@ class RunSession:
         resumed: bool = False,
         facts: dict[str, Any] | None = None,
     ) -> None:
-        past, plan = past or Past(), setup.plan
+        past = past or Past()
         self.train_tasks, self.validation_tasks, self._report_tasks = (tasks[role] for role in ROLES)
         self.directory = run.path
         self.resumes = resume_command(plan.resumes, run.path)
@@ -118,13 +116,12 @@ class RunSession:
         self.enough: Enough | None = None
         self.start = time.perf_counter() - past.spent_s  # of the run, with its earlier parts and nothing between them
         self._saved_step = past.step
-        self.plan, self.setup, self.engine, self.runtime = plan, setup, engine, runtime
+        self.plan, self.engine, self.runtime = plan, engine, runtime
         self.credit: Credit = plan.build("credit") if credit is None else credit
         self.gate = Gate.of(plan.components["credit"].spec, plan.configs["credit"])
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
-        self.auditing = Auditing(
-            run.path, plan, first=self.first_step, on=plan.run.audit, tasks=tasks, scorer=engine.scorer
-        )
+        rebuilt = Rebuilt(plan, engine.scorer)
+        self.auditing = Auditing(run.path, rebuilt, first=self.first_step, on=plan.run.audit, tasks=tasks)
         self._run = run
         self._learns = getattr(plan.components["algorithm"].spec, "trains", "weights") == "weights"
         self._second = second
@@ -227,8 +224,7 @@ class RunSession:
 
     def server(self, plan: ServerPlan) -> Server:
         """Return the model's server that `[server] use` names, not started."""
-        make_server = self.setup.server()
-        return make_server(plan)
+        return self.plan.make_server()(plan)
 
     def check_teacher(self, servers: Sequence[Endpoint]) -> None:
         """Implement `Session.check_teacher`."""
@@ -261,7 +257,7 @@ class RunSession:
                 if self._learns and EARLY <= len(first) < expected and all(r.failure for r in first):
                     self.delivery.settle()
                     try:
-                        check_failures(first, self.plan.run.failure_limit, step=step, mode=mode, expected=expected)
+                        self.check_failures(first, step=step, mode=mode, expected=expected)
                     except RunStopped:
                         self.store_rollouts(first, mode=mode, step=step)
                         raise
@@ -327,7 +323,7 @@ class RunSession:
 
         A server rounds otherwise when it decodes a rollout and the probe in one batch.
         """
-        if self.plan.runners.n * self.plan.runners.threads == 1:
+        if self.calls == 1:
             self.delivery.settle()
 
     def close(self) -> None:
@@ -375,7 +371,7 @@ class RunSession:
         self.delivery.offer(rollouts)
         self.delivery.settle()  # what was sampled counts only if the weights had arrived
         if self._learns or mode != "train":
-            check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
+            self.check_failures(rollouts, step=step, mode=mode)
         warn_of_new_failures(rollouts, known, step=step, mode=mode)
         self._warn_once(warn_of_fields, rollouts)
         if mode != "train":
@@ -401,9 +397,11 @@ class RunSession:
         if warn not in self._warned and warn(*arguments, **named):
             self._warned.add(warn)
 
-    def check_failures(self, rollouts: Sequence[Rollout], *, step: int) -> None:
-        """Implement `Session.check_failures`."""
-        check_failures(rollouts, self.plan.run.failure_limit, step=step, mode="train")
+    def check_failures(
+        self, rollouts: Sequence[Rollout], *, step: int, mode: Mode = "train", expected: int | None = None
+    ) -> None:
+        """Implement `Session.check_failures`, for rollouts of any mode; see `agentrig.run.guards.check_failures`."""
+        check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode, expected=expected)
 
     def check_learned(self) -> None:
         """Stop a run at its end if it was too short for its guards, and all of its rewards were the same.
@@ -617,7 +615,7 @@ class RunSession:
     @property
     def server_memory(self) -> ServerMemory | None:
         """Implement `Session.server_memory`."""
-        return self.setup.server_memory()
+        return self.plan.server_memory()
 
     def record(self, name: str, value: Mapping[str, Any]) -> None:
         """Implement `Session.record`; a resumed run writes its manifest when it begins."""

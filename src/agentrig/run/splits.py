@@ -5,96 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrig.errors import AgentrigError, ConfigError, PluginError, nearest, place_of
+from agentrig.plan import TASKS_CURE, TASKS_SLOW_S, RunSettings
 from agentrig.plugins.loading import told_if_slow
 from agentrig.processes.replaced import left_alone
-from agentrig.tasks import Task, Tasks, overlap, repeated
+from agentrig.tasks import ROLES, Task, Tasks, overlap, repeated
 from agentrig.text import DEEP_WORDS, LARGE_WORDS, TOO_LARGE, cut, words_of
-
-if TYPE_CHECKING:
-    from agentrig.plan import Plan, RunSettings
-
-ROLES = ("train", "validation", "report")
-
-CURE = "Let it leave them alone, or do that in a process of its own (subprocess)"
-"""What to do about a task set that changes the process of the run."""
-
-SLOW_S = 15.0
-"""After so many seconds a task set that is still being made or loaded is named."""
 
 WITHOUT = {
     "validation": "nothing is measured while training",
     "report": "no accuracy before and after training can be stated",
 }
 """What an empty split means, by role; without training tasks no run starts."""
-
-
-def task_set(plan: Plan) -> Tasks:
-    """Build a plan's task set and check its `splits` and `roles`.
-
-    Raises:
-        PluginError: `splits` or `roles` is missing or wrong.
-        ConfigError: Its rows may have gold columns, and the agent does not ask for whole rows.
-    """
-    who = plan.whose_tasks
-    with told_if_slow(f"making the {who}", after_s=SLOW_S), left_alone(f"the {who}", CURE):
-        tasks: Tasks = plan.build("tasks")
-    if getattr(tasks, "whole_rows", False) and not plan.sees_gold:
-        raise ConfigError(
-            f"{who} does not say which columns are gold, so it hands out whole rows only, and the agent "
-            f"{plan.components['agent'].spec.name} does not ask for them.\n"
-            "  Hide the gold: lightning.tasks(..., gold=[COLUMN, ...]); gold=[] if no column is gold. If the agent "
-            "computes its own reward: whole_rows=True in lightning.agent, or in its AgentSpec"
-        )
-    check_set(tasks, who)
-    return tasks
-
-
-def check_set(tasks: Any, who: str) -> None:
-    """Check the `splits`, `roles` and `held_out` of a task set.
-
-    Args:
-        tasks: What `TasksSpec.build` returned.
-        who: Whose they are, for messages.
-
-    Raises:
-        PluginError: One is missing or wrong; the message has an example, or the names of the splits.
-    """
-    splits = getattr(tasks, "splits", None)
-    names = isinstance(splits, Sequence) and not isinstance(splits, str) and all(isinstance(s, str) for s in splits)
-    if not names or not splits:
-        raise PluginError(
-            f'{who}: `splits` is {splits!r:.80}; write the names of the splits: splits = ("train", "test")'
-        )
-    roles = getattr(tasks, "roles", None)
-    if not isinstance(roles, Mapping):
-        able = ROLES if len(splits) > 2 else ("train", "report")
-        example = ", ".join(f'"{role}": "{split}"' for role, split in zip(able, splits, strict=False))
-        raise PluginError(
-            f"{who}: `roles` is {roles!r:.80}; write which split serves which role: roles = {{{example}}}"
-            + ("; held-out tasks need a split of their own" if len(splits) < 2 else "")
-        )
-    for role, split in roles.items():
-        if role not in ROLES or split not in splits:
-            raise PluginError(
-                f"{who}: `roles` has {role!r}: {split!r}; the roles are {', '.join(ROLES)}, the splits are "
-                f"{', '.join(splits)}"
-            )
-    held_out = getattr(tasks, "held_out", ())
-    if isinstance(held_out, str) or not set(held_out) <= set(splits):
-        raise PluginError(f"{who}: `held_out` is {held_out!r:.80}, not a list of these splits: {', '.join(splits)}")
-
-
-def gold_warnings(plan: Plan) -> list[str]:
-    """Return the warning about an agent that gets whole rows."""
-    if not plan.sees_gold:
-        return []
-    return [
-        f"this agent sees its gold: {plan.components['agent'].spec.name} gets whole rows (whole_rows), to compute its "
-        "own reward. Its figures count only if it does not answer with what it must not know"
-    ]
 
 
 def split_of(settings: RunSettings, tasks: Tasks, role: str) -> str:
@@ -122,7 +46,10 @@ def read_split(tasks: Tasks, split: str, *, who: str, key: str = "") -> Sequence
         )
     where = f"{who}, split {split}"
     try:
-        with told_if_slow(f"loading the tasks of {where}", after_s=SLOW_S), left_alone(f"`load` of {where},", CURE):
+        with (
+            told_if_slow(f"loading the tasks of {where}", after_s=TASKS_SLOW_S),
+            left_alone(f"`load` of {where},", TASKS_CURE),
+        ):
             rows = tasks.load(split)
         _check_rows(rows, where)
     except AgentrigError:
@@ -132,8 +59,13 @@ def read_split(tasks: Tasks, split: str, *, who: str, key: str = "") -> Sequence
     return rows
 
 
-def load_splits(plan: Plan) -> dict[str, tuple[str, Sequence[Task]]]:
+def load_splits(tasks: Tasks, run: RunSettings, *, who: str) -> dict[str, tuple[str, Sequence[Task]]]:
     """Load the tasks of each role.
+
+    Args:
+        tasks: The task set.
+        run: Says which split has which role, and how many of its tasks are used.
+        who: Whose they are, for messages.
 
     Returns:
         Role to the split's name and its tasks; a role without a split has the name '' and no tasks.
@@ -143,11 +75,10 @@ def load_splits(plan: Plan) -> dict[str, tuple[str, Sequence[Task]]]:
             `train` among its `optional` ones.
         PluginError: A row is not a valid `Task`.
     """
-    tasks, who = task_set(plan), plan.whose_tasks
     read: dict[str, Sequence[Task]] = {}
     loaded = {}
     for role in ROLES:
-        split = split_of(plan.run, tasks, role)
+        split = split_of(run, tasks, role)
         if split and split not in read:
             read[split] = read_split(tasks, split, who=who, key=f"run.{role}")
         rows = read[split] if split else ()
@@ -156,7 +87,7 @@ def load_splits(plan: Plan) -> dict[str, tuple[str, Sequence[Task]]]:
             raise ConfigError(
                 f"{who}: there is nothing to learn from: {named}.{other_split(tasks, 'run.train=SPLIT', who=who)}"
             )
-        limit = getattr(plan.run, f"{role}_tasks")
+        limit = getattr(run, f"{role}_tasks")
         loaded[role] = (split, rows[:limit] if limit else rows)
     return loaded
 

@@ -23,8 +23,7 @@ from agentrig.run.loop import runnable
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
 from agentrig.run.session import Enough, RunSession
-from agentrig.run.setup import Setup
-from agentrig.run.splits import gold_warnings, load_splits, split_warnings
+from agentrig.run.splits import load_splits, split_warnings
 
 if TYPE_CHECKING:
     from agentrig.plugins.registry import Registry
@@ -70,187 +69,175 @@ def train(
     with ExitStack() as ending:
         ending.enter_context(handling(interrupt))  # replaced by RunSignals once there is something to save
         ending.enter_context(temporary_files())
-        return _train(plan, resume, from_step, starting, enough, ending)
+        start = time.perf_counter()
+        logged = ending.enter_context(warnings_kept())
 
+        # Lock the directory of a resumed run.
+        run, past = None, Past()
+        if resume is None:
+            run_name(plan.run, plan.recipe)
+        else:
+            run = RunDirectory(resume)
+            run.lock()
+            ending.callback(run.release)
+            past = read_past(run, from_step=from_step)
 
-def _train(
-    plan: Plan,
-    resume: Path | None,
-    from_step: int | None,
-    starting: Callable[[Path], None],
-    enough: Enough | None,
-    ending: ExitStack,
-) -> dict[str, Any]:
-    start = time.perf_counter()
-    logged = ending.enter_context(warnings_kept())
+        # Hardware first: its environment variables must be set before anything imports torch.
+        hardware = plan.use_hardware()
+        plan.check_server(hardware)
+        plan.check_algorithm()
+        plan.check_credit()
 
-    # Lock the directory of a resumed run.
-    run, past = None, Past()
-    if resume is None:
-        run_name(plan.run, plan.recipe)
-    else:
-        run = RunDirectory(resume)
-        run.lock()
-        ending.callback(run.release)
-        past = read_past(run, from_step=from_step)
+        # Every component that the run names, before tasks are loaded or a model is started: the run fails here if one
+        # of them can't be built. The agent is built in a runner, while the model's server starts and the learner loads.
+        pool = ending.enter_context(plan.runner_pool(trains=True))
+        plan.start_observers()
+        tasks = plan.tasks()
+        scorer, second = plan.scorer(), plan.second_scorers()
+        for each in (scorer, *second.values()):
+            ending.callback(each.close)
+        adapter = plan.build("adapter")
+        algorithm, credit = runnable(plan.build("algorithm")), plan.build("credit")
+        if plan.components["server"].spec.name != OWN:
+            plan.build("server")
+        splits = load_splits(tasks, plan.run, who=plan.whose_tasks)
 
-    # Hardware first: its environment variables must be set before anything imports torch.
-    setup = Setup(plan)
-    hardware = setup.hardware()
-    setup.check_server(hardware)
-    setup.check_algorithm()
-    setup.check_credit()
+        # The run directory: a new one, or that of the resumed run, which changes in `begin_run` only.
+        facts = manifest(plan, hardware, splits)
+        facts["descent"] = descent_of(facts["model"])
+        facts["warnings"] = [*plan.gold_warnings(), *split_warnings(splits, tasks)]
+        if run is not None:  # with what its directory knows of the run before
+            before = run.manifest()
+            with reading(run.path / "manifest.json"):
+                facts["lost"] = [*before.get("lost", []), *past.lost]
+                facts["warnings"] += [*manifest_changes(before, facts), *past.warnings, *facts["lost"]]
+                facts["resumed"] = [*before.get("resumed", []), facts["created"]]
+                facts["created"] = before.get("created", facts["created"])
+                facts["descent"] = before.get("descent", facts["descent"])
+                if before.get("server", {}).get("name") == facts["server"]["name"]:
+                    facts["server"] = before["server"]  # with the reason of `auto`: config.toml names the server
+        for warning in facts["warnings"]:
+            log.warning("%s", warning)
+        sessions: list[RunSession] = []  # none yet
 
-    # Every component that the run names, before tasks are loaded or a model is started: the run fails here if one of
-    # them can't be built. The agent is built in a runner, while the model's server starts and the learner loads.
-    pool = ending.enter_context(setup.runners(trains=True))
-    plan.start_observers()
-    tasks = plan.build("tasks")
-    scorer, second = setup.scorer(), setup.second_scorers()
-    for each in (scorer, *second.values()):
-        ending.callback(each.close)
-    adapter = plan.build("adapter")
-    algorithm, credit = runnable(plan.build("algorithm")), plan.build("credit")
-    if plan.components["server"].spec.name != OWN:
-        plan.build("server")
-    splits = load_splits(plan)
+        def leaves_nothing(error: BaseException | None) -> bool:
+            """Whether a new run ended before it began: a wrong setting, an agent that can't be built, or Ctrl-C."""
+            if resume or error is None or any(each.begun for each in sessions):
+                return False
+            broken = any(error is each.runtime.broken for each in sessions)
+            return broken or isinstance(error, (Interrupted, ConfigError))
 
-    # The run directory: a new one, or that of the resumed run, which changes in `begin_run` only.
-    facts = manifest(plan, hardware, splits)
-    facts["descent"] = descent_of(facts["model"])
-    facts["warnings"] = [*gold_warnings(plan), *split_warnings(splits, tasks)]
-    if run is not None:  # with what its directory knows of the run before
-        before = run.manifest()
-        with reading(run.path / "manifest.json"):
-            facts["lost"] = [*before.get("lost", []), *past.lost]
-            facts["warnings"] += [*manifest_changes(before, facts), *past.warnings, *facts["lost"]]
-            facts["resumed"] = [*before.get("resumed", []), facts["created"]]
-            facts["created"] = before.get("created", facts["created"])
-            facts["descent"] = before.get("descent", facts["descent"])
-            if before.get("server", {}).get("name") == facts["server"]["name"]:
-                facts["server"] = before["server"]  # with the reason of `auto`: config.toml names the server
-    for warning in facts["warnings"]:
-        log.warning("%s", warning)
-    sessions: list[RunSession] = []  # none yet
+        if run is None:
+            run = RunDirectory.create(plan)
+            ending.callback(run.release)
+            ending.push(lambda kind, error, trace: run.remove() if leaves_nothing(error) else None)
+            run.write_json("manifest.json", facts)
+        starting(run.path)
 
-    def leaves_nothing(error: BaseException | None) -> bool:
-        """Whether a new run ended before it began: by a wrong setting, an agent that can't be built, or the user."""
-        if resume or error is None or any(each.begun for each in sessions):
-            return False
-        broken = any(error is each.runtime.broken for each in sessions)
-        return broken or isinstance(error, (Interrupted, ConfigError))
+        # The engine that runs the algorithm's rollouts, and the session that the algorithm trains with.
+        gateway = ending.enter_context(plan.make_gateway())
+        engine, runtime = plan.engine(scorer=scorer, adapter=adapter, algorithm=algorithm, pool=pool, gateway=gateway)
 
-    if run is None:
-        run = RunDirectory.create(plan)
-        ending.callback(run.release)
-        ending.push(lambda kind, error, trace: run.remove() if leaves_nothing(error) else None)
-        run.write_json("manifest.json", facts)
-    starting(run.path)
+        def begin_run() -> None:
+            """Called by the session once the run has actually started."""
+            runtime.wait_for_agent()
+            if resume:
+                if session.stopping:
+                    raise KeyboardInterrupt("interrupted while the run started")
+                begin(run, to_toml(plan.as_dict()), facts, past)
+                logged.begin(run.path / "log.jsonl", lambda: session.step)
 
-    # The engine that runs the algorithm's rollouts, and the session that the algorithm trains with.
-    gateway = ending.enter_context(setup.gateway())
-    engine, runtime = setup.engine(scorer=scorer, adapter=adapter, algorithm=algorithm, pool=pool, gateway=gateway)
-
-    def begin_run() -> None:
-        """Called by the session once the run has actually started."""
-        runtime.wait_for_agent()
-        if resume:
-            if session.stopping:
-                raise KeyboardInterrupt("interrupted while the run started")
-            begin(run, to_toml(plan.as_dict()), facts, past)
+        session = RunSession(
+            plan=plan,
+            engine=engine,
+            runtime=runtime,
+            run=run,
+            hardware=hardware,
+            tasks={role: rows for role, (_, rows) in splits.items()},
+            second=second,
+            credit=credit,
+            past=past,
+            begin=begin_run,
+            resumed=resume is not None,
+            facts=facts,
+        )
+        sessions.append(session)
+        session.enough, session.start = enough, start - past.spent_s
+        ending.callback(session.delivery.end)
+        ending.callback(session.auditing.close)
+        if not resume:
             logged.begin(run.path / "log.jsonl", lambda: session.step)
 
-    session = RunSession(
-        setup=setup,
-        engine=engine,
-        runtime=runtime,
-        run=run,
-        hardware=hardware,
-        tasks={role: rows for role, (_, rows) in splits.items()},
-        second=second,
-        credit=credit,
-        past=past,
-        begin=begin_run,
-        resumed=resume is not None,
-        facts=facts,
-    )
-    sessions.append(session)
-    session.enough, session.start = enough, start - past.spent_s
-    ending.callback(session.delivery.end)
-    ending.callback(session.auditing.close)
-    if not resume:
-        logged.begin(run.path / "log.jsonl", lambda: session.step)
+        def abort(error: Interrupted) -> None:
+            if error.at_once and session.begun:
+                _write_error(run, error)  # there may be no time for it later
+            runtime.abort(error)
 
-    def abort(error: Interrupted) -> None:
-        if error.at_once and session.begun:
-            _write_error(run, error)  # there may be no time for it later
-        runtime.abort(error)
+        signals = RunSignals(session, abort)
+        ending.enter_context(handling(signals))
 
-    signals = RunSignals(session, abort)
-    ending.enter_context(handling(signals))
-
-    # Run rollouts and updates until the algorithm is done.
-    def body() -> None:
-        try:
+        # Run rollouts and updates until the algorithm is done.
+        def body() -> None:
             try:
-                with memory_named("the run has ended", "Use a smaller model, or a device with more memory"):
-                    algorithm.run(session)
-            finally:
-                session.close()
-            session.begin()  # for an algorithm without plan_steps and rollouts
-            session.check_learned()
-        except RunStopped as stopped:
-            if stopped.cause == "tasks-too-hard" and not script_of(run.path):
-                labels = min(200, max(1, 3 * len(splits["train"][1]) // 4))  # the model is tried on the others
-                config = shlex.quote(str(run.path / "config.toml"))
-                stopped.args = (f"{stopped}: agentrig warmup {config} --labels {labels} --until 0.2",)
-            if stopped.cause in SEEN_IN_ROLLOUTS:
-                stopped.args = (f"{stopped}\n  See single rollouts, with every span: {dev_command(run.path)}",)
+                try:
+                    with memory_named("the run has ended", "Use a smaller model, or a device with more memory"):
+                        algorithm.run(session)
+                finally:
+                    session.close()
+                session.begin()  # for an algorithm without plan_steps and rollouts
+                session.check_learned()
+            except RunStopped as stopped:
+                if stopped.cause == "tasks-too-hard" and not script_of(run.path):
+                    labels = min(200, max(1, 3 * len(splits["train"][1]) // 4))  # the model is tried on the others
+                    config = shlex.quote(str(run.path / "config.toml"))
+                    stopped.args = (f"{stopped}: agentrig warmup {config} --labels {labels} --until 0.2",)
+                if stopped.cause in SEEN_IN_ROLLOUTS:
+                    stopped.args = (f"{stopped}\n  See single rollouts, with every span: {dev_command(run.path)}",)
+                raise
+            if session.lines and not session.stopping:
+                session.auditing.finish(session.lines[-1]["step"], session.summary(wall_s=0.0)["accuracy"])
+
+        complete, ended, stopped = False, None, None  # stopped: how a run ended that the user stopped
+        try:
+            runtime.run(body)
+            complete = not session.stopping
+            if not complete:
+                early = f"ended early; {session.advice()}"
+                stopped = KeyboardInterrupt(early) if signals.first is None else Interrupted(signals.first, early)
+        except BaseException as error:
+            ended = error
+            if isinstance(error, Interrupted) and error.at_once:
+                error.args = (f"ended at once; {session.advice()}",)  # a checkpoint may have been completed since
+            if not session.begun and isinstance(error, CheckpointDamaged) and resume:
+                raise with_cure(error, run) from error.__cause__
             raise
-        if session.lines and not session.stopping:
-            session.auditing.finish(session.lines[-1]["step"], session.summary(wall_s=0.0)["accuracy"])
+        finally:
+            signals.writing = True
+            # Nothing in the directory of a resumed run has changed before it began.
+            if not leaves_nothing(ended) and (session.begun or not resume):
+                wall_s = time.perf_counter() - session.start
+                with noted() if not complete else nullcontext():
+                    # Without a step there is no summary that says how the run ended.
+                    how = ended if session.lines else ended or stopped
+                    if how is not None:
+                        _write_error(run, how)
+                    if session.lines and not session.keeps_end:
+                        run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": complete})
+                    session.written = complete
+                if ended is not None:
+                    plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=ended))
+                    settle(plan.registry, run)
 
-    complete, ended, stopped = False, None, None  # stopped: how a run ended that the user stopped
-    try:
-        runtime.run(body)
-        complete = not session.stopping
-        if not complete:
-            early = f"ended early; {session.advice()}"
-            stopped = KeyboardInterrupt(early) if signals.first is None else Interrupted(signals.first, early)
-    except BaseException as error:
-        ended = error
-        if isinstance(error, Interrupted) and error.at_once:
-            error.args = (f"ended at once; {session.advice()}",)  # a checkpoint may have been completed since
-        if not session.begun and isinstance(error, CheckpointDamaged) and resume:
-            raise with_cure(error, run) from error.__cause__
-        raise
-    finally:
-        signals.writing = True
-        # Nothing in the directory of a resumed run has changed before it began.
-        if not leaves_nothing(ended) and (session.begun or not resume):
-            wall_s = time.perf_counter() - session.start
-            with noted() if not complete else nullcontext():
-                # Without a step there is no summary that says how the run ended.
-                how = ended if session.lines else ended or stopped
-                if how is not None:
-                    _write_error(run, how)
-                if session.lines and not session.keeps_end:
-                    run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": complete})
-                session.written = complete
-            if ended is not None:
-                plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=ended))
-                settle(plan.registry, run)
-
-    # The run has ended normally, or early because the user asked for it.
-    summary: dict[str, Any] = run.read_json("summary.json")
-    if stopped is None:
-        plan.registry.notify("on_run_end", event=RunEnd(directory=run.path, summary=summary))
-    else:
-        plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=stopped))
-    summary |= settle(plan.registry, run)
-    if signals.first is not None:
-        raise stopped or Interrupted(signals.first, "the run has ended, and its report is written")
-    return summary
+        # The run has ended normally, or early because the user asked for it.
+        summary: dict[str, Any] = run.read_json("summary.json")
+        if stopped is None:
+            plan.registry.notify("on_run_end", event=RunEnd(directory=run.path, summary=summary))
+        else:
+            plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=stopped))
+        summary |= settle(plan.registry, run)
+        if signals.first is not None:
+            raise stopped or Interrupted(signals.first, "the run has ended, and its report is written")
+        return summary
 
 
 def _write_error(run: RunDirectory, error: BaseException) -> None:

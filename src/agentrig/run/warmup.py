@@ -25,11 +25,10 @@ from agentrig.plan import Plan
 from agentrig.plugins.auto import OWN
 from agentrig.plugins.specs import TasksSpec
 from agentrig.rollouts import Rollout
-from agentrig.run.demonstration_server import Conversation, demonstrating, demonstrator
+from agentrig.run.demonstration_server import Conversation, demonstrating
 from agentrig.run.directory import RunDirectory
 from agentrig.run.evaluate import Evaluation, evaluate
 from agentrig.run.metrics import line_of, reason_of
-from agentrig.run.setup import Setup
 from agentrig.run.splits import load_splits
 from agentrig.run.training import train
 from agentrig.run.verdict import SOLVED, Verdict, judge
@@ -121,7 +120,7 @@ def choose_labels(plan: Plan, n: int, *, seed: int) -> Labels:
     Raises:
         ConfigError: There are fewer tasks, or some of the chosen ones occur in the validation or report split too.
     """
-    splits = load_splits(plan)
+    splits = load_splits(plan.tasks(), plan.run, who=plan.whose_tasks)
     split, tasks = splits["train"]
     if n > len(tasks):
         raise ConfigError(f"--labels {n}: the split {split} has {amount(len(tasks), 'task')}; ask for at most as many")
@@ -142,13 +141,17 @@ def choose_labels(plan: Plan, n: int, *, seed: int) -> Labels:
     return Labels(tasks=labels, measured=others or labels[:MEASURED], split=split, fresh=bool(others))
 
 
-def check_context(plan: Plan, context: int) -> None:
+def check_context(settings: Any, context: int) -> None:
     """Stop before the demonstrations are made when a run could not use a model of this context; 0 is left out.
+
+    Args:
+        settings: The algorithm's.
+        context: Tokens.
 
     Raises:
         ConfigError: The run's `max_length` is more.
     """
-    wanted = getattr(plan.configs["algorithm"], "max_length", 0)
+    wanted = getattr(settings, "max_length", 0)
     if context and context < wanted:
         raise ConfigError(
             f"--context {context} is less than [algorithm] max_length = {wanted}, so no run could use "
@@ -165,7 +168,7 @@ def demonstrate(
         plan: With the agent and the reward.
         labels: The tasks.
         repeats: How often each is demonstrated; more than once only helps a demonstrator that uses `call.rng`.
-        gold: See `demonstrator`.
+        gold: See `Plan.demonstrator`.
         seed: Of the conversations' random numbers.
 
     Raises:
@@ -173,12 +176,12 @@ def demonstrate(
             does not count as correct.
         PluginError: The demonstrator, the agent or the reward failed on a task; the first one is named.
     """
-    says, who = demonstrator(plan, labels, gold=gold)
+    says, who = plan.demonstrator(labels, gold=gold)
     work = [task for task in labels for _ in range(repeats)]
     with demonstrating(work, says, seed=seed) as (endpoints, conversations):
         found = evaluate(plan, tasks=work, endpoint=endpoints, mode="dev", as_mode="train", keep=True)
     pairs = list(zip(found.rollouts, conversations, strict=True))
-    _check_failures(plan, pairs, who)
+    _check_failures(pairs, who, plan.components["agent"].spec.name)
     if not any(conversation.turns for _, conversation in pairs):
         raise ConfigError(
             f"agent {plan.components['agent'].spec.name} ended {amount(len(pairs), 'rollout')} without a call to its "
@@ -201,7 +204,7 @@ def demonstrate(
     return Demonstrations(turns=turns, rollouts=len(pairs), rejected=wrong)
 
 
-def _check_failures(plan: Plan, pairs: Sequence[tuple[Rollout, Conversation]], who: str) -> None:
+def _check_failures(pairs: Sequence[tuple[Rollout, Conversation]], who: str, agent: str) -> None:
     """Stop when more rollouts failed than the reward may reject; a demonstrator that failed is named first."""
     failed = [(rollout, conversation) for rollout, conversation in pairs if rollout.failure]
     if len(failed) <= REJECTED * len(pairs):
@@ -209,7 +212,7 @@ def _check_failures(plan: Plan, pairs: Sequence[tuple[Rollout, Conversation]], w
     said = [(r, c.problem) for r, c in failed if c.problem]
     rollout, problem = said[0] if said else (failed[0][0], "")
     message = problem or f"{rollout.failure}: {reason_of(rollout)}"
-    fault = who if problem else f"agent {plan.components['agent'].spec.name} or its reward"
+    fault = who if problem else f"agent {agent} or its reward"
     raise PluginError(
         f"{len(failed)} of {len(pairs)} demonstrations failed; {fault} on task {rollout.task.id}: {message}"
     )
@@ -280,7 +283,7 @@ def make_start(
     """Make a starting model: the plan's algorithm chooses one, and a run of `sft` trains it on demonstrations.
 
     Args:
-        plan: With agent, reward and algorithm.
+        plan: With agent, reward and an algorithm that passed `check_makes_start`.
         wanted: How the model is made.
         labels: Its `measured` tasks are those of validation.
         turns: The demonstrations.
@@ -290,17 +293,16 @@ def make_start(
             the model: True ends the training. Its time does not count.
 
     Raises:
-        ConfigError: The algorithm makes none, or a demonstration does not fit the model.
+        ConfigError: A demonstration does not fit the model.
         AgentrigError: The training has diverged, or the run's checks found a fault; no model is written.
     """
-    check_makes_start(plan)
     spec: Any = plan.components["algorithm"].spec
     whole = [turn for turn in turns if turn.reply.content.strip() or turn.reply.tool_calls]
     if not whole:
         raise ConfigError("every demonstrated reply is empty: there is nothing to learn")
     if len(whole) < len(turns):
         log(f"{len(turns) - len(whole)} of {len(turns)} demonstrated replies are empty: they are left out")
-    Setup(plan).hardware()  # before torch is imported: its idle threads must not spin
+    plan.use_hardware()  # before torch is imported: its idle threads must not spin
     made: StartingModel = spec.make_start(plan.configs["algorithm"], wanted, whole)
     with TemporaryDirectory(dir=wanted.directory) as folder:  # goes with it, if the command is killed
         run = _run_of(plan, wanted, made, labels, whole, Path(folder))
@@ -391,37 +393,6 @@ def _run_of(
         configs={**plan.configs, **configs},
         observers=(),
         second_rewards=(),
-    )
-
-
-def measure(
-    plan: Plan,
-    tasks: Sequence[Task],
-    checkpoint: Path | None,
-    ended: Callable[[Rollout], None] = lambda rollout: None,
-    *,
-    n: int = 1,
-) -> Evaluation:
-    """Sample rollouts of training tasks, at the temperature of training (1 where it has none).
-
-    Args:
-        plan: With agent, reward and algorithm.
-        tasks: The tasks; `Labels.measured`, or demonstrated ones.
-        checkpoint: A Hugging Face directory; None for the algorithm's model.
-        ended: Called with every rollout as it ends.
-        n: Rollouts of each task.
-    """
-    temperature = float(getattr(plan.configs["algorithm"], "temperature", 1.0))
-    return evaluate(
-        plan,
-        tasks=tasks,
-        checkpoint=checkpoint,
-        mode="dev",
-        as_mode="train",
-        temperature=temperature,
-        keep=True,
-        n=n,
-        ended=ended,
     )
 
 

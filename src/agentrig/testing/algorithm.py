@@ -382,9 +382,7 @@ def check_serves(subject: AlgorithmSubject) -> None:
     algorithm, folder = runnable(plan.build("algorithm")), subject.whole.last
     more: Mapping[str, Any] = {}
     if getattr(plan.components["algorithm"].spec, "server", False):
-        from agentrig.run.setup import Setup
-
-        more = {"server": Setup(plan).server()}
+        more = {"server": plan.make_server()}
     with algorithm.serve(hardware=plan.build("hardware"), checkpoint=folder, **more) as served:
         endpoint: Endpoint = served if isinstance(served, Endpoint) else served[0]
         asked = {"question": "pull"}

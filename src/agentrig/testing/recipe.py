@@ -91,10 +91,10 @@ def check_tasks(subject: RecipeSubject) -> None:
     Why: Without training tasks no run starts.
     Cure: Give `roles` a split for `train`, or name one under [run] train; say how to get the data in the error.
     """
-    from agentrig.run.splits import split_of, task_set
+    from agentrig.run.splits import split_of
 
     try:
-        made = task_set(subject.plan)
+        made = subject.plan.tasks()
     except ConfigError as error:
         raise CheckSkipped(f"its data is not here: {str(error).partition(chr(10))[0]}") from None
     split = split_of(subject.plan.run, made, "train")

@@ -10,8 +10,8 @@ import attrs
 
 from agentrig.errors import ConfigError
 from agentrig.plugins.registry import a_kind
-from agentrig.run.splits import check_set, read_split
-from agentrig.tasks import Task
+from agentrig.run.splits import read_split
+from agentrig.tasks import Task, check_set
 from agentrig.testing.kit import CheckFailed, CheckSkipped
 from agentrig.testing.subject import Subject
 

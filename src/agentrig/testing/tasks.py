@@ -10,8 +10,8 @@ from typing import Any
 
 import attrs
 
-from agentrig.run.splits import ROLES, check_set, read_split
-from agentrig.tasks import Task, Tasks, fingerprint, overlap
+from agentrig.run.splits import read_split
+from agentrig.tasks import ROLES, Task, Tasks, check_set, fingerprint, overlap
 from agentrig.testing.elsewhere import elsewhere
 from agentrig.testing.kit import CheckFailed, needs
 from agentrig.testing.samples import difference, texts_of

@@ -18,7 +18,6 @@ from agentrig import Outcome, Task, Trace
 from agentrig.errors import RunStopped
 from agentrig.plan import Plan, resolve
 from agentrig.run.directory import RunDirectory
-from agentrig.run.setup import Setup
 from agentrig.run.splits import load_splits
 from agentrig.run.training import train
 from agentrig.tasks import tasks_of_step
@@ -48,9 +47,13 @@ def place(settings: Settings) -> Path:
     return made.path
 
 
+def _loaded(made: Plan) -> Any:
+    return load_splits(made.tasks(), made.run, who=made.whose_tasks)
+
+
 def split(role: str) -> Any:
     """Return a look: the ids of the tasks that have a role."""
-    return lambda settings: [task.id for task in load_splits(plan(settings))[role][1]]
+    return lambda settings: [task.id for task in _loaded(plan(settings))[role][1]]
 
 
 def first(n: int) -> Any:
@@ -65,19 +68,19 @@ def of(start: str) -> Any:
 
 def verdict(settings: Settings) -> tuple[str, bool | None]:
     """Return the run's score for a reward of 0.5."""
-    (score,) = Setup(plan(settings, reward="own")).scorer()([HALF])
+    (score,) = plan(settings, reward="own").scorer()([HALF])
     return score.status, score.correct
 
 
 def patience(settings: Settings) -> str:
     """Return the status of a score whose reward takes 1.3 seconds."""
-    (score,) = Setup(plan(settings, reward="effects-slow")).scorer()([HALF])
+    (score,) = plan(settings, reward="effects-slow").scorer()([HALF])
     return score.status
 
 
 def judges_here(settings: Settings) -> bool:
     """Return whether the reward judges in this process."""
-    with closing(Setup(plan(settings, reward="effects-where")).scorer()) as scorer:
+    with closing(plan(settings, reward="effects-where").scorer()) as scorer:
         (score,) = scorer([HALF])
     assert score.value, score
     return score.value == os.getpid()
@@ -138,7 +141,7 @@ RUNS = Together(small_run)
 def order(settings: Settings) -> list[str]:
     """Return the tasks of a step, as a run of this seed takes them."""
     made = plan(settings)
-    return [task.id for task in tasks_of_step(load_splits(made)["train"][1], n=6, step=1, seed=made.run.seed)]
+    return [task.id for task in tasks_of_step(_loaded(made)["train"][1], n=6, step=1, seed=made.run.seed)]
 
 
 TABLE = {

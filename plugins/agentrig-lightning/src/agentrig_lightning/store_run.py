@@ -21,7 +21,6 @@ from agentlightning import Trainer as LightningTrainer  # before a script's repl
 
 from agentrig.pools import Job, Result
 from agentrig.rollouts import Mode, Rollout
-from agentrig.run.guards import check_failures
 from agentrig.runners.runtime import Runtime
 from agentrig_lightning.resources import sampling_of
 from agentrig_lightning.store import Store
@@ -167,7 +166,7 @@ class StepRecords:
             own.append(rollout)
             if len(own) == EARLY and all(r.failure for r in own):
                 self._save()
-                check_failures(own, self._session.plan.run.failure_limit, step=rollout.step, mode=rollout.mode)
+                self._session.check_failures(own, step=rollout.step, mode=rollout.mode)
             for resources_id, earlier in self._steps.items():
                 unfinished = resources_id in list(self._store.open.values())
                 if earlier.number < rollout.step and not earlier.closed and not unfinished:

@@ -9,8 +9,7 @@ from typing import Any
 from agentrig.errors import ConfigError
 from agentrig.plugins.specs import TasksSpec
 from agentrig.rows import read_rows, splits_of
-from agentrig.run.splits import ROLES
-from agentrig.tasks import Task, check_same_kinds, tasks_of_rows
+from agentrig.tasks import ROLES, Task, check_same_kinds, tasks_of_rows
 
 NAMES: Mapping[str, Sequence[str]] = {
     "train": ("train", "training"),

@@ -39,7 +39,7 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
     from agentrig.audit.record import Record
     from agentrig.audit.verdicts import LINKS
     from agentrig.errors import AgentrigError
-    from agentrig.run.auditing import Reward, sources_of
+    from agentrig.run.auditing import Rebuilt
     from agentrig.run.directory import RunDirectory
     from agentrig.run.manifest import EDITED, edited_settings
     from agentrig.run.past import losses
@@ -61,8 +61,8 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
                 raise AgentrigError(f"{run}/metrics.jsonl has no step {step}; it has {steps or 'none'}")
             if not steps:
                 raise AgentrigError(f"{run} has no step yet")
-            with closing(Reward(plan)) as reward:
-                auditor = Auditor(run, sources_of(plan, reward, seconds=math.inf))
+            with closing(Rebuilt(plan)) as rebuilt:
+                auditor = Auditor(run, rebuilt.sources(seconds=math.inf))
                 for one in steps if every else [step or steps[-1]]:
                     found.append(auditor.audit(one))
                     if not as_json:

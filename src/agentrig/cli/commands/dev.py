@@ -52,14 +52,15 @@ def dev(
     from agentrig.run.evaluate import eval_tasks, evaluate
     from agentrig.run.guards import unseen_calls, untrained_calls, with_token_ids
     from agentrig.run.rows import row_of
-    from agentrig.run.splits import split_of, task_set
+    from agentrig.run.splits import split_of
     from agentrig.text import message_lines
 
     again = f"agentrig train {typed_again(words, options)}".rstrip()
     plan = make_plan(words, options)
     server = measured_server(endpoint, model, checkpoint)
-    name, tasks = eval_tasks(plan, split, limit, role="validation")
-    trains = name == split_of(plan.run, task_set(plan), "train")  # as in Agent Lightning's own dev
+    made = plan.tasks()
+    name, tasks = eval_tasks(made, plan.run, split, limit, who=plan.whose_tasks, role="validation")
+    trains = name == split_of(plan.run, made, "train")  # as in Agent Lightning's own dev
     checkpoint = find_checkpoint(checkpoint)
     if not as_json:
         tried = f"{amount(len(tasks), 'task')} of split {name}"

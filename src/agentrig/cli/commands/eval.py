@@ -24,8 +24,6 @@ from agentrig.errors import AgentrigError
 from agentrig.text import amount
 
 if TYPE_CHECKING:
-    from agentrig.endpoints import Endpoint
-    from agentrig.plan import Plan
     from agentrig.run.evaluate import Evaluation
 
 
@@ -64,8 +62,9 @@ def eval_(
     plan = make_plan(words, options)
     server = measured_server(endpoint, model, checkpoint)
     checkpoint = find_checkpoint(checkpoint)
-    name, tasks = eval_tasks(plan, split, limit)
-    where = f"model: {_model(plan, server, checkpoint)}{f', prompts: {prompts}' if prompts else ''}"
+    name, tasks = eval_tasks(plan.tasks(), plan.run, split, limit, who=plan.whose_tasks)
+    measured = str(checkpoint) if checkpoint is not None else _model(server or plan.configs["server"])
+    where = f"model: {measured}{f', prompts: {prompts}' if prompts else ''}"
     click.echo(f"{amount(len(tasks), 'task')} of split {name}, {where}", err=True)
     predictions = _Predictions(save)
     with stdout_to_stderr(as_json), closing(predictions), progress(len(tasks)) as shown:
@@ -93,14 +92,13 @@ def eval_(
         )
 
 
-def _model(plan: Plan, server: Endpoint | None, checkpoint: Path | None) -> str:
-    """Return which model is measured: its name and server, its directory, or that it is the starting model."""
+def _model(server: Any) -> str:
+    """Return the name and address of a model that is served already, or that it is the starting model."""
+    from agentrig.endpoints import Endpoint
     from agentrig.external.config import EndpointConfig
 
-    if checkpoint is not None:
-        return str(checkpoint)
-    there = server or plan.configs["server"]
-    return f"{there.model} at {there.base_url}" if server or isinstance(there, EndpointConfig) else "the starting model"
+    there = isinstance(server, Endpoint | EndpointConfig)
+    return f"{server.model} at {server.base_url}" if there else "the starting model"
 
 
 class _Predictions:

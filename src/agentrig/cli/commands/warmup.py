@@ -209,12 +209,18 @@ def _make(
 
     from agentrig.figures import amount
     from agentrig.run import warmup as run
+    from agentrig.run.evaluate import evaluate
+
+    settings = plan.configs["algorithm"]
+    temperature = float(getattr(settings, "temperature", 1.0))
+    sampling: dict[str, Any] = {"mode": "dev", "as_mode": "train", "temperature": temperature}
 
     def measure(tasks: Sequence[Any], model: Path | None, n: int = 1) -> Any:
+        """Sample rollouts of training tasks, at the temperature of training; 1 where it has none."""
         with progress(n * len(tasks)) as shown:
-            return run.measure(plan, tasks, model, shown, n=n)
+            return evaluate(plan, tasks=tasks, checkpoint=model, n=n, keep=True, ended=shown, **sampling)
 
-    run.check_context(plan, wanted.context)
+    run.check_context(settings, wanted.context)
     labels = run.choose_labels(plan, n, seed=wanted.seed)
     click.echo(f"labels: {amount(len(labels.tasks), 'task')} of the split {labels.split}")
     done: dict[str, Any] = {"labels": [t.id for t in labels.tasks], "split": labels.split, "ready": True}
@@ -253,14 +259,14 @@ def _make(
         f"{made.directory}: {made.parameters:,} parameters, {made.vocabulary} tokens, context {made.context}; "
         f"{amount(made.steps, 'optimizer step')} in {made.wall_s:.0f} s{tries}, loss {made.losses[-1]:.3f}"
     )
-    limit = getattr(plan.configs["algorithm"], "max_tokens", None)
+    limit = getattr(settings, "max_tokens", None)
     if limit is not None and limit < made.longest_reply:
         click.echo(
             f"warning: the longest demonstrated reply has {made.longest_reply} tokens, and algorithm.max_tokens = "
             f"{limit} cuts it: train with algorithm.max_tokens={made.longest_reply + 8}"
         )
     if measured:
-        group, limit = getattr(plan.configs["algorithm"], "group_size", 8), plan.run.failure_limit
+        group, limit = getattr(settings, "group_size", 8), plan.run.failure_limit
         judged_on, each = labels.measured[: run.JUDGED], min(group, run.ROLLOUTS)
         after = measure(judged_on, made.directory, each)
         done["after"] = after.as_dict()
