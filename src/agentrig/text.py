@@ -149,6 +149,8 @@ def read_fault(error: Exception) -> str:
         return error.strerror
     if isinstance(error, KeyError) and error.args:
         return f"it has no {error.args[0]}"
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
     if isinstance(error, TypeError | AttributeError):
         return "a value in it has another type than a run writes"
     if isinstance(error, json.JSONDecodeError) and not error.doc.strip():

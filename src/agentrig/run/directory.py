@@ -381,8 +381,8 @@ def checked_summary(summary: Mapping[str, Any]) -> Mapping[str, Any]:
         ValueError: It does not say how many steps the run had, or whether it was complete.
     """
     steps, complete = summary.get("steps", 0), summary.get("complete", True)
-    if number(steps) is None:
-        raise ValueError(f"steps is {steps!r:.80}, not a number")
+    if not 0 <= (-1 if number(steps) is None else steps) <= LAST_STEP:
+        raise ValueError(f"steps is {steps!r:.80}, not a number from 0 to {LAST_STEP}")
     if not isinstance(complete, bool):
         raise ValueError(f"complete is {complete!r:.80}, not true or false")
     return summary

@@ -21,7 +21,7 @@ from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.damage import CURES, entries, read_object, reading
 from agentrig.run.directory import ENDED, check_format, checked_summary, is_end, read_metrics
 from agentrig.run.manifest import EDITED, edited_settings
-from agentrig.run.past import changed_files, losses, lost_checkpoints, measurement_faults
+from agentrig.run.past import changed_files, losses, lost_checkpoints, measurement_faults, possible
 from agentrig.run.rows import rollout_schema
 from agentrig.traces import Span
 from agentrig.traces import mapping as mapping
@@ -86,8 +86,8 @@ class RunData:
         config: `config.toml`, section to keys.
         config_text: The text of that file.
         manifest: `manifest.json`.
-        steps: The lines of `metrics.jsonl` in order of their step; for a step that ran twice
-            (in a resumed run) the later line.
+        steps: The lines of `metrics.jsonl` in order of their step, without figures that no run can have; for a step
+            that ran twice (in a resumed run) the later line.
         summary: `summary.json`; empty until the run has ended.
         progress: `progress.json`: the held-out measurements made so far, under `before` and `after`.
         error: `error.json`: the error that ended the run; empty without one. A resumed run removes it.
@@ -242,7 +242,11 @@ def read_run(directory: Path) -> RunData:
     if os.path.lexists(directory / "audit"):
         from agentrig.run.auditing import read_audits
 
-        missing += read_audits(directory)[1]
+        audits, unread = read_audits(directory)
+        missing += unread
+        if unread and isinstance(summary.get("audited"), dict):
+            links = set[str]().union(*(one.looked for one in audits))
+            summary["audited"] |= {"steps": [one.step for one in audits], "links": len(links)}
     progress = _read(directory / "progress.json", read_object, missing, needed=saved)
     if not running:
         try:
@@ -257,7 +261,7 @@ def read_run(directory: Path) -> RunData:
         ("summary.json", summary, ("accuracy", "reward")),
     ):
         missing += [f"{name} is damaged: {fault}" for fault in measurement_faults(held, keys)]
-    by_step = {line["step"]: {**line, "algorithm": mapping(line.get("algorithm"))} for line in told}
+    by_step = {line["step"]: possible({**line, "algorithm": mapping(line.get("algorithm"))})[0] for line in told}
     if not told and not (running or done or stepless):
         missing.append("no training step has ended")
     if not files and not (running or stepless):
