@@ -433,7 +433,7 @@ def _check_vacant(path: Path) -> bool:
         or any((path / "rollouts").glob("train-*"))
     )
     if begun:
-        raise ConfigError(f"{path} already has a run; continue it with --resume {path}, or set another run.name")
+        raise ConfigError(f"{path} already has a run; set another run.name, or continue it with --resume {path}")
     return True
 
 

@@ -125,7 +125,7 @@ class RunData:
     @property
     def name(self) -> str:
         """The run's name: the manifest's, else the directory's."""
-        return str(self.manifest.get("name") or self.directory.name)
+        return str(self.manifest.get("name") or Path(os.path.abspath(self.directory)).name)
 
     @property
     def recipe(self) -> str:
@@ -240,13 +240,12 @@ def read_run(directory: Path) -> RunData:
         told, files = [line for line in told if line["step"] <= done], [f for f in files if f.step <= done]
     missing += losses(told, damaged, max([done, *(line["step"] for line in told)]))
     if os.path.lexists(directory / "audit"):
-        from agentrig.run.auditing import read_audits
+        from agentrig.run.auditing import read_audits, totals_of
 
         audits, unread = read_audits(directory)
         missing += unread
-        if unread and isinstance(summary.get("audited"), dict):
-            links = set[str]().union(*(one.looked for one in audits))
-            summary["audited"] |= {"steps": [one.step for one in audits], "links": len(links)}
+        if unread and "audited" in summary:
+            summary["audited"] = totals_of(audits)
     progress = _read(directory / "progress.json", read_object, missing, needed=saved)
     if not running:
         try:
