@@ -627,7 +627,15 @@ with no_silent_end():
 """
 
 
-@pytest.mark.parametrize(("close", "named"), [("os.closerange(3, 200)", "/"), ("os.close(1)", "its standard output,")])
+@pytest.mark.parametrize(
+    ("close", "named"),
+    [
+        ("os.closerange(3, 200)", "/"),
+        ("os.close(1)", "its standard output,"),
+        ("os.close(1); os.close(2)", "its standard output,"),
+        ("os.closerange(0, 300)", "its standard output,"),
+    ],
+)
 def test_a_reward_that_closes_the_files_of_the_command_is_named(tmp_path: Path, close: str, named: str) -> None:
     """Its threads printed three tracebacks, and none named the reward."""
     command = [sys.executable, "-c", CLOSES.replace("CLOSE", close), str(tmp_path / "run.lock")]

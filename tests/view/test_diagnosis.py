@@ -248,6 +248,18 @@ def test_why_fails_and_names_the_place_if_no_step_can_be_read(text: bytes | None
     assert said in done.output
 
 
+def test_a_run_that_could_not_write_its_end_is_told_the_last_error_of_its_log(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=2, ended=False)
+    lines = [{"time": 1.0, "step": 1, "level": level, "text": level} for level in ("error", "warning")]
+    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert not diagnose(run).problems
+    lines.append({"time": 2.0, "step": 2, "level": "error", "text": "the reward closed files.\n  Let it not"})
+    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (found,) = [f for f in diagnose(run).problems if f.ended]
+    assert (found.text, found.advice) == ("the reward closed files.", "Let it not")
+    assert "--resume" not in str(diagnose(run)).partition("Also know")[0]
+
+
 def damage(run: Path, **change: Any) -> None:
     """Change each line of a run's metrics."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -25,6 +25,7 @@ from agentrig.view.diagnosis import (
     NOTHING_WRONG,
     UNCHANGED,
     UNMEASURED,
+    UNREADABLE,
     diagnose,
     headline,
     verdict,
@@ -150,6 +151,9 @@ def test_an_accuracy_that_did_not_change_or_was_not_measured_is_no_gain_that_may
     assert verdict(diagnose(run)).startswith(UNCHANGED)
     for file in (run / "rollouts").glob("[rv]*-*"):
         file.unlink()
+    assert verdict(diagnose(run)) == UNREADABLE
+    (run / "progress.json").write_text("{}")
+    (run / "summary.json").write_text(json.dumps({"complete": True, "steps": 3}))
     assert verdict(diagnose(run)).startswith(UNMEASURED)
 
 

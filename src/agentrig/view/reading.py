@@ -32,6 +32,9 @@ SECOND = "second_rewards"
 FIGURES = ("id", "task_id", "failure", "message", "status", "value", "correct", "details")
 """The columns that are read for every rollout; input, answer and spans are read only for the few that are shown."""
 
+WARNINGS = 200
+"""Warnings of a run that are read; the newest."""
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.compute import Expression
@@ -279,6 +282,25 @@ def read_run(directory: Path) -> RunData:
         running=running,
         continued=continued,
     )
+
+
+def warnings_of(run: RunData) -> list[dict[str, Any]]:
+    """Return what the run has warned of so far, the newest first: `step`, `level` and `text`."""
+    try:
+        with reading(run.directory / "log.jsonl"):
+            text = (run.directory / "log.jsonl").read_text("utf-8", "replace")
+    except (OSError, RunFileError):
+        return []
+    found = []
+    for line in text.splitlines()[-WARNINGS:]:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        # A line that is damaged says nothing.
+        if isinstance(value, dict) and type(value.get("step")) is int and isinstance(value.get("text"), str):
+            found.append({"step": value["step"], "level": value.get("level"), "text": value["text"]})
+    return found[::-1]
 
 
 def columns_of(

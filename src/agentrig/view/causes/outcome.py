@@ -19,7 +19,7 @@ from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence, changed, measured_of
 from agentrig.view.causes.finding import STOPPED, Finding, audited_at, problem
 from agentrig.view.causes.trend import at_least, at_most, more_right, quarter, rose
-from agentrig.view.reading import mapping
+from agentrig.view.reading import mapping, warnings_of
 
 FEW = 10
 """A run of fewer steps is too short to say that it does not learn."""
@@ -89,9 +89,15 @@ KEYS = re.compile(r"\b(?:adapter|agent|algorithm|credit|reward|run|server|tasks)
 
 
 def ended(evidence: Evidence) -> Iterator[Finding]:
-    """The error that ended the run; Ctrl-C and signals are none."""
+    """The error that ended the run; Ctrl-C and signals are none.
+
+    A run that could write nothing more at its end has the error only as the last line of `log.jsonl`.
+    """
     run = evidence.run
     error = run.error
+    if not error and figures.status(run) == "crashed":
+        last = next(iter(warnings_of(run)), {"level": None})
+        error = {"message": last["text"]} if last["level"] == "error" else {}
     if not error:
         return
     kind, message = str(error.get("error") or "error"), str(error.get("message") or "").strip()
