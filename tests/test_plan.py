@@ -354,7 +354,7 @@ def test_numbers_are_finite(keys: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("value", ["nan", "inf", "5", "true"])
 def test_a_number_in_place_of_text_is_to_be_quoted(value: str) -> None:
-    said = rf"""expected text \(the .*\n  Write it in quotes: name = "{value}"; on the command line: 'run.name="{value}"'"""
+    said = rf"""expected text \(.*\n  Write it in quotes: name = "{value}"; on the command line: 'run.name="{value}"'"""
     with pytest.raises(ConfigError, match=said):
         resolve("mini", overrides=[f"run.name={value}"])
     assert resolve("mini", overrides=[f'run.name="{value}"']).run.name == value
