@@ -316,9 +316,7 @@ def test_a_reward_that_ends_its_process_is_named_and_not_the_agent(tmp_path: Pat
     with contextlib.closing(Scorer(lambda *given: Score.ok(1.0), budget_s=5, plan=plan, process=True)) as scorer:
         (score,) = scorer([(Task(id="t", input={}), Outcome(answer="a"), Trace(rollout_id="r"))])
     assert score.status == "invalid"
-    assert "does the reward, or what it calls, call os._exit, or close files" in str(
-        score.details
-    )
+    assert "does the reward, or what it calls, call os._exit, or close files" in str(score.details)
 
 
 def test_a_thread_that_spins_is_ended_where_python_can() -> None:

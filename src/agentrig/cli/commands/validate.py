@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import click
@@ -55,6 +54,7 @@ def validate(
         click.echo("loading what is to be checked …", err=True)
     from agentrig.plan import parse_override
     from agentrig.processes.scratch import temporary_files
+    from agentrig.text import printable
     from agentrig.testing.validating import validated
 
     word = words[0] if words and "=" not in words[0] else None
@@ -73,14 +73,14 @@ def validate(
             gold=gold,
             limit=limit,
             only=only,
-            say=None if as_json else partial(click.echo, file=stdout),
+            say=None if as_json else lambda text: click.echo(printable(text), file=stdout),
         )
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
         for figures in found["trials"]:
-            click.echo(_shown(figures, scripted=not (endpoint or model)))
-        click.echo(_verdict(found["reports"], word, files))
+            click.echo(printable(_shown(figures, scripted=not (endpoint or model))))
+        click.echo(printable(_verdict(found["reports"], word, files)))
     if not found["ok"]:
         raise SystemExit(1)
 
