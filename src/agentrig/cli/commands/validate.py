@@ -54,8 +54,8 @@ def validate(
         click.echo("loading what is to be checked …", err=True)
     from agentrig.plan import parse_override
     from agentrig.processes.scratch import temporary_files
-    from agentrig.text import printable
     from agentrig.testing.validating import validated
+    from agentrig.text import printable
 
     word = words[0] if words and "=" not in words[0] else None
     settings: dict[str, dict[str, Any]] = {}
