@@ -104,6 +104,17 @@ def test_metrics_that_lack_something_or_contradict_the_rollouts_are_told(
     assert re.search(said, render([read_run(directory)]))
 
 
+def test_impossible_figures_do_not_take_a_runs_live_page(tmp_path: Path) -> None:
+    """It answered with HTTP 500: the mean of such figures is larger than any float."""
+    directory = write_run(tmp_path / "run", steps=3)
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    text = "".join(json.dumps({**line, "tokens_per_s": 1e308, "step_s": 1e308}) + "\n" for line in lines)
+    (directory / "metrics.jsonl").write_text(text)
+    with serving(directory) as link:
+        reply = httpx.get(f"{link}run/run", follow_redirects=True, timeout=30)
+    assert (reply.status_code, "which no run can have" in reply.text) == (200, True)
+
+
 @pytest.mark.parametrize(("name", "value"), [("accuracy", 7), ("n", 1e308), ("n", -3), ("reward", 1e308)])
 def test_a_measurement_that_no_run_can_have_is_left_out_and_named(tmp_path: Path, name: str, value: float) -> None:
     directory = write_run(tmp_path / "run", steps=3)
