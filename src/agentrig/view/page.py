@@ -11,7 +11,7 @@ from agentrig.text import amount, flat
 from agentrig.traces import items
 from agentrig.view import figures, table, tables
 from agentrig.view.causes.evidence import Evidence
-from agentrig.view.causes.outcome import unfinished
+from agentrig.view.causes.outcome import go_on, unfinished
 from agentrig.view.comparison import compared
 from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
 from agentrig.view.html import templates
@@ -135,7 +135,7 @@ def before_and_after(run: RunData, missing: list[str], seen: Seen, *, whole: boo
     found = {**measured, "measured": any(number(measured["accuracy"][end]) is not None for end in tables.ENDS)}
     found |= {
         "running": run.running,
-        "unfinished": unfinished(evidence),
+        "unfinished": f"{stopped} {go_on(evidence)}" if (stopped := unfinished(evidence)) else "",
         "split": _split(run),
         "chance": chance,
         "significant": bool(chance) and sign_test(better, worse) <= SIGNIFICANT,
