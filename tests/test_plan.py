@@ -150,12 +150,7 @@ def test_keys_of_automatic_hardware_are_checked_before_the_probe(toy_plan: Calla
 
 
 def test_an_implausible_value_gets_no_advice(toy_plan: Callable[..., Plan]) -> None:
-    for override in (
-        "algorithm.steps=three",
-        "algorithm.steps=1.5",
-        "algorithm.report=perhaps",
-        "algorithm.endpoint=3",
-    ):
+    for override in ("algorithm.steps=three", "algorithm.steps=1.5", "algorithm.report=perhaps"):
         with pytest.raises(ConfigError) as caught:
             toy_plan(override)
         assert "Write" not in str(caught.value)
@@ -364,6 +359,14 @@ def test_one_text_is_no_list_of_its_letters(text: str, tmp_path: Path) -> None:
 def test_numbers_are_finite(keys: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"does not fit x: expected (a finite number|a list of numbers)"):
         structure(_Shapes, keys, owner="x", section="agent")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "5", "true"])
+def test_a_number_in_place_of_text_is_to_be_quoted(value: str) -> None:
+    said = rf"""expected text \(.*\n  Write it in quotes: name = "{value}"; on the command line: 'run.name="{value}"'"""
+    with pytest.raises(ConfigError, match=said):
+        resolve("mini", overrides=[f"run.name={value}"])
+    assert resolve("mini", overrides=[f'run.name="{value}"']).run.name == value
 
 
 def test_infinity_is_a_number_where_a_key_says_so() -> None:

@@ -315,7 +315,7 @@ def test_a_reward_that_ends_its_process_is_named_and_not_the_agent(tmp_path: Pat
     with contextlib.closing(Scorer(lambda *given: Score.ok(1.0), budget_s=5, plan=plan, process=True)) as scorer:
         (score,) = scorer([(Task(id="t", input={}), Outcome(answer="a"), Trace(rollout_id="r"))])
     assert score.status == "invalid"
-    assert "does the reward, or what it calls, call os._exit?" in str(score.details)
+    assert "does the reward, or what it calls, call os._exit, or close files" in str(score.details)
 
 
 def test_a_thread_that_spins_is_ended_where_python_can() -> None:
@@ -626,7 +626,15 @@ with no_silent_end():
 """
 
 
-@pytest.mark.parametrize(("close", "named"), [("os.closerange(3, 200)", "/"), ("os.close(1)", "its standard output,")])
+@pytest.mark.parametrize(
+    ("close", "named"),
+    [
+        ("os.closerange(3, 200)", "/"),
+        ("os.close(1)", "its standard output,"),
+        ("os.close(1); os.close(2)", "its standard output,"),
+        ("os.closerange(0, 300)", "its standard output,"),
+    ],
+)
 def test_a_reward_that_closes_the_files_of_the_command_is_named(tmp_path: Path, close: str, named: str) -> None:
     """Its threads printed three tracebacks, and none named the reward."""
     command = [sys.executable, "-c", CLOSES.replace("CLOSE", close), str(tmp_path / "run.lock")]

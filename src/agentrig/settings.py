@@ -136,7 +136,7 @@ def structure(
             unlimited = value == math.inf == fields[key].metadata.get("bounds", {}).get("<=")
             values[key] = value if unlimited else _converter().structure(value, fields[key].type)
         except Exception as error:
-            odd = isinstance(value, float) and not math.isfinite(value)
+            odd = isinstance(value, float) and not math.isfinite(value) and _fits(1.0, fields[key].type)
             raise ConfigError(
                 f"[{section}] {key} = {_shown(value)} does not fit {owner}: expected "
                 f"{'a finite number' if odd else type_words(fields[key].type)}"
@@ -191,13 +191,16 @@ def _secret(source: Any, where: str) -> Secret | None:
 def meant(value: Any, type_: Any, key: str) -> str:
     """Return what to write for a value that was pasted as Python or with quotes (`True`, `"2e-6"`, `1e2`), or ''.
 
-    For one value in place of a list, that is the list of it.
+    For one value in place of a list, that is the list of it; for a number in place of text, its text.
     """
     if _listed(type_) and not isinstance(value, list | tuple | Mapping):
         with suppress(Exception):  # that is no value of the list either
             _converter().structure([value], type_)
             written, short = json.dumps([value], ensure_ascii=False), key.rpartition(".")[2]
             return f"\n  Write {short} = {written}; on the command line: {shlex.quote(f'{key}={written}')}"
+    if isinstance(value, (bool, int, float)) and _fits("text", type_):
+        written, short = json.dumps(_shown(value)), key.rpartition(".")[2]
+        return f"\n  Write it in quotes: {short} = {written}; on the command line: {shlex.quote(f'{key}={written}')}"
     text = str(value).strip().strip("\"'")
     for written in (text, text.lower(), text.removesuffix(".0")):
         try:
@@ -208,6 +211,15 @@ def meant(value: Any, type_: Any, key: str) -> str:
     if isinstance(value, float) and value.is_integer() and type_ is int:
         return f"\n  Write {key}={int(value)}"
     return ""
+
+
+def _fits(value: Any, type_: Any) -> bool:
+    """Whether a type takes a value."""
+    try:
+        _converter().structure(value, type_)
+    except Exception:  # whatever a converter raises
+        return False
+    return True
 
 
 def meant_in_file(text: str, error: tomllib.TOMLDecodeError) -> str:

@@ -30,6 +30,9 @@ LINE_LIMIT = 2000
 MESSAGE_LIMIT = 20_000
 """Longest message of a failure that is kept, in characters."""
 
+GROUP_SHOWN = 5
+"""So many exceptions of a group are in its message."""
+
 
 def check_regular(path: Path) -> None:
     """Refuse to read or write what is no file, such as a pipe, at which `open` would wait for ever.
@@ -149,6 +152,8 @@ def read_fault(error: Exception) -> str:
         return error.strerror
     if isinstance(error, KeyError) and error.args:
         return f"it has no {error.args[0]}"
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
     if isinstance(error, TypeError | AttributeError):
         return "a value in it has another type than a run writes"
     if isinstance(error, json.JSONDecodeError) and not error.doc.strip():
@@ -334,9 +339,14 @@ def _described(value: Any) -> str:
 
 
 def words_of(error: BaseException) -> str:
-    """Return `TYPE: message` of an exception as storable text, cut to `MESSAGE_LIMIT`; never raises."""
+    """Return `TYPE: message` of an exception as storable text, cut to `MESSAGE_LIMIT`; never raises.
+
+    Of a group of exceptions, such as that of `asyncio.TaskGroup`, the first of them follow, each with its place.
+    """
     try:
         text = f"{type(error).__name__}: {error}"
+        if isinstance(error, BaseExceptionGroup):
+            text += f": {'; '.join(words_of(each) + place_of(each) for each in error.exceptions[:GROUP_SHOWN])}"
     except KeyboardInterrupt:
         raise
     except BaseException as broken:  # its own `__str__`, which may call sys.exit

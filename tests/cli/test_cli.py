@@ -571,7 +571,7 @@ def test_why_and_report_without_a_run_are_about_the_newest_one(tmp_path: Path, m
         ("why", 2, "there is no run in the folder runs: name one, agentrig why RUN"),
         ("report", 2, "there is no run in the folder runs: name one, agentrig report RUN"),
         ("watch", 2, "there is no run in the folder runs: name one, agentrig watch RUN"),
-        ("compare", 2, "name the runs to compare: agentrig compare RUN RUN; one run has agentrig report"),
+        ("compare", 2, "name the runs to compare: agentrig compare RUN RUN (of one run: agentrig report)"),
     ):
         none = CliRunner().invoke(main, [command])
         assert (none.exit_code, said in none.output) == (status, True), none.output

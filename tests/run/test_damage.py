@@ -25,8 +25,7 @@ from agentrig.run.directory import RunDirectory
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.view.diagnosis import diagnose
-from agentrig.view.page import warnings_of
-from agentrig.view.reading import read_run
+from agentrig.view.reading import read_run, warnings_of
 
 MakePlan = Callable[..., Plan]
 SHORT = ("algorithm.steps=1", "algorithm.report=true")

@@ -41,7 +41,7 @@ def test_a_run_has_its_configuration_and_is_not_overwritten(toy_plan: Callable[.
         RunDirectory.create(plan)
     created.append_metrics({"step": 1})
     created.release()
-    with pytest.raises(ConfigError, match=r"toy already has a run; continue it with --resume"):
+    with pytest.raises(ConfigError, match=r"toy already has a run; set another run.name, or continue it with --resume"):
         RunDirectory.create(plan)
     assert RunDirectory.create(toy_plan("run.name=''")).path.name.startswith("toy-20")
 

@@ -237,10 +237,10 @@ def test_constrained_calls_are_warned_of(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_a_call_that_asks_for_its_storage_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    assert not warn_of_fields([asked({"store": False}, {}, trained=0)])
-    assert warn_of_fields([asked({"store": True}, {}, trained=0)])
+    assert not warn_of_fields([asked({"store": False}, {}, trained=0)], {})
+    assert warn_of_fields([asked({"store": True}, {}, trained=0)], {})
     (message,) = caplog.messages
-    assert message.startswith("1 calls set store, which has no effect on the run's model")
+    assert message.startswith("1 call set store, which has no effect on the run's model")
 
 
 def test_calls_are_counted_by_the_node_they_were_made_under() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from typing import Any
 
 import httpx
@@ -39,6 +41,41 @@ def test_a_failed_call_has_the_servers_answer_in_its_message(how: str) -> None:
     assert "400 Bad Request" in found.outcome.message
     assert "this model's context is 64 tokens" in found.outcome.message
     assert any("context is 64 tokens" in (span.error or "") for span in found.trace.spans)
+
+
+@pytest.mark.parametrize(
+    ("hows", "kind", "said"),
+    [
+        (["plain"], "llm-error", r"HTTPStatusError: Client error '400 .*too long"),
+        (["own"], "agent-error", r"ValueError: the real cause \(test_attempt\.py:\d+ in one\)"),
+        (
+            ["plain", "plain"],
+            "llm-error",
+            r"^ExceptionGroup: .*: HTTPStatusError: .*; HTTPStatusError: ",
+        ),
+        (
+            ["plain", "own"],
+            "agent-error",
+            r"HTTPStatusError: .*; ValueError: the real cause \(test_attempt.py:",
+        ),
+    ],
+)
+def test_the_exceptions_of_a_task_group_are_told_with_their_lines(hows: list[str], kind: str, said: str) -> None:
+    async def one(how: str, endpoint: Any) -> None:
+        if how == "own":
+            raise ValueError("the real cause")
+        ask({"how": how}, endpoint)  # it waits for no other task, so that each one fails by itself
+
+    async def agent(task_input: Any, endpoint: Any) -> str:
+        async with asyncio.TaskGroup() as tasks:
+            for how in hows:
+                tasks.create_task(one(how, endpoint))
+        return "unreached"
+
+    with scripted_server(Reply(status=400, text="too long")) as server:
+        found = run_agent(agent, Job(id="r", input={}, endpoint=server.endpoint()))
+    assert found.outcome.failure == kind, found.outcome.message
+    assert re.search(said, found.outcome.message, re.DOTALL), found.outcome.message
 
 
 def nested(levels: int) -> Any:

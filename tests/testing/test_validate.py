@@ -354,3 +354,27 @@ def test_the_right_answer_is_the_only_private_key_or_the_one_that_is_named(
         return
     with pytest.raises(CheckSkipped, match=r"Name its key \(date.*\): agentrig validate … --gold KEY"):
         _ = subject.golds
+
+
+COLORED = """
+import attrs
+from agentrig import Task, TasksSpec, hookimpl
+
+class Colored:
+    splits = ("train", "dev")
+    roles = {"train": "train", "validation": "dev"}
+
+    def load(self, split):
+        found = [Task(id="\\x1b[31mred", input={"text": "?"})]
+        return [*found, *(Task(id=f"{split}-{i}", input={"n": f"{split} {i}"}) for i in range(3))]
+
+@hookimpl
+def register_tasks():
+    yield TasksSpec(name="colored", summary="Ids that a terminal obeys.", build=lambda config: Colored())
+"""
+
+
+def test_what_a_terminal_would_obey_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "colored.py").write_text(COLORED)
+    found = validate(f"{tmp_path}/colored.py", "--only", "tasks.disjoint")
+    assert 'are in train ("train") too; the first: \\x1b[31mred\n' in found.stdout

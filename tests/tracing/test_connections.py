@@ -136,7 +136,7 @@ def test_dev_and_train_report_missed_calls(
     assert (found.exit_code, *said) == (0, True, True)
     own = [f"algorithm.endpoint={model.url}", f"run.directory={tmp_path}/runs", "algorithm.report=false"]
     plan: Plan = resolve("toy", overrides=own, uses={"agent": "asker"}, files=files)
-    with pytest.raises(RunStopped, match=rf"gave no triplets(.|\n)*{told} \(12\)"):
+    with pytest.raises(RunStopped, match=rf"gave no transitions(.|\n)*{told} \(12\)"):
         train(plan)
 
 

@@ -110,8 +110,12 @@ def test_of_two_limits_the_smaller_holds_and_the_run_says_so(
         score=Score.ok(0.0),
         trace=Trace(rollout_id="r1", spans=tuple(spans)),
     )
-    assert warn_of_fields([rollout])
-    assert "2 calls asked for up to 2048 tokens; the run's limit of 64 holds" in caplog.text
+    assert warn_of_fields([rollout], {"use": "verl", "verl": {"data": {"max_response_length": 64}}})
+    said = "2 calls asked for up to 2048 tokens; the run's limit of 64 holds"
+    assert f"{said} (algorithm.verl.data.max_response_length)" in caplog.text
+    one = attrs.evolve(rollout, trace=attrs.evolve(rollout.trace, spans=spans[:1]))
+    assert warn_of_fields([one], {"use": "grpo", "max_tokens": 64})
+    assert "1 call asked for up to 2048 tokens; the run's limit of 64 holds (algorithm.max_tokens)\n" in caplog.text
 
 
 def test_other_servers_get_what_the_agent_sends(model: ScriptedServer) -> None:

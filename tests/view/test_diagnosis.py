@@ -24,7 +24,7 @@ from agentrig.testing.run_directory import write_run
 from agentrig.testing.scripted import ScriptedServer, scripted_server
 from agentrig.view.causes import evidence, outcome, trend, weights
 from agentrig.view.causes.evidence import Evidence
-from agentrig.view.diagnosis import diagnose
+from agentrig.view.diagnosis import UNREADABLE, diagnose, verdict, words
 from agentrig.view.reading import read_run
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -251,3 +251,76 @@ def test_why_fails_and_names_the_place_if_no_step_can_be_read(text: bytes | None
     done = CliRunner().invoke(main, ["why", str(run)])
     assert done.exit_code == 2, done.output
     assert said in done.output
+
+
+def test_a_run_that_could_not_write_its_end_is_told_the_last_error_of_its_log(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=2, ended=False)
+    lines = [{"time": 1.0, "step": 1, "level": level, "text": level} for level in ("error", "warning")]
+    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert not diagnose(run).problems
+    lines.append({"time": 2.0, "step": 2, "level": "error", "text": "the reward closed files.\n  Let it not"})
+    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (found,) = [f for f in diagnose(run).problems if f.ended]
+    assert (found.text, found.advice) == ("the reward closed files.", "Let it not")
+    assert "--resume" not in str(diagnose(run)).partition("Also know")[0]
+
+
+def damage(run: Path, **change: Any) -> None:
+    """Change each line of a run's metrics."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (run / "metrics.jsonl").write_text("".join(json.dumps({**line, **change}) + "\n" for line in lines))
+
+
+def test_a_run_is_told_apart_from_one_that_measured_nothing_if_its_measurements_cannot_be_read(tmp_path: Path) -> None:
+    for name in ("text", "loop", "all"):
+        run = write_run(tmp_path / name, steps=8, lift=0.0)
+        if name == "text":
+            (run / "rollouts" / "report-00008.parquet").write_text("PAR1 not PAR1")
+        elif name == "loop":
+            (run / "rollouts").rename(tmp_path / "away")
+            (run / "rollouts").symlink_to("rollouts")
+        else:
+            for file in (run / "rollouts").iterdir():
+                file.write_text("")
+        found = diagnose(run)
+        assert (found.no_gain, found.next_step) == (UNREADABLE, ""), name
+        assert verdict(found) == UNREADABLE
+        assert any("rollouts" in text and "cannot be read" in text for text in found.missing), found.missing
+
+
+def test_damaged_lines_are_no_proof_that_nothing_was_trained(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=3)
+    damage(run, nodes={"seen": {"a": 1}, "trained": {}})
+    assert "nothing was trained" in str([f.text for f in diagnose(run).warnings])
+    damage(run, nodes=1)
+    found = diagnose(run)
+    assert "nothing was trained" not in str([f.text for f in [*found.warnings, *found.checks]])
+
+
+def test_a_run_has_its_folders_name_in_its_folder_and_no_full_stop_follows_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "mine", steps=8, lift=0.0, ended=False)
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({key: manifest[key] for key in manifest if key != "name"}))
+    (run / "error.json").write_text(json.dumps({"error": "KeyboardInterrupt", "message": "stopped", "cause": ""}))
+    monkeypatch.chdir(run / "rollouts")
+    for here, there in (("..", ".."), ("../../mine", "../../mine")):
+        assert words(diagnose(Path(here))).startswith("mine: stopped, 8 steps\n")
+        assert words(diagnose(Path(here))).splitlines()[2].endswith(f"Go on with: agentrig train --resume {there}")
+    monkeypatch.chdir(run)
+    assert words(diagnose(Path())).startswith("mine: stopped, 8 steps\n")
+    assert "mine" in CliRunner().invoke(main, ["compare", "."]).output
+
+
+def test_the_verdicts_of_an_audit_that_cannot_be_read_are_not_counted(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=2)
+    (run / "audit").mkdir(exist_ok=True)
+    verdicts = [{"result": "ok", "detail": "", "link": link} for link in LINKS]
+    (run / "audit" / "verdicts-00002.json").write_text(json.dumps({"step": 2, "seconds": 1, "verdicts": verdicts}))
+    (run / "audit" / "verdicts-00001.json").write_text('{"a":' * 100_000)
+    summary = json.loads((run / "summary.json").read_text())
+    summary["audited"] = {"links": 9, "of": 9, "steps": [1, 2]}
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert weights.links_audited(read_run(run)) == "the auditor recomputed 9 of 9 parts of step 2"
+    assert "verdicts-00001.json is damaged: it is nested too deep. Its verdicts are left out" in str(diagnose(run))

@@ -25,6 +25,7 @@ from agentrig.view.diagnosis import (
     NOTHING_WRONG,
     UNCHANGED,
     UNMEASURED,
+    UNREADABLE,
     diagnose,
     headline,
     verdict,
@@ -100,7 +101,7 @@ def test_the_weakest_class_is_named_only_if_it_is_no_chance(tmp_path: Path, monk
     assert weak_slice(Evidence.of(read_run(run))) == ""
     sliced(monkeypatch, {**others, "music": (24, 6)})
     said = "Held-out tasks with database = music are right least often (25.0% of 24): "
-    assert diagnose(run).next_step == f"{said}see why: agentrig watch {run}."
+    assert diagnose(run).next_step == f"{said}see why: agentrig watch {run}"
     config = (run / "config.toml").read_text()
     (run / "config.toml").write_text(config.replace('use = "mini-sql"', 'use = "table"\nfile = "my.csv"'))
     assert diagnose(run).next_step == f"{said}add rows like these to my.csv (tasks.file)."
@@ -118,10 +119,10 @@ def with_steps(run: Path, steps: int) -> Path:
 
 def test_more_steps_come_with_the_whole_command(tmp_path: Path) -> None:
     run = with_steps(write_run(tmp_path / "run", steps=8, lift=0.0), 8)
-    said = f"Train for more steps: agentrig train --resume {run} algorithm.steps=16."
+    said = f"Train for more steps: agentrig train --resume {run} algorithm.steps=16"
     assert diagnose(run).next_step == said
     assert more(Evidence.of(read_run(with_steps(write_run(tmp_path / "short", steps=8, lift=0.0), 20)))) == (
-        f"Train for more steps: agentrig train --resume {tmp_path / 'short'}."
+        f"Train for more steps: agentrig train --resume {tmp_path / 'short'}"
     )
     found = attrs.evolve(diagnose(run), gained=True, reward_rise=0.11)
     assert verdict(found).endswith(f"the mean reward of training rose by 0.11. {said}")
@@ -132,14 +133,14 @@ def test_a_run_that_stopped_early_is_told_to_go_on_and_not_that_its_gain_may_be_
     run = with_steps(write_run(tmp_path / "run", steps=2, lift=0.0, ended=False), 9)
     (run / "error.json").write_text(json.dumps({"error": "KeyboardInterrupt", "message": "stopped", "cause": ""}))
     assert verdict(diagnose(run)) == (
-        f"The run stopped after step 2 of 9, and its gain was not measured. Go on with: agentrig train --resume {run}."
+        f"The run stopped after step 2 of 9, and its gain was not measured. Go on with: agentrig train --resume {run}"
     )
     assert "stopped" in words(diagnose(run))
     assert "running" not in words(diagnose(run))
     none = with_steps(write_run(tmp_path / "none", steps=0, ended=False), 9)
     (none / "error.json").write_text(json.dumps({"error": "Interrupted", "message": "stopped", "cause": ""}))
     assert verdict(diagnose(none)) == (
-        f"The run stopped before its first step had ended. Go on with: agentrig train --resume {none}."
+        f"The run stopped before its first step had ended. Go on with: agentrig train --resume {none}"
     )
 
 
@@ -150,6 +151,9 @@ def test_an_accuracy_that_did_not_change_or_was_not_measured_is_no_gain_that_may
     assert verdict(diagnose(run)).startswith(UNCHANGED)
     for file in (run / "rollouts").glob("[rv]*-*"):
         file.unlink()
+    assert verdict(diagnose(run)) == UNREADABLE
+    (run / "progress.json").write_text("{}")
+    (run / "summary.json").write_text(json.dumps({"complete": True, "steps": 3}))
     assert verdict(diagnose(run)).startswith(UNMEASURED)
 
 
@@ -157,7 +161,7 @@ def test_more_steps_are_the_next_step_where_validation_was_measured_too_seldom(t
     run = with_lines(with_steps(write_run(tmp_path / "run", steps=20, lift=0.6, held_out=60), 20), unvalidated)
     assert diagnose(run).next_step == (
         "Validation was measured too seldom to say whether it still rose. To find out, "
-        f"train for more steps: agentrig train --resume {run} algorithm.steps=40."
+        f"train for more steps: agentrig train --resume {run} algorithm.steps=40"
     )
 
 
@@ -265,7 +269,7 @@ def test_a_sure_model_that_is_nearly_always_right_has_tasks_that_are_too_easy(
 def test_few_held_out_tasks_are_enough_to_see_that_training_tasks_are_memorised(tmp_path: Path) -> None:
     (found,) = memorised(evidence(tmp_path, right=[46, 47, 49, 40, 47, 39, 33, 31], known=1, n=18))
     assert "50% of the last training rollouts are right, and 1 of 18 held-out tasks" in found.text
-    assert "more labels, or demonstrations that vary (--labels)" in found.advice
+    assert "demonstrations that vary, or more labels (--labels)" in found.advice
 
 
 def test_few_right_rollouts_of_a_warmed_up_model_are_memorised_too_and_the_command_is_named(tmp_path: Path) -> None:
@@ -313,7 +317,7 @@ def test_the_advice_is_a_command_that_resume_takes(tmp_path: Path) -> None:
     run = with_steps(write_run(tmp_path / "run", steps=8, lift=0.0), 8)
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join(lines[:-1]))
-    assert diagnose(run).next_step.endswith("algorithm.steps=16.")
+    assert diagnose(run).next_step.endswith("algorithm.steps=16")
     progress = json.loads((run / "progress.json").read_text()) if (run / "progress.json").exists() else {}
     (run / "progress.json").write_text(json.dumps({**progress, "checkpoints": {"step-00008": []}}))
     assert diagnose(run).next_step == "Train for more steps."
@@ -323,5 +327,5 @@ def test_a_search_for_prompts_is_given_more_calls_and_no_steps(tmp_path: Path) -
     run = write_run(tmp_path / "run", steps=8, lift=0.0)
     config = (run / "config.toml").read_text()
     (run / "config.toml").write_text(config.replace("[algorithm]", "[algorithm]\nmax_calls = 30"))
-    said = f"Let the search make more calls: agentrig train --resume {run} algorithm.max_calls=60."
+    said = f"Let the search make more calls: agentrig train --resume {run} algorithm.max_calls=60"
     assert diagnose(run).next_step == said

@@ -73,6 +73,17 @@ def test_the_later_line_of_a_repeated_step_counts(tmp_path: Path):
         (lambda lines: lines[0].update(reward=float("nan")), r"a reward that is no finite number for step 1\b"),
         (lambda lines: lines[1].update(reward="high"), r"a reward that is no finite number for step 2\b"),
         (lambda lines: lines[1].update(reward=10**400), r"a reward that is no finite number for step 2\b"),
+        (
+            lambda lines: [line.update(tokens_per_s=1e308) for line in lines],
+            r"1e\+308 as tokens_per_s of step 1, 2 and 3,",
+        ),
+        (
+            lambda lines: lines[1].update(tokens_per_s=10**400),
+            r"as tokens_per_s of step 2, which no run can have: the re",
+        ),
+        (lambda lines: lines[1].update(rollouts=-5, accuracy=7), r"has 7 as accuracy of step 2, which no run can have"),
+        (lambda lines: lines[1].update(time=1e18, rollouts=-5), r"has -5 as rollouts of step 2, which no run can have"),
+        (lambda lines: lines[1]["time_s"].update(update=-1.0), r"has -1\.0 as time_s\.update of step 2, which no run"),
         (lambda lines: lines[2].update(step=10**400), r"metrics\.jsonl: line 3 cannot be read"),
         (lambda lines: lines[2].update(step=10**8), r"no line for step 3, 4, .* and step 100000000 has ended"),
         (lambda lines: lines.pop(1), r"no line for step 2, and step 3 has ended"),
@@ -91,6 +102,28 @@ def test_metrics_that_lack_something_or_contradict_the_rollouts_are_told(
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert re.search(said, str(diagnose(directory)))
     assert re.search(said, render([read_run(directory)]))
+
+
+def test_impossible_figures_do_not_take_a_runs_live_page(tmp_path: Path) -> None:
+    """It answered with HTTP 500: the mean of such figures is larger than any float."""
+    directory = write_run(tmp_path / "run", steps=3)
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    text = "".join(json.dumps({**line, "tokens_per_s": 1e308, "step_s": 1e308}) + "\n" for line in lines)
+    (directory / "metrics.jsonl").write_text(text)
+    with serving(directory) as link:
+        reply = httpx.get(f"{link}run/run", follow_redirects=True, timeout=30)
+    assert (reply.status_code, "which no run can have" in reply.text) == (200, True)
+
+
+@pytest.mark.parametrize(("name", "value"), [("accuracy", 7), ("n", 1e308), ("n", -3), ("reward", 1e308)])
+def test_a_measurement_that_no_run_can_have_is_left_out_and_named(tmp_path: Path, name: str, value: float) -> None:
+    directory = write_run(tmp_path / "run", steps=3)
+    progress = json.loads((directory / "progress.json").read_text())
+    progress["before"][name] = value
+    (directory / "progress.json").write_text(json.dumps(progress))
+    said = f"progress.json is damaged: before.{name} is {value!r}, which no run can have"
+    assert said in str(diagnose(directory))
+    assert said in render([read_run(directory)])
 
 
 def test_a_line_that_is_too_deep_or_has_too_many_digits_is_ignored(tmp_path: Path) -> None:

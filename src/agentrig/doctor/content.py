@@ -42,7 +42,7 @@ def check_model(situation: Situation) -> Iterator[Finding]:
             check="model",
             result="warning",
             evidence=f"{SHIPPED}: it knows the SQL prompts of the recipe {SHIPPED} only, and the agent is one of yours",
-            cure=f"make a small model for your tasks: agentrig warmup {plan.recipe} …; or set algorithm.model",
+            cure=f"set algorithm.model, or make a small model for your tasks: agentrig warmup {plan.recipe} …",
         )
         return
     environ = dict(situation.environ)

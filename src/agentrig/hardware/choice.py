@@ -96,8 +96,8 @@ def _auto(candidates: Sequence[Hardware]) -> Hardware:
         explained = "\n".join([*(explain(h.name, p) for h, p in probes), *failed])
         raise HardwareError(
             f"none of the hardware that this algorithm can run on is there.\n{explained}".rstrip()
-            + "\nOn a CPU, train with grpo and a small model: agentrig run SCRIPT --algorithm grpo --model DIR, or "
-            "agentrig train RECIPE algorithm.use=grpo algorithm.model=DIR"
+            + "\nOn a CPU, train with grpo and a small model: agentrig run SCRIPT --algorithm grpo --model DIR\n"
+            "  or agentrig train RECIPE algorithm.use=grpo algorithm.model=DIR"
         )
     return fallback
 

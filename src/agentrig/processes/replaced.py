@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
+import fcntl
 import json
 import logging
 import multiprocessing
@@ -53,6 +55,7 @@ def left_alone(who: str, cure: str, tell: Callable[[str], None] | None = None) -
             _before.update({(module, name): getattr(module, name) for module, names in USED for name in names})
         _under_way += 1
     files = _outputs() | held_descriptors()
+    screen = _copy_of_stderr() if 2 in files else None
     try:
         yield
     finally:
@@ -64,6 +67,11 @@ def left_alone(who: str, cure: str, tell: Callable[[str], None] | None = None) -
             if not _under_way:
                 _before.clear()
         closed = [name for descriptor, name in files.items() if _is_closed(descriptor)]
+        if screen is not None:
+            with contextlib.suppress(OSError):  # it is closed too
+                if _is_closed(2):
+                    os.dup2(screen, 2)
+                os.close(screen)
         did = []
         if replaced:
             did.append(f"replaced {_listed([f'{module.__name__}.{name}' for module, name in replaced])}")
@@ -85,6 +93,14 @@ def _outputs() -> dict[int, str]:
         return {}
     outputs = ((1, sys.__stdout__, "its standard output"), (2, sys.__stderr__, "its standard error"))
     return {at: name for at, stream, name in outputs if stream is not None and not _is_closed(at)}
+
+
+def _copy_of_stderr() -> int | None:
+    """Return a copy of standard error, for messages on code that closes it; of a number that such code seldom has."""
+    try:
+        return fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 500)
+    except OSError:  # this process may open fewer files
+        return None
 
 
 def _listed(names: list[str]) -> str:

@@ -201,22 +201,27 @@ class Auditing:
         steps, damaged = read_audits(self._run)
         for text in damaged:
             self._warn(text)
-        verdicts = [verdict for one in steps for verdict in one.verdicts]
-        looked = {verdict.link for verdict in verdicts if verdict.result != UNSEEN}
-        unseen = {v.link: v.detail for v in verdicts if v.link not in looked}
-        read: dict[str, list[tuple[int, int]]] = defaultdict(list)  # calls looked at, and of how many
-        for verdict in verdicts:
-            read[verdict.link] += [verdict.read] if verdict.read is not None else []
-        return {
-            "links": len(looked),
-            "of": len(LINKS),
-            "steps": [one.step for one in steps],
-            "not_looked_at": unseen,
-            "calls": {link: list(map(sum, zip(*pairs, strict=True))) for link, pairs in read.items() if pairs},
-            "seconds": sum(one.seconds for one in steps),
-            "notes": list(dict.fromkeys(verdict.note for verdict in verdicts if verdict.note)),
-            "faults": [f"{fault.link}: {fault.detail}" for one in steps for fault in one.faults],
-        }
+        return totals_of(steps)
+
+
+def totals_of(steps: Sequence[Audited]) -> dict[str, Any]:
+    """Return what a run's summary says of its audited steps; see `Auditing.summary`."""
+    verdicts = [verdict for one in steps for verdict in one.verdicts]
+    looked = {verdict.link for verdict in verdicts if verdict.result != UNSEEN}
+    unseen = {v.link: v.detail for v in verdicts if v.link not in looked}
+    read: dict[str, list[tuple[int, int]]] = defaultdict(list)  # calls looked at, and of how many
+    for verdict in verdicts:
+        read[verdict.link] += [verdict.read] if verdict.read is not None else []
+    return {
+        "links": len(looked),
+        "of": len(LINKS),
+        "steps": [one.step for one in steps],
+        "not_looked_at": unseen,
+        "calls": {link: list(map(sum, zip(*pairs, strict=True))) for link, pairs in read.items() if pairs},
+        "seconds": sum(one.seconds for one in steps),
+        "notes": list(dict.fromkeys(verdict.note for verdict in verdicts if verdict.note)),
+        "faults": [f"{fault.link}: {fault.detail}" for one in steps for fault in one.faults],
+    }
 
 
 def checkpoint_fault(checkpoint: Path) -> str:

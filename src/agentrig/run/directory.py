@@ -381,8 +381,8 @@ def checked_summary(summary: Mapping[str, Any]) -> Mapping[str, Any]:
         ValueError: It does not say how many steps the run had, or whether it was complete.
     """
     steps, complete = summary.get("steps", 0), summary.get("complete", True)
-    if number(steps) is None:
-        raise ValueError(f"steps is {steps!r:.80}, not a number")
+    if not 0 <= (-1 if number(steps) is None else steps) <= LAST_STEP:
+        raise ValueError(f"steps is {steps!r:.80}, not a number from 0 to {LAST_STEP}")
     if not isinstance(complete, bool):
         raise ValueError(f"complete is {complete!r:.80}, not true or false")
     return summary
@@ -433,7 +433,7 @@ def check_vacant(path: Path) -> bool:
         or any((path / "rollouts").glob("train-*"))
     )
     if begun:
-        raise ConfigError(f"{path} already has a run; continue it with --resume {path}, or set another run.name")
+        raise ConfigError(f"{path} already has a run; set another run.name, or continue it with --resume {path}")
     return True
 
 

@@ -20,7 +20,7 @@ from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Mode, Rollout, mode_name
 from agentrig.run.metrics import count_failures, failure_lines, reason_of
 from agentrig.servers import Server
-from agentrig.text import amount, cut, json_text
+from agentrig.text import amount, cut, flat, json_text
 from agentrig.traces import ASKED, IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace, mapping
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,9 @@ CONSTRAINTS = (
 )
 """The request fields that constrain sampling to a format."""
 
+
+LIMIT_KEYS = ("max_tokens", "max_response_length")
+"""What algorithms call the most tokens of a response."""
 
 EARLY = 32
 """If the first rollouts of a batch, this many, all fail, the run stops and does not wait for the others."""
@@ -88,7 +91,7 @@ def missed_calls(rollouts: Sequence[Rollout]) -> str:
     ways = ", ".join(f"{name} ({count})" for name, count in missed.most_common())
     return (
         f"calls to the model's server were made by {ways}: these are not recorded and not trained on. Set "
-        "gateway.use=on, or call /chat/completions through httpx (the openai package, LangChain), as a LitAgent must."
+        "gateway.use=on, or call /chat/completions through httpx (the openai package, LangChain)."
     )
 
 
@@ -124,7 +127,7 @@ def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> N
     valid = [r for r in rollouts if r.failure is None]
     why, cause = untrained_calls(valid, adapter=adapter)
     if why:
-        where = f"step {step}: {amount(len(valid), 'rollout')} gave no triplets, so nothing can be learned."
+        where = f"step {step}: {amount(len(valid), 'rollout')} gave no transitions, so nothing can be learned."
         raise RunStopped(f"{where}\n  {why}", cause=cause)
 
 
@@ -269,8 +272,13 @@ def warn_of_constraints(rollouts: Sequence[Rollout], *, step: int) -> bool:
     return bool(found)
 
 
-def warn_of_fields(rollouts: Sequence[Rollout]) -> bool:
-    """Warn when calls have fields without an effect, or a limit above the run's; return whether any do."""
+def warn_of_fields(rollouts: Sequence[Rollout], settings: Mapping[str, Any]) -> bool:
+    """Warn when calls have fields without an effect, or a limit above the run's; return whether any do.
+
+    Args:
+        rollouts: Those of the calls.
+        settings: The section `algorithm` of the run's configuration.
+    """
     ignored: Counter[str] = Counter()
     limits: list[tuple[int, int]] = []
     for call in (call for rollout in rollouts for call in rollout.trace.llm_calls()):
@@ -280,14 +288,15 @@ def warn_of_fields(rollouts: Sequence[Rollout]) -> bool:
         limits += [(asked[name], call.attributes["request"][name]) for name in LIMIT if name in asked]
     for name, count in (+ignored).most_common():
         log.warning(
-            "%d calls set %s, which has no effect on the run's model (docs/how-to/existing-agent.md)", count, name
+            "%s set %s, which has no effect on the run's model (docs/how-to/existing-agent.md)",
+            *(amount(count, "call"), name),
         )
     if limits:
         longest, limit = max(limits)
+        keys = [f"algorithm.{key}" for key, _ in flat(settings) if key.rpartition(".")[2] in LIMIT_KEYS]
         log.warning(
-            "%d calls asked for up to %d tokens; the run's limit of %d holds (algorithm.max_tokens, with verl "
-            "data.max_response_length)",
-            *(len(limits), longest, limit),
+            "%s asked for up to %d tokens; the run's limit of %d holds%s",
+            *(amount(len(limits), "call"), longest, limit, f" ({keys[0]})" if keys else ""),
         )
     return bool(+ignored or limits)
 

@@ -22,6 +22,7 @@ from agentrig.run.damage import CURES, NOT_ALLOWED, entries, reading
 from agentrig.run.directory import DAMAGED, FILES, RunDirectory, is_end, stays, table_name
 from agentrig.run.files import sha256_of
 from agentrig.run.trends import Guards
+from agentrig.text import cut
 
 NEEDED = ("failures", "algorithm", "time_s", "step_s", "rollouts", "transitions_per_rollout")
 """The keys that a line of `metrics.jsonl` needs for the run's totals; the first three hold objects."""
@@ -29,6 +30,20 @@ NEEDED = ("failures", "algorithm", "time_s", "step_s", "rollouts", "transitions_
 OPTIONAL = ("prompt_tokens", "response_tokens", "max_staleness")
 """Those that may be null or left out."""
 
+
+LARGEST = 1e100
+"""No figure is larger: sums and squares of such figures are finite."""
+
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(("accuracy", "validation_accuracy", "zero_variance_groups"), (0, 1)),
+    **dict.fromkeys(
+        ("rollouts", "failures", "groups", "nodes", "calls", "call_tokens", "max_staleness", "n"), (0, 1e15)
+    ),
+    **dict.fromkeys(("time", "step_s", "time_s", "overlap_s"), (0, 1e12)),
+    **dict.fromkeys(("rollouts_per_s", "tokens_per_s", "transitions_per_rollout", "max_staleness"), (0, 1e15)),
+    **dict.fromkeys(("prompt_tokens", "response_tokens", "reward_std"), (0, LARGEST)),
+}
+"""Least and largest value of figures in `metrics.jsonl`, also of those below these keys; others may be negative."""
 
 SHOWN = 8
 """So many steps or files are named in a warning."""
@@ -181,7 +196,8 @@ def _usable(line: Mapping[str, Any]) -> bool:
         objects, numbers = NEEDED[:3], [line[key] for key in NEEDED[3:]]
         numbers += [line[key] for key in OPTIONAL if line.get(key) is not None]
         numbers += [*line["failures"].values(), *line["time_s"].values()]
-        return all(isinstance(line[key], dict) for key in objects) and None not in map(number, numbers)
+        typed = all(isinstance(line[key], dict) for key in objects) and None not in map(number, numbers)
+        return typed and not {name.partition(".")[0] for name in possible(line)[1]} & {*NEEDED, *OPTIONAL}
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return False
 
@@ -294,20 +310,50 @@ def _figures_of(file: Path) -> Mapping[str, Any]:
     return {"accuracy": right / n, "reward": math.fsum(values) / n, "n": n} if n else {"n": 0}
 
 
-def measurement_faults(held: Mapping[str, Any], keys: Sequence[str]) -> Iterator[str]:
-    """Yield what is wrong with the measurements that `progress.json` or `summary.json` holds under these keys."""
+def measurement_faults(held: dict[str, Any], keys: Sequence[str]) -> Iterator[str]:
+    """Take impossible measurements out of what `progress.json` or `summary.json` holds, and yield what is wrong.
+
+    Args:
+        held: What the file holds.
+        keys: Where it holds measurements.
+    """
     for key in keys:
         found = held.get(key, {})
         if not isinstance(found, dict):
             yield f"{key} is no object"
             continue
         for name in ("accuracy", "reward", "n", "before", "after"):
-            if found.get(name) is not None and number(found[name]) is None:
-                yield f"{key}.{name} is {found[name]!r}, not a finite number"
+            value = number(found.get(name))
+            least, most = BOUNDS.get(key if name in ("before", "after") else name, (-LARGEST, LARGEST))
+            if found.get(name) is not None and (value is None or not least <= value <= most):
+                said = "not a finite number" if value is None else "which no run can have"
+                yield f"{key}.{name} is {cut(repr(found.pop(name)), 40)}, {said}"
+
+
+def possible(line: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a line of `metrics.jsonl` without the figures that no run can have, and these by name: `time_s.update`.
+
+    NaN and infinities stay: they tell of training that diverged.
+    """
+    impossible: dict[str, Any] = {}
+
+    def within(held: Mapping[str, Any], path: str, bounds: tuple[float, float]) -> dict[str, Any]:
+        kept = {}
+        for key, value in held.items():
+            name, (least, most) = f"{path}{key}", bounds if path else BOUNDS.get(key, (-LARGEST, LARGEST))
+            if isinstance(value, Mapping):
+                kept[key] = within(value, f"{name}.", (least, most))
+            elif type(value) in (int, float) and abs(value) < math.inf and not least <= value <= most:
+                impossible[name] = value
+            else:
+                kept[key] = value
+        return kept
+
+    return within(line, "", (-LARGEST, LARGEST)), impossible
 
 
 def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int) -> list[str]:
-    """Say which lines of `metrics.jsonl` are damaged, and which steps have no line, several, or no finite reward.
+    """Say which lines of `metrics.jsonl` are damaged, which steps have no line or several, and impossible figures.
 
     Args:
         lines: Those that hold a step.
@@ -342,6 +388,18 @@ def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int
         found.append(
             f"metrics.jsonl has a reward that is no finite number for step {_listed(odd)}: the report leaves it out"
         )
+    impossible: dict[str, list[tuple[int, Any]]] = {}
+    for line in lines:
+        for name, value in possible(line)[1].items():
+            if name != "reward" or line["step"] not in odd:
+                impossible.setdefault(name, []).append((line["step"], value))
+    for name, figures in list(impossible.items())[:SHOWN]:
+        found.append(
+            f"metrics.jsonl has {cut(str(figures[0][1]), 40)} as {cut(name, 60)} of step "
+            f"{_listed([step for step, _ in figures])}, which no run can have: the report leaves it out"
+        )
+    if len(impossible) > SHOWN:
+        found.append(f"metrics.jsonl has {len(impossible) - SHOWN} more figures that no run can have")
     return found
 
 

@@ -76,7 +76,7 @@ def resume_plan(
             else f"KEY=VALUE, the key that sets it for algorithm {name} (agentrig plugins show {name})"
         )
         again = resume_command(plan.resumes, directory, more)
-        unwritten = "" if (directory / "report.html").is_file() else f" Its report: agentrig report {directory}"
+        unwritten = "" if (directory / "report.html").is_file() else f"\n  Its report: agentrig report {directory}"
         raise ConfigError(
             f"{directory} has ended after {amount(done, 'step')}. To continue training, set the total number "
             f"of steps: {again}{unwritten}"

@@ -138,6 +138,8 @@ def _measured(job: Job) -> bool:
 
 def _failed(error: BaseException, job: Job) -> Outcome:
     """Return the outcome of a rollout whose agent raised an exception."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
     kind = failure_kind(error)
     message = words_of(error)
     if not FAILURE_KIND.fullmatch(kind):
@@ -214,8 +216,11 @@ async def _await(awaitable: Any) -> Any:
 
 
 def failure_kind(error: BaseException) -> str:
-    """Return the failure kind of an exception that an agent raised."""
+    """Return the failure kind of an exception that an agent raised; of a group, that of all of its exceptions."""
     for each in _chain(error):
+        if isinstance(each, BaseExceptionGroup):
+            kinds = {failure_kind(one) for one in each.exceptions}
+            return kinds.pop() if len(kinds) == 1 else "agent-error"
         if isinstance(each, AgentFailure):
             return each.kind if isinstance(each.kind, str) else f"<{type(each.kind).__name__}>"
         if type(each).__module__.split(".")[0] in CLIENTS:

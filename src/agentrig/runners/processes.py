@@ -304,8 +304,8 @@ class Pool(BasePool[_Worker]):
         code = f"({ending(worker.process.exitcode, 'exit code')})"
         opened = f"does the {self.builds} write to descriptors that it did not open?"
         refused = worker.refused and f"; it {worker.refused}: {opened}"
-        if worker.process.exitcode == 0 and not refused:
-            refused = f"; what it ran ended it: does the {self.builds}, or what it calls, call os._exit?"
+        if (worker.process.exitcode or 0) >= 0 and not refused:
+            refused = f"; does the {self.builds}, or what it calls, call os._exit, or close files that it did not open?"
         ended = f": the {self.builds}, or what it imports, ended its process. An error above says why"
         died = "; run `agentrig dev` with runners.n=1 to see why"
         failed = self._remove_dead(

@@ -111,8 +111,8 @@ class RewardSubject(TriedSubject):
         if key is None:
             raise CheckSkipped(
                 f"the right answer is not known: the private part of some task has none of {', '.join(likely)}. "
-                f"Name its key ({', '.join(known) or 'there is none'}): agentrig validate … --gold KEY, in a test "
-                'gold="KEY"'
+                f"Name its key ({', '.join(known) or 'there is none'}): agentrig validate … --gold KEY (in a test: "
+                'gold="KEY")'
             )
         return [task.private[key] for task in self.rows]
 

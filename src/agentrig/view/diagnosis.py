@@ -82,6 +82,9 @@ REWARD_ONLY = (
 UNMEASURED = "No fault was found. The gain is not known: no tasks were measured both before and after training."
 """What is said about a run without problems that measured too little."""
 
+UNREADABLE = "No fault was found. The gain is not known: the rollouts of the measurement cannot be read."
+"""What is said about one whose files of them are damaged or lost."""
+
 UNCHANGED = "No fault was found, but accuracy is the same before and after training."
 """What is said about a run without problems in which as many tasks became right as wrong."""
 
@@ -155,7 +158,10 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
     rise = None if solved else reward_rise(evidence)
     advice = outcome.next_step if better and rise is None else outcome.more
     ends = [f for f in outcome.ended(evidence) if f.level == "warn"]
-    stopped = outcome.unfinished(evidence)
+    stopped = "" if better else outcome.unfinished(evidence)
+    advice = outcome.go_on if stopped else advice
+    no_gain = "" if better else stopped or (_no_gain(evidence) if data.steps else "")
+    silent = problems or data.running or no_gain == UNREADABLE or not (data.steps or stopped)
     return Diagnosis(
         run=data.name,
         status=figures.status(data),
@@ -163,10 +169,10 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
         gained=better,
         lost=evidence.changed[1] > evidence.changed[0],
         loss=_loss(evidence) if fewer_right(evidence) and not solved else "",
-        no_gain="" if better else stopped or (_no_gain(evidence) if data.steps else ""),
+        no_gain=no_gain,
         reward_rise=rise,
         problems=problems,
-        next_step="" if problems or data.running or (stopped and not better) else advice(evidence),
+        next_step="" if silent else advice(evidence),
         warnings=[*ends, *(f for f in found if f.level == "warn")],
         checks=[f for f in found if f.level in ("ok", "fact")],
         missing=list(dict.fromkeys([*data.missing, *evidence.missing])),
@@ -185,7 +191,11 @@ def _loss(evidence: Evidence) -> str:
 
 def _no_gain(evidence: Evidence) -> str:
     better, worse, _, judged = evidence.changed
-    return UNMEASURED if not judged else UNCHANGED if better == worse else ""
+    if judged:
+        return UNCHANGED if better == worse else ""
+    accuracy = figures.held_out(evidence.run)["accuracy"]
+    known = accuracy["before"] is not None and accuracy["after"] is not None
+    return UNREADABLE if known or evidence.unread else UNMEASURED
 
 
 def ranked(found: Sequence[Finding], ended: Sequence[Finding]) -> list[Finding]:
@@ -218,7 +228,8 @@ def _above(finding: Finding, others: Sequence[Finding]) -> set[str]:
 def verdict(diagnosis: Diagnosis) -> str:
     """Return the sentence about a run without problems."""
     if not diagnosis.steps:
-        return diagnosis.no_gain or "Nothing is known: metrics.jsonl has no figures of a training step."
+        nothing = "Nothing is known: metrics.jsonl has no figures of a training step."
+        return f"{diagnosis.no_gain} {diagnosis.next_step}" if diagnosis.no_gain else nothing
     unseen = UNSEEN.format(", ".join(diagnosis.unseen)) if diagnosis.unseen else ""
     if diagnosis.status == "running":
         return GOES_ON + unseen

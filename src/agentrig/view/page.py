@@ -6,27 +6,22 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrig.errors import RunFileError
 from agentrig.figures import NOTHING, SIGNIFICANT, count, duration, figure, mean, number, percent, plain, sign_test
-from agentrig.run.damage import reading
 from agentrig.text import amount, flat
 from agentrig.traces import items
 from agentrig.view import figures, table, tables
 from agentrig.view.causes.evidence import Evidence
-from agentrig.view.causes.outcome import unfinished
+from agentrig.view.causes.outcome import go_on, unfinished
 from agentrig.view.comparison import compared
 from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
 from agentrig.view.html import templates
 from agentrig.view.plots import Plot, plots_of, second_rewards
 from agentrig.view.prices import Prices
-from agentrig.view.reading import RunData, Seen, dig, mapping
+from agentrig.view.reading import RunData, Seen, dig, mapping, warnings_of
 from agentrig.view.samples import before_after, reward_disagreements, shown
 
 PLOTS = ("accuracy", "reward", "time", "response tokens")
 """Drawings that every run has sooner or later; the page says which of them have nothing to draw yet."""
-
-WARNINGS = 200
-"""Warnings that a page shows; the newest."""
 
 
 def render(runs: Sequence[RunData], *, gold: bool = False, prices: Prices | None = None, each: bool = False) -> str:
@@ -140,7 +135,7 @@ def before_and_after(run: RunData, missing: list[str], seen: Seen, *, whole: boo
     found = {**measured, "measured": any(number(measured["accuracy"][end]) is not None for end in tables.ENDS)}
     found |= {
         "running": run.running,
-        "unfinished": unfinished(evidence),
+        "unfinished": f"{stopped} {go_on(evidence)}" if (stopped := unfinished(evidence)) else "",
         "split": _split(run),
         "chance": chance,
         "significant": bool(chance) and sign_test(better, worse) <= SIGNIFICANT,
@@ -148,30 +143,11 @@ def before_and_after(run: RunData, missing: list[str], seen: Seen, *, whole: boo
     if not whole:
         return {**found, "pairs": None, "reward_disagreements": [], "held_out": {}, "slices": []}
     pairs, held_out = before_after(evidence, missing), tables.held_out(run, missing)
-    if pairs is None and run.files and not run.running:
+    if pairs is None and run.files and not (run.running or evidence.unread):
         missing.append("no tasks were measured both before and after training, so none can be compared")
     disagree = reward_disagreements(run, missing) if second_rewards(run) else []
     slices = [table for table in tables.slices(held_out) if table.rows]
     return {**found, "pairs": pairs, "reward_disagreements": disagree, "held_out": held_out, "slices": slices}
-
-
-def warnings_of(run: RunData) -> list[dict[str, Any]]:
-    """Return what the run has warned of so far, the newest first."""
-    try:
-        with reading(run.directory / "log.jsonl"):
-            text = (run.directory / "log.jsonl").read_text("utf-8", "replace")
-    except (OSError, RunFileError):
-        return []
-    found = []
-    for line in text.splitlines()[-WARNINGS:]:
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        # A line that is damaged says nothing.
-        if isinstance(value, dict) and type(value.get("step")) is int and isinstance(value.get("text"), str):
-            found.append({"step": value["step"], "level": value.get("level"), "text": value["text"]})
-    return found[::-1]
 
 
 def of_diagnosis(found: Diagnosis) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.damage import CURES, entries, read_object, reading
 from agentrig.run.directory import ENDED, check_format, checked_summary, is_end, read_metrics
 from agentrig.run.manifest import EDITED, edited_settings
-from agentrig.run.past import changed_files, losses, lost_checkpoints, measurement_faults
+from agentrig.run.past import changed_files, losses, lost_checkpoints, measurement_faults, possible
 from agentrig.run.rows import rollout_schema
 from agentrig.traces import Span
 from agentrig.traces import mapping as mapping
@@ -31,6 +31,9 @@ SECOND = "second_rewards"
 
 FIGURES = ("id", "task_id", "failure", "message", "status", "value", "correct", "details")
 """The columns that are read for every rollout; input, answer and spans are read only for the few that are shown."""
+
+WARNINGS = 200
+"""Warnings of a run that are read; the newest."""
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,8 +89,8 @@ class RunData:
         config: `config.toml`, section to keys.
         config_text: The text of that file.
         manifest: `manifest.json`.
-        steps: The lines of `metrics.jsonl` in order of their step; for a step that ran twice
-            (in a resumed run) the later line.
+        steps: The lines of `metrics.jsonl` in order of their step, without figures that no run can have; for a step
+            that ran twice (in a resumed run) the later line.
         summary: `summary.json`; empty until the run has ended.
         progress: `progress.json`: the held-out measurements made so far, under `before` and `after`.
         error: `error.json`: the error that ended the run; empty without one. A resumed run removes it.
@@ -128,7 +131,7 @@ class RunData:
     @property
     def name(self) -> str:
         """The run's name: the manifest's, else the directory's."""
-        return str(self.manifest.get("name") or self.directory.name)
+        return str(self.manifest.get("name") or Path(os.path.abspath(self.directory)).name)
 
     @property
     def recipe(self) -> str:
@@ -245,9 +248,12 @@ def read_run(directory: Path) -> RunData:
         told, files = [line for line in told if line["step"] <= done], [f for f in files if f.step <= done]
     missing += losses(told, damaged, max([done, *(line["step"] for line in told)]))
     if os.path.lexists(directory / "audit"):
-        from agentrig.run.auditing import read_audits
+        from agentrig.run.auditing import read_audits, totals_of
 
-        missing += read_audits(directory)[1]
+        audits, unread = read_audits(directory)
+        missing += unread
+        if unread and "audited" in summary:
+            summary["audited"] = totals_of(audits)
     progress = _read(directory / "progress.json", read_object, missing, needed=saved)
     if not running:
         try:
@@ -262,7 +268,7 @@ def read_run(directory: Path) -> RunData:
         ("summary.json", summary, ("accuracy", "reward")),
     ):
         missing += [f"{name} is damaged: {fault}" for fault in measurement_faults(held, keys)]
-    by_step = {line["step"]: {**line, "algorithm": mapping(line.get("algorithm"))} for line in told}
+    by_step = {line["step"]: possible({**line, "algorithm": mapping(line.get("algorithm"))})[0] for line in told}
     if not told and not (running or done or stepless):
         missing.append("no training step has ended")
     if not files and not (running or stepless):
@@ -282,6 +288,25 @@ def read_run(directory: Path) -> RunData:
         resuming=resuming,
         continued=continued,
     )
+
+
+def warnings_of(run: RunData) -> list[dict[str, Any]]:
+    """Return what the run has warned of so far, the newest first: `step`, `level` and `text`."""
+    try:
+        with reading(run.directory / "log.jsonl"):
+            text = (run.directory / "log.jsonl").read_text("utf-8", "replace")
+    except (OSError, RunFileError):
+        return []
+    found = []
+    for line in text.splitlines()[-WARNINGS:]:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        # A line that is damaged says nothing.
+        if isinstance(value, dict) and type(value.get("step")) is int and isinstance(value.get("text"), str):
+            found.append({"step": value["step"], "level": value.get("level"), "text": value["text"]})
+    return found[::-1]
 
 
 def columns_of(

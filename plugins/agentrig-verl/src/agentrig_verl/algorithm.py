@@ -191,7 +191,7 @@ class Verl:
             "trainer.resume_mode": "disable",
         }
         if "trainer.experiment_name" not in flat:
-            keys["trainer.experiment_name"] = session.directory.name
+            keys["trainer.experiment_name"] = session.directory.resolve().name
         keys.update({k: session.seed for k in ("data.seed", f"{ROLLOUT}.seed") if k not in flat})
         if flat.get(f"{MODEL}.lora_rank"):
             keys[f"{MODEL}.lora.merge"] = True

@@ -56,7 +56,7 @@ def compare(
     from agentrig.view import compare as compare_runs
 
     if not runs:
-        raise click.UsageError("name the runs to compare: agentrig compare RUN RUN; one run has agentrig report")
+        raise click.UsageError("name the runs to compare: agentrig compare RUN RUN (of one run: agentrig report)")
     if (gold or binned) and out is None:
         raise click.UsageError(f"{'--gold' if gold else '--binned'} is for the page: name one with --out PAGE.html")
     table = None if prices is None else read_prices(prices)

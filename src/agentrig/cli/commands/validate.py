@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import click
@@ -58,6 +57,7 @@ def validate(
     from agentrig.plan import parse_override
     from agentrig.processes.scratch import temporary_files
     from agentrig.testing.validating import validated
+    from agentrig.text import printable
 
     word = words[0] if words and "=" not in words[0] else None
     settings: dict[str, dict[str, Any]] = {}
@@ -76,14 +76,14 @@ def validate(
             shared=shared,
             limit=limit,
             only=only,
-            say=None if as_json else partial(click.echo, file=stdout),
+            say=None if as_json else lambda text: click.echo(printable(text), file=stdout),
         )
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
         for figures in found["trials"]:
-            click.echo(_shown(figures, scripted=not (endpoint or model)))
-        click.echo(_verdict(found["reports"], word, files))
+            click.echo(printable(_shown(figures, scripted=not (endpoint or model))))
+        click.echo(printable(_verdict(found["reports"], word, files)))
     if not found["ok"]:
         raise SystemExit(1)
 

@@ -103,14 +103,15 @@ def trained(evidence: Evidence) -> Iterator[Finding]:
     kept = totals(run, "nodes", "trained")
     if run.summary.get("trains") == "prompts":
         return
+    whole = all(isinstance(line.get("nodes"), Mapping) for line in run.steps)  # else a line is damaged
     if run.steps and not sum(kept.values()):
         # A run whose algorithm learns from calls ends before its first line: this one learns in another way.
-        yield Finding("warn", "nothing was trained: no step logged a triplet")
+        yield from [Finding("warn", "nothing was trained: no step has a transition")] if whole else ()
         return
     empty = [int(each["step"]) for each in run.steps if number(each.get("transitions_per_rollout")) == 0]
     if empty:
         yield Finding("warn", f"{amount(len(empty), 'step')} had nothing to train on, the first is step {empty[0]}")
-    elif run.steps:
+    elif run.steps and whole:
         names = f" ({', '.join(sorted(kept))})" if set(kept) != {"(no node)"} else ""
         yield Finding("ok", f"the adapter kept calls in every step, {count(sum(kept.values()))} in all{names}")
     yield from _silent(evidence)

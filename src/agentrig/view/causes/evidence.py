@@ -162,6 +162,7 @@ class Evidence:
         ends: The first and the last measurement of the same split, held out if there are two, and their steps.
         where: The name of that split, and the two steps; empty without two measurements.
         missing: What cannot be read.
+        unread: Whether one of the two measurements cannot be read.
     """
 
     run: RunData
@@ -169,6 +170,7 @@ class Evidence:
     ends: tuple[Measured, Measured] | None
     where: str
     missing: Sequence[str]
+    unread: bool = False
 
     @classmethod
     def of(cls, run: RunData, seen: Seen | None = None) -> Evidence:
@@ -186,7 +188,7 @@ class Evidence:
             return cls(run=run, steps=(), ends=None, where="", missing=missing)
         ends = seen.of(files[0], measured_of, missing), seen.of(files[-1], measured_of, missing)
         where = f"{mode_name(files[0].mode)} split, step {files[0].step} and step {files[-1].step}"
-        return cls(run=run, steps=(), ends=ends, where=where, missing=missing)
+        return cls(run=run, steps=(), ends=ends, where=where, missing=missing, unread=bool(missing))
 
     def total(self, key: str) -> int:
         """Return the sum of a count over all steps."""

@@ -19,7 +19,7 @@ from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence, changed, measured_of
 from agentrig.view.causes.finding import STOPPED, Finding, audited_at, problem
 from agentrig.view.causes.trend import at_least, at_most, more_right, quarter, rose
-from agentrig.view.reading import mapping
+from agentrig.view.reading import mapping, warnings_of
 
 FEW = 10
 """A run of fewer steps is too short to say that it does not learn."""
@@ -89,9 +89,15 @@ KEYS = re.compile(r"\b(?:adapter|agent|algorithm|credit|reward|run|server|tasks)
 
 
 def ended(evidence: Evidence) -> Iterator[Finding]:
-    """The error that ended the run; Ctrl-C and signals are none."""
+    """The error that ended the run; Ctrl-C and signals are none.
+
+    A run that could write nothing more at its end has the error only as the last line of `log.jsonl`.
+    """
     run = evidence.run
     error = run.error
+    if not error and figures.status(run) == "crashed":
+        last = next(iter(warnings_of(run)), {"level": None})
+        error = {"message": last["text"]} if last["level"] == "error" else {}
     if not error:
         return
     kind, message = str(error.get("error") or "error"), str(error.get("message") or "").strip()
@@ -218,9 +224,9 @@ def memorised(evidence: Evidence) -> Iterator[Finding]:
         seen=(n - known, n, f"{split} tasks"),
         since=evidence.since("right"),
         settings=(_tasks_key(evidence), "algorithm.model"),
-        advice="More steps do not help. Train on more tasks, or more varied ones; a model of agentrig warmup needs "
-        f"more labels, or demonstrations that vary{_more_labels(evidence)}. Are held-out tasks of the same kind as "
-        "training tasks?",
+        advice="More steps do not help. Are held-out tasks of the same kind as training tasks? Train on more tasks, or "
+        "more varied ones; a model of agentrig warmup needs demonstrations that vary, or more "
+        f"labels{_more_labels(evidence)}",
         lost=1.0,
         explains=("tasks-too-easy", "zero-variance-groups", "no-exploration", "low-entropy"),
     )
@@ -263,11 +269,11 @@ def next_step(evidence: Evidence) -> str:
     last = [measured_of(file, []) for file in run.of_mode("validation") if file.step in steps[-2:]]
     if len(values) > 2 and values[-1] == max(values) and len(last) == 2 and rose(*changed(*last)[:2]):
         shares = f"{percent(values[-2])}% at step {steps[-2]}, {percent(values[-1])}% at step {steps[-1]}"
-        return f"Validation accuracy was still rising at the end ({shares}): {train_on(evidence)}."
+        return f"Validation accuracy was still rising at the end ({shares}): {train_on(evidence)}"
     if more := more_tasks(evidence):
         return more
     if len(values) <= 2:
-        return f"Validation was measured too seldom to say whether it still rose. To find out, {train_on(evidence)}."
+        return f"Validation was measured too seldom to say whether it still rose. To find out, {train_on(evidence)}"
     return weak_slice(evidence)
 
 
@@ -287,8 +293,8 @@ def weak_slice(evidence: Evidence) -> str:
     if not found or p * len(found) > SIGNIFICANT:
         return ""
     file = evidence.value("tasks.file")
-    cure = f"add rows like these to {file} (tasks.file)" if file else f"see why: agentrig watch {_path(evidence)}"
-    return f"Held-out tasks with {name} = {part} are right least often ({percent(share)}% of {n}): {cure}."
+    cure = f"add rows like these to {file} (tasks.file)." if file else f"see why: agentrig watch {_path(evidence)}"
+    return f"Held-out tasks with {name} = {part} are right least often ({percent(share)}% of {n}): {cure}"
 
 
 def _fewer(right: int, n: int, rights: int, every: int) -> float:
@@ -301,9 +307,9 @@ def more(evidence: Evidence) -> str:
     """Return what to do in a run without a fault and without a significant gain."""
     if found := more_tasks(evidence):
         return found
-    said = train_on(evidence)
-    measured = ", or measure more held-out tasks (run.report_tasks)" if evidence.value("run.report_tasks") else ""
-    return f"{said[0].upper()}{said[1:]}{measured}."
+    measured = "measure more held-out tasks (run.report_tasks), or " if evidence.value("run.report_tasks") else ""
+    said = f"{measured}{train_on(evidence)}"
+    return f"{said[0].upper()}{said[1:]}"
 
 
 def more_tasks(evidence: Evidence) -> str:
@@ -325,7 +331,8 @@ def more_tasks(evidence: Evidence) -> str:
 def train_on(evidence: Evidence) -> str:
     """Return the advice to train for more steps, with the command: twice as many, or the rest of a run that stopped.
 
-    A search for prompts has no steps to set, but a number of calls.
+    It ends a sentence; no full stop follows a command, for it would become a part of that. A search for prompts has
+    no steps to set, but a number of calls.
     """
     run = evidence.run
     steps = number(evidence.value("algorithm.steps"))
@@ -334,12 +341,12 @@ def train_on(evidence: Evidence) -> str:
     if (calls := number(evidence.value("algorithm.max_calls"))) is not None:
         return f"let the search make more calls: {_resume(evidence, f'algorithm.max_calls={2 * calls:.0f}')}"
     if steps is None or lost:
-        return "train for more steps"
+        return "train for more steps."
     return f"train for more steps: {_resume(evidence, '' if steps > done else f'algorithm.steps={2 * done}')}"
 
 
 def unfinished(evidence: Evidence) -> str:
-    """Return where a run stopped before its gain was measured, and how it goes on; '' for another run."""
+    """Return where a run stopped before its gain was measured; '' for another run."""
     run, done = evidence.run, len(evidence.run.steps)
     measured = figures.held_out(run)["accuracy"]["after"] is not None
     if measured or figures.status(run) not in ("stopped", "crashed"):
@@ -347,7 +354,12 @@ def unfinished(evidence: Evidence) -> str:
     steps = number(evidence.value("algorithm.steps"))
     of = f" of {steps:.0f}" if steps else ""
     where = f"after step {done}{of}, and its gain was not measured" if done else "before its first step had ended"
-    return f"The run stopped {where}. Go on with: {_resume(evidence)}."
+    return f"The run stopped {where}."
+
+
+def go_on(evidence: Evidence) -> str:
+    """Return how a run that stopped goes on."""
+    return f"Go on with: {_resume(evidence)}"
 
 
 def _resume(evidence: Evidence, wanted: str = "") -> str:
@@ -370,7 +382,7 @@ def _more_labels(evidence: Evidence) -> str:
     try:
         labels = len(read_object(model / "warmup.json")["labels"])
     except (OSError, ValueError, KeyError, TypeError):
-        return " (--labels)"
+        return " (--labels)."
     run = shlex.quote(str(evidence.run.directory / "config.toml"))
     return f": agentrig warmup {run} --labels {4 * labels} --until 0.2 --out {shlex.quote(f'{model}-{4 * labels}')}"
 

@@ -21,7 +21,7 @@ CUT_LIMIT = 0.1
 CURES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "deadline": (
         ("runners.deadline_s",),
-        "Give a rollout more time, or find out where the agent waits: {dev} shows each span's seconds.",
+        "Give a rollout more time, or find out where the agent waits, by each span's seconds: {dev}",
     ),
     "reward-invalid": (
         ("run.reward_budget_s",),
@@ -69,7 +69,7 @@ def failures(evidence: Evidence) -> Iterator[Finding]:
     if at_least(failed, rollouts) <= PART_LIMIT:
         yield Finding("fact" if evidence.run.running else "warn", text)
         return
-    settings, advice = CURES.get(worst, ((), "Look at one with: {dev}, which shows every span."))
+    settings, advice = CURES.get(worst, ((), "Look at one, with every span: {dev}"))
     yield problem(
         "failures",
         text,

@@ -29,8 +29,9 @@ class Request:
         temperature: 0 takes the likeliest token.
         top_p: Share of the probability to sample from.
         seed: Two requests with the same seed, prompt and weights get the same tokens; None for a
-            seed made of the server's, the prompt and how often that prompt came before, so that a
-            run repeats itself whatever order its requests arrive in.
+            seed made of the server's, the prompt and how often that prompt came before: whatever
+            order requests arrive in, the same prompts get the same samples, but those with equal
+            prompts share theirs in the order in which they arrive.
         choice: Which of a request's `n` choices this is.
         top_logprobs: How many of the likeliest tokens to report at every place.
         stopped: Called with the tokens so far after each token; True ends the request.

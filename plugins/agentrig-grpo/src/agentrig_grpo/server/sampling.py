@@ -15,8 +15,7 @@ BLOCK = 64
 class Uniforms:
     """An endless stream of numbers in [0, 1), the same for the same key on every machine.
 
-    A request owns its stream, so what it samples depends neither on the requests beside it nor on
-    the order of their arrival.
+    A request owns its stream, so what it samples does not depend on the requests beside it.
     """
 
     def __init__(self, *key: int | str) -> None:
