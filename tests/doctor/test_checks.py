@@ -137,7 +137,9 @@ def test_the_directory_of_a_run_that_has_ended_is_a_problem(tmp_path):
     for file in ("config.toml", "summary.json"):
         (tmp_path / file).write_text("{}")
     found = only(machine.check_write(situation(f"run.name={tmp_path.name}", directory=tmp_path.parent)), "problem")
-    assert found.evidence.startswith(f"{tmp_path} already has a run; continue it with --resume {tmp_path}")
+    assert found.evidence.startswith(
+        f"{tmp_path} already has a run; set another run.name, or continue it with --resume"
+    )
 
 
 def test_a_missing_part_of_the_stack_is_a_problem():

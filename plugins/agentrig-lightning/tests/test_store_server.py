@@ -172,6 +172,9 @@ def test_what_the_store_does_not_have_is_said_in_a_line(
 
     monkeypatch.setattr("agentlightning.store.client_server.handle_otlp_export", fails)
     assert runner.post("/v1/traces", content=b"").status_code == 500
+    until = time.monotonic() + 10.0
+    while len(caplog.records) < 2 and time.monotonic() < until:
+        time.sleep(0.01)  # the answer goes out before it is told
     assert [record.getMessage() for record in caplog.records] == [
         "a request to /v1/agl/rollouts/ro-x/attempts/at-x is refused: ValueError: Rollout ro-x not found",
         "a request to /v1/traces failed: RuntimeError: a fault of the store",

@@ -160,7 +160,7 @@ def evaluate(
                 if mode != "dev":  # which says it by itself, below the spans
                     warn_of_unseen(rollouts)
                 warn_of_sampling(rollouts, sampled[0].sampling, mode=mode)
-                warn_of_fields(rollouts, plan.as_dict()["algorithm"])
+                warn_of_fields(rollouts, attrs.asdict(plan.config("algorithm")))
             for rollout in rollouts:
                 each(rollout)
                 empty: dict[str, Any] = {

@@ -176,7 +176,7 @@ class Trial:
             if algorithm.credit:  # it learns from calls
                 check_triplets(found, step=1, adapter=adapter)
             warn_of_unseen(found)
-            warn_of_fields(found, plan.as_dict()["algorithm"])
+            warn_of_fields(found, attrs.asdict(plan.config("algorithm")))
             warn_of_constraints(found, step=1)
             if algorithm.credit:
                 check_sampling(found, sampled[0].sampling, step=1)

@@ -373,7 +373,7 @@ class RunSession:
         if self._learns or mode != "train":
             self.check_failures(rollouts, step=step, mode=mode)
         warn_of_new_failures(rollouts, known, step=step, mode=mode)
-        self._warn_once(warn_of_fields, rollouts, self.plan.as_dict()["algorithm"])
+        self._warn_once(warn_of_fields, rollouts, attrs.asdict(self.plan.config("algorithm")))
         if mode != "train":
             self._measured += len(rollouts)
             self._warn_once(warn_of_sampling, rollouts, sampling, mode=mode)
