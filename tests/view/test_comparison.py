@@ -435,7 +435,7 @@ def test_the_command_prints_the_table_or_json_and_writes_a_page(seeds: list[Path
     [
         (lambda runs, empty: [runs[0], empty], "is not a run directory"),
         (lambda runs, empty: [runs[0], f"{runs[0]}/../{Path(runs[0]).name}"], "is named twice"),
-        (lambda runs, empty: [runs[0], empty + "/gone"], "does not exist"),
+        (lambda runs, empty: [runs[0], empty + "/gone"], "there is no run directory"),
         (lambda runs, empty: [*runs, "--gold"], "--gold is for the page: name one with --out PAGE.html"),
         (lambda runs, empty: [*runs, "--prices", empty + "/gone.toml"], "does not exist"),
         (lambda runs, empty: [], "name the runs to compare: agentrig compare RUN RUN"),

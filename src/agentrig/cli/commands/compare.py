@@ -8,9 +8,11 @@ from pathlib import Path
 
 import click
 
+from agentrig.cli.options import RunPath
+
 
 @click.command()
-@click.argument("runs", nargs=-1, type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("runs", nargs=-1, type=RunPath())
 @click.option(
     "--prices",
     metavar="FILE.toml",
