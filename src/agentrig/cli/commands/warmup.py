@@ -276,7 +276,8 @@ def _make(
         judged_on, each = labels.measured[: run.JUDGED], min(group, run.ROLLOUTS)
         after = measure(judged_on, made.directory, each)
         done["after"] = after.as_dict()
-        click.echo(_measured("now", after, labels, f"answers to {len(judged_on)} " if each > 1 else ""))
+        some = f" of these {len(labels.measured)}" if tried and len(judged_on) < len(labels.measured) else ""
+        click.echo(_measured("now", after, labels, f"answers to {len(judged_on)}{some} " if each > 1 else ""))
         known = None
         if labels.fresh and after.accuracy is not None and after.accuracy < ASKS_WHY:
             known = measure(labels.tasks[: run.MEASURED], made.directory)
