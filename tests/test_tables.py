@@ -80,7 +80,7 @@ def loaded(make: Callable[..., Table], *given: Any, **more: Any) -> list[Sequenc
         (
             ROWS.replace("answer", "anser"),
             {},
-            r'rows.csv, line 1: there is no column answer. Did you mean "anser"\? Its columns are .*anser',
+            r'line 1: there is no column answer, which tasks.private names. Did you mean "anser"\? Its columns are',
         ),
         (ROWS.replace(",8,", ",,"), {}, r"line 9, column answer is empty, and the reward needs it"),
         (ROWS.replace("q5,", "q4,"), {}, r'column id: "q4" is the id of line 6 too'),
@@ -91,7 +91,7 @@ def loaded(make: Callable[..., Table], *given: Any, **more: Any) -> list[Sequenc
         ),
         (ROWS.replace(",8,", ",eight,"), {}, r"line 9, column answer: 'eight' is no number"),
         (ROWS, {"shares": [0.5, 0.5]}, "write three numbers that add up to 1"),
-        (ROWS, {"slices": ["levle"]}, "there is no column levle"),
+        (ROWS, {"slices": ["levle"]}, "there is no column levle, which tasks.slices names"),
         (ROWS.split("\n")[0] + "\n", {}, r"rows\.csv has no rows, only the names of its columns"),
         (ROWS, {"private": ["question", "answer"]}, r"line 2: no column is left for the agent"),
         (ROWS, {"input": [], "private": ["question", "answer", "part"]}, r"line 2: no column is left for the agent"),

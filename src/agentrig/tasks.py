@@ -338,14 +338,16 @@ class Table:
         if not isinstance(row, Mapping):
             name = (columns.input or ["question"])[0]
             raise ConfigError(f'{place}: it is {json_kind(row)}; write an object, as {{"{name}": …}}')
-        named = [*columns.input, *columns.private, *columns.slices, *filter(None, (columns.id, columns.split))]
-        for name in named:
+        lists = {key: getattr(columns, key) for key in ("input", "private", "slices")}
+        names = {**lists, "id": filter(None, [columns.id]), "split": filter(None, [columns.split])}
+        named = {name: key for key, those in names.items() for name in those}
+        for name, key in named.items():
             if name not in row:
                 file = place.rpartition(", line ")[0]
                 header = f"{file}, line 1" if file.endswith(".csv") else place  # else each row names its columns
                 raise ConfigError(
-                    f"{header}: there is no column {name}.{nearest(name, map(str, row))} Its columns are "
-                    f"{', '.join(map(str, row))}"
+                    f"{header}: there is no column {name}, which tasks.{key} names.{nearest(name, map(str, row))} "
+                    f"Its columns are {', '.join(map(str, row))}"
                 )
         for name in columns.private:
             if _empty(row[name]):

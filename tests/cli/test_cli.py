@@ -152,6 +152,8 @@ def test_nothing_heavy_is_imported(words: Sequence[str]) -> None:
     ("words", "said"),
     [
         (["train", "mimi-no-such"], 'there is no recipe called "mimi-no-such"'),
+        (["train", "dates"], "A file is read only if it is named: add --plugin FILE.py"),
+        (["train", "toy", "--reward", "short-sql"], "A file is read only if it is named: add --plugin FILE.py"),
         (["train", "absent.toml"], "there is no run file absent.toml"),
         (["dev", "tasks.file=b.csv", "mini"], '"mini" comes after a setting: write the recipe, or the run file, first'),
         (["train", "run.seed=1", "my.toml"], '"my.toml" comes after a setting'),
@@ -190,11 +192,16 @@ def test_an_error_ends_in_status_1_without_a_traceback(
     assert result.exception is None or isinstance(result.exception, SystemExit)
 
 
-@pytest.mark.parametrize("words", [["train", "--resume"], ["train", "--start"], ["eval", "--checkpoint"]])
-def test_a_run_that_is_not_there_or_a_file_is_named_as_such(words: list[str]) -> None:
-    for place, said in (("absent", "does not exist"), (__file__, "is a file")):
-        result = invoke(*words, place)
+OF_RUNS = ("train --resume", "train --start", "eval --checkpoint", "watch", "report", "compare", "why", "audit")
+
+
+@pytest.mark.parametrize("words", OF_RUNS)
+def test_a_run_that_is_not_there_or_a_file_is_named_as_such(words: str) -> None:
+    absent = "agentrig: there is no run directory absent; `agentrig train` makes them below runs/\n"
+    for place, said in (("absent", absent), (__file__, "is a file")):
+        result = invoke(*words.split(), place)
         assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
+        assert place != "absent" or result.stderr == absent
 
 
 @pytest.mark.parametrize(

@@ -325,6 +325,8 @@ def test_a_file_is_a_plugin(site: Path) -> None:
     component = registry.find("reward", "mine")
     assert (component.plugin, component.distribution) == ("mine", "file")
     assert next(p.origin for p in registry.plugins if p.name == "mine") == str(file)
+    for words in (["show", "mine", "--plugin", str(file)], ["--plugin", str(file), "show", "mine"]):
+        assert CliRunner().invoke(main, ["plugins", *words]).stdout.startswith("reward mine")
 
 
 def test_two_files_of_one_name_are_both_read(site: Path) -> None:

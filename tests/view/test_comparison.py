@@ -115,6 +115,13 @@ def test_a_run_that_cannot_be_compared_says_why_instead_of_a_number(real: Mappin
     text = " ".join(found.text(width=400).split())
     assert "other held-out tasks" in text
     assert "another reward judged it" in text
+    swapped = compare([real[name] for name in reversed(names)])
+    for row in (*found.rows[1:], *(row for row in swapped.rows if row["run"] != swapped.start["run"])):
+        own = compare([next(real[name] for name in names if real[name].name == row["run"])]).rows[0]
+        assert row["against_own_start"] == own["against_start"], "whatever the order, it has its own difference"
+        assert row["against_own_start"]["n"]
+    assert found.rows[0]["against_own_start"] is None
+    assert text.count("against its own start:") == 2
     # the spans of these runs were not recorded, and half of the calls of the second are not trained
     assert [row["at_least"] for row in found.rows] == [False, True, False]
     assert "≥ 2,786 LLM calls" in text
@@ -140,6 +147,10 @@ def test_a_run_that_cannot_be_compared_says_why_instead_of_a_number(real: Mappin
     assert compare([early, first]).start["run"] == "first"
     alone = compare([early])
     assert alone.rows[0]["against_start"]["reason"] == "start-not-measured"
+    manifest = json.loads((early / "manifest.json").read_text())
+    manifest["data"]["report"]["fingerprint"] = "of other tasks"
+    (early / "manifest.json").write_text(json.dumps(manifest))
+    assert [row["against_start"]["reason"] for row in compare([first, early]).rows] == [None, "start-not-measured"]
     assert "The common start is" not in alone.text()
 
 
@@ -424,7 +435,7 @@ def test_the_command_prints_the_table_or_json_and_writes_a_page(seeds: list[Path
     [
         (lambda runs, empty: [runs[0], empty], "is not a run directory"),
         (lambda runs, empty: [runs[0], f"{runs[0]}/../{Path(runs[0]).name}"], "is named twice"),
-        (lambda runs, empty: [runs[0], empty + "/gone"], "does not exist"),
+        (lambda runs, empty: [runs[0], empty + "/gone"], "there is no run directory"),
         (lambda runs, empty: [*runs, "--gold"], "--gold is for the page: name one with --out PAGE.html"),
         (lambda runs, empty: [*runs, "--prices", empty + "/gone.toml"], "does not exist"),
         (lambda runs, empty: [], "name the runs to compare: agentrig compare RUN RUN"),

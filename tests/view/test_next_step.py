@@ -144,6 +144,22 @@ def test_a_run_that_stopped_early_is_told_to_go_on_and_not_that_its_gain_may_be_
     )
 
 
+def test_a_stopped_run_whose_reward_rose_has_no_verdict_on_a_gain_that_was_not_measured(tmp_path: Path) -> None:
+    run = with_steps(write_run(tmp_path / "run", steps=13, lift=0.6, ended=False), 40)
+    (run / "error.json").write_text(json.dumps({"error": "Interrupted", "message": "stopped", "cause": ""}))
+    first, *others = sorted((run / "rollouts").glob("validation-*"))
+    for file in others:
+        file.write_bytes(first.read_bytes())
+    found = diagnose(run)
+    assert (found.gained, found.reward_rise) == (False, None)
+    assert verdict(found) == (
+        f"The run stopped after step 13 of 40, and its gain was not measured. Go on with: agentrig train --resume {run}"
+    )
+    steps = [int(file.stem.rpartition("-")[2]) for file in (first, others[-1])]
+    (said,) = [f.text for f in found.warnings if "none of" in f.text]
+    assert f"validation tasks measured at step {steps[0]} and step {steps[1]} changed its outcome" in said
+
+
 def test_an_accuracy_that_did_not_change_or_was_not_measured_is_no_gain_that_may_be_chance(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=3, lift=0.0)
     first, last = sorted((run / "rollouts").glob("report-*"))

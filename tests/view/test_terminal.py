@@ -106,11 +106,11 @@ def test_failures_show_kind_and_message():
 
 
 def test_a_timeout_and_components_are_part_of_the_verdict():
-    score = Score(status="timeout", value=0.0, components={"syntax": 1.0}, details={"reason": "5 s are over"})
+    score = Score(status="timeout", value=0.0, components={"syntax": 14 / 15}, details={"reason": "5 s are over"})
     rollout = attrs.evolve(rollout_of(0, right=True, mode="dev", step=0), score=score)
     last = span_text(rollout).splitlines()[1]
     assert "score 0 (timeout)" in last
-    assert "syntax: 1.0; reason: 5 s are over" in last
+    assert "syntax: 0.933; reason: 5 s are over" in last
 
 
 def odd_rollout() -> Rollout:

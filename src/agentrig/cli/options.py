@@ -23,6 +23,23 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class RunPath(click.Path):
+    """A directory that is there: a run, or what else the command takes."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, exists=True, file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path, or end the command with a message and exit status 2."""
+        from agentrig.text import printable
+        from agentrig.view.reading import NO_RUN
+
+        if os.path.lexists(value):
+            return super().convert(value, param, ctx)
+        click.echo(f"agentrig: {printable(NO_RUN.format(value))}", err=True)
+        raise click.exceptions.Exit(2)
+
+
 class Number(click.FloatRange):
     """A finite number within bounds: `nan` passes any comparison, and no option has a meaning for `inf`."""
 
@@ -156,7 +173,7 @@ def model_options(command: F) -> F:
     command = click.option("--model", metavar="NAME", help="The server's model; its first by default.")(command)
     return click.option(
         "--checkpoint",
-        type=click.Path(path_type=Path, exists=True, file_okay=False),
+        type=RunPath(),
         metavar="DIR",
         help="A checkpoint, or a run directory.",
     )(command)

@@ -123,7 +123,8 @@ class Registry:
         ]
         if name.endswith(".py"):
             lines.append(f"  A file is a plugin: write --plugin {name}, and --{kind} with the name that it registers")
-        elif files := _unloaded_files(kind, name, {p.origin for p in self.plugins}):
+        elif (files := _unloaded_files(kind, name, {p.origin for p in self.plugins})) or "Did you mean" not in lines[0]:
+            files = files or ["FILE.py"]
             lines.append(f"  A file is read only if it is named: add {' or '.join(f'--plugin {f}' for f in files)}")
         for p in self.plugins:
             if p.status == "failed":

@@ -278,7 +278,7 @@ def make_start(
     labels: Labels,
     turns: Sequence[Turn],
     log: Callable[[str], None] = lambda line: None,
-    enough: Callable[[Callable[[], Measurement | None]], bool] | None = None,
+    enough: Callable[[float, Callable[[], Measurement | None]], bool] | None = None,
 ) -> StartingModel:
     """Make a starting model: the plan's algorithm chooses one, and a run of `sft` trains it on demonstrations.
 
@@ -289,8 +289,8 @@ def make_start(
         turns: The demonstrations.
         log: Called with a line of progress for each step.
         enough: Asked between two steps, from a quarter of them on, and again from half of them on; a further time if
-            that took no more than `TRIALS` of the time so far, or `TRIALS_S`. It is given a function that validates
-            the model: True ends the training. Its time does not count.
+            that took no more than `TRIALS` of the time so far, or `TRIALS_S`. It is given the passes so far, and a
+            function that validates the model: True ends the training. Its time does not count.
 
     Raises:
         ConfigError: A demonstration does not fit the model.
@@ -320,7 +320,7 @@ def make_start(
             if enough is None or not due or (tries >= due and costly):
                 return False
             tries += 1
-            found = enough(measure)
+            found = enough(wanted.passes * step / progress.steps, measure)
             tried += time.perf_counter() - now
             return found
 

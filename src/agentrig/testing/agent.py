@@ -252,9 +252,10 @@ def check_calls_endpoint(subject: AgentSubject) -> None:
         Anthropic's Messages and OpenAI's Responses need `gateway.use=on`.
     """
     for play in subject.plays:
-        if not play.requests and play.failure in (None, "llm-error"):
+        if not play.requests and play.failure != READ_PRIVATE:
             how = play.says() if play.failure else f"task {play.task.id}: it answered"
-            raise CheckFailed(f"{how}; no call of /chat/completions arrived at the endpoint")
+            cure = "" if play.failure in (None, "llm-error") else "Mend the error: it comes before the first call."
+            raise CheckFailed(f"{how}; no call of /chat/completions arrived at the endpoint", cure)
 
 
 @needs(check_calls_endpoint)

@@ -243,6 +243,10 @@ def compared(
         missing: list[str] = []
         row = table.row_of(run) | _about(run, known) | _usage(run, known, each_seen, missing)
         row["against_start"] = _judged(run, reference, known, each_seen, kept[runs.index(reference)], missing)
+        own = _measured_start(run, runs, known)
+        apart = row["against_start"]["reason"] is not None and own is not reference
+        against = _judged(run, own, known, each_seen, kept[runs.index(own)], missing) if apart else {"reason": ""}
+        row["against_own_start"] = against if against["reason"] is None else None
         row |= {"cost": priced(row, prices)} if prices is not None else {}
         rows.append(row | {"missing": list(dict.fromkeys([*row["missing"], *missing]))})
     pools: dict[str, list[dict[str, Any]]] = {}
@@ -396,15 +400,16 @@ def _reason(run: RunData, reference: RunData, known: dict[Path, RunData]) -> str
     """Return why a run cannot be compared with the common start, a key of `NOT_COMPARED`; None if it can."""
     if _tasks(run) is None:
         return "tasks-unknown"
+    accuracy = figures.held_out(run)["accuracy"]
     if _tasks(run) != _tasks(reference):
-        return "other-tasks"
+        return "start-not-measured" if accuracy["before"] is None else "other-tasks"
     if _reward(run) != _reward(reference):
         return "other-reward" if "reward" in run.config and "reward" in reference.config else "reward-unknown"
     if start_of(reference).id not in _lineage(run, known):
         return "other-start"
     if figures.held_out(reference)["accuracy"]["before"] is None:
         return "start-not-measured"
-    return "not-measured" if figures.held_out(run)["accuracy"]["after"] is None else None
+    return "not-measured" if accuracy["after"] is None else None
 
 
 def _judged(
@@ -415,7 +420,7 @@ def _judged(
     seen_there: Seen,
     missing: list[str],
 ) -> dict[str, Any]:
-    """Return how a run's held-out answers after training differ from those of the common start.
+    """Return how a run's held-out answers after training differ from those that another run, or it, began with.
 
     Returns:
         How many tasks are `better` and `worse`, of `n` scored in both, and the two-sided `p` of the exact sign test;
@@ -479,9 +484,9 @@ def _line(pool: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if len(pool) > 1 and found[end]:
             interval = wilson(found[end]["mean"] * found["n"], found["n"])
         found[f"{end}_ci95"] = interval
-    for key in ("gain", "better", "worse"):
-        found[key] = _of(row["against_start"][key] for row in pool)
-    found["p"] = [row["against_start"]["p"] for row in pool]
+    found |= _changes([row["against_start"] for row in pool])
+    own = [row["against_own_start"] for row in pool if row["against_own_start"]]
+    found["own_start"] = _changes(own) if own else None
     found["reasons"] = [row["against_start"]["reason"] for row in pool]
     for key in ("rollouts", "demonstrations", "llm_calls"):
         found[key] = _of(row[key] for row in pool)
@@ -492,6 +497,12 @@ def _line(pool: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if "cost" in pool[0]:
         found["cost"] = {key: _of(row["cost"][key] for row in pool) for key in ("tokens", "machine", "total")}
     return found
+
+
+def _changes(against: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return gain, better and worse tasks of some runs against a start, and the p of each."""
+    changes: dict[str, Any] = {key: _of(each[key] for each in against) for key in ("gain", "better", "worse")}
+    return changes | {"p": [each["p"] for each in against]}
 
 
 def _spread(of: Mapping[str, Any] | None, text: Callable[[float], str]) -> str:
@@ -532,21 +543,27 @@ def _accuracy(line: Mapping[str, Any]) -> str:
 
 
 def _against(line: Mapping[str, Any]) -> str:
-    reasons = [NOT_COMPARED[reason] for reason in line["reasons"] if reason]
-    if line["gain"] is None:
-        return "\n".join(dict.fromkeys(reasons))
-    known = [p for p in line["p"] if p is not None]
+    """Tell a line's change against the common start, or why there is none and the change against its own start."""
+    told = [] if line["gain"] is None else _changed(line, line)
+    told += dict.fromkeys(NOT_COMPARED[reason] for reason in line["reasons"] if reason)
+    if line["own_start"]:
+        told += ["against its own start:", *_changed(line, line["own_start"])]
+    return "\n".join(told)
+
+
+def _changed(line: Mapping[str, Any], against: Mapping[str, Any]) -> list[str]:
+    known = [p for p in against["p"] if p is not None]
     if len(known) == 1:
-        judged = figures.chance(int(line["better"]["mean"]), int(line["worse"]["mean"]))
+        judged = figures.chance(int(against["better"]["mean"]), int(against["worse"]["mean"]))
     else:
         judged = f"sign tests: {sum(p <= SIGNIFICANT for p in known)} of {len(known)} significant"
-    changed = ", ".join(f"{_spread(line[key], lambda n: f'{n:.3g}')} {key}" for key in ("better", "worse"))
+    changed = ", ".join(f"{_spread(against[key], lambda n: f'{n:.3g}')} {key}" for key in ("better", "worse"))
     ends = [of["mean"] for of in (line["before"], line["after"]) if of]
-    if len(line["runs"]) == 1 and len(ends) == 2 and math.isclose(ends[1] - ends[0], line["gain"]["mean"]):
+    if len(line["runs"]) == 1 and len(ends) == 2 and math.isclose(ends[1] - ends[0], against["gain"]["mean"]):
         gained = points(*ends)  # these two are beside it
     else:
-        gained = _spread(line["gain"] | {"unknown": 0}, lambda gain: f"{100 * gain:+.1f}")
-    return "\n".join([f"{gained} points", changed, judged, *dict.fromkeys(reasons)])
+        gained = _spread(against["gain"] | {"unknown": 0}, lambda gain: f"{100 * gain:+.1f}")
+    return [f"{gained} points", changed, judged]
 
 
 def _spent(line: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from agentrig.view import figures
 from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollouts, weights
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding
-from agentrig.view.causes.trend import fewer_right, gained, reward_rise
+from agentrig.view.causes.trend import fewer_right, gained, more_right, reward_rise
 from agentrig.view.reading import RunData, Seen, dig, mapping, read_run
 
 Rule = Callable[[Evidence], Iterable[Finding]]
@@ -154,11 +154,12 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
     if any(f.cause == "tasks-too-hard" for f in problems):  # answers that are all wrong: more varied ones do not help
         problems = [f for f in problems if f.cause != "low-entropy"]
     solved = bool(data.summary.get("solved"))
-    better = gained(evidence) or solved
-    rise = None if solved else reward_rise(evidence)
+    # a higher reward of training is no verdict about held-out tasks that a stopped run did not measure
+    stopped = "" if solved or more_right(evidence) else outcome.unfinished(evidence)
+    better = solved or (gained(evidence) and not stopped)
+    rise = None if solved or stopped else reward_rise(evidence)
     advice = outcome.next_step if better and rise is None else outcome.more
     ends = [f for f in outcome.ended(evidence) if f.level == "warn"]
-    stopped = "" if better else outcome.unfinished(evidence)
     advice = outcome.go_on if stopped else advice
     no_gain = "" if better else stopped or (_no_gain(evidence) if data.steps else "")
     silent = problems or data.running or no_gain == UNREADABLE or not (data.steps or stopped)

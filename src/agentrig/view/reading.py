@@ -188,6 +188,10 @@ def spans_of(value: Any) -> list[Span]:
     ]
 
 
+NO_RUN = "there is no run directory {}; `agentrig train` makes them below runs/"
+"""What is said about a path that is none."""
+
+
 def read_run(directory: Path) -> RunData:
     """Read a run directory without its rollouts.
 
@@ -200,7 +204,7 @@ def read_run(directory: Path) -> RunData:
     locked = lock.held()  # before the files: a run that ends now has written them
     running = locked and not any(lock.taken_before(directory / name) for name in ENDED)
     if not directory.is_dir():
-        raise AgentrigError(f"there is no run directory {directory}; `agentrig train` makes them below runs/")
+        raise AgentrigError(NO_RUN.format(directory))
     missing: list[str] = []
     text = str(_read(directory / "config.toml", _text, missing) or "")
     config = _read(directory / "config.toml", _toml, missing) if text else {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrig import traces
-from agentrig.figures import NOTHING, count, number
+from agentrig.figures import NOTHING, count, figure, number
 from agentrig.ledger import REASONS
 from agentrig.rollouts import Rollout
 from agentrig.run.rows import row_of
@@ -253,7 +254,9 @@ def readable(
     reasons = [("message", str(row["message"]))] if row["message"] else []
     parts = {f"part {key}": item for key, item in mapping(row["components"]).items()}
     for key, item in {**parts, **mapping(row["details"])}.items():
-        if item not in (None, "", {}, []):
+        if isinstance(item, float) and math.isfinite(item):
+            reasons.append((str(key), figure(item)))
+        elif item not in (None, "", {}, []):
             reasons.append((str(key), text_of(item, longest)))
     return Readable(
         row=row,

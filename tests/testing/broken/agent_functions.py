@@ -116,6 +116,7 @@ def impatient(task_input, endpoint):
 
 BROKEN = {
     "calls-endpoint": lambda given, endpoint: ask(endpoint, given["word"], url="http://127.0.0.1:9/v1"),
+    "calls-endpoint-raises": lambda given, endpoint: ask(endpoint, given["wrd"]),
     "answers": raises,
     "answers-json": lambda given, endpoint: {fine(given, endpoint)} if ask(endpoint, "x") == "ok" else "",
     "recorded": by_urllib,

@@ -10,14 +10,14 @@ from pathlib import Path
 import attrs
 import click
 
-from agentrig.cli.options import stdout_to_stderr
+from agentrig.cli.options import RunPath, stdout_to_stderr
 
 CANNOT = 2
 """Exit status when the step cannot be audited."""
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("run", type=RunPath())
 @click.option("--step", type=click.IntRange(min=1), help="The step; without it the latest.")
 @click.option("--all", "every", is_flag=True, help="All steps of the run.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import click
 
+from agentrig.cli.options import RunPath
+
 
 @click.command()
-@click.argument("runs", nargs=-1, type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("runs", nargs=-1, type=RunPath())
 @click.option(
     "--prices",
     metavar="FILE.toml",
@@ -32,9 +34,10 @@ def compare(
 ) -> None:
     """Compare runs in one table: method, start, held-out accuracy, rollouts, LLM calls, tokens, time and cost.
 
-    Each run is compared with the common start by an exact sign test over the held-out tasks. The common start is what
-    the first run measured before training; a run that came from another one is compared with the start of that one.
-    The table says so where runs have other held-out tasks, another reward or no common start.
+    Each run is compared with the common start by an exact sign test over the held-out tasks. The common start is the
+    measurement before training that most of the runs can be compared with, the first of several; a run that came from
+    another one is compared with the start of that one. A run with other held-out tasks, another reward or another
+    start is compared with its own start, and the table says so.
 
     Runs that differ only in their seed are one line: the mean, and the least and the greatest.
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from agentrig.cli.options import find_checkpoint
+from agentrig.cli.options import RunPath, find_checkpoint
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("run", type=RunPath())
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option("--check/--no-check", default=True, help="Compare the exported model with the learner (on by default).")
 def export(run: Path, target: Path, check: bool) -> None:

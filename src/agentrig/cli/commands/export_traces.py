@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
+from agentrig.cli.options import RunPath
 from agentrig.text import amount
 
 
 @click.command("export-traces")
-@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("run", type=RunPath())
 @click.option("--otlp", "url", metavar="URL", help="The collector's OTLP/HTTP address: http://localhost:4318")
 @click.option("--file", type=click.Path(path_type=Path, dir_okay=False), help="A new file, as lines of OTLP's JSON.")
 @click.option("--content/--no-content", default=True, help="Messages, arguments and results too (on by default).")

@@ -73,9 +73,10 @@ def _print_plugin(plugin: PluginInfo) -> None:
 @click.argument("name")
 @click.option("--kind", help="Which kind (agent, reward, …, section), when several share the name.")
 @click.option("--graph", is_flag=True, help="Print the agent's graph as Mermaid text.")
+@click.option("--plugin", "files", multiple=True, metavar="FILE.py", help="A Python file that is a plugin too.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-@click.pass_obj
-def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: bool) -> None:
+@click.pass_context
+def show(ctx: click.Context, name: str, kind: str | None, graph: bool, files: Sequence[str], as_json: bool) -> None:
     """Show a component, a section of a run file (run, runners, gateway), or a plugin.
 
     Of a component or section: each key with its type, default, range and meaning, those that recipes set first; of a
@@ -88,8 +89,14 @@ def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: 
     agentrig plugins show langgraph-sql --graph
     """
     from agentrig.plan import OWN_SECTIONS, to_toml
+    from agentrig.plugins.loading import load
     from agentrig.plugins.specs import KINDS as SPECS
 
+    registry: Registry = ctx.obj
+    if files and ctx.parent is not None:
+        of_group = ctx.parent.params
+        with stdout_to_stderr():
+            registry = load(files=[*of_group["files"], *files], strict=of_group["strict_plugins"])
     everything = [c for k in SPECS for c in registry.components(k)]
     hits = [c for c in everything if c.answers_to(name) and kind in (None, c.kind)]
     sections = {n: cls for n, cls in OWN_SECTIONS.items() if n == name and kind in (None, "section")}

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
-from agentrig.cli.options import newest_run
+from agentrig.cli.options import RunPath, newest_run
 
 
 @click.command()
-@click.argument("runs", metavar="[RUN]", nargs=-1, type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("runs", metavar="[RUN]", nargs=-1, type=RunPath())
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write the page; the run by default.")
 @click.option("--gold", is_flag=True, help="Show the rollouts on the page with the private part of their tasks.")
 @click.option("--binned", is_flag=True, help="Draw training curves as the mean of each 16 steps, not a moving mean.")

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from agentrig.cli.options import configured, find_checkpoint, make_plan, stdout_to_stderr
+from agentrig.cli.options import RunPath, configured, find_checkpoint, make_plan, stdout_to_stderr
 from agentrig.plugins.specs import RUN_KINDS
 
 
@@ -22,13 +22,13 @@ from agentrig.plugins.specs import RUN_KINDS
 @configured
 @click.option(
     "--start",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=RunPath(),
     metavar="RUN",
     help="Start from the model that an earlier run ended with: its latest checkpoint.",
 )
 @click.option(
     "--resume",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=RunPath(),
     metavar="RUN",
     help="Resume a run directory.",
 )

@@ -234,13 +234,19 @@ def _make(
     for line in found.rejected[:3]:
         click.echo(f"  left out, the reward does not count it as correct: {line}")
     tried: list[float] = []
+    passes = wanted.passes
 
-    def enough(measured: Callable[[], Any]) -> bool:
-        click.echo(f"  trying the model on {amount(len(labels.measured), 'training task')} …")
+    def enough(done: float, measured: Callable[[], Any]) -> bool:
+        nonlocal passes
+        click.echo(f"  trying the model of pass {done:.4g} on {amount(len(labels.measured), 'training task')} …")
         found = measured()
         click.echo(f"  {_measured('so far', found, labels)}")
         tried.append(found.accuracy or 0.0)
-        return until is not None and tried[-1] >= until
+        if until is None or tried[-1] < until:
+            return False
+        passes = done
+        click.echo(f"  --until {until:g} is reached: the training ends with this pass")
+        return True
 
     start, asked = time.monotonic(), enough if until is not None else None
     made = run.make_start(plan, wanted, labels, found.turns, lambda line: click.echo(f"  {line}"), asked)
@@ -270,7 +276,8 @@ def _make(
         judged_on, each = labels.measured[: run.JUDGED], min(group, run.ROLLOUTS)
         after = measure(judged_on, made.directory, each)
         done["after"] = after.as_dict()
-        click.echo(_measured("now", after, labels, f"answers to {len(judged_on)} " if each > 1 else ""))
+        some = f" of these {len(labels.measured)}" if tried and len(judged_on) < len(labels.measured) else ""
+        click.echo(_measured("now", after, labels, f"answers to {len(judged_on)}{some} " if each > 1 else ""))
         known = None
         if labels.fresh and after.accuracy is not None and after.accuracy < ASKS_WHY:
             known = measure(labels.tasks[: run.MEASURED], made.directory)
@@ -283,7 +290,7 @@ def _make(
         judged = run.verdict(after, group, known, failure_limit=limit)
         done |= {"ready": judged.kind in ("good", "solved"), "verdict": attrs.asdict(judged)}
         click.echo(judged.message)
-        if until is not None and tried and (said := _missed(until, tried, after.accuracy or 0.0, wanted.passes)):
+        if until is not None and tried and (said := _missed(until, tried, after.accuracy or 0.0, passes)):
             click.echo(said)
     from agentrig.run.files import write_whole
 
@@ -294,9 +301,19 @@ def _make(
 FAR = 0.2
 """A model that is right so much more often than `--until` asks for passed it by far."""
 
+MOST = 0.4
+"""A model that is right more often than this learns less by reward."""
+
 
 def _missed(until: float, tried: Sequence[float], after: float, passes: float) -> str:
-    """Say that the training did not end at `--until`, or ended far above it; '' if it ended where it should."""
+    """Say that the training did not end at `--until`, or ended far above it; '' if it ended where it should.
+
+    Args:
+        until: The share of right answers that was asked for.
+        tried: The shares of the trials.
+        after: The share at the end.
+        passes: Those that were made.
+    """
     last = tried[-1]
     if last < until and after < until:
         return f"--until {until:g} was not reached when training ended: {after:.1%}"
@@ -308,11 +325,13 @@ def _missed(until: float, tried: Sequence[float], after: float, passes: float) -
     elif last >= until + FAR:
         before = f"the trial before was at {tried[-2]:.1%}" if len(tried) > 1 else "it was the first trial"
         why = f"--until {until:g} was passed by far, {last:.1%}: {before}"
+    elif after > MOST >= until:
+        why = f"--until {until:g} was reached, {last:.1%}, but {after:.1%} of the sampled answers at the end are right"
     else:
         return ""
     return (
         f"{why}. A model that is right in 15 to 40% of its answers learns best by reward: for one nearer to "
-        f"{until:.0%}, give fewer --passes than {passes:g}"
+        f"{until:.0%}, give fewer --passes than {passes:.4g}"
     )
 
 
@@ -326,7 +345,8 @@ def _measured(when: str, found: Any, labels: Any, answers: str = "") -> str:
         lines = [f"{when}: no rollout on {where} was scored", *why]
         return "\n  ".join(lines)
     right = f"{found.accuracy:.1%} of {found.n} {answers}{where} correct"
-    if n := len({rollout.group for rollout in found.rollouts}):  # the answers to one task are alike: a task counts once
-        low, high = wilson(found.accuracy * n, n)
-        right += f" (95%: {low:.0%} to {high:.0%})"
+    # the answers to one task are alike, so a task counts once; a trial of the model has one answer to each
+    n = len({rollout.group for rollout in getattr(found, "rollouts", ())}) or found.n
+    low, high = wilson(found.accuracy * n, n)
+    right += f" (95%: {low:.0%} to {high:.0%})"
     return f"{when}: {right}, mean reward {found.reward:.3g}, sampled"

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import click
 
-from agentrig.cli.options import newest_run
+from agentrig.cli.options import RunPath, newest_run
 
 
 @click.command()
-@click.argument(
-    "place", metavar="[RUN | DIRECTORY]", required=False, type=click.Path(path_type=Path, exists=True, file_okay=False)
-)
+@click.argument("place", metavar="[RUN | DIRECTORY]", required=False, type=RunPath())
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="On this machine; any free one by default.")
 @click.option("--open/--no-open", "opens", default=False, help="Open the page in a browser.")
 @click.option(

@@ -243,7 +243,8 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
     scarce += [amount(judged, "task")] if judged < FEW_HELD_OUT else []
     are = "is" if scarce == ["1 step"] else "are"
     few = f"; {' and '.join(scarce)} {are} few, so this is not surprising" if scarce else ""
-    tasks = f"{count(judged)} {evidence.where.partition(' split')[0]} tasks measured at both ends"
+    split, _, steps = evidence.where.partition(" split, ")
+    tasks = f"{count(judged)} {split} tasks measured at {steps if unfinished(evidence) else 'both ends'}"
     if not better + worse:
         yield Finding(doubt, f"none of {tasks} changed its outcome{few}")
         return
