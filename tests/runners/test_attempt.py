@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from typing import Any
 
 import httpx
 import pytest
 
+from agentrig.agents import Judged
 from agentrig.pools import Job, Result
 from agentrig.runners.attempt import packed, run_agent
 from agentrig.runners.scorer import NOWHERE
@@ -111,6 +113,16 @@ def test_a_refused_request_of_many_levels_does_not_cost_the_answer(levels: int) 
     (call,) = (span for span in result.trace.spans if span.name == LLM_CALL)
     assert isinstance(call.attributes["request"], dict if levels < 253 else str)
     assert "[[[" in json.dumps(call.attributes["request"])
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_an_own_reward_that_is_no_finite_number_is_the_agents(number: float) -> None:
+    """It was a fault of the reward."""
+    found = run_agent(
+        lambda task_input, endpoint: Judged(answer="x", reward=number), Job(id="r", input={}, endpoint=NOWHERE)
+    )
+    assert found.outcome.failure == "bad-answer"
+    assert f"the agent returned {number} as its reward; return a finite number" in found.outcome.message
 
 
 def test_a_whole_number_that_no_reader_takes_says_what_to_return() -> None:
