@@ -83,6 +83,10 @@ def test_a_script_without_a_main_guard_is_told_what_to_write(tmp_path: Path) -> 
         ("x = = 1\n", "SyntaxError: invalid syntax"),
         ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("def f():\n    return 1 / 0\n\n\nf()\n", "ZeroDivisionError: division by zero"),
+        (
+            "from agentlightning import Trainer\n\nTrainer(no_such=1)\n",
+            "TypeError: Trainer.__init__() got an unexpected keyword argument 'no_such'",
+        ),
     ],
 )
 def test_a_script_that_fails_shows_its_own_frames_only(tmp_path: Path, lines: str, said: str) -> None:

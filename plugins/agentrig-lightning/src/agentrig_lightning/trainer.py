@@ -11,6 +11,7 @@ import re
 import runpy
 import shlex
 import sys
+import traceback
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -404,9 +405,15 @@ def _first_rows(dataset: Any) -> Any:
 
 
 def _tell(script: str, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an error as `python SCRIPT` does: without the frames of the command that runs it."""
+    """Print an error as `python SCRIPT` does: without the frames of the command that runs it, and of `Trainer` alone."""
     while trace is not None and trace.tb_frame.f_code.co_filename != script:
         trace = trace.tb_next
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
+    last, later = trace, files[len(files) - files[::-1].index(script) :] if files else []
+    if last is not None and set(later) == {__file__}:
+        for _ in files[len(later) + 1 :]:
+            last = last.tb_next or last
+        last.tb_next = None
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
 
