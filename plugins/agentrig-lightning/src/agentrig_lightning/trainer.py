@@ -405,7 +405,7 @@ def _first_rows(dataset: Any) -> Any:
 
 
 def _tell(script: str, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an error as `python SCRIPT` does: without the frames of the command that runs it, and of `Trainer` alone."""
+    """Print an error as `python SCRIPT` does: without the frames of the command, and of `Trainer` alone."""
     while trace is not None and trace.tb_frame.f_code.co_filename != script:
         trace = trace.tb_next
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
