@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import logging
 import subprocess
@@ -10,12 +11,15 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
+from agentlightning import LLM
 from agentrig_lightning.joining import JOIN, address_of, checked_token
 from agentrig_lightning.remote import RemoteRunner, StoreAddress, dead
 from agentrig_lightning.store import Store
+from agentrig_lightning.store_runner import StoreRunner
 from agentrig_lightning.store_server import ServedStore
 from click.testing import CliRunner
 
@@ -320,3 +324,21 @@ def test_a_killed_runner_leaves_no_temporary_files(served: ServedStore, toy_file
     while list(tmp_path.iterdir()) and time.monotonic() < end:
         time.sleep(0.2)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_an_algorithm_that_stores_no_resources_is_told_once(given: bool, caplog: pytest.LogCaptureFixture) -> None:
+    pool = SimpleNamespace(room=4, deadline_s=9.0, pending=0, n=1, jobs=[], wake=lambda: None, poll=lambda wait_s: [])
+    pool.submit = pool.jobs.append
+
+    async def play() -> None:
+        store = Store()
+        if given:
+            await store.add_resources({"llm": LLM(endpoint="http://127.0.0.1:9/v1", model="m")})
+        for _ in range(2):
+            await store.enqueue_rollout(input={"n": 1}, mode="train")
+        await StoreRunner(store, pool, lambda result, attempted: None).turn(0.0)
+
+    asyncio.run(play())
+    assert len(pool.jobs) == 2
+    assert caplog.text.count("the algorithm has put no resources into the store") == (not given)
