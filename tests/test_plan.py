@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import tomllib
@@ -105,6 +106,8 @@ def test_plugins_of_the_command_line_are_relative_to_where_it_was_given(
         ("run.second_reward=nothing", 'there is no reward called "nothing"'),
         ("steps=3", '"steps=3" is not an override; write section.key=value'),
         ("algorithm.steps", "is not an override"),
+        (f"run.seed={'1' * 5000}", "run.seed has a whole number of more than 4300 digits"),
+        (f"run.seed={'[' * 2000}", "run.seed is nested too deep"),
         (
             "hardware.thread=2",
             f'[hardware] cpu (agentrig {version("agentrig")}) has no key "thread". Did you mean "threads"?',
@@ -191,6 +194,11 @@ def test_the_error_of_a_missing_key_has_its_meaning(file: Callable[[str], str], 
         ("[algorithm]\nmore = [True, False]\n", "\n  Write more = [true, false]"),
         ("[tasks]\nuse = toy-tasks\n", '\n  Write use = "toy-tasks"'),
         ("[algorithm]\nendpoint = None\n", "\n  Leave endpoint out, or write a value"),
+        ('[tasks]\nuse = "toy\0"\n', "\n  The line has a character that is not text: delete it"),
+        (f"[run]\nseed = {'1' * 5000}\n", " has a whole number of more than 4300 digits"),
+        (f"[tasks]\nx = {'[' * 2000}{']' * 2000}\n", " is nested too deep"),
+        ("[runn]\nseed = 1\n", 'there is no section "runn". Did you mean "run"?'),
+        ("[runner]\nn = 1\n", 'Did you mean "runners"?'),
     ],
 )
 def test_a_wrong_run_file_is_explained(file: Callable[[str], str], toy_file: str, text: str, said: str) -> None:
@@ -203,6 +211,22 @@ def test_a_wrong_run_file_is_explained(file: Callable[[str], str], toy_file: str
 def test_a_recipe_that_is_no_text_is_explained(file: Callable[..., str], text: str) -> None:
     with pytest.raises(ConfigError, match=r'^recipe = .* must be text: write recipe = "mini"$'):
         resolve(file(text, recipe=""))
+
+
+@pytest.mark.parametrize(("key", "said"), [("seed", "run.seed"), ("lora_rank", "algorithm.lora_rank")])
+def test_a_key_above_all_sections_names_its_section(file: Callable[..., str], key: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=rf'^"{key}" stands above all sections: .*\b{said}\b'):
+        resolve(file(f"{key} = 1\n", recipe=""))
+
+
+@pytest.mark.parametrize(("name", "warned"), [("nope", True), ("core", False), ("agentrig", False), ("cor", True)])
+def test_what_is_blocked_and_not_there_is_a_warning(
+    toy_plan: Callable[..., Plan], name: str, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.suppress(LookupFailed):  # without agentrig's own components
+        toy_plan(f'run.block=["{name}"]')
+    assert (f"no plugin or distribution called {name}." in caplog.text) == warned
+    assert ('Did you mean "core"?' in caplog.text) == (name == "cor")
 
 
 def test_missing_sources(tmp_path: Path) -> None:

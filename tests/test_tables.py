@@ -91,6 +91,7 @@ def loaded(make: Callable[..., Table], *given: Any, **more: Any) -> list[Sequenc
         ),
         (ROWS.replace(",8,", ",eight,"), {}, r"line 9, column answer: 'eight' is no number"),
         (ROWS, {"shares": [0.5, 0.5]}, "write three numbers that add up to 1"),
+        (ROWS, {"shares": [2, -1, 0]}, "write three numbers from 0 on that add up to 1"),
         (ROWS, {"slices": ["levle"]}, "there is no column levle, which tasks.slices names"),
         (ROWS.split("\n")[0] + "\n", {}, r"rows\.csv has no rows, only the names of its columns"),
         (ROWS, {"private": ["question", "answer"]}, r"line 2: no column is left for the agent"),

@@ -183,6 +183,8 @@ def environment_endpoint(
     url = url or os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")
     if not url:
         return None
+    if not url.lower().startswith(("http://", "https://")):
+        raise AgentrigError(f"{url} is no address of a server: write http://HOST:PORT/v1")
     key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
     url = url.rstrip("/")
     models = models_of(url, key)

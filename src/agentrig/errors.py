@@ -141,9 +141,11 @@ def extra(name: str, what: str) -> Iterator[None]:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return `` Did you mean "x"?`` for the known name closest to `name`, or an empty string.
 
-    A name that begins with the whole of `name` is closer than any other.
+    A name whose last letter was typed twice is closest, then one that begins with the whole of `name`.
     """
     known = list(known)
+    if name[-1:] == name[-2:-1] and name[:-1] in known:
+        return f' Did you mean "{name[:-1]}"?'
     longer = [other for other in known if len(name) > 1 and other.startswith(name)]
     close = difflib.get_close_matches(name, longer or known, n=1, cutoff=0.0 if longer else 0.6)
     return f' Did you mean "{close[0]}"?' if close else ""

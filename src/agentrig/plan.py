@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrig.correctness import Correctness
-from agentrig.errors import ConfigError, PluginError
+from agentrig.errors import ConfigError, PluginError, nearest
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.plugins import auto, composing, observing, selecting
 from agentrig.plugins.building import built
@@ -29,7 +29,7 @@ from agentrig.rows import utf8_text
 from agentrig.secrets import sources
 from agentrig.settings import meant, meant_in_file, setting, structure
 from agentrig.tasks import Tasks, check_set
-from agentrig.text import read_text
+from agentrig.text import json_fault, read_text
 
 if TYPE_CHECKING:
     from agentrig.adapters import Adapter
@@ -570,6 +570,8 @@ def read_run_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}{meant_in_file(text, error)}") from None
+    except (ValueError, RecursionError) as error:  # valid TOML that Python does not read
+        raise ConfigError(f"{path} {json_fault(error)}") from None
     files = data.get("run", {}).get("plugins", []) if isinstance(data.get("run"), dict) else []
     if isinstance(files, list) and files and all(isinstance(f, str) for f in files):
         data["run"]["plugins"] = [str((path.parent / f).resolve()) for f in files]
@@ -593,6 +595,8 @@ def parse_override(text: str) -> tuple[str, str, Any]:
         read = tomllib.loads(f"x = {right}")
     except tomllib.TOMLDecodeError:
         read = {}
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{left.strip()} {json_fault(error)}") from None
     if right.strip() in ("None", "null"):
         raise ConfigError(
             f"{text}: {right.strip()} is no value. Write {left.strip()}= for an empty text, leave the key out for its "
@@ -651,6 +655,11 @@ def resolve(
                 f"the model, export it (agentrig export {directory} my-model) and give it to the script"
             ) from error
         raise
+    known = {name for plugin in registry.plugins for name in (plugin.name, plugin.distribution)}
+    for blocked in set(_strings(wanted, "block")) - known:
+        log.warning(
+            "[run] block: there is no plugin or distribution called %s.%s", blocked, nearest(blocked, known - {"file"})
+        )
 
     # Merge: each source over the one before.
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
@@ -734,6 +743,10 @@ def _read_source(name: str) -> tuple[str, dict[str, Any]]:
     if not isinstance(base, str):
         raise ConfigError(f'recipe = {base!r:.80} must be text: write recipe = "mini"')
     for section in own:
+        if not isinstance(own[section], dict) and (places := [] if section in SECTIONS else keys_called(section)):
+            raise ConfigError(
+                f'"{section}" stands above all sections: write it in the section of its key, {" or ".join(places)}'
+            )
         check_section(section)
         if not isinstance(own[section], dict):
             raise ConfigError(f'"{section}" must be a section: write [{section}] and its keys below it')

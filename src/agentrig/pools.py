@@ -21,8 +21,8 @@ from agentrig.agents import Agent, Outcome
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentFailure
 from agentrig.settings import setting
-from agentrig.text import check_depth, plain_json, words_of
-from agentrig.traces import Span, Trace
+from agentrig.text import MESSAGE_LIMIT, check_depth, cut, json_text, plain_json, words_of
+from agentrig.traces import LLM_CALL, Span, Trace
 
 RESULT_BYTES = 256_000_000
 """Largest result that a runner may send, as JSON."""
@@ -138,8 +138,10 @@ class Result:
             text = plain_json(sent, "the result", around=AROUND)
         except ValueError:
             for span in spans:
+                if span["name"] == LLM_CALL:  # a program may send a request of any depth: the server refuses it
+                    span["attributes"] = {key: _shallow(key, value) for key, value in span["attributes"].items()}
                 plain_json(span["attributes"], f'its span "{span["name"]}": attributes')
-            raise
+            text = plain_json(sent, "the result", around=AROUND)
         if len(text) > RESULT_BYTES:
             raise ValueError(f"it has {len(text) / 1e6:.0f} MB of JSON, {RESULT_BYTES / 1e6:.0f} are allowed")
         return text.encode()
@@ -174,6 +176,15 @@ class Result:
         if not all(isinstance(x, str) for x in texts) or not all(isinstance(x, int | float) for x in numbers):
             raise ValueError(f"the result of rollout {id} has a field of another type than a runner sends")
         return result
+
+
+def _shallow(key: str, value: Any) -> Any:
+    """Return a body of a call that is nested too deep to be sent as text, anything else as it is."""
+    try:
+        check_depth({key: value}, key)
+        return value
+    except ValueError:
+        return cut(json_text(value), MESSAGE_LIMIT) if key in ("request", "response") else value
 
 
 class AgentSource(Protocol):

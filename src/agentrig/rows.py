@@ -94,6 +94,8 @@ def read_json(path: Path) -> Iterator[tuple[str, Any]]:
         try:
             values.append(_parsed(_text(line, path, number), path, number))
         except AgentrigError as error:
+            if len(lines) == 1:
+                raise
             if not values:
                 break
             values.append(error)

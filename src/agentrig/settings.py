@@ -228,6 +228,8 @@ def meant_in_file(text: str, error: tomllib.TOMLDecodeError) -> str:
         return "\n  The file has this key twice: delete one of the lines"
     place = re.search(r"at line (\d+)", str(error))
     line = text.split("\n")[int(place[1]) - 1] if place else ""
+    if re.search(r"[\x00-\x08\x0b-\x1f\x7f]", line.removesuffix("\r")):
+        return "\n  The line has a character that is not text: delete it"
     key, _, rest = (part.strip() for part in line.partition("="))
     value = rest.partition("#")[0].strip().removeprefix("=").strip()
     if value == "None":

@@ -306,9 +306,8 @@ class Table:
     ) -> None:
         shares = columns.shares
         if len(shares) != len(SPLITS) or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
-            raise ConfigError(
-                f"the shares are {list(shares)}; write three numbers that add up to 1, such as 0.8, 0.1, 0.1"
-            )
+            kind = "three numbers from 0 on" if min(shares, default=0) < 0 else "three numbers"
+            raise ConfigError(f"the shares are {list(shares)}; write {kind} that add up to 1, such as 0.8, 0.1, 0.1")
         self._tables, self._columns = tables, columns
         self._loaded: dict[str, Sequence[Task]] = {}
 

@@ -169,7 +169,10 @@ def test_nothing_heavy_is_imported(words: Sequence[str]) -> None:
         (["eval", "toy", "--checkpoint", "."], "is neither a Hugging Face directory"),
         (["eval", "toy", "--split", "tst"], 'there is no split "tst". Did you mean "test"?'),
         (["eval", "toy", "--endpoint", "http://127.0.0.1:9/v1"], "http://127.0.0.1:9/v1 does not answer"),
-        (["dev", "toy", "--endpoint", "ftp//nowhere"], "does not answer"),
+        (
+            ["dev", "toy", "--endpoint", "ftp//nowhere"],
+            "ftp//nowhere is no address of a server: write http://HOST:PORT/v1",
+        ),
         (["plugins", "show", "toy-agnt"], 'there is no component called "toy-agnt"'),
         (["plugins", "show", "toy-agnt"], "agentrig plugins lists them"),
         (

@@ -615,6 +615,7 @@ def test_ids_of_tool_calls_do_not_make_a_conversation_another(tmp_path: Path) ->
     [
         ("", [], "traces.jsonl is empty"),
         ("question,answer\na,b\n", [], "traces.jsonl, line 1 is no JSON"),
+        ("{\n", [], "traces.jsonl, line 1 is no JSON"),
         ("\x1f\x8b", [], "is no JSON"),
         ('{"a": 1}\n{"b": 2}\n', [], "2 it is not OTLP, ATIF or a chat"),
         ('{"resourceSpans": []}', [], "there is none: are these spans of generative AI"),

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from distributions import install, reward_source
+from distributions import describe, install, reward_source
 from model_server import ModelServer
 
 from agentrig import hookimpl
@@ -412,6 +414,28 @@ def test_two_entry_points_of_one_name_do_not_hide_each_other(site: Path) -> None
     error = next(p.error for p in registry.plugins if p.name == "same" and p.status == "failed")
     assert error == 'another plugin is also called "same"; rename one of the entry points'
     assert len([c for c in registry.components("reward") if c.spec.name in ("first", "second")]) == 1
+
+
+def test_entry_points_that_are_not_utf_8_fail_alone(site: Path) -> None:
+    install(site, "toy-good", reward_source("good"))
+    describe(site, "toy-latin", "1.2", points="[agentrig]\n")
+    (site / "toy_latin-1.2.dist-info" / "entry_points.txt").write_bytes("[agentrig]\nthé = x\n".encode("latin-1"))
+    registry = load()
+    assert (status(registry, "toy-latin"), status(registry, "toy-good")) == ("failed", "ok")
+    assert status(registry, "core") == "ok"
+    (plugin,) = (p for p in registry.plugins if p.name == "toy-latin")
+    assert plugin.error == "its entry_points.txt is not UTF-8 (byte 13): reinstall toy-latin, or remove it"
+
+
+def test_an_async_hook_is_named_without_a_warning_of_python(tmp_path: Path) -> None:
+    file = tmp_path / "waits.py"
+    file.write_text("from agentrig import hookimpl\n@hookimpl\nasync def register_rewards():\n    return []\n")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with pytest.raises(PluginError, match=r"register_rewards .*returned <coroutine"):
+            load(files=[file])
+        gc.collect()
+    assert not [w for w in warned if "never awaited" in str(w.message)]
 
 
 HANGS = """

@@ -257,7 +257,8 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
     """The measurements are given; that a model is really measured is in the command's test below."""
     shares, said = iter([0.1, 0.2, 0.3, 0.4]), list[float]()
 
-    def enough(measure: Callable[[], Any]) -> bool:
+    def enough(done: float, measure: Callable[[], Any]) -> bool:
+        assert 0 < done < 6
         said.append(next(shares))
         return said[-1] >= reached
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import re
 from typing import Any
 
 import httpx
 import pytest
 
+from agentrig.agents import Judged
 from agentrig.pools import Job, Result
 from agentrig.runners.attempt import packed, run_agent
 from agentrig.runners.scorer import NOWHERE
 from agentrig.testing.scripted import Reply, scripted_server
+from agentrig.traces import LLM_CALL
 
 
 def ask(task_input: Any, endpoint: Any) -> str:
@@ -92,6 +96,33 @@ def test_an_answer_of_as_many_levels_as_the_pages_say_reaches_the_reward(levels:
     outcome = Result.unpacked("r", packed(lambda task_input, endpoint: nested(levels), job)).outcome
     assert outcome.failure == kind
     assert outcome.answer == (None if kind else nested(levels))
+
+
+@pytest.mark.parametrize("levels", [250, 252, 253, 900])
+def test_a_refused_request_of_many_levels_does_not_cost_the_answer(levels: int) -> None:
+    """From 253 on the rollout failed: "the rollout's result cannot be sent from its process"."""
+
+    def agent(task_input: Any, endpoint: Any) -> str:
+        body = f'{{"model": "m", "messages": {"[" * levels}{"]" * levels}}}'
+        httpx.post(f"{endpoint.base_url}/chat/completions", content=body)
+        return "right"
+
+    with scripted_server(Reply(status=400, text="too deep")) as server:
+        result = Result.unpacked("r", packed(agent, Job(id="r", input={}, endpoint=server.endpoint())))
+    assert (result.outcome.failure, result.outcome.answer) == (None, "right"), result.outcome.message
+    (call,) = (span for span in result.trace.spans if span.name == LLM_CALL)
+    assert isinstance(call.attributes["request"], dict if levels < 253 else str)
+    assert "[[[" in json.dumps(call.attributes["request"])
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_an_own_reward_that_is_no_finite_number_is_the_agents(number: float) -> None:
+    """It was a fault of the reward."""
+    found = run_agent(
+        lambda task_input, endpoint: Judged(answer="x", reward=number), Job(id="r", input={}, endpoint=NOWHERE)
+    )
+    assert found.outcome.failure == "bad-answer"
+    assert f"the agent returned {number} as its reward; return a finite number" in found.outcome.message
 
 
 def test_a_whole_number_that_no_reader_takes_says_what_to_return() -> None:

@@ -94,6 +94,8 @@ def test_nothing_is_overwritten(made: str, empty: Path) -> None:
         ("numpy.py", "the module numpy is installed"),
         ("report.py", "a plugin of agentrig 0.2.0.dev0 has that name"),
         ("mine.txt", "can't be a module of Python. Write for example --here my_mine.py"),
+        (".", ". can't be a module of Python. Write for example --here my_plugin.py"),
+        ("", "can't be a module of Python. Write for example --here my_plugin.py"),
         ("my-file.py", "Write for example --here my_my_file.py"),
         ("no/mine.py", "there is no folder no"),
     ],

@@ -19,6 +19,7 @@ from agentrig.testing.kit import CheckSkipped
 from agentrig.testing.reward import RewardSubject
 
 FILE = str(Path(__file__).parent / "domain.py")
+DESK = Path(__file__).parents[2] / "src/agentrig/templates/domain/src/agentrig_order_desk/__init__.py"
 
 
 def validate(*words: str) -> Result:
@@ -140,6 +141,19 @@ def test_a_part_that_breaks_a_trial_is_red(tmp_path: Path, right: str, wrong: st
     if caught == "play.scored":
         assert re.search(r"failures +reward-invalid 4\n", result.stdout)
         assert re.search(r"reward mean +gold not scored, nonsense not scored\n", result.stdout)
+
+
+@pytest.mark.parametrize("call", ["add", "ad"])
+def test_a_demonstrator_whose_replies_solve_no_task_is_red(tmp_path: Path, call: str) -> None:
+    """With a tool that does not exist, half of the reward was enough for `all passed`."""
+    text = DESK.read_text("utf-8")
+    assert '[("add", ' in text
+    file = tmp_path / "my_desk.py"
+    file.write_text(text.replace('[("add", ', f'[("{call}", '))
+    result = validate(f"{file}:order-desk", "--only", "play.readable", "--limit", "4")
+    assert result.exit_code == (call == "ad"), result.output
+    assert ("the answer of no task was judged correct (mean reward 0.1667)" in result.stdout) == (call == "ad")
+    assert ("the model said 'ad({" in result.stdout) == (call == "ad")
 
 
 def test_a_recipe_that_passes_names_the_next_command(tmp_path: Path) -> None:

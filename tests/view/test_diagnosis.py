@@ -324,3 +324,12 @@ def test_the_verdicts_of_an_audit_that_cannot_be_read_are_not_counted(tmp_path: 
     (run / "summary.json").write_text(json.dumps(summary))
     assert weights.links_audited(read_run(run)) == "the auditor recomputed 9 of 9 parts of step 2"
     assert "verdicts-00001.json is damaged: it is nested too deep. Its verdicts are left out" in str(diagnose(run))
+
+
+def test_a_run_without_a_rollout_says_so(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time": 1.0, "reward": null, "rollouts": 0}\n')
+    (tmp_path / "summary.json").write_text('{"steps": 1, "solved": false, "complete": true}')
+    said = str(diagnose(tmp_path))
+    assert "No rollout was run, so nothing could be learned" in said
+    assert "rain for more steps" not in said

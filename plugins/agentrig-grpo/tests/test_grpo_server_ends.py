@@ -148,3 +148,11 @@ def test_a_port_that_is_taken_is_named_without_a_traceback(model_dir, tmp_path):
         with pytest.raises(ServerError, match="can't listen on"):
             server.check()  # not its exit status, which is that of its end
     assert "Traceback" not in (tmp_path / "server.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", ["999.1.1.1", "192.0.2.1"])
+def test_a_host_that_is_not_this_machine_is_named(model_dir, tmp_path, host):
+    server = embedded(model_dir, slots=1, host=host, log=tmp_path / "server.log").__enter__()
+    with pytest.raises(ServerError, match=rf"can't listen on {host}:0: .*; server.host must be an address of this"):
+        server.ready()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shlex
 import shutil
 import signal
@@ -12,11 +13,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from agentrig_lightning import Trainer
-from agentrig_lightning.scripts import packed
+from agentrig_lightning.scripts import _named, packed
 from agentrig_lightning.trainer import ScriptTasks, adapter_spec, other_algorithm
 from agentrig_lightning.verl import in_words_of_script
 from model_server import model_server
@@ -72,6 +74,47 @@ def test_a_script_without_a_main_guard_is_told_what_to_write(tmp_path: Path) -> 
     assert done.returncode == 1
     assert "agentrig: bare.py starts a run whenever it is imported, and each runner imports it." in done.stderr
     assert ("Traceback" in done.stderr, "server" in done.stderr.lower()) == (False, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("x = = 1\n", "SyntaxError: invalid syntax"),
+        ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def f():\n    return 1 / 0\n\n\nf()\n", "ZeroDivisionError: division by zero"),
+        (
+            "from agentlightning import Trainer\n\nTrainer(no_such=1)\n",
+            "TypeError: Trainer.__init__() got an unexpected keyword argument 'no_such'",
+        ),
+    ],
+)
+def test_a_script_that_fails_shows_its_own_frames_only(tmp_path: Path, lines: str, said: str) -> None:
+    (tmp_path / "wrong.py").write_text(lines)
+    words = [sys.executable, "-m", "agentrig", "run", "wrong.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    files = re.findall(r'File "(.*)", line', done.stderr)
+    assert (done.returncode, {Path(file).name for file in files}) == (1, {"wrong.py"}), done.stderr
+    assert done.stderr.splitlines()[-1] == said
+
+
+@pytest.mark.slow
+def test_a_script_that_asks_for_input_that_is_not_there_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "asks.py").write_text("input()\n")
+    words = [sys.executable, "-m", "agentrig", "run", "asks.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL)
+    assert done.returncode == 1
+    assert "agentrig: asks.py reads standard input, which has ended (asks.py:1 in <module>)" in done.stderr
+
+
+def test_an_agent_that_is_only_in_the_main_guard_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = ModuleType("script_with_a_guard")
+    module.__file__ = str(tmp_path / "guard.py")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with pytest.raises(ConfigError, match=r"^L2 is not in guard\.py when a runner imports it: define L2 at the top"):
+        _named(module.__name__, "L2")
+    module.L2 = object()  # type: ignore[attr-defined]
+    assert _named(module.__name__, "L2") is module.L2
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import logging
 import subprocess
@@ -10,15 +11,20 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
+from agentlightning import LLM
 from agentrig_lightning.joining import JOIN, address_of, checked_token
-from agentrig_lightning.remote import RemoteRunner, StoreAddress
+from agentrig_lightning.remote import RemoteRunner, StoreAddress, dead
 from agentrig_lightning.store import Store
+from agentrig_lightning.store_runner import StoreRunner
 from agentrig_lightning.store_server import ServedStore
+from click.testing import CliRunner
 
 from agentrig import __version__
+from agentrig.cli.entry import main
 from agentrig.endpoints import is_loopback
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.secrets import Secret
@@ -239,8 +245,15 @@ def test_addresses(text: str, host: str, port: int) -> None:
 
 def test_what_is_no_address_or_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AGL_STORE_TOKEN", raising=False)
-    with pytest.raises(ConfigError, match="HOST:PORT"):
-        address_of("somewhere")
+    for text in ("somewhere", "http://127.0.0.1:4747"):
+        with pytest.raises(ConfigError, match="is no address: write HOST:PORT"):
+            address_of(text)
+    with pytest.raises(ConfigError, match=r"80801 is no port, write one of 1 to 65535$"):
+        address_of("127.0.0.1:80801")
+    for token in ("secret-one\nsecret-two", "secret one", "sécret"):
+        with pytest.raises(ConfigError, match="token has several lines") as caught:
+            StoreAddress.read("http://127.0.0.1:1", token)
+        assert "secret" not in str(caught.value)
     with pytest.raises(ConfigError, match="shorter than 16"):
         checked_token(Secret("short"))
     with pytest.raises(ConfigError, match="set AGL_STORE_TOKEN"):
@@ -252,6 +265,19 @@ def test_what_is_no_address_or_token_is_refused(monkeypatch: pytest.MonkeyPatch)
     address = StoreAddress.read("http://any:a%20b@10.0.0.1:1/", None)
     assert (address.url, address.token, "a%20b" in repr(address)) == ("http://10.0.0.1:1", "a%20b", False)
     assert len({checked_token(None) for _ in range(3)}) == 3
+
+
+def test_a_store_that_is_asked_by_tls_says_how_its_address_is_written() -> None:
+    said = [str(dead(StoreAddress(f"{s}://127.0.0.1:4747", TOKEN), "timeout")) for s in ("http", "https")]
+    assert said[0].endswith("timeout. Is the run still going?")
+    assert said[1].endswith("timeout. A run's store has no TLS: write http://127.0.0.1:4747")
+
+
+def test_an_empty_token_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "token.txt"
+    file.write_text("\n")
+    result = CliRunner().invoke(main, ["runner", "--store", "http://127.0.0.1:1", "--token-file", str(file)])
+    assert (result.exit_code, f"--token-file {file} is empty: write the token" in result.stderr) == (1, True)
 
 
 def test_a_model_on_loopback_is_refused_on_another_machine() -> None:
@@ -301,3 +327,21 @@ def test_a_killed_runner_leaves_no_temporary_files(served: ServedStore, toy_file
     while list(tmp_path.iterdir()) and time.monotonic() < end:
         time.sleep(0.2)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_an_algorithm_that_stores_no_resources_is_told_once(given: bool, caplog: pytest.LogCaptureFixture) -> None:
+    pool = SimpleNamespace(room=4, deadline_s=9.0, pending=0, n=1, jobs=[], wake=lambda: None, poll=lambda wait_s: [])
+    pool.submit = pool.jobs.append
+
+    async def play() -> None:
+        store = Store()
+        if given:
+            await store.add_resources({"llm": LLM(endpoint="http://127.0.0.1:9/v1", model="m")})
+        for _ in range(2):
+            await store.enqueue_rollout(input={"n": 1}, mode="train")
+        await StoreRunner(store, pool, lambda result, attempted: None).turn(0.0)
+
+    asyncio.run(play())
+    assert len(pool.jobs) == 2
+    assert caplog.text.count("the algorithm has put no resources into the store") == (not given)

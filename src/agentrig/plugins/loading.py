@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import inspect
 import logging
 import os
 import re
@@ -26,7 +27,7 @@ from agentrig.plugins import hookspecs
 from agentrig.plugins.building import defined_at
 from agentrig.plugins.registry import BLOCK_VARIABLE, Component, PluginInfo, Registry, misspelled
 from agentrig.plugins.specs import KINDS, Spec
-from agentrig.text import words_of
+from agentrig.text import json_fault, words_of
 
 GROUP = "agentrig"
 
@@ -100,7 +101,17 @@ def told_if_slow(what: str, cure: str = "; Ctrl-C ends it", after_s: float | Non
 
 def _installed() -> Iterator[tuple[PluginInfo, Callable[[], Any]]]:
     """Yield the plugins that have an entry point, agentrig's own first, each with the function that imports it."""
-    points = importlib.metadata.entry_points(group=GROUP)
+    try:
+        points = list(importlib.metadata.entry_points(group=GROUP))
+    except UnicodeDecodeError:  # one unreadable file of any package fails them all
+        points = []
+        for each in {d.name: d for d in reversed([*importlib.metadata.distributions()])}.values():  # the first counts
+            try:
+                points += each.entry_points.select(group=GROUP)
+            except UnicodeDecodeError as error:
+                wrong = f"its entry_points.txt {json_fault(error)}: reinstall {each.name}, or remove it"
+                about = PluginInfo(name=each.name, distribution=each.name, version=each.version, origin=each.name)
+                yield about, partial(_refuse, wrong)
     for point in sorted(points, key=lambda point: (point.name not in FIRST, point.name)):
         dist = point.dist
         name, version = (dist.name, dist.version) if dist else ("unknown", "unknown")
@@ -108,6 +119,10 @@ def _installed() -> Iterator[tuple[PluginInfo, Callable[[], Any]]]:
             PluginInfo(name=point.name, distribution=name, version=version, origin=point.value),
             partial(_load_point, point),
         )
+
+
+def _refuse(wrong: str) -> Any:
+    raise PluginError(wrong)
 
 
 def _load_point(point: importlib.metadata.EntryPoint) -> Any:
@@ -213,6 +228,8 @@ def _specs(function: Callable[[], Any], kind: str, hook: str) -> list[Spec]:
     cure = f"write `yield {wanted}(...)`, or `return [{wanted}(...)]`"
     try:
         given = function()
+        if inspect.iscoroutine(given):
+            given.close()  # else Python warns that nobody awaited it
         several = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
         specs = list(given) if several else None
     except Exception as error:

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -188,7 +189,10 @@ def _number(reward: Any) -> float | None:
     """Return an agent's own reward as a plain number."""
     if reward is not None and not hasattr(reward, "__float__"):
         raise AgentFailure(f"its own reward is of the type {type(reward).__name__}; return a number", kind="bad-answer")
-    return None if reward is None else float(reward)
+    number = None if reward is None else float(reward)
+    if number is not None and not math.isfinite(number):
+        raise AgentFailure(f"the agent returned {number} as its reward; return a finite number", kind="bad-answer")
+    return number
 
 
 def packed(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = None) -> bytes:

@@ -48,7 +48,7 @@ def check_file(file: Path, registry: Registry) -> None:
     """
     stem, better = file.stem, f"my_{snake(spelled(file.stem)) or 'plugin'}.py"
     if file.suffix != ".py" or not stem.isidentifier() or keyword.iskeyword(stem):
-        raise ConfigError(f"{file} can't be a module of Python. Write for example --here {file.with_name(better)}")
+        raise ConfigError(f"{file} can't be a module of Python. Write for example --here {file.parent / better}")
     if not file.parent.is_dir():
         raise ConfigError(f"there is no folder {file.parent}: make it first, or name a file in another one")
     plugins = (f"a plugin of {p.source} has that name" for p in registry.plugins if p.name == stem)

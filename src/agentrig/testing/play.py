@@ -26,7 +26,7 @@ from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
 from agentrig.testing.reward import RewardSubject
 from agentrig.testing.scripted import Reply, Script
 from agentrig.testing.subject import Subject
-from agentrig.traces import token_count
+from agentrig.traces import reply_of, token_count
 
 FORMS = ("{}", "Answer: {}", "```\n{}\n```", "### ANSWER: {} ###", "### {} ###", "<answer>{}</answer>", "\\boxed{{{}}}")
 """How a model may write a right answer; the agent reads one of these."""
@@ -227,7 +227,8 @@ def check_readable(subject: PlaySubject) -> None:
     """A model that says the right answers gets more reward than one that says nonsense.
 
     Why: Right answers earn nothing: there is nothing to learn from.
-    Cure: Compare the agent's answer with what the reward expects. If it needs several replies, give a script.
+    Cure: Compare the agent's answer with what the reward expects, and the demonstrator's calls with the agent's tools.
+        If the agent needs several replies, and there is no demonstrator, give a script.
     """
     right, nonsense = subject.mean("gold"), subject.mean("nonsense")
     if right is None:
@@ -238,11 +239,19 @@ def check_readable(subject: PlaySubject) -> None:
             )
         _ = subject.right  # says why they are not known
         raise CheckSkipped("no rollout with a right answer was scored")
+    gold = [t for t in subject.trials if t.said == "gold"]
+    first = gold[0]
     if not right > (nonsense or 0.0):
-        first = next(t for t in subject.trials if t.said == "gold")
         raise CheckFailed(
             f"the model said the right answer of each task, and the mean reward was {right}; with nonsense "
             f"it was {nonsense}. Task {first.play.task.id}: the agent answered "
+            f"{first.play.result.outcome.answer!r:.80}"
+        )
+    if subject.demonstrator is not None and not any(t.score and t.score.correct for t in gold):
+        replies = [reply_of(call.attributes) for call in first.play.result.trace.llm_calls()]
+        raise CheckFailed(
+            f"the model said what the demonstrator says, and the answer of no task was judged correct (mean reward "
+            f"{right}). Task {first.play.task.id}: the model said {'; '.join(replies)!r:.160}, and the agent answered "
             f"{first.play.result.outcome.answer!r:.80}"
         )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 from agentrig.audit.verdicts import NO_WEIGHTS
-from agentrig.figures import amount
+from agentrig.figures import amount, number
 from agentrig.view import figures
 from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollouts, weights
 from agentrig.view.causes.evidence import Evidence
@@ -88,6 +88,12 @@ UNREADABLE = "No fault was found. The gain is not known: the rollouts of the mea
 UNCHANGED = "No fault was found, but accuracy is the same before and after training."
 """What is said about a run without problems in which as many tasks became right as wrong."""
 
+NO_ROLLOUT = (
+    "No rollout was run, so nothing could be learned: the algorithm ended its steps without one. Let it enqueue "
+    "rollouts, and give it tasks."
+)
+"""What is said about a run whose steps had no rollout."""
+
 UNSEEN = " What the auditor looked at in no step: {}."
 """What is added to each of these sentences."""
 
@@ -162,7 +168,9 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
     ends = [f for f in outcome.ended(evidence) if f.level == "warn"]
     advice = outcome.go_on if stopped else advice
     no_gain = "" if better else stopped or (_no_gain(evidence) if data.steps else "")
-    silent = problems or data.running or no_gain == UNREADABLE or not (data.steps or stopped)
+    if data.steps and not data.files and not any(number(line.get("rollouts")) for line in data.steps):
+        no_gain = NO_ROLLOUT
+    silent = problems or data.running or no_gain in (UNREADABLE, NO_ROLLOUT) or not (data.steps or stopped)
     return Diagnosis(
         run=data.name,
         status=figures.status(data),

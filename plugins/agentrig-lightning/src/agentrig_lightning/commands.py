@@ -48,6 +48,8 @@ def runner(
             token = token_file.read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--token-file {token_file} cannot be read: {error}") from None
+        if not token:
+            raise ConfigError(f"--token-file {token_file} is empty: write the token that the run printed into it")
     address, worker = StoreAddress.read(store, token), worker_id()
     offer = asyncio.run(join(address, worker))
     plan, preload = _agent_plan(offer["agent"], agent, files, words)

@@ -60,7 +60,9 @@ def address_of(text: str) -> tuple[str, int]:
     """
     host, _, port = text.strip().rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
-    if not port.isdigit() or int(port) > 65535:
+    if port.isdecimal() and int(port) > 65535:
+        raise ConfigError(f'runners.store = "{text}": {port} is no port, write one of 1 to 65535')
+    if not port.isdecimal() or "/" in host:
         raise ConfigError(f'runners.store = "{text}" is no address: write HOST:PORT, for example 127.0.0.1:4747')
     return host, int(port)
 

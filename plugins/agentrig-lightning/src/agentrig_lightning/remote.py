@@ -66,6 +66,8 @@ class StoreAddress:
                 f"no token for the store at {parts.hostname}: set {TOKEN_VARIABLE}, or give --token-file FILE; the run "
                 "printed it when it started"
             )
+        if not token.isascii() or not token.isprintable() or " " in token:  # it goes into a header
+            raise ConfigError("the store's token has several lines, or characters that no token has: give one line")
         mask(token, f"{token[:3]}…")
         return cls(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", token)
 
@@ -132,7 +134,9 @@ async def join(address: StoreAddress, worker: str) -> Mapping[str, Any]:
 
 def dead(address: StoreAddress, error: object) -> AgentrigError:
     """Return the error for a store that does not answer."""
-    return AgentrigError(f"the store at {address.url} does not answer: {error or 'timeout'}. Is the run still going?")
+    secure = address.url.startswith("https:")
+    cure = f"A run's store has no TLS: write http{address.url[5:]}" if secure else "Is the run still going?"
+    return AgentrigError(f"the store at {address.url} does not answer: {error or 'timeout'}. {cure}")
 
 
 def worker_id() -> str:

@@ -142,5 +142,10 @@ def _name_of(thing: Any) -> tuple[str, str] | None:
 def _named(module: str, name: str) -> Any:
     found: Any = importlib.import_module(module)
     for part in name.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(
+                f"{name} is not in {Path(found.__file__).name} when a runner imports it: define {name} at the top of "
+                "the script, outside of `if __name__ ==`"
+            )
         found = getattr(found, part)
     return found

@@ -72,6 +72,7 @@ class StoreRunner:
         self._lost: dict[str, int] = {}
         self._next_check = 0.0
         self._next_said = 0.0
+        self._said_none = False
         store.arrived = pool.wake
 
     def end(self) -> None:
@@ -123,7 +124,14 @@ class StoreRunner:
         if job is None:
             own = attempted.resources_id
             resources = await self._store.get_resources_by_id(own) if own else None
-            job = job_of(attempted, resources or await self._store.get_latest_resources())
+            resources = resources or await self._store.get_latest_resources()
+            if resources is None and not self._said_none:
+                self._said_none = True
+                log.warning(
+                    "the algorithm has put no resources into the store (store.add_resources): the agent gets an LLM "
+                    "that answers nothing"
+                )
+            job = job_of(attempted, resources)
             if self.gateway is not None and job.endpoint is not NOWHERE:
                 job = attrs.evolve(job, endpoint=attrs.evolve(job.endpoint, gateway=self.gateway.address))
         self._pool.submit(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import logging
@@ -10,8 +11,10 @@ import re
 import runpy
 import shlex
 import sys
+import traceback
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any, ClassVar
 
 import agentlightning
@@ -24,7 +27,7 @@ from agentlightning.tracer import Tracer
 from agentlightning.trainer.init_utils import build_component
 
 from agentrig import hookimpl
-from agentrig.errors import ConfigError
+from agentrig.errors import ConfigError, place_of
 from agentrig.observers import RunStart
 from agentrig.plugins.specs import AdapterSpec, AlgorithmSpec, Spec, TasksSpec
 from agentrig.rollouts import Rollout
@@ -401,6 +404,19 @@ def _first_rows(dataset: Any) -> Any:
     return [dataset[i] for i in range(DEV_ROWS)]
 
 
+def _tell(script: str, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an error as `python SCRIPT` does: without the frames of the command, and of `Trainer` alone."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != script:
+        trace = trace.tb_next
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
+    last, later = trace, files[len(files) - files[::-1].index(script) :] if files else []
+    if last is not None and set(later) == {__file__}:
+        for _ in files[len(later) + 1 :]:
+            last = last.tb_next or last
+        last.tb_next = None
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
+
+
 def launch(
     script: Path,
     arguments: Sequence[str],
@@ -419,7 +435,8 @@ def launch(
         resumed: The run that the script's first run resumes; None for a new one.
 
     Raises:
-        ConfigError: There is no such script, or it has ended without a call to `fit` or `dev`.
+        ConfigError: There is no such script, it has ended without a call to `fit` or `dev`, or it reads standard input
+            which has ended.
     """
     if not script.is_file():
         raise ConfigError(f"there is no script {script} (looked in {Path.cwd()})")
@@ -441,7 +458,11 @@ def launch(
     package.Trainer = package.trainer.Trainer = ScriptTrainer  # type: ignore[attr-defined]
     sys.argv[:] = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
-    runpy.run_path(str(script), run_name="__main__")
+    sys.excepthook = functools.partial(_tell, str(script))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except EOFError as error:
+        raise ConfigError(f"{script} reads standard input, which has ended{place_of(error)}: give it more") from error
     if not ScriptTrainer.made:
         raise ConfigError(
             f"{script} has ended without a run: it called neither fit nor dev of Agent Lightning's Trainer. Does it "

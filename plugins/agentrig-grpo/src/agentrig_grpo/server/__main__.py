@@ -8,6 +8,7 @@ and serves until the run is gone or kills it.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -55,7 +56,9 @@ def main() -> None:
         try:
             listener = http_server.listen(host, port)
         except OSError as error:
+            wrong_host = error.errno == errno.EADDRNOTAVAIL or (error.errno or 0) < 0  # negative: no such name
             cure = "set another server.port, or 0 for any free one"
+            cure = "server.host must be an address of this machine, such as 127.0.0.1" if wrong_host else cure
             raise AgentrigError(f"it can't listen on {host}:{port}: {error.strerror}; {cure}") from None
     except Exception as error:
         log.error("the server could not start: %s", error, exc_info=not isinstance(error, AgentrigError))
