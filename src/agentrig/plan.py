@@ -29,7 +29,7 @@ from agentrig.rows import utf8_text
 from agentrig.secrets import sources
 from agentrig.settings import meant, meant_in_file, setting, structure
 from agentrig.tasks import Tasks, check_set
-from agentrig.text import read_text
+from agentrig.text import check_regular, read_text
 
 if TYPE_CHECKING:
     from agentrig.adapters import Adapter
@@ -549,10 +549,11 @@ def read_run_file(path: Path) -> dict[str, Any]:
     """Read a TOML run file: sections, and optionally `recipe = "name"` as its base.
 
     Raises:
-        AgentrigError: No such file, not UTF-8, or not TOML; the message says where.
+        AgentrigError: No such file, no regular one, empty, not UTF-8, or not TOML; the message says where.
     """
     text = ""
     try:
+        check_regular(path)
         text = utf8_text(path)
         data = tomllib.loads(text)
     except FileNotFoundError:
@@ -570,6 +571,8 @@ def read_run_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}{meant_in_file(text, error)}") from None
+    if not text.strip():
+        raise ConfigError(f'{path} is empty.\n  Restore it from a copy, or write a first line such as recipe = "mini"')
     files = data.get("run", {}).get("plugins", []) if isinstance(data.get("run"), dict) else []
     if isinstance(files, list) and files and all(isinstance(f, str) for f in files):
         data["run"]["plugins"] = [str((path.parent / f).resolve()) for f in files]
