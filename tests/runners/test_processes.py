@@ -231,6 +231,17 @@ def test_a_hostile_message_costs_its_rollout_only(what: str, model: ModelServer,
     assert ("sent what no runner sends (b'\\x80\\x05 noise')" in results["job-0"].message) == (what == "noise")
 
 
+def test_a_fork_that_comes_back_from_the_agent_is_ended_and_told(
+    model: ModelServer, start: Start, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = start(threads=2)
+    submit(pool, jobs(model, "forks", "", "forks"))
+    assert [r.outcome.answer for r in sorted(drain(pool, 3), key=lambda r: r.id)] == ["odd"] * 3
+    assert "sent what no runner sends" not in caplog.text
+    said = capfd.readouterr().err
+    assert re.search(r"agentrig: the agent forked \(.*toy_plugin\.py:\d+ in misbehave\), and the child came back", said)
+
+
 EVERYWHERE = """
 import sys
 from agentrig import Endpoint

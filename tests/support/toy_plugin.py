@@ -134,6 +134,8 @@ def misbehave(do, task_input):
         for number in range(3, 256):
             with suppress(OSError):
                 os.write(number, b"\xff no message of anyone\n")
+    if do == "forks":
+        os.fork()
     if do == "stops":
         os.kill(os.getpid(), signal.SIGSTOP)
     if do == "prints":
