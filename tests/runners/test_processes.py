@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +26,7 @@ from agentrig import AgentFailure, Endpoint, Outcome
 from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError
 from agentrig.pools import Job, Result
+from agentrig.processes import forks
 from agentrig.runners.attempt import failure_kind, run_agent
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
@@ -240,6 +243,20 @@ def test_a_fork_that_comes_back_from_the_agent_is_ended_and_told(
     assert "sent what no runner sends" not in caplog.text
     said = capfd.readouterr().err
     assert re.search(r"agentrig: the agent forked \(.*toy_plugin\.py:\d+ in misbehave\), and the child came back", said)
+
+
+def test_a_temporary_folder_that_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        (tmp_path / "gone" / "listener").touch()
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    monkeypatch.setattr(forks, "start_server", fails)
+    with pytest.raises(AgentrigError, match=r"temporary folder .*/gone is gone; does the agent remove it\?"):
+        forks.start_process(multiprocessing.get_context("spawn"), print)
+    (tmp_path / "gone").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(AgentrigError, match=r"died 3 times in a row \(NotADirectoryError"):
+        forks.start_process(multiprocessing.get_context("spawn"), print)
 
 
 EVERYWHERE = """

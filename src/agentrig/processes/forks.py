@@ -6,6 +6,7 @@ import mmap
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -53,6 +54,12 @@ def start_process(
             return ours, started
         finally:
             theirs.close()
+    folder = tempfile.gettempdir()
+    if not os.path.isdir(folder):
+        raise AgentrigError(
+            f"no runner can be started: the run's temporary folder {folder} is gone; does the agent remove it? Let it "
+            "remove only files of its own"
+        )
     raise AgentrigError(
         f"no runner can be started: the process that they are forked from died {TRIES} times in a row ({reason}). "
         "Was it killed, or is the memory or the number of processes or open files at its limit?"
