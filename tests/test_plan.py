@@ -212,7 +212,7 @@ def test_missing_sources(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"looked in /.*\n  Give its path, or a recipe's name"):
         resolve("mine.toml")
     (tmp_path / "empty.toml").write_text("\n")
-    with pytest.raises(ConfigError, match=r"empty\.toml is empty\."):
+    with pytest.raises(ConfigError, match=r"empty\.toml is empty: it needs"):
         resolve(str(tmp_path / "empty.toml"))
     os.mkfifo(tmp_path / "pipe.toml")
     with pytest.raises(ConfigError, match=r"pipe\.toml cannot be read: it is no regular file"):

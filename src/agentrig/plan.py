@@ -572,7 +572,7 @@ def read_run_file(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}{meant_in_file(text, error)}") from None
     if not text.strip():
-        raise ConfigError(f'{path} is empty.\n  Restore it from a copy, or write a first line such as recipe = "mini"')
+        raise ConfigError(f'{path} is empty: it needs a first line such as recipe = "mini", or sections')
     files = data.get("run", {}).get("plugins", []) if isinstance(data.get("run"), dict) else []
     if isinstance(files, list) and files and all(isinstance(f, str) for f in files):
         data["run"]["plugins"] = [str((path.parent / f).resolve()) for f in files]
