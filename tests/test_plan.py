@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 import tomllib
 from collections.abc import Callable
@@ -234,6 +235,12 @@ def test_missing_sources(tmp_path: Path) -> None:
         resolve(str(tmp_path / "absent.toml"))
     with pytest.raises(ConfigError, match=r"looked in /.*\n  Give its path, or a recipe's name"):
         resolve("mine.toml")
+    (tmp_path / "empty.toml").write_text("\n")
+    with pytest.raises(ConfigError, match=r"empty\.toml is empty: it needs"):
+        resolve(str(tmp_path / "empty.toml"))
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(ConfigError, match=r"pipe\.toml cannot be read: it is no regular file"):
+        resolve(str(tmp_path / "pipe.toml"))
     with pytest.raises(ConfigError, match="is a folder; give a recipe's name or a run file"):
         resolve(f"{tmp_path}/")
     (tmp_path / "config.toml").touch()

@@ -633,6 +633,8 @@ with no_silent_end():
         ("os.close(1)", "its standard output,"),
         ("os.close(1); os.close(2)", "its standard output,"),
         ("os.closerange(0, 300)", "its standard output,"),
+        ("sys.stdout.close()", "its standard output,"),
+        ("sys.stdout = sys.stderr; sys.stdout.close()", "its standard error,"),
     ],
 )
 def test_a_reward_that_closes_the_files_of_the_command_is_named(tmp_path: Path, close: str, named: str) -> None:

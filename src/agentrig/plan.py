@@ -29,7 +29,7 @@ from agentrig.rows import utf8_text
 from agentrig.secrets import sources
 from agentrig.settings import meant, meant_in_file, setting, structure
 from agentrig.tasks import Tasks, check_set
-from agentrig.text import json_fault, read_text
+from agentrig.text import check_regular, json_fault, read_text
 
 if TYPE_CHECKING:
     from agentrig.adapters import Adapter
@@ -549,10 +549,11 @@ def read_run_file(path: Path) -> dict[str, Any]:
     """Read a TOML run file: sections, and optionally `recipe = "name"` as its base.
 
     Raises:
-        AgentrigError: No such file, not UTF-8, or not TOML; the message says where.
+        AgentrigError: No such file, no regular one, empty, not UTF-8, or not TOML; the message says where.
     """
     text = ""
     try:
+        check_regular(path)
         text = utf8_text(path)
         data = tomllib.loads(text)
     except FileNotFoundError:
@@ -572,6 +573,8 @@ def read_run_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}{meant_in_file(text, error)}") from None
     except (ValueError, RecursionError) as error:  # valid TOML that Python does not read
         raise ConfigError(f"{path} {json_fault(error)}") from None
+    if not text.strip():
+        raise ConfigError(f'{path} is empty: it needs a first line such as recipe = "mini", or sections')
     files = data.get("run", {}).get("plugins", []) if isinstance(data.get("run"), dict) else []
     if isinstance(files, list) and files and all(isinstance(f, str) for f in files):
         data["run"]["plugins"] = [str((path.parent / f).resolve()) for f in files]

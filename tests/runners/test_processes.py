@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +26,7 @@ from agentrig import AgentFailure, Endpoint, Outcome
 from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError
 from agentrig.pools import Job, Result
+from agentrig.processes import forks
 from agentrig.runners.attempt import failure_kind, run_agent
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
@@ -231,7 +234,21 @@ def test_a_hostile_message_costs_its_rollout_only(what: str, model: ModelServer,
     assert ("sent what no runner sends (b'\\x80\\x05 noise')" in results["job-0"].message) == (what == "noise")
 
 
-EVERYWHERE = """
+def test_a_temporary_folder_that_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        (tmp_path / "gone" / "listener").touch()
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    monkeypatch.setattr(forks, "start_server", fails)
+    with pytest.raises(AgentrigError, match=r"temporary folder .*/gone is gone; does the agent remove it\?"):
+        forks.start_process(multiprocessing.get_context("spawn"), print)
+    (tmp_path / "gone").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(AgentrigError, match=r"died 3 times in a row \(NotADirectoryError"):
+        forks.start_process(multiprocessing.get_context("spawn"), print)
+
+
+ONE_ODD = """
 import sys
 from agentrig import Endpoint
 from agentrig.pools import Job
@@ -240,7 +257,7 @@ from agentrig.runners.processes import Pool
 pool = Pool(AgentPlan(name="toy", config={}, files=(sys.argv[1],)), n=1, threads=1, deadline_s=20.0, retries=1)
 pool.start()
 endpoint = Endpoint(base_url=sys.argv[2], model="toy-model", token_ids=True)
-for number, do in enumerate(["writes-everywhere", "", "no-call"]):
+for number, do in enumerate([sys.argv[3], "", "no-call"]):
     pool.submit(Job(id=f"job-{number}", input={"number": number, "do": do}, endpoint=endpoint))
 found = {}
 while len(found) < 3:
@@ -253,11 +270,21 @@ pool.close()
 @pytest.mark.slow
 def test_an_agent_that_writes_to_all_descriptors_is_one_typed_failure(model: ModelServer, toy_file: str) -> None:
     """The pipes of multiprocessing's own processes are among them: their tracebacks would fill the terminal."""
-    words = [sys.executable, "-c", EVERYWHERE, toy_file, model.url]
+    words = [sys.executable, "-c", ONE_ODD, toy_file, model.url, "writes-everywhere"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["runner-died", "None", "None"], done
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) <= 6, done.stderr
+
+
+def test_a_fork_that_comes_back_from_the_agent_is_ended_and_told(model: ModelServer, toy_file: str) -> None:
+    words = [sys.executable, "-c", ONE_ODD, toy_file, model.url, "forks"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["None"] * 3, done
+    assert re.match(r"agentrig: the agent forked \(.*toy_plugin\.py:\d+ in misbehave\), and the child", done.stderr), (
+        done
+    )
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_stuck_rollout_ends_at_its_deadline_and_the_others_continue(model: ModelServer, start: Start) -> None:

@@ -134,6 +134,8 @@ def misbehave(do, task_input):
         for number in range(3, 256):
             with suppress(OSError):
                 os.write(number, b"\xff no message of anyone\n")
+    if do == "forks" and os.fork():
+        time.sleep(1.0)  # the child comes back first
     if do == "stops":
         os.kill(os.getpid(), signal.SIGSTOP)
     if do == "prints":

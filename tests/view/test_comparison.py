@@ -154,6 +154,28 @@ def test_a_run_that_cannot_be_compared_says_why_instead_of_a_number(real: Mappin
     assert "The common start is" not in alone.text()
 
 
+def test_a_file_of_the_common_start_that_cannot_be_read_is_told_as_that_runs(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "first", steps=2)
+    other = shutil.copytree(first, tmp_path / "other")
+    (first / "rollouts" / "report-00000.parquet").write_bytes(b"no rollouts")
+    of_first, of_other = (row["missing"] for row in compare([first, other], each=True).rows)
+    assert any(text.startswith("rollouts/report-00000.parquet cannot be read") for text in of_first)
+    (said,) = [text for text in of_other if "cannot be read" in text]
+    assert said.startswith(
+        "not compared with the common start, because of first: rollouts/report-00000.parquet cannot be read"
+    )
+
+
+@pytest.mark.parametrize("key", ["steps", "rollouts", "train_rollouts", "wall_s"])
+def test_a_figure_of_the_summary_that_is_no_number_is_told(tmp_path: Path, key: str) -> None:
+    run = write_run(tmp_path / "run", steps=2)
+    file = run / "summary.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: [1]}))
+    (row,) = compare([run]).rows
+    assert any(f"summary.json is damaged: {key} is [1], not a number from 0 to" in text for text in row["missing"])
+    assert "summary.json is damaged" in render([read_run(run)])
+
+
 def test_the_common_start_is_the_one_that_most_runs_can_be_compared_with(tmp_path: Path) -> None:
     stopped = write_run(tmp_path / "a", steps=1, ended=False)
     changed(stopped, model="/models/another")

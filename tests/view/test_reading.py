@@ -172,7 +172,9 @@ def test_held_out_files_that_cannot_be_read_are_named_and_no_result_of_0_tasks(t
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["metrics.jsonl", "log.jsonl", "summary.json", "rollouts/train-00002.parquet"])
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "log.jsonl", "summary.json", "rollouts/train-00002.parquet", "config.toml"]
+)
 def test_a_pipe_with_the_name_of_a_file_is_named_and_not_read(tmp_path: Path, name: str) -> None:
     directory = write_run(tmp_path / "run", steps=2)
     (directory / name).unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import json
+import os
 import re
 import shutil
 import threading
@@ -23,6 +24,7 @@ from agentrig.errors import AgentrigError
 from agentrig.processes.locks import Lock
 from agentrig.testing.run_directory import write_run
 from agentrig.view import build_report
+from agentrig.view.diagnosis import diagnose
 from agentrig.view.reading import read_run, rollout_rows
 from agentrig.view.watch.app import serving
 
@@ -108,6 +110,19 @@ def test_files_of_other_types_do_not_take_a_runs_pages(ended_run: Callable[..., 
             text = page(link, "run/typed/traces", mode="train", step="1")
         assert f"{files[-1].name} cannot be read: its column value holds string, not double" in text
         assert "many" not in page(link, f"run/typed/rollout/{rollouts_of(text)[0]}")
+        assert "Traceback" not in page(link, "run/typed/why") + page(link, "run/typed/checks")
+    assert "cannot be read: its column value holds string, not double" in str(diagnose(tmp_path / "typed"))
+
+
+@pytest.mark.timeout(120)
+def test_a_pipe_in_the_place_of_config_toml_holds_up_no_page(ended_run: Callable[..., Path], tmp_path: Path) -> None:
+    shutil.copytree(ended_run(), tmp_path / "piped", symlinks=True)
+    (tmp_path / "piped" / "config.toml").unlink()
+    os.mkfifo(tmp_path / "piped" / "config.toml")
+    with serving(tmp_path / "piped") as link:
+        ids = rollouts_of(page(link, "run/piped/traces", mode="train", step="1"))
+        assert "config.toml cannot be read: it is no regular file" in page(link, f"run/piped/rollout/{ids[0]}")
+        page(link, "run/piped/examples")
 
 
 def test_nothing_without_the_token_and_nothing_but_reading(link: str) -> None:

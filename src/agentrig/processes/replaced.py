@@ -54,7 +54,7 @@ def left_alone(who: str, cure: str, tell: Callable[[str], None] | None = None) -
         if not _under_way:
             _before.update({(module, name): getattr(module, name) for module, names in USED for name in names})
         _under_way += 1
-    files = _outputs() | held_descriptors()
+    files, streams = _outputs() | held_descriptors(), _streams()
     screen = _copy_of_stderr() if 2 in files else None
     try:
         yield
@@ -67,11 +67,14 @@ def left_alone(who: str, cure: str, tell: Callable[[str], None] | None = None) -
             if not _under_way:
                 _before.clear()
         closed = [name for descriptor, name in files.items() if _is_closed(descriptor)]
+        closed += [name for stream, name in streams if stream.closed]
         if screen is not None:
             with contextlib.suppress(OSError):  # it is closed too
                 if _is_closed(2):
                     os.dup2(screen, 2)
                 os.close(screen)
+        if any(stream.closed for stream, _ in streams):
+            _open_streams_again()
         did = []
         if replaced:
             did.append(f"replaced {_listed([f'{module.__name__}.{name}' for module, name in replaced])}")
@@ -93,6 +96,24 @@ def _outputs() -> dict[int, str]:
         return {}
     outputs = ((1, sys.__stdout__, "its standard output"), (2, sys.__stderr__, "its standard error"))
     return {at: name for at, stream, name in outputs if stream is not None and not _is_closed(at)}
+
+
+def _streams() -> list[tuple[Any, str]]:
+    """Return the open streams of the command's output: one can be closed, and its descriptor stay open."""
+    if multiprocessing.parent_process() is not None:
+        return []
+    named = (("its standard output", sys.stdout, sys.__stdout__), ("its standard error", sys.stderr, sys.__stderr__))
+    return [(stream, name) for name, *each in named for stream in each if stream is not None and not stream.closed]
+
+
+def _open_streams_again() -> None:
+    """Replace the streams of output that are closed, also those of log handlers: they are needed for the message."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name, None) is not None and getattr(sys, name).closed:
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False))
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler) and getattr(handler.stream, "closed", False):
+            handler.stream = sys.stderr  # `setStream` would flush the closed one
 
 
 def _copy_of_stderr() -> int | None:

@@ -378,11 +378,13 @@ def checked_summary(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what `summary.json` holds.
 
     Raises:
-        ValueError: It does not say how many steps the run had, or whether it was complete.
+        ValueError: Its number of steps or of rollouts, its seconds, or whether it was complete, has another type.
     """
-    steps, complete = summary.get("steps", 0), summary.get("complete", True)
-    if not 0 <= (-1 if number(steps) is None else steps) <= LAST_STEP:
-        raise ValueError(f"steps is {steps!r:.80}, not a number from 0 to {LAST_STEP}")
+    for key, most in (("steps", LAST_STEP), ("rollouts", 10**15), ("train_rollouts", 10**15), ("wall_s", 10**12)):
+        value = summary.get(key, 0)
+        if not 0 <= (-1 if number(value) is None else value) <= most:
+            raise ValueError(f"{key} is {value!r:.80}, not a number from 0 to {most}")
+    complete = summary.get("complete", True)
     if not isinstance(complete, bool):
         raise ValueError(f"complete is {complete!r:.80}, not true or false")
     return summary

@@ -21,6 +21,7 @@ from agentrig.run.checkpoints import SAVED, Checkpoints, saved_digests, verify
 from agentrig.run.damage import CURES, NOT_ALLOWED, entries, reading
 from agentrig.run.directory import DAMAGED, FILES, RunDirectory, is_end, stays, table_name
 from agentrig.run.files import sha256_of
+from agentrig.run.rows import rollout_schema
 from agentrig.run.trends import Guards
 from agentrig.text import cut
 
@@ -296,14 +297,18 @@ def _under(held: Mapping[str, Any], key: str, name: str) -> Any:
 
 def _figures_of(file: Path) -> Mapping[str, Any]:
     """Return accuracy, mean reward and number of the scored rollouts of a file; {} if it can't be read."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     if not file.is_file():  # to read a pipe would wait for ever
         return {}
     try:
-        rows = pq.read_table(file, columns=["failure", "value", "correct"]).to_pylist()
+        table = pq.read_table(file, columns=["failure", "value", "correct"])
     except Exception:  # it is damaged: who needs it says so
         return {}
+    if any(column.type != rollout_schema(pa).field(column.name).type for column in table.schema):
+        return {}
+    rows = table.to_pylist()
     values = [row["value"] for row in rows if row["failure"] is None and row["value"] is not None]
     right = sum(bool(row["correct"]) for row in rows if row["failure"] is None)
     n = len(values)

@@ -7,6 +7,7 @@ import inspect
 import json
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from agentrig.gateway.client import GatewayAttempt, GatewayError
 from agentrig.pools import AgentSource, Job, Result
 from agentrig.processes.confine import hint
 from agentrig.processes.ends import no_silent_end
+from agentrig.processes.forks import end_if_forked
 from agentrig.prompting import prompted
 from agentrig.tasks import field_hint
 from agentrig.text import LONE_SURROGATE, cut, masked, plain_json, storable, words_of
@@ -110,7 +112,11 @@ def _called(
             if isinstance(job.input, Mapping) and (digest := value_digest(job.input)):  # the agent may change it
                 recorder.about[GIVEN] = digest
             whole = getattr(agent, "run_job", None)
-            answer = whole(job) if whole is not None else agent(job.input, job.endpoint)
+            own_pid = os.getpid()
+            try:
+                answer = whole(job) if whole is not None else agent(job.input, job.endpoint)
+            finally:
+                end_if_forked(own_pid, "agent")
             if inspect.isawaitable(answer):
                 waiting = _await(answer)
                 answer = asyncio.run_coroutine_threadsafe(waiting, loop).result() if loop else asyncio.run(waiting)
@@ -213,10 +219,13 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _await(awaitable: Any) -> Any:
+    own = os.getpid()
     try:
         return await awaitable
     except SystemExit as error:  # otherwise it would end the event loop of all rollouts
         raise AgentFailure(f"the agent called sys.exit({error.code!r})") from error
+    finally:
+        end_if_forked(own, "agent")
 
 
 def failure_kind(error: BaseException) -> str:

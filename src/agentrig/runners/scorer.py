@@ -6,22 +6,21 @@ import ctypes
 import inspect
 import json
 import logging
-import mmap
 import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import attrs
 
 from agentrig.agents import Agent, Outcome
 from agentrig.correctness import Correctness
 from agentrig.endpoints import Endpoint
-from agentrig.errors import AgentrigError, place_of, short_path
+from agentrig.errors import AgentrigError, place_of
 from agentrig.pools import Job
+from agentrig.processes.forks import end_if_forked
 from agentrig.processes.held import Watch
 from agentrig.processes.replaced import left_alone
 from agentrig.rewards import Reward, Score
@@ -381,39 +380,10 @@ def _called(reward: Callable[..., Any], *given: Any) -> Any:
     try:
         made = reward(*given)
     finally:
-        if os.getpid() != own:
-            _end_fork()
+        end_if_forked(own, "reward")
     if inspect.iscoroutine(made):
         made.close()
     return made
-
-
-_told = mmap.mmap(-1, 1)
-"""Whether a fork has been told of; this process shares it with what is forked from it."""
-
-_forked_at = ""
-"""FILE:LINE in FUNCTION of what has called `os.fork`, in the process that it has made."""
-
-
-def _note_fork() -> None:
-    global _forked_at
-    frame = sys._getframe(1)
-    _forked_at = f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
-os.register_at_fork(after_in_child=_note_fork)
-
-
-def _end_fork() -> NoReturn:
-    """End a process that a reward has forked, and say so once: each of its scores may have forked."""
-    if not _told[0]:
-        _told[0] = 1
-        os.write(
-            2,
-            f"agentrig: the reward forked ({_forked_at}), and the child came back from the reward: it is ended. End a "
-            "child by os._exit, or start a program by subprocess\n".encode(),
-        )
-    os._exit(1)
 
 
 def _of_calls(score: Score, trace: Trace | None = None) -> Score:

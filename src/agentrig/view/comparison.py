@@ -432,9 +432,14 @@ def _judged(
         return found | {"reason": reason}
     first, after = figures.held_out(reference)["accuracy"]["before"], figures.held_out(run)["accuracy"]["after"]
     begun, ended = reference.of_mode("report")[:1], run.of_mode("report")[1:][-1:]
+    there: list[str] = []
     sides: list[Measured] = [
-        each.of(file, measured_of, missing) for each, files in ((seen_there, begun), (seen, ended)) for file in files
+        each.of(file, measured_of, told)
+        for each, files, told in ((seen_there, begun, there), (seen, ended, missing))
+        for file in files
     ]
+    whose = "" if run is reference else f"not compared with the common start, because of {reference.name}: "
+    missing += [f"{whose}{text}" for text in there]
     better, worse, _, n = changed(*sides) if len(sides) == 2 else (0, 0, 0, 0)
     if not n:
         return found | {"reason": "unreadable"}

@@ -39,6 +39,7 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
     from agentrig.audit.record import Record
     from agentrig.audit.verdicts import LINKS
     from agentrig.errors import AgentrigError
+    from agentrig.processes.scratch import temporary_files
     from agentrig.run.auditing import Rebuilt
     from agentrig.run.directory import RunDirectory
     from agentrig.run.manifest import EDITED, edited_settings
@@ -48,7 +49,7 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
 
     found = []
     try:
-        with stdout_to_stderr(as_json):
+        with temporary_files(), stdout_to_stderr(as_json):  # torch makes a folder for compiled kernels
             plan = recorded_plan(run)  # names the file if config.toml or manifest.json is damaged
             for name, now, was in edited_settings(Record(run).config, RunDirectory(run).manifest()):
                 if name == "algorithm.model":  # no weights could be compared
