@@ -234,7 +234,8 @@ def value_digest(value: Any) -> str | None:
     found = message_digest(value)
     if found is None:  # tuples with names, numbers of numpy, lone surrogates
         try:
-            found = message_digest(json.loads(LONE_SURROGATE.sub("\ufffd", json.dumps(value, ensure_ascii=False))))
+            joined = json.loads(json.dumps(value))  # two halves of a pair are one character
+            found = message_digest(json.loads(LONE_SURROGATE.sub("\ufffd", json.dumps(joined, ensure_ascii=False))))
         except Exception:  # a dict's or list's own methods may raise anything
             return None
     return found

@@ -233,7 +233,9 @@ def test_a_link_with_a_later_steps_name_is_removed_as_a_link(run: Path) -> None:
     assert (done.exit_code, "step-00009 is damaged" in done.stderr, whole(run) == before) == (1, True, True), (
         done.output
     )
-    train(resume_plan(run, overrides=["algorithm.steps=4"]), resume=run)
+    with pytest.raises(CheckpointDamaged, match="step-00009 is damaged"):
+        train(resume_plan(run, overrides=["algorithm.steps=4"]), resume=run)
+    train(resume_plan(run, overrides=["algorithm.steps=4"]), resume=run, from_step=2)
     names = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert names == ["latest", "step-00001", "step-00002", "step-00003", "step-00004"]
     assert whole(run)["checkpoints/step-00002/model.safetensors"] == before["checkpoints/step-00002/model.safetensors"]

@@ -23,7 +23,7 @@ from agentrig.run.directory import DAMAGED, FILES, RunDirectory, is_end, stays, 
 from agentrig.run.files import sha256_of
 from agentrig.run.rows import rollout_schema
 from agentrig.run.trends import Guards
-from agentrig.text import cut
+from agentrig.text import check_regular, cut
 
 NEEDED = ("failures", "algorithm", "time_s", "step_s", "rollouts", "transitions_per_rollout")
 """The keys that a line of `metrics.jsonl` needs for the run's totals; the first three hold objects."""
@@ -300,9 +300,8 @@ def _figures_of(file: Path) -> Mapping[str, Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if not file.is_file():  # to read a pipe would wait for ever
-        return {}
     try:
+        check_regular(file)  # to read a pipe would wait for ever
         table = pq.read_table(file, columns=["failure", "value", "correct"])
     except Exception:  # it is damaged: who needs it says so
         return {}

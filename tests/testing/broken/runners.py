@@ -83,21 +83,18 @@ def hasty(plan: Any, *, deadline_s: float, **limits: Any) -> Pool:
     return Pool(plan, deadline_s=3600.0 if deadline_s < 100 else deadline_s, **limits)
 
 
-def once(plan: Any, *, retries: int, **limits: Any) -> Pool:
+class Often(dict[str, int]):
+    """How often rollouts were lost: each of them often."""
+
+    def pop(self, *given: Any) -> int:
+        return 99
+
+
+def once(plan: Any, **limits: Any) -> Pool:
     """Start no rollout again."""
-    return Told(plan, retries=0, said=retries, **limits)
-
-
-class Told(Pool):
-    """Says another number of retries than it has."""
-
-    def __init__(self, plan: Any, *, said: int, **limits: Any) -> None:
-        super().__init__(plan, **limits)
-        self.said = said
-
-    @property
-    def retries(self) -> int:
-        return self.said
+    pool = Pool(plan, **limits)
+    pool._lost = Often()
+    return pool
 
 
 def leaky(plan: Any, **limits: Any) -> Pool:
