@@ -573,8 +573,6 @@ def read_run_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}{meant_in_file(text, error)}") from None
     except (ValueError, RecursionError) as error:  # valid TOML that Python does not read
         raise ConfigError(f"{path} {json_fault(error)}") from None
-    if not text.strip():
-        raise ConfigError(f'{path} is empty: it needs a first line such as recipe = "mini", or sections')
     files = data.get("run", {}).get("plugins", []) if isinstance(data.get("run"), dict) else []
     if isinstance(files, list) and files and all(isinstance(f, str) for f in files):
         data["run"]["plugins"] = [str((path.parent / f).resolve()) for f in files]
@@ -642,6 +640,8 @@ def resolve(
     # Read: the run file, the overrides, the plugins.
     name = source or "mini"
     base, own = _read_source(name)
+    if name.endswith(".toml") and not (base or own or overrides or any((uses or {}).values())):
+        raise ConfigError(f'{name} is empty: it needs a first line such as recipe = "mini", or sections')
     parsed = [parse_override(o) for o in overrides]
     # `use` first: a new component drops keys that only the old one has, and a new algorithm those of server and credit.
     parsed.sort(key=lambda override: (override[1] != "use", override[0] != "algorithm"))

@@ -66,8 +66,7 @@ def resume(run: Path) -> None:
             r"progress\.json is damaged: .*\. Restore it from a copy, or remove it: the accuracy",
         ),
         ("config.toml", "[run\n", r"config\.toml is not TOML"),
-        ("config.toml", "", r"config\.toml is empty: it needs .* sections\. Restore it from a copy, for example"),
-        ("config.toml", "[run]\n", r"config\.toml is damaged: it has no reward\. Restore it from a copy, for example"),
+        ("config.toml", "", r"config\.toml is damaged: it has no reward\. Restore it from a copy, for example"),
         ("probe.json", "", r"probe\.json cannot be read: Expecting value.*\. Delete it: the run then chooses another"),
         ("probe.json", "{}", r"probe\.json cannot be read: it has no 'ids'\. Delete it: the run then"),
         (
