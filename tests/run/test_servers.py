@@ -155,9 +155,7 @@ def test_a_run_is_killed_resumed_exported_and_evaluated(server: str, place: Plac
 
     done = len(lines_of(run))
     text = place.run("train", "--resume", str(run), f"algorithm.steps={done + 1}")
-    assert not [file for file in left if file.exists()], (
-        "a killed run leaves no file behind the next run"
-    )
+    assert not [file for file in left if file.exists()], "a killed run leaves no file behind the next run"
     assert [line["step"] for line in lines_of(run)] == [*range(1, done + 2)]
     assert lines_of(run)[-1]["delivery"]["tensors"] > 0
     summary = json.loads((run / "summary.json").read_text())["delivery"]
