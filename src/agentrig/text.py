@@ -115,6 +115,11 @@ def storable(text: str) -> str:
     return text if text.isascii() else LONE_SURROGATE.sub("\ufffd", text)
 
 
+def whole_characters(values: Any) -> Any:
+    """Return JSON values with U+FFFD for each lone surrogate, which UTF-8 cannot encode."""
+    return json.loads(LONE_SURROGATE.sub("\ufffd", json.dumps(values, ensure_ascii=False)))
+
+
 def names_secret(text: str) -> bool:
     """Return whether a text has the name of a secret in it, as `storable` leaves it."""
     return any(name in text for name in _masks.values())

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import attrs
 import orjson
 
-from agentrig.text import LONE_SURROGATE, json_text
+from agentrig.text import json_text, whole_characters
 
 LLM_CALL = "openai.chat.completion"
 """Span name of an LLM call. Its attributes: `request` and `response` (the JSON bodies),
@@ -234,8 +234,7 @@ def value_digest(value: Any) -> str | None:
     found = message_digest(value)
     if found is None:  # tuples with names, numbers of numpy, lone surrogates
         try:
-            joined = json.loads(json.dumps(value))  # two halves of a pair are one character
-            found = message_digest(json.loads(LONE_SURROGATE.sub("\ufffd", json.dumps(joined, ensure_ascii=False))))
+            found = message_digest(whole_characters(json.loads(json.dumps(value))))  # which joins halves of a pair
         except Exception:  # a dict's or list's own methods may raise anything
             return None
     return found

@@ -25,7 +25,7 @@ from agentrig.processes.ends import no_silent_end
 from agentrig.processes.forks import end_if_forked
 from agentrig.prompting import prompted
 from agentrig.tasks import field_hint
-from agentrig.text import LONE_SURROGATE, cut, masked, plain_json, storable, words_of
+from agentrig.text import cut, masked, plain_json, storable, whole_characters, words_of
 from agentrig.traces import GIVEN, RETURNED, Trace, value_digest
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def json_values(answer: Any) -> Any:
             raise ValueError(f"its answer has {len(text)} characters of JSON, {ANSWER_LIMIT} are allowed")
         values = json.loads(text)
         if "\\ud" in text:  # an escape that may be half of a pair
-            values = json.loads(LONE_SURROGATE.sub("\ufffd", json.dumps(values, ensure_ascii=False)))
+            values = whole_characters(values)
     except ValueError as error:
         raise AgentFailure(str(error), kind="bad-answer") from None
     except Exception as error:  # a dict's or list's own methods may raise anything
