@@ -118,7 +118,7 @@ class Learner(delivery.Learner, Protocol):
         """Return the token ids of a user's message, as the server would prompt the model with it."""
 
     def ready(self) -> None:
-        """Check that the memory is enough for an update, now that the server has the weights too.
+        """Check that the memory is enough for an update; called when the server has new weights, each time.
 
         Raises:
             agentrig.errors.ConfigError: It is not; the message says what to set.

@@ -64,7 +64,9 @@ class ServerMemory:
         prefill: Tokens of prompts that go through the model at once.
         asleep: Bytes that it keeps while it sleeps, beside weights.
         keeps_weights: Whether it keeps its weights while it sleeps.
-        transfer: Bytes that the learner's process keeps on the device to hand weights over; 0 for as many as they have.
+        transfer: Bytes that the learner's process keeps on the device to hand weights over, or those of the largest
+            tensor if that has more; 0 for as many as the weights have.
+        transfer_of_torch: Whether torch holds these bytes, as one of the learner's tensors.
         share: Share of the device's memory that the settings give it, from 0 to 1; 0 if the plan may choose.
         cache: Bytes for keys and values that the settings give it; 0 if the plan may choose.
         elsewhere: Whether it runs on another device than the learner.
@@ -76,6 +78,7 @@ class ServerMemory:
     asleep: int = 3 << 29
     keeps_weights: bool = False
     transfer: int = 0
+    transfer_of_torch: bool = False
     share: float = 0.0
     cache: int = 0
     elsewhere: bool = False

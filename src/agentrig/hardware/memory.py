@@ -100,12 +100,14 @@ class DeviceMemory:
         name: torch's name of it.
         total: All of it.
         others: What is taken already.
+        reserved: What torch holds for this process.
         limit: What the run may take, `[hardware] memory_gib`; 0 for all that is free.
     """
 
     name: str
     total: int
     others: int = 0
+    reserved: int = 0
     limit: int = 0
 
     def __attrs_post_init__(self) -> None:
@@ -138,7 +140,8 @@ class ServerNeed:
         calls: How many calls run at once.
         asleep: What it keeps while it sleeps.
         given: What its own settings give it; 0 if the plan chooses.
-        transfer: What the learner's process keeps beside its tensors, to hand weights over.
+        transfer: What the learner's process keeps to hand weights over.
+        of_torch: As much of that as torch holds.
     """
 
     weights: int = 0
@@ -149,6 +152,7 @@ class ServerNeed:
     asleep: int = 0
     given: int = 0
     transfer: int = 0
+    of_torch: int = 0
 
     @classmethod
     def of(
@@ -179,7 +183,7 @@ class ServerNeed:
             sequences: Most requests that it samples at once.
             beside: Bytes of libraries and graphs, whatever the model is.
             cache: Bytes for keys and values that its settings give it; 0 for those of all calls.
-            **more: `asleep`, `given`, `transfer`.
+            **more: `asleep`, `given`, `transfer`, `of_torch`.
         """
 
         def kept(tokens: int) -> int:

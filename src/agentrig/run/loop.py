@@ -107,7 +107,6 @@ class Loop:
             if self.sleeps:  # later, it is done before the server sleeps
                 session.delivery.prepare(self._sampling())
             self._deliver(session.first_step - 1)
-            learner.ready()
             if shown is not None:
                 shown.begin(learner, session.plan.components["algorithm"].spec.name)
             if session.checkpoint is None:
@@ -285,6 +284,7 @@ class Loop:
         prepared = time.perf_counter()
         with memory_named(f"step {version}: the way of the new weights to the server", GIVE_SERVER_LESS):
             self.server.take(self.learner.weights(), version)
+        self.learner.ready()
         taken = time.perf_counter()
         self._prove(version)
         return prepared - start + time.perf_counter() - taken

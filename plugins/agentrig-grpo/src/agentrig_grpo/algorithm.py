@@ -125,9 +125,7 @@ class Grpo:
             self._memory = self._plan_memory(hardware, None)
             session.record("memory", self._memory.facts())
         memory = self._memory
-        if memory.fitting.device.limit:
-            share = memory.fitting.left(memory.choice) / memory.fitting.device.total
-            torch.get_device_module(device.split(":")[0]).set_per_process_memory_fraction(share)
+        memory.hold(updating=False)
         # Adapters leave the model as its files have it: in bfloat16 it needs half the memory.
         short = bool(config.lora_rank) and dtype == "bfloat16" and stored_in(source, "BF16")
         kept = torch.bfloat16 if short else torch.float32
@@ -146,7 +144,8 @@ class Grpo:
         )
         learner.tokens = memory.choice.tokens
         learner.gives_back = memory.choice.sleeps or bool(memory.fitting.device.limit)
-        learner.ready = partial(memory.started, learner)
+        learner.limit = memory.hold
+        learner.ready = partial(memory.delivered, learner)
         if device != "cpu":
             learner.measured = partial(memory.updated, learner)
         if not learner.share:

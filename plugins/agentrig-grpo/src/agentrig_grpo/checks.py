@@ -10,7 +10,7 @@ from agentrig.findings import Finding, Situation
 from agentrig.hardware.memory import PASSES, DeviceMemory, ModelShape
 from agentrig.servers import ServerMemory
 from agentrig_grpo.config import LearnerConfig
-from agentrig_grpo.fitting import Fitting, Need, group_length, passes_of, server_need
+from agentrig_grpo.fitting import Fitting, Need, group_length, passes_of, proof_bytes, server_need
 from agentrig_grpo.naming import model_directory
 from agentrig_grpo.planning import context_of_model, shape_of, size_of
 
@@ -113,4 +113,5 @@ def about(shape: ModelShape, config: LearnerConfig, tokens: int, recomputed: int
         activations=(shape.layers - recomputed) * layer + recomputed * kept + (layer if recomputed else 0) + LOGITS,
         change=4 * trained,
         earlier=(copies or 4) * trained if config.max_staleness else 0,
+        proof=proof_bytes(shape.vocabulary, shape.hidden, frozen=bool(config.lora_rank) and element == 2),
     )

@@ -18,6 +18,7 @@ from typing import Any
 
 import attrs
 
+from agentrig.delivery.proof import LIMIT, SAMPLED
 from agentrig.device_memory import in_gib
 from agentrig.errors import ConfigError
 from agentrig.hardware.memory import (
@@ -58,6 +59,7 @@ class Need:
         change: The weights before the update, to measure how far it moved them; after the passes.
         earlier: The weights that sampled stale rollouts, to prove what was sampled; 0 without such rollouts.
         buffer: Through it pass the moments that are in host memory; 0 without such.
+        proof: The most that a proof of delivery adds to what is held between updates, see `proof_bytes`.
     """
 
     weights: int
@@ -67,21 +69,27 @@ class Need:
     change: int
     earlier: int = 0
     buffer: int = 0
+    proof: int = 0
 
     @property
     def state(self) -> int:
         """What the learner holds between updates."""
-        return self.weights + self.earlier + self.optimizer
+        return self.weights + self.earlier + self.optimizer + self.buffer
+
+    @property
+    def between(self) -> int:
+        """What must be free between updates, beside the server that is awake."""
+        return int(self.state * ROUNDING) + self.proof
 
     @property
     def peak(self) -> int:
         """Most at any time."""
-        return self.state + self.gradients + self.buffer + max(self.activations, self.change)
+        return self.state + self.gradients + max(self.activations, self.change)
 
     @property
     def room(self) -> int:
         """What must be free for an update."""
-        held = self.state + self.gradients + self.buffer
+        held = self.state + self.gradients
         return int(held * ROUNDING + max(self.activations * MARGIN, self.change * ROUNDING))
 
     def describe(self) -> str:
@@ -93,6 +101,20 @@ class Need:
     def towards(self, other: Need, share: float) -> Need:
         """Return another need, with its activations a share of the way from this one's."""
         return attrs.evolve(other, activations=int(self.activations + share * (other.activations - self.activations)))
+
+
+def proof_bytes(vocabulary: int, hidden: int, *, frozen: bool) -> int:
+    """Return what a proof of delivery takes of the learner's device, while the server is awake.
+
+    Args:
+        vocabulary: Rows of the output layer.
+        hidden: Its columns.
+        frozen: Whether it is not trained and has 16 bits: then it is copied to fp32.
+
+    Returns:
+        Bytes of the fp32 logits of the scored tokens, of their log-softmax, and of two products for the entropy.
+    """
+    return 4 * vocabulary * (4 * (LIMIT + SAMPLED) + (hidden if frozen else 0))
 
 
 def call_length(config: LearnerConfig, context: int) -> int:
@@ -129,14 +151,18 @@ def server_need(
         runners: Rollouts that run at once at most; 0 if it is not known.
         total: Bytes of the device.
     """
+    largest = shape.vocabulary * shape.hidden * element if shape else 0
+    transfer = min(max(says.transfer, largest) if says.transfer else weights, weights)
+    of_torch = transfer if says.transfer_of_torch else 0
     if says.elsewhere:
-        return ServerNeed()
+        return ServerNeed(transfer=transfer, of_torch=of_torch)
     calls = min(n for n in (config.tasks_per_step * config.group_size, says.sequences, runners) if n)
-    transfer = min(says.transfer or weights, weights)
     asleep = says.asleep + (weights if says.keeps_weights else 0)
     if shape is None:
         share = int((says.share or 0.4) * total)
-        return ServerNeed(weights=weights, calls=calls, asleep=asleep, given=share, transfer=transfer)
+        return ServerNeed(
+            weights=weights, calls=calls, asleep=asleep, given=share, transfer=transfer, of_torch=of_torch
+        )
     return ServerNeed.of(
         shape,
         weights=weights,
@@ -151,6 +177,7 @@ def server_need(
         asleep=asleep,
         given=int(says.share * total),
         transfer=transfer,
+        of_torch=of_torch,
     )
 
 
@@ -254,10 +281,8 @@ class Fitting:
 
     def fits(self, choice: Choice) -> bool:
         """Whether an update fits beside the server, and the learner's state beside the server that is awake."""
-        need, awake = self.need(choice), self.server.memory(choice.cache)
-        return need.room <= self.left(choice) and (
-            need.state * ROUNDING + awake <= self.device.budget - self.server.transfer
-        )
+        need = self.need(choice)
+        return need.room <= self.left(choice) and need.between <= self.left(choice, updating=False)
 
     def need(self, choice: Choice) -> Need:
         """Return what an update with a choice needs on the device."""
@@ -282,9 +307,9 @@ class Fitting:
         ends = (self.estimate(self.config, end, recomputed) for end in (low, high))
         return next(ends).towards(next(ends), (tokens - low) / (high - low))
 
-    def left(self, choice: Choice) -> int:
-        """Return the bytes that the learner may take during an update."""
-        server = self.server.asleep if choice.sleeps else self.server.memory(choice.cache)
+    def left(self, choice: Choice, *, updating: bool = True) -> int:
+        """Return the bytes that the learner may take during an update, or between updates."""
+        server = self.server.asleep if choice.sleeps and updating else self.server.memory(choice.cache)
         return self.device.budget - self.server.transfer - server
 
     def describe(self, choice: Choice) -> str:
@@ -325,7 +350,7 @@ class Fitting:
         )
         if need.room <= self.left(tightest):  # then it is the time between updates
             what = (
-                f"between updates the learner needs {in_gib(need.state * ROUNDING)} and its server "
+                f"between updates the learner needs {in_gib(need.between)} and its server "
                 f"{in_gib(self.server.memory(tightest.cache))}, and {in_gib(self.device.budget)} of {self.device.name} "
                 f"are free for both{limit}: it has {in_gib(self.device.total)}{others}.\n  "
             )

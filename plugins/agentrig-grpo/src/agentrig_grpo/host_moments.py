@@ -46,7 +46,13 @@ class HostAdamW(torch.optim.AdamW):
 
     def __init__(self, parameters: Any, **settings: Any) -> None:
         super().__init__(parameters, **settings, fused=True)
-        self._places: list[tuple[torch.Tensor, torch.Tensor]] = []
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        size = min(PART, sum(_padded(p.numel()) for p in parameters))
+        # They stay: made later, they would lie between activations, and keep the memory of these.
+        self._places = [
+            (parameters[0].new_empty(size, requires_grad=False), parameters[0].new_empty(size, requires_grad=False))
+            for _ in range(SLOTS)
+        ]
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -70,11 +76,6 @@ class HostAdamW(torch.optim.AdamW):
     def _through_device(self, group: Mapping[str, Any], parts: Sequence[Sequence[Piece]]) -> None:
         """Bring each part's moments to the device, step, and take them back."""
         device = parts[0][0].parameter.device
-        if not self._places:
-            size = min(PART, sum(_padded(p.numel()) for p in group["params"]))
-            for _ in range(SLOTS):
-                first, second = (torch.empty(size, dtype=torch.float32, device=device) for _ in MOMENTS)
-                self._places.append((first, second))
         queues = _Queues(device, len(parts))
         for number, pieces in enumerate(parts):
             place = self._places[number % SLOTS]

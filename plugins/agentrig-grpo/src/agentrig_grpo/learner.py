@@ -104,7 +104,7 @@ class Learner:
         host_memory: Callable[[], int] | None = None,
     ) -> None:
         self.config, self.tokenizer = config, tokenizer
-        self.ready: Callable[[], None] = lambda: None  # checks the memory once the model's server has the weights too
+        self.ready: Callable[[], None] = lambda: None  # checks the memory when the model's server has new weights
         self._dtype, self._seed = dtype, seed
         self._bf16 = dtype == "bfloat16"
         built = build(model, config, bf16=self._bf16, seed=seed, recomputed=recomputed, frozen_exact=frozen_exact)
@@ -133,6 +133,7 @@ class Learner:
         self._host_memory = host_memory
         self._latest = 0  # tokens of the latest pass
         self.gives_back = config.server_sleep is True
+        self.limit: Callable[[bool], None] = lambda updating: None  # sets how much of the device torch may hold
 
     def update(self, samples: Sequence[TrainSample], *, step: int, sketch: Sketch | None = None) -> dict[str, float]:
         """Update the weights on a step's samples; see `agentrig.learners.Learner`.
@@ -144,12 +145,14 @@ class Learner:
             step's change of all trained weights), `learner_tokens_per_s` (all tokens through the model a second) and
             `sharing` (1 if shared tokens are computed once, 0 if each call is computed in full).
         """
+        self.limit(True)
         try:
             return self._update(samples, step, sketch)
         finally:
             if self.gives_back:
                 gc.collect()  # of activations that are still part of a cycle
                 give_memory_back(self._device)
+            self.limit(False)  # the server wakes next
 
     def _update(self, samples: Sequence[TrainSample], step: int, sketch: Sketch | None) -> dict[str, float]:
         self._sketch = sketch
@@ -215,8 +218,6 @@ class Learner:
         if self._sketch is not None:
             self._sketch.take(self.trained, self.optimizer, [s.call for s in samples if s.call is not None], norm)
         self._host.before_change()
-        if self.gives_back and not self.optimizer.state:  # moments stay: among activations they would keep their memory
-            give_memory_back(self._device)
         self.optimizer.step()
         if self._masters is not None:
             self._masters.refresh()
@@ -549,6 +550,7 @@ class Learner:
         """Restore what `state` returned; see `_set` for the errors."""
         check_state(state["optimizer"], self.config)
         self._set(state["trained"])
+        self.optimizer.state.clear()  # before the new moments are made
         self.optimizer.load_state_dict(state["optimizer"])
         for group in self.optimizer.param_groups:  # torch restores the old values; a resumed run may set others
             group.update(betas=(self.config.beta1, self.config.beta2), weight_decay=self.config.weight_decay)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves  # noqa: TID253
 
 from agentrig.forest.sequences import collate, packed
 from agentrig_grpo.config import LearnerConfig
-from agentrig_grpo.fitting import Need
+from agentrig_grpo.fitting import Need, proof_bytes
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.loss import token_losses
 from agentrig_grpo.model_files import stored_in
@@ -132,6 +132,7 @@ def need_of(
     # With a KL loss there is a frozen copy of the model, as it computes.
     reference = parameters if config.kl_loss_coef and not config.lora_rank else []
     bytes_trained = _bytes(trained)
+    head = learner.model.get_output_embeddings().weight
     return Need(
         weights=weights + _bytes(reference),
         gradients=held - weights,
@@ -139,6 +140,7 @@ def need_of(
         activations=counter.peak - held,
         change=bytes_trained,
         earlier=bytes_trained // (1 if learner._masters is None else 2) if config.max_staleness else 0,
+        proof=proof_bytes(*head.shape, frozen=bool(config.lora_rank) and head.dtype != torch.float32),
     )
 
 

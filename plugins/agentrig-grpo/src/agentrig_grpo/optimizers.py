@@ -10,7 +10,7 @@ import torch  # noqa: TID253  (imported with the learner only)
 
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig_grpo.config import LearnerConfig
-from agentrig_grpo.host_moments import HostAdamW
+from agentrig_grpo.host_moments import MOMENTS, HostAdamW
 
 BLOCK = 256
 """Elements of an 8-bit moment that have one scale."""
@@ -21,6 +21,9 @@ SMALL = 4096
 
 def optimizer_of(parameters: Iterable[torch.nn.Parameter], config: LearnerConfig) -> torch.optim.Optimizer:
     """Return the optimizer that the settings ask for: AdamW in fp32 (torch), or in 8 bits (bitsandbytes).
+
+    Moments on the device are made here. Made by the first step, they would lie between that update's activations and
+    gradients, and torch could not give back the memory around them.
 
     Raises:
         ConfigError: bitsandbytes is not installed.
@@ -33,7 +36,13 @@ def optimizer_of(parameters: Iterable[torch.nn.Parameter], config: LearnerConfig
     if config.moments == "host":
         return HostAdamW(parameters, **settings)
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, **settings, fused=True)
+        plain = torch.optim.AdamW(parameters, **settings, fused=True)
+        for parameter in (p for group in plain.param_groups for p in group["params"]):
+            plain.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                **{name: torch.zeros_like(parameter, memory_format=torch.preserve_format) for name in MOMENTS},
+            }
+        return plain
     try:
         library: Any = importlib.import_module("bitsandbytes.optim")
     except ImportError as error:
@@ -41,8 +50,12 @@ def optimizer_of(parameters: Iterable[torch.nn.Parameter], config: LearnerConfig
             f'[algorithm] optimizer = "{config.optimizer}" needs bitsandbytes ({error}):\n'
             "  pip install 'agentrig-grpo[8bit]'"
         ) from error
-    made: torch.optim.Optimizer = library.AdamW8bit(parameters, **settings, min_8bit_size=SMALL)
-    return made
+    made: Any = library.AdamW8bit(parameters, **settings, min_8bit_size=SMALL)
+    for number, group in enumerate(made.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            made.init_state(group, parameter, number, place)
+    found: torch.optim.Optimizer = made
+    return found
 
 
 def learning_rate(config: LearnerConfig, *, step: int, update: int) -> float:

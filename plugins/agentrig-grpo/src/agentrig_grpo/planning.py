@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrig.device_memory import in_gib
-from agentrig.hardware.memory import GIB, PASSES, DeviceMemory, ModelShape, ServerNeed
+from agentrig.hardware.memory import CONTEXT, GIB, PASSES, DeviceMemory, ModelShape, ServerNeed
 from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.fitting import (
     CPU_PASS,
@@ -50,6 +50,8 @@ class MemoryPlan:
     choice: Choice
     chunk: int
     known: bool = True
+    _started: bool = attrs.field(default=False, init=False)
+    _exceeded: bool = attrs.field(default=False, init=False)
 
     @property
     def config(self) -> LearnerConfig:
@@ -89,6 +91,47 @@ class MemoryPlan:
         }
         return {**found, "update": self.fitting.need(self.choice).peak} if self.known else found
 
+    def hold(self, updating: bool) -> None:
+        """Where the run has a limit, let this process take what is left to the learner, and no more.
+
+        Before torch takes more it gives back what it keeps for later. So the proofs and the audit between updates,
+        while the server is awake, take no more than there is.
+
+        Args:
+            updating: Whether that is for an update: the server may sleep then.
+        """
+        device = self.fitting.device
+        if device.limit:
+            import torch
+
+            most = self.fitting.left(self.choice, updating=updating) + self.fitting.server.of_torch
+            module = torch.get_device_module(device.name.split(":")[0])
+            module.set_per_process_memory_fraction(max(0, most) / device.total)
+
+    def delivered(self, learner: Learner) -> None:
+        """Choose again after the first delivery; after each one, say it if the run has more than its limit.
+
+        Server and learner have most then: all weights, keys, values and moments, and what they keep for later.
+
+        Raises:
+            ConfigError: Nothing fits; names what would.
+        """
+        if not self._started:
+            self._started = True
+            self.started(learner)
+        device = self.fitting.device
+        if device.limit and not self._exceeded:
+            now = measured(device.name)
+            # This process's own part of the device was in use already when `others` was measured.
+            taken = now.others + now.reserved - max(0, device.others - CONTEXT)
+            if taken > device.limit:
+                self._exceeded = True
+                log.warning(
+                    "[hardware] memory_gib = %g: the run has %s of %s, or others took some of it since it began; torch "
+                    "holds %s of that for the learner. Planned was: %s",
+                    *(device.limit / GIB, in_gib(taken), device.name, in_gib(now.reserved), self.line()),
+                )
+
     def started(self, learner: Learner) -> None:
         """Choose again, now that the server has started and its size is known.
 
@@ -98,8 +141,8 @@ class MemoryPlan:
         device, server = self.fitting.device, self.fitting.server
         if not self.known or not device.accelerator or self.choice.sleeps:
             return
-        # What is taken beside this process is the server's, what others held before, and what they took since.
-        taken = measured(device.name, device.limit).others - device.others - server.transfer
+        # What is taken beside torch here is the server's, what others held before, and what they took since.
+        taken = measured(device.name, device.limit).others - device.others - server.transfer + server.of_torch
         self._measured(server=attrs.evolve(server, given=max(taken, server.memory(self.choice.cache))))
         self._choose(learner, self.fitting.choose())
 
@@ -195,7 +238,7 @@ def plan_memory(
 
 
 def measured(device: str, limit: int = 0) -> DeviceMemory:
-    """Return a device's memory, as it is now: `others` is what this process's tensors do not hold.
+    """Return a device's memory, as it is now: `others` is what torch does not hold for this process.
 
     Raises:
         ConfigError: The limit is more than it has.
@@ -207,7 +250,8 @@ def measured(device: str, limit: int = 0) -> DeviceMemory:
         return DeviceMemory(name=device, total=free_memory())
     module = torch.get_device_module(kind)
     free, total = module.mem_get_info()
-    return DeviceMemory(name=device, total=total, others=total - free - int(module.memory_reserved()), limit=limit)
+    reserved = int(module.memory_reserved())
+    return DeviceMemory(name=device, total=total, others=total - free - reserved, reserved=reserved, limit=limit)
 
 
 def free_memory() -> int:

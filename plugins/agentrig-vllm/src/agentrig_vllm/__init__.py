@@ -32,6 +32,7 @@ def memory(config: VllmConfig) -> ServerMemory:
         sequences=config.max_num_seqs,
         prefill=int(config.vllm.get("max_num_batched_tokens") or 8192),
         transfer=config.chunk_mb << 20,
+        transfer_of_torch=True,
         share=config.gpu_memory_utilization,
         cache=config.kv_cache_mb << 20,
         elsewhere=config.device > 0,
