@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 
 import attrs
 import pytest
+import torch
 from agentrig_grpo import planning
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.fitting import (
@@ -13,6 +15,7 @@ from agentrig_grpo.fitting import (
     Fitting,
     group_length,
     lower,
+    proof_bytes,
     server_need,
 )
 from agentrig_grpo.memory import Need
@@ -35,6 +38,7 @@ ROWS = {"32x4": (32, 4, 816, 128), "16x8": (16, 8, 4000, 200), "4x16": (4, 16, 8
 CARDS = {"24": 23.6, "40": 39.4, "80": 79.2, "141": 139.8}
 FULL_CHUNK = 1 << 28
 VLLM = ServerMemory(sequences=256, transfer=512 << 20)
+POOLED = attrs.evolve(VLLM, transfer_of_torch=True)
 
 
 def need(shape: ModelShape, config: GrpoConfig, tokens: int, recomputed: int) -> Need:
@@ -51,6 +55,7 @@ def need(shape: ModelShape, config: GrpoConfig, tokens: int, recomputed: int) ->
         activations=layers + logits,
         change=4 * trained,
         earlier=2 * trained if config.max_staleness else 0,
+        proof=proof_bytes(shape.vocabulary, shape.hidden, frozen=bool(config.lora_rank)),
     )
 
 
@@ -372,6 +377,74 @@ def test_a_server_that_leaves_nothing_ends_the_run_with_the_numbers(monkeypatch)
     monkeypatch.setattr(planning, "measured", lambda device, limit: now)
     with pytest.raises(ConfigError, match=r"9\.2 GiB of cuda are free for it: .* its server takes 69\.5 GiB"):
         plan.started(learner)
+
+
+def limited(monkeypatch, **more):
+    """Return a plan with a limit in which the server sleeps, and the shares that torch is held to."""
+    plan, learner = begun(model="1.5B", rows="16x8", limit=40, says=POOLED, **more)
+    assert plan.choice.sleeps
+    shares: list[float] = []
+    module = SimpleNamespace(set_per_process_memory_fraction=shares.append)
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: module)
+    return plan, learner, shares
+
+
+def test_with_a_limit_torch_gets_less_while_the_server_is_awake(monkeypatch) -> None:
+    """Torch, the server and this process's own part are the limit in both phases."""
+    plan, _, shares = limited(monkeypatch)
+    plan.hold(updating=True)
+    plan.hold(updating=False)
+    server, total = plan.fitting.server, plan.fitting.device.total
+    for share, taken in zip(shares, (server.asleep, server.memory(plan.choice.cache)), strict=True):
+        assert round(share * total) + taken + 3 * GIB // 4 == pytest.approx(40 * GIB, abs=2)
+    need = plan.fitting.need(plan.choice)
+    assert need.state * 1.05 + need.proof + server.of_torch <= shares[1] * total
+    free, _ = begun()
+    free.hold(updating=True)
+    assert len(shares) == 2, "without a limit nothing is set"
+
+
+def test_a_run_above_its_limit_says_so_once(monkeypatch, caplog) -> None:
+    plan, learner, _ = limited(monkeypatch, others=0.6)  # this process's own part, on a card that nothing else uses
+    used = 39.9
+    now = attrs.evolve(plan.fitting.device, limit=0, reserved=24 * GIB)
+    monkeypatch.setattr(planning, "measured", lambda *_: attrs.evolve(now, others=int(used * GIB) - 24 * GIB))
+    plan.delivered(learner)
+    assert not caplog.records
+    used = 42.98
+    plan.delivered(learner)
+    plan.delivered(learner)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("[hardware] memory_gib = 40: the run has 43.0 GiB of cuda, ")
+    assert "torch holds 24.0 GiB of that for the learner. Planned was: memory: 39.2 GiB of cuda" in said
+
+
+def test_a_buffer_that_torch_holds_is_not_taken_from_the_servers_size(monkeypatch) -> None:
+    plan, learner = begun(says=POOLED)
+    more = plan.fitting.server.memory() + 2 * GIB
+    now = attrs.evolve(plan.fitting.device, others=more)  # torch's own are not among them
+    monkeypatch.setattr(planning, "measured", lambda *_: now)
+    plan.delivered(learner)
+    assert plan.fitting.server.memory() == more
+
+
+def test_the_buffer_is_as_large_as_the_largest_tensor() -> None:
+    for model, size in (("1.5B", 512 << 20), ("7B", 152064 * 3584 * 2)):
+        server = fitting(model, says=POOLED, card="141", lora_rank=16).server
+        assert server.transfer == server.of_torch == size
+    elsewhere = fitting(says=attrs.evolve(POOLED, elsewhere=True)).server
+    assert (elsewhere.memory(), elsewhere.of_torch) == (0, 512 << 20)
+
+
+def test_proofs_are_counted_between_updates() -> None:
+    found = fitting("1.5B", "16x8", "40")
+    choice = found.choose()
+    need = found.need(choice)
+    room = found.left(choice, updating=False) - need.between
+    assert choice.sleeps
+    assert room >= 0
+    more = attrs.evolve(found, estimate=lambda *of: attrs.evolve(found.estimate(*of), proof=need.proof + room + 1))
+    assert not more.fits(choice)
 
 
 def test_an_update_that_took_more_than_planned_makes_passes_smaller() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from agentrig_cuda import Cuda, CudaConfig
 from agentrig_grpo import algorithm, planning
+from agentrig_grpo import learner as learner_module
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner
 from agentrig_grpo.memory import Counter, _full, need_of
@@ -197,9 +198,42 @@ def test_what_others_hold_is_all_that_this_process_does_not(monkeypatch) -> None
     device = SimpleNamespace(mem_get_info=lambda: (30 * GIB, 80 * GIB), memory_reserved=lambda: 7 * GIB)
     monkeypatch.setattr(torch, "get_device_module", lambda kind: device)
     found = measured("cuda", limit=60 * GIB)
-    assert found == DeviceMemory(name="cuda", total=80 * GIB, others=43 * GIB, limit=60 * GIB)
+    assert found == DeviceMemory(name="cuda", total=80 * GIB, others=43 * GIB, reserved=7 * GIB, limit=60 * GIB)
     assert found.budget == 37 * GIB
     assert measured("cuda", limit=24 * GIB).budget == 24 * GIB - 3 * GIB // 4
+
+
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "adamw8bit"}, {"lora_rank": 4}], ids=str)
+def test_moments_are_made_before_the_first_activations(make_model, settings) -> None:
+    """Later they would lie between activations and gradients, whose memory torch could not give back."""
+    if "optimizer" in settings:
+        pytest.importorskip("bitsandbytes")
+    learner = Learner(make_model(), GrpoConfig(**settings), dtype="float32", seed=0)
+    made = {p: [t.data_ptr() for t in learner.optimizer.state[p].values() if torch.is_tensor(t)] for p in (
+        learner.trained.values()
+    )}  # fmt: skip
+    assert all(made.values())
+    learner.update(groups(), step=1)
+    for parameter, places in made.items():
+        now = [t.data_ptr() for t in learner.optimizer.state[parameter].values() if torch.is_tensor(t)]
+        assert set(places) & set(now), "the first step has kept them"
+
+
+def test_places_of_moments_in_host_memory_are_made_before_the_first_activations(make_model) -> None:
+    learner = Learner(make_model(), GrpoConfig(moments="host"), dtype="float32", seed=0)
+    made = [t.data_ptr() for pair in learner.optimizer._places for t in pair]
+    assert made
+    learner.update(groups(), step=1)
+    assert [t.data_ptr() for pair in learner.optimizer._places for t in pair] == made
+
+
+def test_an_update_has_a_limit_of_its_own_and_gives_memory_back_before_that_ends(make_model, monkeypatch) -> None:
+    events = []
+    learner = Learner(make_model(), GrpoConfig(), dtype="float32", seed=0)
+    learner.limit, learner.gives_back = lambda updating: events.append(updating), True
+    monkeypatch.setattr(learner_module, "give_memory_back", lambda device: events.append("back"))
+    learner.update(groups(), step=1)
+    assert events == [True, "back", False]
 
 
 def runs_out(monkeypatch, learner, when):

@@ -174,6 +174,9 @@ def test_the_worker_makes_a_share_of_the_plans_bytes(monkeypatch):
         def init_device(self):
             asked.append(self.cache_config.gpu_memory_utilization)
 
+        def compile_or_warm_up_model(self):
+            return "recorded"
+
     stand_in = ModuleType("vllm.v1.worker.gpu_worker")
     stand_in.Worker = GpuWorker
     for name in ("vllm", "vllm.v1", "vllm.v1.worker"):
@@ -187,3 +190,17 @@ def test_the_worker_makes_a_share_of_the_plans_bytes(monkeypatch):
     for additional in ({options.PLANNED: 8 << 30}, {}, None):
         worker.Worker(additional).init_device()
     assert asked == [0.1, 0.4, 0.4]
+    limits = []
+    monkeypatch.setattr(worker.torch.cuda, "set_per_process_memory_fraction", lambda *given: limits.append(given))
+    for additional in ({options.PLANNED: 8 << 30, options.LIMITED: True}, {options.PLANNED: 8 << 30}):
+        found = worker.Worker(additional)
+        found.requested_memory = 8 << 30
+        assert found.compile_or_warm_up_model() == "recorded"
+    assert limits == [(7.25 / 80, 0)], "torch and the process's own part are the server's memory"
+
+
+@pytest.mark.parametrize("limit", [0.0, 24.0])
+def test_the_worker_is_told_whether_the_run_has_a_limit(limit):
+    plan = ServerPlan(model=Path("m"), name="m", hardware=Cuda(config=CudaConfig(memory_gib=limit)), memory=8 << 30)
+    told = options.arguments_of(plan, VllmConfig())["additional_config"]
+    assert told == {options.PLANNED: 8 << 30} | ({options.LIMITED: True} if limit else {})

@@ -11,6 +11,7 @@ from agentrig_vllm import transfer
 from agentrig_vllm.handle import devices
 
 from agentrig.errors import ConfigError
+from agentrig.processes.servers import ServerError
 
 CPU = torch.device("cpu")
 
@@ -50,6 +51,14 @@ def test_tensors_arrive_rounded_whatever_their_sizes(announced):
     assert announced == [2048, 5120], "a larger tensor makes the buffer larger; nothing else shares it again"
     received(sender, weights.items())
     assert len(announced) == 2
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite_are_named(announced, number):
+    weights = {"good": torch.randn(5, 5), "bad": torch.randn(5, 5), "whole": torch.arange(3)}
+    weights["bad"][2, 3] = number
+    with pytest.raises(ServerError, match="numbers that are not finite: bad$"):
+        received(transfer.Sender(torch.bfloat16, 2048), weights.items())
 
 
 @pytest.mark.parametrize(

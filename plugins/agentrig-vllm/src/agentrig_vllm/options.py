@@ -17,6 +17,9 @@ SHARE = 0.4
 PLANNED = "agentrig_memory"
 """Where the worker finds the bytes of the plan, in vLLM's `additional_config`."""
 
+LIMITED = "agentrig_limited"
+"""Whether the worker holds torch to that memory, in the same place: the run has a limit."""
+
 GRAPH_SIZES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
 """Batch sizes that CUDA graphs are recorded for; a batch is padded to the next one."""
 
@@ -56,6 +59,8 @@ def arguments_of(plan: ServerPlan, config: VllmConfig) -> dict[str, Any]:
     extra = dict(config.vllm.get("additional_config") or {})
     if plan.memory is not None and not config.gpu_memory_utilization:
         extra[PLANNED] = plan.memory  # the worker, which sees the device, makes a share of it
+    if plan.hardware.memory_limit:
+        extra[LIMITED] = True
     parser = tool_call_parser(plan.model) if config.tool_call_parser == "auto" else config.tool_call_parser
     if parser:
         found |= {"enable_auto_tool_choice": True, "tool_call_parser": parser}

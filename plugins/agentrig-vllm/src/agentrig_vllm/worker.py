@@ -10,12 +10,13 @@ import torch  # noqa: TID253  (vLLM's process only)
 from vllm.v1.worker.gpu_worker import Worker as GpuWorker  # noqa: TID253  (vLLM's process only)
 
 from agentrig.delivery.digests import held
+from agentrig.hardware.memory import CONTEXT
 from agentrig.processes.supervisor import end_with_parent
-from agentrig_vllm.options import PLANNED
+from agentrig_vllm.options import LIMITED, PLANNED
 from agentrig_vllm.transfer import opened, view_of
 
-BESIDE = 1 << 30
-"""Bytes of the GPU that are neither torch's nor the cache's: CUDA itself, its libraries, recorded graphs."""
+BESIDE = CONTEXT + (1 << 28)
+"""Bytes of the GPU that are kept from the cache beside tensors: CUDA itself with its libraries, and recorded graphs."""
 
 KEPT = 4
 """Keys and values are kept for this many times the sequences that run at once: later ones may begin with the same."""
@@ -36,7 +37,7 @@ class Worker(GpuWorker):
 
         They are free: the plan keeps them apart from the learner, which loads meanwhile, and from what others held.
         """
-        planned = (self.vllm_config.additional_config or {}).get(PLANNED)
+        planned = self._told(PLANNED)
         if planned:
             total = torch.cuda.mem_get_info(self.local_rank)[1]
             self.cache_config.gpu_memory_utilization = min(planned / total, 1.0)
@@ -58,6 +59,23 @@ class Worker(GpuWorker):
         peak = torch.cuda.max_memory_allocated()
         torch.cuda.empty_cache()
         return min(int(self.requested_memory - peak - BESIDE), self._useful())
+
+    def compile_or_warm_up_model(self) -> Any:
+        """Record graphs; if the run has a limit, torch takes no more than the server's memory from then on.
+
+        The cache is what the largest batch leaves; what torch keeps of batches of other sizes comes on top of that. At
+        its most, torch gives back what it keeps for later before it takes more.
+        """
+        found = super().compile_or_warm_up_model()
+        if self._told(LIMITED):
+            total = torch.cuda.mem_get_info(self.local_rank)[1]
+            share = (self.requested_memory - CONTEXT) / total
+            torch.cuda.set_per_process_memory_fraction(share, self.local_rank)
+        return found
+
+    def _told(self, name: str) -> Any:
+        """Return what the run's side says in vLLM's `additional_config`; None if nothing."""
+        return (self.vllm_config.additional_config or {}).get(name)
 
     def _useful(self) -> int:
         """Return the bytes for `KEPT` times as many sequences as run at once, all of the full length."""
