@@ -201,6 +201,6 @@ def test_the_worker_makes_a_share_of_the_plans_bytes(monkeypatch):
 
 @pytest.mark.parametrize("limit", [0.0, 24.0])
 def test_the_worker_is_told_whether_the_run_has_a_limit(limit):
-    plan = ServerPlan(model=Path("m"), name="m", hardware=Cuda(config=CudaConfig(memory_gib=limit)), memory=8 << 30)
+    plan = ServerPlan(model=Path("m"), name="m", hardware=SimpleNamespace(memory_limit=limit), memory=8 << 30)
     told = options.arguments_of(plan, VllmConfig())["additional_config"]
     assert told == {options.PLANNED: 8 << 30} | ({options.LIMITED: True} if limit else {})

@@ -57,7 +57,7 @@ def test_tensors_arrive_rounded_whatever_their_sizes(announced):
 def test_numbers_that_are_not_finite_are_named(announced, number):
     weights = {"good": torch.randn(5, 5), "bad": torch.randn(5, 5), "whole": torch.arange(3)}
     weights["bad"][2, 3] = number
-    with pytest.raises(ServerError, match="numbers that are not finite: bad$"):
+    with pytest.raises(ServerError, match=r"numbers that are not finite: bad$"):
         received(transfer.Sender(torch.bfloat16, 2048), weights.items())
 
 

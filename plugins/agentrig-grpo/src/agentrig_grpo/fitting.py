@@ -78,8 +78,11 @@ class Need:
 
     @property
     def between(self) -> int:
-        """What must be free between updates, beside the server that is awake."""
-        return int(self.state * ROUNDING) + self.proof
+        """What must be free between updates, beside the server that is awake.
+
+        What torch keeps for later it gives back before a proof takes more.
+        """
+        return max(int(self.state * ROUNDING), self.state + self.proof)
 
     @property
     def peak(self) -> int:
