@@ -11,6 +11,7 @@ import torch
 from agentrig_grpo import planning
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.fitting import (
+    SCORED,
     Choice,
     Fitting,
     group_length,
@@ -21,6 +22,7 @@ from agentrig_grpo.fitting import (
 from agentrig_grpo.memory import Need
 from agentrig_grpo.planning import MemoryPlan
 
+from agentrig.delivery import proof
 from agentrig.errors import ConfigError
 from agentrig.hardware.memory import GIB, KNOWN, PASSES, DeviceMemory, ModelShape, ServerNeed
 from agentrig.plan import resolve
@@ -437,14 +439,15 @@ def test_the_buffer_is_as_large_as_the_largest_tensor() -> None:
 
 
 def test_proofs_are_counted_between_updates() -> None:
+    assert SCORED == proof.LIMIT + proof.SAMPLED
     found = fitting("1.5B", "16x8", "40")
     choice = found.choose()
     need = found.need(choice)
     room = found.left(choice, updating=False) - need.state
     assert choice.sleeps
     assert room >= need.proof > 0
-    for proof, fits in ((room, True), (room + 1, False)):
-        more = attrs.evolve(found, estimate=lambda *of, n=proof: attrs.evolve(found.estimate(*of), proof=n))
+    for size, fits in ((room, True), (room + 1, False)):
+        more = attrs.evolve(found, estimate=lambda *of, n=size: attrs.evolve(found.estimate(*of), proof=n))
         assert more.fits(choice) is fits
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import attrs
 
-from agentrig.delivery.proof import LIMIT, SAMPLED
 from agentrig.device_memory import in_gib
 from agentrig.errors import ConfigError
 from agentrig.hardware.memory import (
@@ -45,6 +44,9 @@ PROMPT = 4096
 
 BUFFER = 1 << 29
 """Bytes of the device that an update needs for moments that are in host memory."""
+
+SCORED = 260
+"""Tokens that a proof of delivery scores at most."""
 
 
 @attrs.frozen(kw_only=True)
@@ -117,7 +119,7 @@ def proof_bytes(vocabulary: int, hidden: int, *, frozen: bool) -> int:
     Returns:
         Bytes of the fp32 logits of the scored tokens, of their log-softmax, and of two products for the entropy.
     """
-    return 4 * vocabulary * (4 * (LIMIT + SAMPLED) + (hidden if frozen else 0))
+    return 4 * vocabulary * (4 * SCORED + (hidden if frozen else 0))
 
 
 def call_length(config: LearnerConfig, context: int) -> int:
