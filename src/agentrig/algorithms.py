@@ -243,7 +243,8 @@ class LoopAlgorithm(Protocol):
     """What `AlgorithmSpec.build` returns for an algorithm in the run's own loop, `agentrig.run.loop`.
 
     It may also have a method `fit(plan, session) -> ServerPlan`, which plans the device's memory for server and learner
-    together: called after `serving`, before the server starts, it returns the plan with `memory` and `sleeps`.
+    together: called after `serving`, before the server starts, it returns the plan with `memory` and `sleeps`. With
+    `borrow(server)`, called before `learner`, it gets the server, whose weights its learner may read.
 
     If its settings have a key `demonstrations` (see `sft`), training rollouts are demonstrations and nothing is
     sampled: the credit is `agentrig.credit.imitate`, and the learner has the method of `agentrig.learners.Imitating`.

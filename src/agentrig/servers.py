@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 import attrs
 
@@ -41,6 +41,9 @@ class ServerPlan:
         log: File that the server's output is appended to; None for none.
         sleeps: Whether `sleep` and `wake` will be called, so that the learner can have the memory in between. Some
             servers have to be started for that.
+        adapters: The rank of the adapters that `take` gets in place of whole weights, where the learner reads the
+            server's own weights (`Lending`): it computes with both, and with adapters of zeros until then. 0 for whole
+            weights.
     """
 
     model: Path
@@ -52,6 +55,7 @@ class ServerPlan:
     seed: int = 0
     log: Path | None = None
     sleeps: bool = False
+    adapters: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -70,6 +74,7 @@ class ServerMemory:
         share: Share of the device's memory that the settings give it, from 0 to 1; 0 if the plan may choose.
         cache: Bytes for keys and values that the settings give it; 0 if the plan may choose.
         elsewhere: Whether it runs on another device than the learner.
+        lends: The largest rank of adapters with which it is `Lending`; 0 if it is not.
     """
 
     sequences: int
@@ -82,6 +87,7 @@ class ServerMemory:
     share: float = 0.0
     cache: int = 0
     elsewhere: bool = False
+    lends: int = 0
 
 
 class Server(Protocol):
@@ -181,6 +187,26 @@ class Server(Protocol):
 
         Raises:
             ServerError: It is dead; the message names it and has the end of its log.
+        """
+
+
+@runtime_checkable
+class Lending(Protocol):
+    """A server with this method too can hold the frozen weights for itself and the learner: `plan.adapters`."""
+
+    def lend(self, shapes: Mapping[str, Sequence[int]]) -> Mapping[str, torch.Tensor]:
+        """Return the server's own tensors, on the learner's device without a copy; nobody may change them.
+
+        Called once, when every address answers. They can be read until the server ends.
+
+        Args:
+            shapes: The names and shapes of the learner's tensors.
+
+        Returns:
+            The learner's names and these tensors; without those that the server does not hold in this shape.
+
+        Raises:
+            ServerError: Its memory can't be read from another process.
         """
 
 

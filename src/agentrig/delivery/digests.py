@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -96,30 +96,33 @@ def fingerprint(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def held(parameters: Mapping[str, torch.Tensor], shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """Return the digest of the server's copy of each of the learner's tensors, by the learner's name.
+    """Return the digest of the server's copy of each of the learner's tensors, by the learner's name; see `copies`."""
+    return digests(copies(parameters, shapes))
+
+
+def copies(
+    parameters: Mapping[str, torch.Tensor], shapes: Mapping[str, Sequence[int]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the server's copy of each of the learner's tensors with the learner's name: rows of its own parameters.
 
     Args:
         parameters: The server's parameters by its own names; it joins those of `FUSED` layers and may pad a vocabulary.
-        shapes: Name to shape of the learner's tensors.
-
-    Returns:
-        Name to digest; tensors that the server splits or quantizes (tensor parallelism) are left out.
+        shapes: Name to shape of the learner's tensors. Those that the server splits or quantizes (tensor parallelism)
+            are left out.
     """
-    copies = dict(parameters)
+    found = dict(parameters)
     for name, joined in parameters.items():
         layer, _, kind = name.rpartition(".")
         head, _, fused = layer.rpartition(".")
         parts = [part for each in FUSED.get(fused, ()) if (part := f"{head}.{each}.{kind}") in shapes]
         rows = [shapes[part][0] for part in parts]
         if parts and sum(rows) == len(joined):
-            copies.update(zip(parts, joined.split(rows), strict=True))  # type: ignore[no-untyped-call]
-    found = Digests()
+            found.update(zip(parts, joined.split(rows), strict=True))  # type: ignore[no-untyped-call]
     for name, shape in shapes.items():
-        if name in copies:
-            copy = copies[name][: shape[0]] if shape and copies[name].ndim else copies[name]
+        if name in found:
+            copy = found[name][: shape[0]] if shape and found[name].ndim else found[name]
             if list(copy.shape) == list(shape):
-                found.add(name, copy)
-    return found.result()
+                yield name, copy
 
 
 def _sums(data: torch.Tensor) -> torch.Tensor:

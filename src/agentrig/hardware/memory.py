@@ -29,6 +29,9 @@ PASSES = (49152, 32768, 24576, 16384, 12288, 8192, 6144, 4096, 3072, 2048, 1024,
 CACHES = (1.0, 0.75, 0.5, 0.25)
 """Shares of the key-value cache of all calls that may be chosen: with less, calls wait for each other."""
 
+LENDING = 1 << 27
+"""Bytes of the device that a server needs for the kernels and graphs of adapters."""
+
 CONTEXT = 3 << 28
 """Bytes of the device that belong to this process, and to none of its tensors: a limit counts them too."""
 
@@ -87,6 +90,11 @@ class ModelShape:
         layer = attention + 3 * self.hidden * self.intermediate
         return self.layers * layer + self.vocabulary * self.hidden * (1 if self.tied else 2)
 
+    def adapters(self, rank: int) -> int:
+        """Number of weights of adapters of all linear layers but the output layer."""
+        inner = 2 * (self.heads + self.kv_heads) * self.head_dim
+        return self.layers * rank * (7 * self.hidden + inner + 3 * self.intermediate)
+
     def kv_bytes(self, tokens: int) -> int:
         """Bytes of the key-value cache of so many tokens, two bytes each."""
         return 2 * self.layers * self.kv_heads * self.head_dim * 2 * tokens
@@ -142,6 +150,8 @@ class ServerNeed:
         given: What its own settings give it; 0 if the plan chooses.
         transfer: What the learner's process keeps to hand weights over.
         of_torch: As much of that as torch holds.
+        adapters: Bytes of the adapters in its dtype, if it can compute with them, and the learner with its weights; 0
+            if it can't.
     """
 
     weights: int = 0
@@ -153,6 +163,7 @@ class ServerNeed:
     given: int = 0
     transfer: int = 0
     of_torch: int = 0
+    adapters: int = 0
 
     @classmethod
     def of(
@@ -183,7 +194,7 @@ class ServerNeed:
             sequences: Most requests that it samples at once.
             beside: Bytes of libraries and graphs, whatever the model is.
             cache: Bytes for keys and values that its settings give it; 0 for those of all calls.
-            **more: `asleep`, `given`, `transfer`, `of_torch`.
+            **more: `asleep`, `given`, `transfer`, `of_torch`, `adapters`.
         """
 
         def kept(tokens: int) -> int:
@@ -199,6 +210,15 @@ class ServerNeed:
             calls=calls,
             **more,
         )
+
+    @property
+    def lent(self) -> ServerNeed:
+        """What it needs where the learner computes with its weights, and hands adapters over alone.
+
+        It computes with a copy of them, keeps another one, and has a third while new ones come.
+        """
+        beside, transfer = self.beside + 3 * self.adapters + LENDING, self.adapters
+        return attrs.evolve(self, beside=beside, transfer=transfer, of_torch=min(self.of_torch, transfer))
 
     def memory(self, share: float = 1.0) -> int:
         """Return all that it takes, with a share of the cache of all calls."""

@@ -94,6 +94,8 @@ class Loop:
         self.sleeps = serving.sleeps
         shown = Demonstrated(session, self._shown) if self._shown else None
         with self.saving, session.server(serving) as self.server, dead_server_first(self.server, session):
+            if borrow := getattr(self.algorithm, "borrow", None):
+                borrow(self.server)
             if session.resumed:
                 self.learner = learner = self._load()  # a server may start meanwhile
                 if session.checkpoint is not None:
@@ -145,7 +147,9 @@ class Loop:
                 if self.sleeps:
                     self.server.sleep()
                 metrics = learner.update(samples, step=step, sketch=session.sketch(step))
-                digests = {"dtype": serving.dtype, "weights": learner.fingerprint()}
+                digests: dict[str, object] = {"dtype": serving.dtype, "weights": learner.fingerprint()}
+                if serving.adapters:
+                    digests["merged"] = False
                 if self.sleeps:
                     with memory_named(f"step {step}: the server's waking after the update", GIVE_SERVER_LESS):
                         self.server.wake()

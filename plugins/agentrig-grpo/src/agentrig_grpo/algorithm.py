@@ -25,6 +25,7 @@ from agentrig_grpo.context import check_context
 from agentrig_grpo.naming import model_directory
 
 if TYPE_CHECKING:
+    from agentrig.servers import Server
     from agentrig_grpo.learner import Learner
     from agentrig_grpo.planning import MemoryPlan
 
@@ -50,6 +51,7 @@ class Grpo:
     def __init__(self, config: LearnerConfig) -> None:
         self.config = config
         self._memory: MemoryPlan | None = None
+        self._server: Server | None = None  # that lends its weights
 
     def serving(self, hardware: Hardware, checkpoint: Path | None) -> ServerPlan:
         """Return how to serve a checkpoint, or the starting model."""
@@ -70,13 +72,21 @@ class Grpo:
         Raises:
             ConfigError: Nothing fits; the message says what would.
         """
-        if plan.hardware.torch_device == "cpu":
+        if plan.hardware.torch_device == "cpu" and self.config.lora_base != "server":
             return plan
         says = session.server_memory or ServerMemory(sequences=session.calls or 64)
         self._memory = self._plan_memory(plan.hardware, says, session.calls)
         session.note(self._memory.line())
         session.record("memory", self._memory.facts())
-        return attrs.evolve(plan, memory=self._memory.server_memory, sleeps=self._memory.choice.sleeps)
+        plan = attrs.evolve(plan, memory=self._memory.server_memory, sleeps=self._memory.choice.sleeps)
+        if self._memory.choice.lent:  # a checkpoint has the adapters merged
+            plan = attrs.evolve(plan, adapters=self.config.lora_rank, model=model_directory(self.config.model))
+        return plan
+
+    def borrow(self, server: Server) -> None:
+        """Let the learner read the server's frozen weights, where the memory plan says so."""
+        if self._memory is not None and self._memory.choice.lent:
+            self._server = server
 
     def _plan_memory(self, hardware: Hardware, says: ServerMemory | None, calls: int = 0) -> MemoryPlan:
         """Return the memory plan of the learner and of a server, None for one whose memory is not planned."""
@@ -89,6 +99,9 @@ class Grpo:
         memory = planning.measured(device, hardware.memory_limit)
         weights = planning.weight_bytes(source, dtype)
         server = ServerNeed(weights=weights)
+        refused = planning.why_not_lent(source, config, dtype, says) if config.lora_base != "own" else ""
+        if refused and config.lora_base == "server":
+            raise ConfigError(f'[algorithm] lora_base = "server": {refused}. Leave it out, or set "own"')
         if says is not None:
             server = server_need(
                 config,
@@ -99,6 +112,7 @@ class Grpo:
                 context=planning.context_of_model(source, config),
                 runners=calls,
                 total=memory.total,
+                lends=not refused,
             )
         attention = checkpoint.attention_of(hardware)
         return planning.plan_memory(source, config, dtype=dtype, device=memory, attention=attention, server=server)
@@ -107,7 +121,7 @@ class Grpo:
         """Return the learner of the starting model, on the session's hardware; torch is imported here."""
         import torch
 
-        from agentrig_grpo import checkpoint
+        from agentrig_grpo import checkpoint, lent
         from agentrig_grpo.learner import Learner
         from agentrig_grpo.model_files import stored_in
         from agentrig_grpo.passes import too_small
@@ -129,7 +143,11 @@ class Grpo:
         # Adapters leave the model as its files have it: in bfloat16 it needs half the memory.
         short = bool(config.lora_rank) and dtype == "bfloat16" and stored_in(source, "BF16")
         kept = torch.bfloat16 if short else torch.float32
-        model = checkpoint.load_model(source, dtype=kept, device=device, attention=attention)
+        digests = None
+        if self._server is not None:
+            model, digests = lent.load_model(source, self._server, dtype=kept, device=device, attention=attention)
+        else:  # a forecast has no server, and the memory of its weights
+            model = checkpoint.load_model(source, dtype=kept, device=device, attention=attention)
         checkpoint.check_vocabulary(model, tokenizer)
         learner = Learner(
             model,
@@ -141,6 +159,7 @@ class Grpo:
             frozen_exact=True if short else None,
             tokenizer=tokenizer,
             host_memory=free_memory,
+            lent=digests,
         )
         learner.tokens = memory.choice.tokens
         learner.gives_back = memory.choice.sleeps or bool(memory.fitting.device.limit)

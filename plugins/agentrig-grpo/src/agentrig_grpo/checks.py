@@ -101,8 +101,7 @@ def about(shape: ModelShape, config: LearnerConfig, tokens: int, recomputed: int
     """
     weights = trained = shape.parameters
     if config.lora_rank:
-        inner = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
-        trained = shape.layers * config.lora_rank * (7 * shape.hidden + inner + 3 * shape.intermediate)
+        trained = shape.adapters(config.lora_rank)
     copies = 0 if config.lora_rank or element == 4 else 2
     layer = tokens * (13 * shape.hidden + 4 * shape.intermediate) * element // 2
     kept = tokens * shape.hidden * element
@@ -114,4 +113,5 @@ def about(shape: ModelShape, config: LearnerConfig, tokens: int, recomputed: int
         change=4 * trained,
         earlier=(copies or 4) * trained if config.max_staleness else 0,
         proof=proof_bytes(shape.vocabulary, shape.hidden, frozen=bool(config.lora_rank) and element == 2),
+        frozen=weights * element if config.lora_rank else 0,
     )

@@ -65,6 +65,12 @@ class TrainingConfig(StepSettings):
     )
     lora_alpha: int = setting(16, help="adapters are scaled by this over their rank", ge=1)
     lora_targets: str = setting("all-linear", help="modules that get adapters, with commas between")
+    lora_base: str = setting(
+        "auto",
+        help="whose copy of the frozen weights the learner computes with: its own, or the server's, which then gets "
+        "adapters as adapters and can't sleep; auto for the server's where both would not fit",
+        choices=("auto", "own", "server"),
+    )
     max_length: int = setting(
         0, help="context of the server in tokens, at most the model's; 0 for the model's own", ge=0, le=1 << 24
     )
@@ -74,6 +80,11 @@ class TrainingConfig(StepSettings):
             raise ValueError(
                 'moments = "host" is for optimizer = "adamw": bitsandbytes keeps the moments of adamw8bit on the '
                 "device. Leave one of them out"
+            )
+        if self.lora_base == "server" and (self.server_sleep is True or not self.lora_rank):
+            raise ValueError(
+                'lora_base = "server" is for adapters (lora_rank = 16) without server_sleep = true: the learner reads '
+                "the server's weights during an update. Set lora_rank, and leave server_sleep out"
             )
 
 

@@ -4,8 +4,8 @@ It is arithmetic on sizes. `Fitting.choices` lists what may be chosen, the cheap
 taken:
 
     the largest pass that holds a whole group → layers that compute their activations twice, as few as possible
-    → a smaller key-value cache → a server that sleeps during updates → the optimizer's moments in host memory
-    → passes that cut groups apart → a message that says what would fit
+    → a smaller key-value cache → with adapters: the server's frozen weights for both → a server that sleeps during
+    updates → the optimizer's moments in host memory → passes that cut groups apart → a message that says what would fit
 
 `agentrig_grpo.planning` measures the device and the model for it.
 """
@@ -62,6 +62,7 @@ class Need:
         earlier: The weights that sampled stale rollouts, to prove what was sampled; 0 without such rollouts.
         buffer: Through it pass the moments that are in host memory; 0 without such.
         proof: The most that a proof of delivery adds to what is held between updates, see `proof_bytes`.
+        frozen: As much of the weights as a server in the same dtype has too.
     """
 
     weights: int
@@ -72,6 +73,7 @@ class Need:
     earlier: int = 0
     buffer: int = 0
     proof: int = 0
+    frozen: int = 0
 
     @property
     def state(self) -> int:
@@ -143,6 +145,7 @@ def server_need(
     context: int,
     runners: int,
     total: int,
+    lends: bool = True,
 ) -> ServerNeed:
     """Return what a server needs.
 
@@ -155,6 +158,7 @@ def server_need(
         context: Most tokens that the server takes.
         runners: Rollouts that run at once at most; 0 if it is not known.
         total: Bytes of the device.
+        lends: Whether the learner can compute with the server's weights, as far as the model is concerned.
     """
     largest = shape.vocabulary * shape.hidden * element if shape else 0
     transfer = min(max(says.transfer, largest) if says.transfer else weights, weights)
@@ -183,6 +187,7 @@ def server_need(
         given=int(says.share * total),
         transfer=transfer,
         of_torch=of_torch,
+        adapters=element * shape.adapters(config.lora_rank) if lends and config.lora_rank <= says.lends else 0,
     )
 
 
@@ -196,6 +201,7 @@ class Choice:
         cache: Share of the key-value cache of all calls.
         sleeps: Whether the server sleeps during updates.
         on_host: Whether the optimizer's moments are in host memory.
+        lent: Whether the learner computes with the server's frozen weights.
     """
 
     tokens: int
@@ -203,6 +209,7 @@ class Choice:
     cache: float = 1.0
     sleeps: bool = False
     on_host: bool = False
+    lent: bool = False
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -271,17 +278,21 @@ class Fitting:
         return range(self.layers + 1) if setting == "auto" else [self.layers if setting else 0]
 
     def _beside(self) -> Sequence[Mapping[str, Any]]:
-        """Return where the moments may be, whether the server sleeps, and its share of the cache."""
+        """Return where the moments may be, whether the server lends its weights or sleeps, its share of the cache."""
         if begun := self.begun:
-            return [{"on_host": begun.on_host, "sleeps": begun.sleeps, "cache": begun.cache}]
+            return [{name: getattr(begun, name) for name in ("on_host", "sleeps", "cache", "lent")}]
         moments, asked = self.config.moments, self.config.server_sleep
         may_sleep = self.device.accelerator and self.server.memory() and not self.config.max_staleness
         sleeping = ([False, True] if may_sleep else [False]) if asked == "auto" else [asked]
+        may_lend = self.server.adapters and asked is not True and self.config.lora_base != "own"
+        ways = [] if self.config.lora_base == "server" else [*product(sleeping, CACHES), (sleeping[-1], LEAST_CACHE)]
+        beside = [{"sleeps": sleeps, "cache": share} for sleeps, share in ways]
+        if may_lend:  # without sleep, and before it
+            awake = sum(not way["sleeps"] for way in beside[:-1])
+            beside[awake:awake] = [{"lent": True, "cache": share} for share in (*CACHES, LEAST_CACHE)]
         may_move = moments == "auto" and self.device.accelerator and self.config.optimizer == "adamw"
         return [
-            {"on_host": host, "sleeps": sleeps, "cache": share}
-            for host in ([False, True] if may_move else [moments == "host"])
-            for sleeps, share in (*product(sleeping, CACHES), (sleeping[-1], LEAST_CACHE))
+            {"on_host": host, **way} for host in ([False, True] if may_move else [moments == "host"]) for way in beside
         ]
 
     def fits(self, choice: Choice) -> bool:
@@ -293,6 +304,8 @@ class Fitting:
         """Return what an update with a choice needs on the device."""
         found = self._estimated(choice.tokens, choice.recomputed)
         found = attrs.evolve(found, activations=int(found.activations * self.factor))
+        if choice.lent:
+            found = attrs.evolve(found, weights=found.weights - found.frozen)
         if choice.on_host:  # the weights before the update are where the moments are
             found = attrs.evolve(found, optimizer=0, change=0, buffer=min(BUFFER, found.optimizer))
         return found
@@ -314,15 +327,20 @@ class Fitting:
 
     def left(self, choice: Choice, *, updating: bool = True) -> int:
         """Return the bytes that the learner may take during an update, or between updates."""
-        server = self.server.asleep if choice.sleeps and updating else self.server.memory(choice.cache)
-        return self.device.budget - self.server.transfer - server
+        server = self.serving(choice)
+        taken = server.asleep if choice.sleeps and updating else server.memory(choice.cache)
+        return self.device.budget - server.transfer - taken
+
+    def serving(self, choice: Choice) -> ServerNeed:
+        """Return what the server needs with a choice."""
+        return self.server.lent if choice.lent else self.server
 
     def describe(self, choice: Choice) -> str:
         """Return the plan as one line."""
-        server, update = self.server.memory(choice.cache), self.need(choice).peak
+        server, update = self.serving(choice).memory(choice.cache), self.need(choice).peak
         parts = []
         if server:
-            inside = f"weights {self.server.weights / GIB:.1f}"
+            inside = f"weights {self.server.weights / GIB:.1f}{', which the learner reads' if choice.lent else ''}"
             if not self.server.given:
                 cached = max(int(self.server.cache * choice.cache), self.server.least) / GIB
                 some = "" if choice.cache == 1 else f" {choice.cache:.0%} of"
@@ -350,14 +368,15 @@ class Fitting:
         what = (
             f"an update needs about {in_gib(need.room)} of memory, and "
             f"{in_gib(max(0, self.left(tightest)))} of {self.device.name} are free for it{limit}: it has "
-            f"{in_gib(self.device.total)}{others}; its server takes {in_gib(self.server.memory(tightest.cache))}"
+            f"{in_gib(self.device.total)}{others}; its server takes "
+            f"{in_gib(self.serving(tightest).memory(tightest.cache))}"
             f"{asleep}; {parts.describe()}, with tokens_per_batch = {tightest.tokens}.\n  "
         )
         if need.room <= self.left(tightest):  # then it is the time between updates
             what = (
                 f"between updates the learner needs {in_gib(need.between)} and its server "
-                f"{in_gib(self.server.memory(tightest.cache))}, and {in_gib(self.device.budget)} of {self.device.name} "
-                f"are free for both{limit}: it has {in_gib(self.device.total)}{others}.\n  "
+                f"{in_gib(self.serving(tightest).memory(tightest.cache))}, and {in_gib(self.device.budget)} of "
+                f"{self.device.name} are free for both{limit}: it has {in_gib(self.device.total)}{others}.\n  "
             )
         return what + next((cure for cure, way in self._cures() if way.first()), OTHERWISE)
 

@@ -39,7 +39,7 @@ from agentrig_grpo.figures import Figures, of_pass
 from agentrig_grpo.fitting import CPU_PASS, group_length, lower
 from agentrig_grpo.host_copy import HostCopy
 from agentrig_grpo.host_moments import PART
-from agentrig_grpo.lora import live_weights
+from agentrig_grpo.lora import factors, live_weights
 from agentrig_grpo.loss import CROSS_ENTROPY, LossInputs, sample_weights, token_losses, tokens_in_loss
 from agentrig_grpo.masters import computing_in
 from agentrig_grpo.model_files import weight_files
@@ -81,6 +81,8 @@ class Learner:
         frozen_exact: With LoRA: whether rounding the model to bfloat16 changes nothing; None to compare its weights.
         tokenizer: The model's, for `save` and `prompt`.
         host_memory: Returns the free bytes of host memory, for copies of what is saved; None if nobody needs to ask.
+        lent: Name to digest of the model's frozen weights in its files, where they are the server's own: it gets
+            adapters only, and is proven to have these weights still. None where they are the learner's.
 
     Attributes:
         share: Whether tokens that calls share are computed once.
@@ -102,10 +104,11 @@ class Learner:
         frozen_exact: bool | None = None,
         tokenizer: Any = None,
         host_memory: Callable[[], int] | None = None,
+        lent: Mapping[str, str] | None = None,
     ) -> None:
         self.config, self.tokenizer = config, tokenizer
         self.ready: Callable[[], None] = lambda: None  # checks the memory when the model's server has new weights
-        self._dtype, self._seed = dtype, seed
+        self._dtype, self._seed, self._lent = dtype, seed, lent
         self._bf16 = dtype == "bfloat16"
         built = build(model, config, bf16=self._bf16, seed=seed, recomputed=recomputed, frozen_exact=frozen_exact)
         self.model, self.share, self.trained = built.model, built.share, built.trained
@@ -372,7 +375,12 @@ class Learner:
                 module.training = mode
 
     def digests(self, dtype: str) -> dict[str, str]:
-        """Return name to digest of the current weights with adapters merged, rounded to the server's dtype."""
+        """Return name to digest of the current weights with adapters merged, rounded to the server's dtype.
+
+        Where the frozen weights are the server's, those of its files' weights and of the adapters.
+        """
+        if self._lent is not None:
+            return {**self._lent, **digests(factors(self.model, getattr(torch, dtype)))}
         return digests(live_weights(self.model), getattr(torch, dtype))
 
     def spread(self, ids: Sequence[int], dtype: str) -> float:
@@ -455,7 +463,12 @@ class Learner:
             yield [i for i, s in enumerate(samples) if s.group in chosen]
 
     def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Return the weights for the model's server; adapters are merged one matrix at a time, when it is read."""
+        """Return the weights for the model's server; adapters are merged one matrix at a time, when it is read.
+
+        Where the frozen weights are the server's, adapters alone.
+        """
+        if self._lent is not None:
+            return factors(self.model, getattr(torch, self._dtype))
         return checkpoint.weights(self.model).items()
 
     def fingerprint(self) -> str:

@@ -131,6 +131,26 @@ def _delta(layer: Any, adapter: str) -> torch.Tensor:
 
 
 @torch.no_grad()
+def factors(model: Any, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the two factors of each adapter of a linear layer, as a server computes with them beside the plain weights.
+
+    Args:
+        model: A model that peft has wrapped.
+        dtype: The server's: it rounds both as the learner does, and the second one is then scaled by alpha / rank.
+
+    Returns:
+        Names like `model.layers.0.self_attn.q_proj.lora_A.weight`, and tensors.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    for name, layer in model.get_base_model().named_modules():
+        for adapter in layer.active_adapters if isinstance(layer, LoraLayer) else ():
+            first, second = master_of(layer.lora_A[adapter].weight), master_of(layer.lora_B[adapter].weight)
+            yield f"{name}.lora_A.weight", first.to(dtype)
+            yield f"{name}.lora_B.weight", (second.to(dtype).float() * layer.scaling[adapter]).to(dtype)
+
+
+@torch.no_grad()
 def live_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield what the model computes with, under the plain model's names: read from its layers, not from a state dict.
 

@@ -141,6 +141,7 @@ def need_of(
         change=bytes_trained,
         earlier=bytes_trained // (1 if learner._masters is None else 2) if config.max_staleness else 0,
         proof=proof_bytes(*head.shape, frozen=bool(config.lora_rank) and head.dtype != torch.float32),
+        frozen=_bytes([p for p in parameters if not p.requires_grad]),
     )
 
 

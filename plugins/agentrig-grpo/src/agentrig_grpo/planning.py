@@ -25,11 +25,19 @@ from agentrig_grpo.fitting import (
     group_length,
     passes_of,
 )
+from agentrig_grpo.model_files import stored_in
 
 if TYPE_CHECKING:
+    from agentrig.servers import ServerMemory
     from agentrig_grpo.learner import Learner
 
 log = logging.getLogger(__name__)
+
+LENT = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""Models whose weights have the same names in servers, but for the layers that these join."""
+
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The linear layers of these, but for the output layer."""
 
 SMALL_CHUNKS = 48 * GIB
 """With a smaller budget, fewer logits are held at once: they take three more GiB otherwise."""
@@ -66,7 +74,7 @@ class MemoryPlan:
     @property
     def server_memory(self) -> int | None:
         """What the server gets; None where its own settings say it, or it is on a CPU or another device."""
-        server = self.fitting.server
+        server = self.fitting.serving(self.choice)
         planned = self.fitting.device.accelerator and not server.given
         return server.memory(self.choice.cache) or None if planned else None
 
@@ -74,7 +82,7 @@ class MemoryPlan:
         """Return the plan as one line."""
         if self.known:
             return self.fitting.describe(self.choice)
-        server = self.fitting.server.memory(self.choice.cache)
+        server = self.fitting.serving(self.choice).memory(self.choice.cache)
         return (
             f"memory: {in_gib(self.fitting.device.budget)} of {self.fitting.device.name}: server {server / GIB:.1f}, "
             f"a pass of {self.choice.tokens:,} tokens"
@@ -104,7 +112,7 @@ class MemoryPlan:
         if device.limit:
             import torch
 
-            most = self.fitting.left(self.choice, updating=updating) + self.fitting.server.of_torch
+            most = self.fitting.left(self.choice, updating=updating) + self.fitting.serving(self.choice).of_torch
             module = torch.get_device_module(device.name.split(":")[0])
             module.set_per_process_memory_fraction(max(0, most) / device.total)
 
@@ -138,7 +146,7 @@ class MemoryPlan:
         Raises:
             ConfigError: Nothing fits; names what would.
         """
-        device, server = self.fitting.device, self.fitting.server
+        device, server = self.fitting.device, self.fitting.serving(self.choice)
         if not self.known or not device.accelerator or self.choice.sleeps:
             return
         # What is taken beside torch here is the server's, what others held before, and what they took since.
@@ -252,6 +260,24 @@ def measured(device: str, limit: int = 0) -> DeviceMemory:
     free, total = module.mem_get_info()
     reserved = int(module.memory_reserved())
     return DeviceMemory(name=device, total=total, others=total - free - reserved, reserved=reserved, limit=limit)
+
+
+def why_not_lent(directory: Path, config: LearnerConfig, dtype: str, says: ServerMemory | None) -> str:
+    """Return why a learner of adapters can't compute with its server's weights, as a short text; '' if it can."""
+    own = json.loads((directory / "config.json").read_text("utf-8"))
+    kind = (own.get("architectures") or ["model of an unknown kind"])[0]
+    others = set(config.lora_targets.replace(" ", "").split(",")) - {"all-linear", *ADAPTED}
+    if says is None or not says.lends:
+        return "its server has no weights on the learner's device that another process can read"
+    if config.lora_rank > says.lends:
+        return f"its server takes adapters of rank {says.lends} at most"
+    if kind not in LENT or shape_of(directory) is None:
+        return f"of a {kind}, server and learner may name the weights differently"
+    if others:
+        return f"its server takes no adapters of {', '.join(sorted(others))}"
+    if dtype != "bfloat16" or not stored_in(directory, "BF16"):
+        return "the model's files and both must have bfloat16, or each has weights of its own precision"
+    return ""
 
 
 def free_memory() -> int:

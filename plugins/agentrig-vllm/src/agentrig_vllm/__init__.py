@@ -27,6 +27,7 @@ def sequences(config: VllmConfig) -> int:
 def memory(config: VllmConfig) -> ServerMemory:
     """Return what the settings say of its memory."""
     from agentrig.servers import ServerMemory
+    from agentrig_vllm.options import RANKS
 
     return ServerMemory(
         sequences=config.max_num_seqs,
@@ -36,6 +37,7 @@ def memory(config: VllmConfig) -> ServerMemory:
         share=config.gpu_memory_utilization,
         cache=config.kv_cache_mb << 20,
         elsewhere=config.device > 0,
+        lends=0 if config.device > 0 else RANKS[-1],
     )
 
 

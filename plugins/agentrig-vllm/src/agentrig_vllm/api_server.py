@@ -11,6 +11,7 @@ from vllm.entrypoints.openai.api_server import build_app, init_app_state  # noqa
 
 from agentrig import http_server
 from agentrig_vllm.chats import Chats
+from agentrig_vllm.options import ADAPTER
 
 BODY_LIMIT = 64 << 20
 """Most bytes of a request's body: text of a long context, or images."""
@@ -48,6 +49,13 @@ class ApiServer:
         tasks = await engine.get_supported_tasks()
         app = build_app(arguments, tasks, engine.model_config)
         await init_app_state(engine, app.state, arguments, tasks)
+        if order["adapters"]:
+            from vllm.lora.request import LoRARequest
+
+            # Requests for the model's name are then answered with the adapters that the worker has from the start.
+            name = app.state.openai_serving_models.base_model_paths[0].name
+            request = LoRARequest(name, ADAPTER, "the run's adapters are in no file")
+            app.state.openai_serving_models.lora_requests[name] = request
         made = cls(order["key"], app.state)
         listener = http_server.listen(order["host"], order["port"] + number if order["port"] else 0)
         made.port = listener.getsockname()[1]

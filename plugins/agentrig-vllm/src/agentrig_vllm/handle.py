@@ -74,6 +74,7 @@ class VllmServer:
         self._process: ServerProcess | None = None
         self._sender: Sender | None = None
         self._ready: dict[str, Any] | None = None
+        self._lent: Mapping[str, Sequence[int]] = {}  # the learner's names and shapes of the weights that it reads
         self._key = secrets.token_urlsafe(32)
         self.dtype = plan.dtype
         self.parts: Mapping[str, float] = {}
@@ -91,6 +92,7 @@ class VllmServer:
                 "host": self._config.host,
                 "port": self._config.port,
                 "api_server_count": self._config.api_server_count,
+                "adapters": self._plan.adapters,
             },
             log=self._plan.log,
             environment=self._environment(),
@@ -163,10 +165,14 @@ class VllmServer:
         import torch
 
         from agentrig.device_memory import give_memory_back
-        from agentrig_vllm.transfer import Sender
+        from agentrig_vllm.transfer import ALIGNED, Sender
 
+        room = self._config.chunk_mb << 20
+        if self._plan.adapters:  # they go in one message
+            weights = list(weights)
+            room = sum(-(-t.numel() * t.element_size() // ALIGNED) * ALIGNED for _, t in weights)
         if self._sender is None:
-            self._sender = Sender(getattr(torch, self.dtype), self._config.chunk_mb << 20)
+            self._sender = Sender(getattr(torch, self.dtype), room)
         what = f"take the weights of version {version}"
         self._order(what, order="begin")
         device = torch.device(self._plan.hardware.torch_device.partition(":")[0], self._learner)
@@ -185,8 +191,25 @@ class VllmServer:
         """Return the digests of the tensors that vLLM computes with, under the learner's names."""
         if self._sender is None:
             return None
-        answer = self._order("tell its digests", order="held", shapes=json.dumps(self._sender.shapes))
+        shapes = {**self._lent, **self._sender.shapes}
+        answer = self._order("tell its digests", order="held", shapes=json.dumps(shapes))
         return [json.loads(answer["digests"])] * len(self.endpoints)
+
+    def lend(self, shapes: Mapping[str, Sequence[int]]) -> Mapping[str, torch.Tensor]:
+        """Return vLLM's own weights on the learner's GPU; see `agentrig.servers.Lending`."""
+        from agentrig_vllm import transfer
+
+        what = "lend its weights to the learner"
+        self._lent = dict(shapes)
+        try:
+            answer = self._order(what, order="lend", shapes=json.dumps(shapes))
+            entries = json.loads(answer["tensors"]).items()
+            return {name: transfer.view_of(transfer.opened(entry, self._learner), entry) for name, entry in entries}
+        except (RuntimeError, ServerError) as error:
+            raise ServerError(
+                f"{NAME} could not {what}, by CUDA's handles of memory: {error}\n  Let the learner have its own copy: "
+                'algorithm.lora_base = "own"'
+            ) from error
 
     # --- memory and health ------------------------------------------------------------------------
 

@@ -20,6 +20,18 @@ PLANNED = "agentrig_memory"
 LIMITED = "agentrig_limited"
 """Whether the worker holds torch to that memory, in the same place: the run has a limit."""
 
+ADAPTERS = "agentrig_adapters"
+"""The rank of the run's adapters, in the same place: the learner reads the weights, and sends adapters alone."""
+
+ADAPTER = 1
+"""The number of the run's adapters in vLLM, which has no others."""
+
+ADAPTED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+"""The layers of vLLM that compute with adapters."""
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks that vLLM has room for; a smaller one takes the next."""
+
 GRAPH_SIZES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
 """Batch sizes that CUDA graphs are recorded for; a batch is padded to the next one."""
 
@@ -61,6 +73,11 @@ def arguments_of(plan: ServerPlan, config: VllmConfig) -> dict[str, Any]:
         extra[PLANNED] = plan.memory  # the worker, which sees the device, makes a share of it
     if plan.hardware.memory_limit:
         extra[LIMITED] = True
+    if plan.adapters:
+        extra[ADAPTERS] = plan.adapters
+        rank = next(rank for rank in RANKS if rank >= plan.adapters)
+        # Adapters of embeddings and of the output layer would take memory, and there are none.
+        found |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank, "lora_target_modules": list(ADAPTED)}
     parser = tool_call_parser(plan.model) if config.tool_call_parser == "auto" else config.tool_call_parser
     if parser:
         found |= {"enable_auto_tool_choice": True, "tool_call_parser": parser}

@@ -51,7 +51,7 @@ OWN: Mapping[str, str] = {
     "tensor_parallel_size": "the server is one process on one GPU; several GPUs: algorithm verl",
     "pipeline_parallel_size": "the server is one process on one GPU; several GPUs: algorithm verl",
     "data_parallel_size": "the server is one process on one GPU; several GPUs: algorithm verl",
-    "enable_lora": "adapters are added to the weights before they are sent",
+    "enable_lora": "algorithm.lora_base says how the server gets adapters",
     "quantization": "new weights could not be loaded into quantized ones",
     "load_format": "the weights come from the algorithm's model",
 }

@@ -50,6 +50,7 @@ class Orders:
             "load": self._load,
             "end": self._end,
             "held": self._held,
+            "lend": self._lend,
             "release": self._release,
             "sleep": self._sleep,
             "wake": self._wake,
@@ -88,6 +89,9 @@ class Orders:
 
     async def _held(self, order: dict[str, Any]) -> dict[str, Any]:
         return {"digests": (await self._engine.collective_rpc("agentrig_held", args=(order["shapes"],)))[0]}
+
+    async def _lend(self, order: dict[str, Any]) -> dict[str, Any]:
+        return {"tensors": (await self._engine.collective_rpc("agentrig_lend", args=(order["shapes"],)))[0]}
 
     async def _release(self, order: dict[str, Any]) -> dict[str, Any]:
         await self._engine.collective_rpc("agentrig_release")

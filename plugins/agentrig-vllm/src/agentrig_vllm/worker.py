@@ -9,11 +9,11 @@ from typing import Any
 import torch  # noqa: TID253  (vLLM's process only)
 from vllm.v1.worker.gpu_worker import Worker as GpuWorker  # noqa: TID253  (vLLM's process only)
 
-from agentrig.delivery.digests import held
-from agentrig.hardware.memory import CONTEXT
+from agentrig.delivery.digests import copies, held
+from agentrig.hardware.memory import CONTEXT, LENDING
 from agentrig.processes.supervisor import end_with_parent
-from agentrig_vllm.options import LIMITED, PLANNED
-from agentrig_vllm.transfer import opened, view_of
+from agentrig_vllm.options import ADAPTER, ADAPTERS, LIMITED, PLANNED
+from agentrig_vllm.transfer import opened, shared, view_of
 
 BESIDE = CONTEXT + (1 << 28)
 """Bytes of the GPU that are kept from the cache beside tensors: CUDA itself with its libraries, and recorded graphs."""
@@ -58,7 +58,9 @@ class Worker(GpuWorker):
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated()
         torch.cuda.empty_cache()
-        return min(int(self.requested_memory - peak - BESIDE), self._useful())
+        # Adapters are there three times while new ones come, see `agentrig.hardware.memory.ServerNeed.lent`.
+        more = LENDING + 2 * sum(t.nbytes for t in self._places().values()) if self._told(ADAPTERS) else 0
+        return min(int(self.requested_memory - peak - BESIDE - more), self._useful())
 
     def compile_or_warm_up_model(self) -> Any:
         """Record graphs; if the run has a limit, torch takes no more than the server's memory from then on.
@@ -67,6 +69,10 @@ class Worker(GpuWorker):
         its most, torch gives back what it keeps for later before it takes more.
         """
         found = super().compile_or_warm_up_model()
+        if rank := self._told(ADAPTERS):  # of zeros, until the learner sends its own: requests name them from the start
+            manager = self._manager()
+            manager.add_adapter(manager.create_dummy_lora(ADAPTER, rank, {}))
+            manager.activate_adapter(ADAPTER)
         if self._told(LIMITED):
             total = torch.cuda.mem_get_info(self.local_rank)[1]
             share = (self.requested_memory - CONTEXT) / total
@@ -97,7 +103,11 @@ class Worker(GpuWorker):
         buffer = self._buffer.to(self.device)
         tensors = [(entry["name"], view_of(buffer, entry)) for entry in found["tensors"]]
         with torch.no_grad():
-            loaded = self.get_model().load_weights(iter(tensors))
+            if self._told(ADAPTERS):
+                self._replace(dict(tensors))
+                loaded = None
+            else:
+                loaded = self.get_model().load_weights(iter(tensors))
         self._known = self._known and loaded is not None
         self._loaded |= loaded or set()
         torch.cuda.synchronize()  # the learner fills the buffer again
@@ -115,4 +125,52 @@ class Worker(GpuWorker):
 
     def agentrig_held(self, shapes: str) -> str:
         """Return name to digest of the learner's tensors as they are held here, as JSON."""
-        return json.dumps(held(dict(self.get_model().named_parameters()), json.loads(shapes)))
+        return json.dumps(held({**self._parameters(), **self._places()}, json.loads(shapes)))
+
+    def agentrig_lend(self, shapes: str) -> str:
+        """Return what another process needs to read the weights that have the learner's names and shapes, as JSON."""
+        found = {}
+        for name, tensor in copies(self._parameters(), json.loads(shapes)):
+            entry = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape), "offset": 0}
+            found[name] = {**entry, **shared(tensor.detach().view(-1).view(torch.uint8))}
+        return json.dumps(found)
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        """Return the model's weights by the names that they have without adapters."""
+        return {name.replace(".base_layer.", "."): p for name, p in self.get_model().named_parameters()}
+
+    def _manager(self) -> Any:
+        """Return what holds the adapters for vLLM's model."""
+        return self.model_runner.lora_manager._adapter_manager
+
+    def _places(self) -> dict[str, torch.Tensor]:
+        """Return the adapters that the model computes with, by the learner's names; vLLM has room for one set."""
+        found: dict[str, torch.Tensor] = {}
+        rank = self._told(ADAPTERS)
+        if not rank:
+            return found
+        manager = self._manager()
+        for name, layer in manager.modules.items():
+            head, _, joined = name.rpartition(".")
+            parts = manager.packed_modules_mapping.get(joined, [joined])
+            for part, first, second in zip(parts, layer.lora_a_stacked, layer.lora_b_stacked, strict=True):
+                found[f"{head}.{part}.lora_A.weight"] = first[0, 0, :rank]
+                found[f"{head}.{part}.lora_B.weight"] = second[0, 0, :, :rank]
+        return found
+
+    def _replace(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Compute with new adapters in place of those before; the second factors are scaled already."""
+        from vllm.lora.lora_model import LoRAModel
+        from vllm.lora.peft_helper import PEFTHelper
+
+        missing = tensors.keys() - self._places().keys()
+        if missing:
+            raise RuntimeError(f"vLLM has no place for {len(missing)} adapters: {', '.join(sorted(missing)[:4])}")
+        rank = self._told(ADAPTERS)
+        own = {name: tensor.clone() for name, tensor in tensors.items()}  # the learner fills its buffer again
+        helper = PEFTHelper(r=rank, lora_alpha=rank, target_modules=[])
+        made = LoRAModel.from_lora_tensors(ADAPTER, own, helper, device=str(self.device))
+        manager = self._manager()
+        manager.remove_adapter(ADAPTER)
+        manager.add_adapter(made)
+        manager.activate_adapter(ADAPTER)
