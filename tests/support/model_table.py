@@ -56,6 +56,7 @@ def cell(size: str, rank: int, rows: str, card: str) -> str:
 def marks(choice: Choice, fitting: Fitting) -> str:
     """Return the letters of what a choice does to fit."""
     ways = {
+        "b": choice.lent,
         "c": choice.tokens < fitting.group,
         "h": choice.on_host,
         "k": choice.cache < 1,

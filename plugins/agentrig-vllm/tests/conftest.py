@@ -49,8 +49,13 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         buffer.set_(torch.from_file(file.name, shared=True, size=buffer.numel(), dtype=torch.uint8))
         return {"file": file.name, "size": buffer.numel()}
 
+    def opened(message: Any, device: int) -> Any:
+        return torch.from_file(message["file"], shared=True, size=message["size"], dtype=torch.uint8)
+
     monkeypatch.setattr(transfer, "shared", shared)
+    monkeypatch.setattr(transfer, "opened", opened)
     with tempfile.TemporaryDirectory() as folder:  # a buffer has 512 MB
+        monkeypatch.setenv("STAND_IN_FOLDER", folder)
         yield
 
 
@@ -62,10 +67,10 @@ def server(stand_in: None, model: Any, tmp_path: Path) -> Iterator[Start]:
     """Return what makes a server with the stand-in; all are ended."""
     made = []
 
-    def make(*, sleeps: bool = True, dtype: str = "bfloat16", **settings: Any) -> VllmServer:
+    def make(*, sleeps: bool = True, dtype: str = "bfloat16", adapters: int = 0, **settings: Any) -> VllmServer:
         plan = ServerPlan(
             model=model.directory, name="policy", hardware=Cpu(), dtype=dtype, context=48,
-            log=tmp_path / "server.log", sleeps=sleeps, seed=7,
+            log=tmp_path / "server.log", sleeps=sleeps, seed=7, adapters=adapters,
         )  # fmt: skip
         made.append(VllmServer(plan, VllmConfig(**{"chunk_mb": 1, **settings})))
         return made[-1]

@@ -90,6 +90,54 @@ def test_new_weights_arrive_bit_by_bit_and_their_version_is_in_the_answers(serve
         assert (made.context, made.dtype) == (48, "bfloat16")
 
 
+def adapters(model, rank, seed):
+    torch.manual_seed(seed)
+    linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    found = {}
+    for name in (name for name in linear if name != "lm_head"):
+        rows, width = model.get_submodule(name).weight.shape
+        found[f"{name}.lora_A.weight"] = torch.randn(rank, width, dtype=torch.bfloat16)
+        found[f"{name}.lora_B.weight"] = torch.randn(rows, rank, dtype=torch.bfloat16)
+    return found
+
+
+def test_vllms_weights_are_lent_and_adapters_arrive_beside_them_bit_by_bit(server, model):
+    own = {name: tensor.detach().bfloat16() for name, tensor in model.named_parameters()}
+    with server(sleeps=False, adapters=3) as made:
+        body = ask(made).json()
+        assert (body["adapter"], body["calls"]) == (1, []), "requests name the run's adapters from the start"
+        lent = made.lend({name: list(tensor.shape) for name, tensor in own.items()})
+        assert lent.keys() == own.keys()
+        assert all(lent[name].dtype == torch.bfloat16 and torch.equal(lent[name], own[name]) for name in own)
+        assert made.held() is None
+        for version in (1, 2):
+            sent = adapters(model, 3, version)
+            made.take(iter(sent.items()), version)
+            assert made.held() == [{**digests(own.items()), **digests(sent.items())}]
+        fewer = {name: tensor for name, tensor in sent.items() if ".k_proj." not in name}
+        made.take(iter(fewer.items()), 3)
+        assert made.held() == [{**digests(own.items()), **digests(fewer.items())}]
+        assert made._sender.shapes.keys() == fewer.keys()
+        body = ask(made).json()
+        assert (body["calls"].count("agentrig_load"), body["system_fingerprint"]) == (3, "v3")
+        strange = {"lm_head.lora_A.weight": torch.ones(3, 16)}
+        with pytest.raises(ServerError, match=r"no place for 1 adapters: lm_head\.lora_A\.weight"):
+            made.take(iter({**sent, **strange}.items()), 4)
+        assert ask(made).status_code == 503, "nothing is answered with half of them"
+
+
+def test_weights_that_cannot_be_read_from_outside_name_the_setting(server, model, monkeypatch):
+    from agentrig_vllm import transfer
+
+    def refused(message, device):
+        raise RuntimeError("CUDA error: invalid resource handle")
+
+    with server(sleeps=False, adapters=3) as made:
+        monkeypatch.setattr(transfer, "opened", refused)
+        with pytest.raises(ServerError, match=r"lend .*invalid resource handle\n.*lora_base = \"own\""):
+            made.lend({"model.norm.weight": [16]})
+
+
 def test_wrong_weights_are_refused_and_nothing_is_answered_with_half_of_them(server, model):
     state = weights(model)
     with server() as made:

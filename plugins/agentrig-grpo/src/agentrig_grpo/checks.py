@@ -106,7 +106,7 @@ def about(shape: ModelShape, config: LearnerConfig, tokens: int, recomputed: int
     layer = tokens * (13 * shape.hidden + 4 * shape.intermediate) * element // 2
     kept = tokens * shape.hidden * element
     return Need(
-        weights=weights * element if config.lora_rank else weights * (4 + copies),
+        weights=weights * element + trained * (4 + element) if config.lora_rank else weights * (4 + copies),
         gradients=4 * trained,
         optimizer=trained * (2 if config.optimizer == "adamw8bit" else 8),
         activations=(shape.layers - recomputed) * layer + recomputed * kept + (layer if recomputed else 0) + LOGITS,

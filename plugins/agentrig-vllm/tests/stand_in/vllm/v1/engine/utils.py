@@ -36,6 +36,7 @@ def _engine(ready, args, addresses):
     module, _, name = args.worker_cls.rpartition(".")
     try:
         worker = getattr(importlib.import_module(module), name)(args)
+        worker.compile_or_warm_up_model()
     except Exception as error:
         ready.send(error)
         raise
