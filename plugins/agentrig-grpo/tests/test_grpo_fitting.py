@@ -58,6 +58,7 @@ def need(shape: ModelShape, config: GrpoConfig, tokens: int, recomputed: int) ->
         change=4 * trained,
         earlier=2 * trained if config.max_staleness else 0,
         proof=proof_bytes(shape.vocabulary, shape.hidden, frozen=bool(config.lora_rank)),
+        frozen=2 * weights if config.lora_rank else 0,
     )
 
 
@@ -96,6 +97,8 @@ def rung(found: Fitting, choice: Choice | None) -> str:
         return "host"
     if choice.sleeps:
         return "sleep"
+    if choice.lent:
+        return "lent"
     if choice.cache < 1:
         return "cache"
     return "layers" if choice.recomputed else f"pass {choice.tokens}"
@@ -156,6 +159,76 @@ def test_each_card_gets_the_cheapest_rung_that_fits(model, rows, rank) -> None:
     expected = (ADAPTERS if rank else FULL)[model, rows]
     found = [fitting(model, rows, card, lora_rank=rank) for card in CARDS]
     assert tuple(rung(one, one.first()) for one in found) == expected
+
+
+LENDING = attrs.evolve(POOLED, lends=512)
+
+LENT = {
+    ("1.5B", "32x4"): ("pass 4096", "pass 12288", "pass 32768", "pass 49152"),
+    ("3B", "16x8"): ("lent", "layers", "pass 12288", "pass 32768"),
+    ("7B", "32x4"): ("lent", "cache", "pass 8192", "pass 24576"),
+    ("7B", "16x8"): ("refused", "lent", "layers", "pass 16384"),
+}
+"""The same with a server that lends its weights: never where a copy of the learner's own fits, and before sleep."""
+
+
+@pytest.mark.parametrize(("model", "rows"), LENT)
+def test_a_server_lends_its_weights_where_two_copies_do_not_fit(model, rows) -> None:
+    found = [fitting(model, rows, card, lora_rank=16, says=LENDING) for card in CARDS]
+    assert tuple(rung(one, one.first()) for one in found) == LENT[model, rows]
+
+
+def test_lent_weights_are_counted_once_and_a_transfer_is_that_of_adapters() -> None:
+    found = fitting("7B", "32x4", "80", lora_rank=16, says=LENDING)
+    shape, own = SHAPES["7B"], found.choose()
+    lent = attrs.evolve(own, lent=True)
+    adapters = 2 * 28 * 16 * (7 * 3584 + 2 * 32 * 128 + 3 * 18944)
+    assert found.server.adapters == adapters
+    assert found.need(own).weights - found.need(lent).weights == 2 * shape.parameters
+    assert found.serving(lent).memory() - found.server.memory() == 3 * adapters + (1 << 27)
+    assert (found.serving(lent).transfer, found.serving(lent).of_torch) == (adapters, adapters)
+    assert found.left(lent) - found.left(own) == found.server.transfer - 4 * adapters - (1 << 27)
+    assert "(weights 14.2, which the learner reads, the cache" in found.describe(lent)
+
+
+@pytest.mark.parametrize(
+    ("settings", "ways"),
+    [
+        ({}, {(False, False), (True, False), (False, True)}),
+        ({"lora_base": "own"}, {(False, False), (False, True)}),
+        ({"lora_base": "server"}, {(True, False)}),
+        ({"server_sleep": True}, {(False, True)}),
+        ({"server_sleep": False}, {(False, False), (True, False)}),
+        ({"max_staleness": 1}, {(False, False), (True, False)}),
+        ({"lora_rank": 513}, {(False, False), (False, True)}),
+        ({"lora_rank": 0}, {(False, False), (False, True)}),
+    ],
+)
+def test_lent_weights_stay_awake_and_the_setting_is_kept(settings, ways) -> None:
+    found = fitting("7B", "32x4", "40", **{"lora_rank": 16, "says": LENDING, **settings})
+    choices = list(found.choices())
+    assert {(choice.lent, choice.sleeps) for choice in choices} == ways
+    assert all(attrs.evolve(found, begun=one).first() in (None, *choices) for one in choices[:1])
+    begun = attrs.evolve(found, begun=choices[-1])
+    assert {choice.lent for choice in begun.choices()} == {choices[-1].lent}
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora_rank": 16, "server_sleep": True}])
+def test_weights_that_are_lent_need_adapters_and_a_server_that_is_awake(settings) -> None:
+    with pytest.raises(ValueError, match="is for adapters"):
+        GrpoConfig(lora_base="server", **settings)
+
+
+def test_a_lending_server_gets_its_bytes_and_its_size_is_measured(monkeypatch) -> None:
+    plan, learner = begun(model="7B", rows="32x4", card="24", says=LENDING, lora_rank=16)
+    assert plan.choice.lent
+    server = plan.fitting.serving(plan.choice)
+    assert plan.server_memory == server.memory(plan.choice.cache)
+    more = plan.server_memory + GIB // 8
+    monkeypatch.setattr(planning, "measured", lambda *_: attrs.evolve(plan.fitting.device, others=more))
+    plan.started(learner)
+    assert plan.fitting.serving(plan.choice).memory() == more
+    assert plan.choice.lent
 
 
 def all_of(found: Fitting) -> list[Choice]:

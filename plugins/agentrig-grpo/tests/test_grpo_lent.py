@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import attrs
 import pytest
 import torch
-from agentrig_grpo import checkpoint, lent
+from agentrig_grpo import algorithm, checkpoint, lent, planning
+from agentrig_grpo.algorithm import Grpo
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner
 from agentrig_grpo.lora import factors
@@ -13,6 +16,9 @@ from samples import samples_of
 
 from agentrig.delivery.digests import FUSED, copies, digests, held
 from agentrig.errors import AgentrigError, ConfigError
+from agentrig.hardware import Cpu
+from agentrig.hardware.memory import DeviceMemory
+from agentrig.servers import ServerMemory, ServerPlan
 
 CONFIG = GrpoConfig(lora_rank=2, lora_alpha=6, lr=1e-2)
 
@@ -191,6 +197,71 @@ def test_weights_that_the_server_has_otherwise_are_named_with_the_setting(plain,
 def test_a_server_that_lends_nothing_is_refused(plain) -> None:
     with pytest.raises(ConfigError, match=r"no method lend\. .*lora_base = \"own\""):
         borrowed(plain, object())
+
+
+REFUSED = {
+    "no server": ({}, 0, "no weights on the learner's device"),
+    "a rank": ({"lora_rank": 64}, 32, "rank 32 at most"),
+    "a head": ({"lora_targets": "q_proj, lm_head"}, 512, "no adapters of lm_head"),
+    "fp32": ({"dtype": "float32"}, 512, "must have bfloat16"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_weights_that_cannot_be_lent_are_refused_with_the_reason(plain, case) -> None:
+    settings, lends, why = REFUSED[case]
+    config = GrpoConfig(model=str(plain), **{"lora_rank": 2, "lora_base": "server", **settings})
+    says = ServerMemory(sequences=4, lends=lends)
+    dtype = config.dtype if config.dtype != "auto" else "bfloat16"
+    assert why in planning.why_not_lent(plain, config, dtype, says)
+    if dtype == "float32":
+        with pytest.raises(ConfigError, match=rf'lora_base = "server": .*{why}.* set "own"'):
+            Grpo(config).fit(ServerPlan(model=plain, name="policy", hardware=Cpu()), session_of(says))
+
+
+def test_other_models_and_files_keep_a_copy_of_the_learners_own(make_model, tokenizer, tmp_path) -> None:
+    config, says = GrpoConfig(lora_rank=2), ServerMemory(sequences=4, lends=512)
+    for folder, kind, dtype, why in (
+        ("gpt", "gpt2", torch.bfloat16, "of a GPT2LMHeadModel, server and learner may name"),
+        ("fp32", "qwen2", torch.float32, "must have bfloat16"),
+        ("fits", "qwen2", torch.bfloat16, ""),
+    ):
+        checkpoint.save(make_model(kind), tokenizer, tmp_path / folder, dtype=dtype)
+        assert why in (found := planning.why_not_lent(tmp_path / folder, config, "bfloat16", says))
+        assert bool(found) is bool(why)
+
+
+def session_of(says, **more):
+    return SimpleNamespace(
+        hardware=Cpu(), calls=4, server_memory=says, seed=3, note=print, record=lambda *_: None, train_tasks=[], **more
+    )
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_serves_the_starting_model_and_its_learner_borrows_it(plain, tmp_path, monkeypatch, resumed) -> None:
+    """With `lora_base`, also from a checkpoint on, which has merged weights; on a made-up device."""
+    config = GrpoConfig(model=str(plain), lora_rank=2, lora_base="server", max_tokens=8, max_length=64, lora_alpha=6)
+    monkeypatch.setattr(algorithm, "check_device", lambda hardware, dtype: "bfloat16")
+    monkeypatch.setattr(planning, "measured", lambda *_: DeviceMemory(name="cpu", total=8 << 30))
+    made, session = algorithm.Grpo(config), session_of(ServerMemory(sequences=4, lends=512))
+    merged = tmp_path / "checkpoint" if resumed else plain
+    asked = ServerPlan(model=merged, name="policy", hardware=session.hardware, dtype="bfloat16")
+    plan = made.fit(asked, session)
+    assert (plan.model, plan.adapters, plan.sleeps) == (plain, 2, False)
+    server = Server(plain)
+    made.borrow(server)
+    learner = made.learner(session)
+    updated(learner)
+    begins = {t.data_ptr() for t in server.parameters.values()}
+    assert learner.model.get_base_model().model.layers[1].mlp.down_proj.base_layer.weight.data_ptr() in begins
+    assert all(".lora_" in name for name, _ in learner.weights())
+    own = algorithm.Grpo(attrs.evolve(config, lora_base="own"))
+    own.fit(asked, session)
+    own.borrow(server)
+    other = own.learner(session)
+    updated(other)
+    assert not begins & {p.data_ptr() for p in other.model.parameters()}
+    assert other.fingerprint() == learner.fingerprint()
 
 
 def test_files_that_name_the_weights_differently_are_refused(plain) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from agentrig_vllm import options, schema
+from agentrig_vllm import memory, options, schema
 from agentrig_vllm.config import VllmConfig
 
 from agentrig.errors import ConfigError
@@ -39,6 +39,17 @@ def test_every_argument_that_agentrig_gives_or_refuses_is_one_of_vllm():
     assert {"model", "max_model_len", "enable_sleep_mode", "kv_cache_memory_bytes"} <= given.keys()
     free = {name for name in given if name not in schema.OWN}
     assert free == {"additional_config", "disable_cascade_attn", "enable_flashinfer_autotune", "disable_log_stats"}
+    more = options.arguments_of(plan(adapters=16), whole)
+    assert more.keys() - given.keys() == {"enable_lora", "max_loras", "max_lora_rank", "lora_target_modules"}
+    assert more.keys() <= names
+
+
+@pytest.mark.parametrize(("rank", "room"), [(1, 1), (2, 8), (16, 16), (300, 320), (512, 512)])
+def test_vllm_has_room_for_one_set_of_adapters_of_the_runs_rank(rank, room):
+    found = options.arguments_of(plan(adapters=rank), VllmConfig())
+    assert (found["max_loras"], found["max_lora_rank"]) == (1, room)
+    assert found["additional_config"] == {options.ADAPTERS: rank}
+    assert (memory(VllmConfig()).lends, memory(VllmConfig(device=1)).lends) == (512, 0)
 
 
 @pytest.mark.parametrize(

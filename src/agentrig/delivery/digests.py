@@ -96,7 +96,7 @@ def fingerprint(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def held(parameters: Mapping[str, torch.Tensor], shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """Return the digest of the server's copy of each of the learner's tensors, by the learner's name; see `copies`."""
+    """Return name to digest of the server's copy of each of the learner's tensors; see `copies`."""
     return digests(copies(parameters, shapes))
 
 
