@@ -16,7 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrig.audit import model, update
 from agentrig.audit.model import Precision, Weights
-from agentrig.audit.record import Call
+from agentrig.audit.record import Call, Sources
+from agentrig.audit.step import Step
 from agentrig.audit.update import Update, _names
 
 BF16 = Precision(torch.bfloat16)
@@ -103,3 +104,19 @@ def test_which_tensors_adapters_train_and_what_they_merge_to_is_known_without_pe
     )
     for name, tensor in lora.MergedWeights(wrapped).items():
         torch.testing.assert_close(dict(found.state_dict())[name], tensor)
+
+
+@pytest.mark.parametrize(
+    ("digests", "merged", "rounded"),
+    [
+        ({"dtype": "bfloat16"}, True, torch.bfloat16),  # a server whose weights have the adapters in them
+        ({"dtype": "bfloat16", "merged": False}, True, None),  # one that computes with both, as the learner does
+        ({"dtype": "bfloat16"}, False, None),
+    ],
+)
+def test_adapters_are_merged_and_rounded_where_the_server_computed_so(digests, merged, rounded) -> None:
+    record: Any = SimpleNamespace(settings={"lora_rank": 2}, lines={3: {"digests": digests}})
+    step = Step(record=record, number=3, sources=Sources(splits={}, score=None))
+    first, second = step.precisions("cpu", merged=merged)
+    assert first == Precision(torch.float32, rounded=rounded)
+    assert second == (Precision(torch.float32, cast=True) if rounded is None else Precision(torch.bfloat16))

@@ -128,6 +128,33 @@ def test_adapters_arrive_merged_and_the_server_sleeps_during_updates(run) -> Non
     assert log.count("to fall asleep") == 3, log[-4000:]
 
 
+@pytest.mark.timeout(900)
+def test_the_learner_reads_vllms_weights_and_sends_adapters_also_after_a_kill(run) -> None:
+    start(run, "algorithm.steps=4", "algorithm.lora_rank=8", "algorithm.lora_base=server", "algorithm.save_every=1")
+    run.wait_for_step(2, timeout_s=START_S)
+    for process in engine(run):  # it takes the learner's frozen weights with it
+        process.kill()
+    assert run._process.wait(timeout=120) != 0
+    message = json.loads((run.path / "error.json").read_text())["message"]
+    print(message)
+    assert "the vLLM server" in message
+    run.wait_for_children()
+    run.start("--resume", str(run.path))
+    run.wait(timeout_s=START_S)
+    manifest = json.loads((run.path / "manifest.json").read_text())
+    summary = json.loads((run.path / "summary.json").read_text())
+    print(manifest["memory"]["line"], summary["delivery"], summary.get("audit"), sep="\n")
+    assert "which the learner reads" in manifest["memory"]["line"] or manifest["memory"]["choice"]["lent"]
+    delivery = summary["delivery"]
+    assert delivery["proofs"] == delivery["arrived"] >= 5
+    assert delivery["tensors"] > 4 * 7 * 2 + 40, "both the frozen weights and the adapters were compared"
+    assert delivery["difference"] < delivery["bound"]
+    assert all(line["algorithm"]["weight_change"] > 0 and not line["digests"]["merged"] for line in run.lines())
+    exported = run.path.parent / "exported"
+    agentrig("export", str(run.path), str(exported))
+    assert (exported / "model.safetensors").is_file()
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory):
     """A server with the shipped model, and that model on the same GPU."""

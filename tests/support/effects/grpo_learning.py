@@ -19,7 +19,7 @@ from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.naming import model_directory
 
 from agentrig.hardware import Cpu, CpuConfig
-from effects import Flip, Settings, config_of
+from effects import Elsewhere, Flip, Settings, config_of
 
 PLACE = "algorithm.grpo"
 LR = 1e-3
@@ -298,5 +298,9 @@ TABLE = {
         beside={"lora_rank": 2},
         look=lambda s: {n.split(".lora_")[0].rsplit(".", 1)[-1] for n in shapes(s)},
         shows=lambda a, b: b == {"q_proj", "down_proj"} < a,
+    ),
+    "lora_base": Elsewhere(
+        "plugins/agentrig-grpo/tests/test_grpo_lent.py::test_a_run_serves_the_starting_model_and_its_learner_borrows_it",
+        "a server that lends its weights needs a GPU; it shows in whose memory the learner's frozen weights are",
     ),
 }
