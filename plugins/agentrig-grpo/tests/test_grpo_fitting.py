@@ -186,8 +186,8 @@ def test_lent_weights_are_counted_once_and_a_transfer_is_that_of_adapters() -> N
     assert found.server.adapters == adapters
     assert found.need(own).weights - found.need(lent).weights == 2 * shape.parameters
     assert found.serving(lent).memory() - found.server.memory() == 3 * adapters + (1 << 27)
-    assert (found.serving(lent).transfer, found.serving(lent).of_torch) == (adapters, adapters)
-    assert found.left(lent) - found.left(own) == found.server.transfer - 4 * adapters - (1 << 27)
+    assert (found.serving(lent).transfer, found.serving(lent).of_torch) == (2 * adapters, 2 * adapters)
+    assert found.left(lent) - found.left(own) == found.server.transfer - 5 * adapters - (1 << 27)
     assert "(weights 14.2, which the learner reads, the cache" in found.describe(lent)
 
 
