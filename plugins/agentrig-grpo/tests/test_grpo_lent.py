@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import attrs
@@ -9,13 +10,15 @@ import pytest
 import torch
 from agentrig_grpo import algorithm, checkpoint, lent, planning
 from agentrig_grpo.algorithm import Grpo
-from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.learner import Learner
 from agentrig_grpo.lora import factors
+from agentrig_grpo.server.handle import Embedded
+from proof_runs import ProofSession, run
 from samples import samples_of
 
 from agentrig.delivery.digests import FUSED, copies, digests, held
-from agentrig.errors import AgentrigError, ConfigError
+from agentrig.errors import AgentrigError, ConfigError, RunStopped
 from agentrig.hardware import Cpu
 from agentrig.hardware.memory import DeviceMemory
 from agentrig.servers import ServerMemory, ServerPlan
@@ -262,6 +265,65 @@ def test_a_run_serves_the_starting_model_and_its_learner_borrows_it(plain, tmp_p
     updated(other)
     assert not begins & {p.data_ptr() for p in other.model.parameters()}
     assert other.fingerprint() == learner.fingerprint()
+
+
+class Serving(Embedded):
+    """A real server that holds frozen weights for both: it samples with adapters that it has merged by itself."""
+
+    sent: dict = {}  # noqa: RUF012
+    wrong = ""
+
+    def __init__(self, config, plan) -> None:
+        super().__init__(config, plan)
+        assert (plan.adapters, plan.dtype) == (2, "bfloat16")
+        self.own = Server(plan.model)
+
+    def lend(self, shapes):
+        self.shapes = shapes
+        return self.own.lend(shapes)
+
+    def take(self, weights, version):
+        self.sent = dict(weights)
+        found = dict(copies(self.own.parameters, self.shapes))
+        for name in [name for name in self.sent if ".lora_A." in name]:
+            plain = name.replace(".lora_A", "")
+            change = self.sent[name.replace("_A.", "_B.")].float() @ self.sent[name].float()
+            found[plain] = found[plain].float() + change
+        super().take(found.items(), version)
+        if self.wrong == "frozen" and version == 1:
+            self.own.parameters["model.norm.weight"][3] *= 2
+        if self.wrong == "adapter" and version == 1:
+            next(iter(self.sent.values())).mul_(2)
+
+    def held(self):
+        shapes = {**self.shapes, **{name: list(tensor.shape) for name, tensor in self.sent.items()}}
+        return [held({**self.own.parameters, **self.sent}, shapes)]
+
+
+@pytest.mark.parametrize("wrong", ["", "frozen", "adapter"])
+def test_each_delivery_of_a_run_is_proven_adapters_and_frozen_weights(plain, tmp_path, monkeypatch, wrong) -> None:
+    monkeypatch.setattr(algorithm, "check_device", lambda hardware, dtype: "bfloat16")
+    monkeypatch.setattr(planning, "measured", lambda *_: DeviceMemory(name="cpu", total=8 << 30))
+    session = ProofSession(tmp_path / "run")
+    session.calls, session.server_memory = 4, ServerMemory(sequences=4, lends=512)
+    begin = session.delivery.begin  # not of what it loaded: this server's answers have digests of merged weights
+    monkeypatch.setattr(session.delivery, "begin", lambda *, loaded=False, **of: None if loaded else begin(**of))
+    session.make = partial(type("Told", (Serving,), {"wrong": wrong}), EmbeddedConfig(batch=8))
+    settings = {"lora_rank": 2, "lora_base": "server", "lr": 1e-2}
+    if wrong:
+        name = r"model\.norm\.weight" if wrong == "frozen" else r"q_proj\.lora_A\.weight"
+        with pytest.raises(RunStopped, match=rf"step 1: .*\n.* 1 of 54 tensors differ from the learner's: .*{name}"):
+            run(tmp_path / "run", plain, session, steps=2, **settings)
+        return
+    run(tmp_path / "run", plain, session, steps=2, **settings)
+    proven = session.delivery.summary()
+    assert (proven["proofs"], proven["arrived"], proven["tensors"]) == (3, 3, 26 + 28)
+    assert 0 < proven["difference"] <= proven["bound"] < 1
+    merged = checkpoint.load_model(session.saved[2], dtype=torch.bfloat16).state_dict()
+    began = checkpoint.load_model(plain, dtype=torch.bfloat16).state_dict()
+    changed = {name for name in merged if not torch.equal(merged[name], began[name])}
+    assert changed
+    assert all("_proj.weight" in name for name in changed)
 
 
 def test_files_that_name_the_weights_differently_are_refused(plain) -> None:

@@ -215,8 +215,8 @@ class ServerNeed:
     def lent(self) -> ServerNeed:
         """What it needs where the learner computes with its weights, and hands adapters over alone.
 
-        It computes with a copy of them, keeps another one, and has a third while new ones come. The learner rounds them,
-        and copies that into the buffer from which they are read.
+        It computes with a copy of them, keeps another one, and has a third while new ones come. The learner rounds
+        them, and copies that into the buffer from which they are read.
         """
         beside, transfer = self.beside + 3 * self.adapters + LENDING, 2 * self.adapters
         return attrs.evolve(self, beside=beside, transfer=transfer, of_torch=min(self.of_torch, transfer))
