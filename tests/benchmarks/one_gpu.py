@@ -9,6 +9,9 @@ steps after the first two, what the checkpoints cost, and how long the first ste
 the parts of the start that the server's log names. On CUDA also the most memory of the card that was in use, by
 `nvidia-smi`: nothing else may use it meanwhile, and the script fails if that is more than `hardware.memory_gib`. With
 `--server vllm`, run it twice: the first run writes vLLM's caches.
+With adapters whose frozen weights are on the card once (`algorithm.lora_rank=16 algorithm.lora_base=server`; by itself
+where both copies don't fit, as with `--shape 7b hardware.memory_gib=24`) `plan` says "which the learner reads". Then
+`proofs` must have `arrived` = `proofs`, `difference` < `bound`, and `tensors` of both the weights and the adapters.
 On a CPU: --shape 18m --server embedded --hardware cpu --rows 2x4x64+16.
 """
 

@@ -188,6 +188,9 @@ def test_the_worker_makes_a_share_of_the_plans_bytes(monkeypatch):
         def compile_or_warm_up_model(self):
             return "recorded"
 
+        def load_model(self):
+            pass
+
     stand_in = ModuleType("vllm.v1.worker.gpu_worker")
     stand_in.Worker = GpuWorker
     for name in ("vllm", "vllm.v1", "vllm.v1.worker"):
@@ -208,6 +211,15 @@ def test_the_worker_makes_a_share_of_the_plans_bytes(monkeypatch):
         found.requested_memory = 8 << 30
         assert found.compile_or_warm_up_model() == "recorded"
     assert limits == [(7.25 / 80, 0)], "torch and the process's own part are the server's memory"
+    settings = []
+    monkeypatch.setattr(worker.torch.cuda.memory, "_set_allocator_settings", settings.append)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    for additional in ({}, {options.ADAPTERS: 16}):
+        found = worker.Worker(additional)
+        found.device = worker.torch.device("cuda")
+        found.load_model()
+        settings.append("loaded")
+    assert settings == ["loaded", "expandable_segments:False", "expandable_segments:True", "loaded"]
 
 
 @pytest.mark.parametrize("limit", [0.0, 24.0])

@@ -52,6 +52,10 @@ OWN: Mapping[str, str] = {
     "pipeline_parallel_size": "the server is one process on one GPU; several GPUs: algorithm verl",
     "data_parallel_size": "the server is one process on one GPU; several GPUs: algorithm verl",
     "enable_lora": "algorithm.lora_base says how the server gets adapters",
+    "max_loras": "algorithm.lora_base says how the server gets adapters",
+    "max_lora_rank": "set algorithm.lora_rank",
+    "lora_target_modules": "set algorithm.lora_targets",
+    "lora_dtype": "set algorithm.dtype",
     "quantization": "new weights could not be loaded into quantized ones",
     "load_format": "the weights come from the algorithm's model",
 }

@@ -106,7 +106,7 @@ class Sender:
     def _made(self, size: int, device: torch.device) -> torch.Tensor:
         if self._buffer is None or self._buffer.numel() < size:
             self._buffer = None
-            with _plain_segments(device):
+            with plain_segments(device):
                 self._buffer = torch.empty(size, dtype=torch.uint8, device=device)
             self._room, self._announced = size, False
         return self._buffer
@@ -152,7 +152,7 @@ def view_of(buffer: torch.Tensor, entry: Mapping[str, Any]) -> torch.Tensor:
 
 
 @contextmanager
-def _plain_segments(device: torch.device) -> Iterator[None]:
+def plain_segments(device: torch.device) -> Iterator[None]:
     """Allocate without expandable segments: their memory has no handle that another process can open."""
     if device.type != "cuda" or "expandable_segments:True" not in _allocator_settings():
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from typing import Any
 
 import torch  # noqa: TID253  (vLLM's process only)
@@ -13,7 +14,7 @@ from agentrig.delivery.digests import copies, held
 from agentrig.hardware.memory import CONTEXT, LENDING
 from agentrig.processes.supervisor import end_with_parent
 from agentrig_vllm.options import ADAPTER, ADAPTERS, LIMITED, PLANNED
-from agentrig_vllm.transfer import opened, shared, view_of
+from agentrig_vllm.transfer import opened, plain_segments, shared, view_of
 
 BESIDE = CONTEXT + (1 << 28)
 """Bytes of the GPU that are kept from the cache beside tensors: CUDA itself with its libraries, and recorded graphs."""
@@ -42,6 +43,11 @@ class Worker(GpuWorker):
             total = torch.cuda.mem_get_info(self.local_rank)[1]
             self.cache_config.gpu_memory_utilization = min(planned / total, 1.0)
         super().init_device()
+
+    def load_model(self, *given: Any, **more: Any) -> None:
+        """Load the weights, where the learner reads them into memory that another process can open."""
+        with plain_segments(self.device) if self._told(ADAPTERS) else nullcontext():
+            super().load_model(*given, **more)
 
     @torch.inference_mode()
     def determine_available_memory(self) -> int:
