@@ -12,9 +12,9 @@ from agentrig.hardware import Device, Probe
 from agentrig.hardware.memory import KNOWN
 
 
-def findings(*overrides, memory=None):
+def findings(*overrides, memory=None, server="embedded"):
     """Return what the check finds, with a GPU of so many GiB, or without one."""
-    situation, _ = look("mini", uses={"hardware": "cuda", "server": "embedded"}, overrides=overrides)
+    situation, _ = look("mini", uses={"hardware": "cuda", "server": server}, overrides=overrides)
     devices = (Device(name="GPU", memory=int(memory * 2**30)),) if memory else ()
     probes = {**situation.probes, "cuda": Probe(available=bool(devices), devices=devices)}
     return list(check_memory_plan(attrs.evolve(situation, probes=probes)))
@@ -41,6 +41,20 @@ def test_what_cannot_fit_is_a_problem_with_its_number(limit, words) -> None:
     (found,) = findings(f"hardware.memory_gib={limit}", memory=79.2)
     assert found.result == "problem"
     assert words in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("server", "rank", "result", "words"),
+    [
+        ("vllm", 16, "ok", "which the learner reads"),
+        ("vllm", 600, "problem", "adapters of rank 512 at most"),
+        ("embedded", 16, "problem", "no weights on the learner's device that another process can read"),
+    ],
+)
+def test_it_says_whether_the_server_lends_its_weights(server, rank, result, words) -> None:
+    settings = (f"algorithm.lora_rank={rank}", "algorithm.lora_base=server")
+    (found,) = findings(*settings, memory=79.2, server=server)
+    assert (found.result, words in found.evidence) == (result, True)
 
 
 def test_about_is_near_what_was_measured_on_a_gpu() -> None:

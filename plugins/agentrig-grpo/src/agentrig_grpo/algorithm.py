@@ -99,9 +99,7 @@ class Grpo:
         memory = planning.measured(device, hardware.memory_limit)
         weights = planning.weight_bytes(source, dtype)
         server = ServerNeed(weights=weights)
-        refused = planning.why_not_lent(source, config, dtype, says) if config.lora_base != "own" else ""
-        if refused and config.lora_base == "server":
-            raise ConfigError(f'[algorithm] lora_base = "server": {refused}. Leave it out, or set "own"')
+        lends = planning.lends(source, config, dtype, says)
         if says is not None:
             server = server_need(
                 config,
@@ -112,7 +110,7 @@ class Grpo:
                 context=planning.context_of_model(source, config),
                 runners=calls,
                 total=memory.total,
-                lends=not refused,
+                lends=lends,
             )
         attention = checkpoint.attention_of(hardware)
         return planning.plan_memory(source, config, dtype=dtype, device=memory, attention=attention, server=server)

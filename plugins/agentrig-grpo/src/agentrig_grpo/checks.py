@@ -12,7 +12,7 @@ from agentrig.servers import ServerMemory
 from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.fitting import Fitting, Need, group_length, passes_of, proof_bytes, server_need
 from agentrig_grpo.naming import model_directory
-from agentrig_grpo.planning import context_of_model, shape_of, size_of
+from agentrig_grpo.planning import context_of_model, lends, shape_of, size_of
 
 LOGITS = 3 << 30
 """Bytes that the logits of a pass take, with their gradient, on a large device."""
@@ -38,12 +38,14 @@ def check_memory_plan(situation: Situation) -> Iterator[Finding]:
         if shape is None:
             yield Finding(check="memory plan", result="skipped", evidence=f"the shape of {config.model} is not known")
             return
-        says = getattr(plan.components["server"].spec, "memory", None)
+        memory = getattr(plan.components["server"].spec, "memory", None)
+        says = memory(plan.configs["server"]) if memory else ServerMemory(sequences=64)
         fitting = fitting_about(
             shape,
             config,
             device,
-            says(plan.configs["server"]) if says else ServerMemory(sequences=64),
+            says,
+            lends=lends(directory, config, dtype_about(config), says),
             context=context_of_model(directory, config),
             runners=plan.runners.n * plan.runners.threads,
         )
@@ -54,7 +56,14 @@ def check_memory_plan(situation: Situation) -> Iterator[Finding]:
 
 
 def fitting_about(
-    shape: ModelShape, config: LearnerConfig, device: DeviceMemory, says: ServerMemory, *, context: int, runners: int
+    shape: ModelShape,
+    config: LearnerConfig,
+    device: DeviceMemory,
+    says: ServerMemory,
+    *,
+    context: int,
+    runners: int,
+    lends: bool = True,
 ) -> Fitting:
     """Return about what server and learner need of a device, from sizes alone.
 
@@ -65,9 +74,9 @@ def fitting_about(
         says: What the server's settings say.
         context: Most tokens that the server takes.
         runners: Rollouts that run at once at most.
+        lends: Whether the learner can compute with the server's weights, as far as the model is concerned.
     """
-    dtype = "float32" if config.dtype == "float32" else "bfloat16"
-    element, group = size_of(dtype), group_length(config, context)
+    element, group = size_of(dtype_about(config)), group_length(config, context)
     server = server_need(
         config,
         says,
@@ -77,6 +86,7 @@ def fitting_about(
         context=context,
         runners=runners,
         total=device.total,
+        lends=lends,
     )
     return Fitting(
         config=config,
@@ -87,6 +97,11 @@ def fitting_about(
         layers=shape.layers,
         group=group,
     )
+
+
+def dtype_about(config: LearnerConfig) -> str:
+    """Return the dtype that a run computes in on an accelerator."""
+    return "float32" if config.dtype == "float32" else "bfloat16"
 
 
 def about(shape: ModelShape, config: LearnerConfig, tokens: int, recomputed: int, element: int) -> Need:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrig.device_memory import in_gib
+from agentrig.errors import ConfigError
 from agentrig.hardware.memory import CONTEXT, GIB, PASSES, DeviceMemory, ModelShape, ServerNeed
 from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.fitting import (
@@ -260,6 +261,18 @@ def measured(device: str, limit: int = 0) -> DeviceMemory:
     free, total = module.mem_get_info()
     reserved = int(module.memory_reserved())
     return DeviceMemory(name=device, total=total, others=total - free - reserved, reserved=reserved, limit=limit)
+
+
+def lends(directory: Path, config: LearnerConfig, dtype: str, says: ServerMemory | None) -> bool:
+    """Return whether a learner of adapters can compute with its server's weights; see `why_not_lent`.
+
+    Raises:
+        ConfigError: It can't, and the settings want it.
+    """
+    refused = why_not_lent(directory, config, dtype, says)
+    if refused and config.lora_base == "server":
+        raise ConfigError(f'[algorithm] lora_base = "server": {refused}. Leave it out, or set "own"')
+    return not refused
 
 
 def why_not_lent(directory: Path, config: LearnerConfig, dtype: str, says: ServerMemory | None) -> str:
