@@ -124,6 +124,9 @@ def test_vllms_weights_are_lent_and_adapters_arrive_beside_them_bit_by_bit(serve
         with pytest.raises(ServerError, match=r"no place for 1 adapters: lm_head\.lora_A\.weight"):
             made.take(iter({**sent, **strange}.items()), 4)
         assert ask(made).status_code == 503, "nothing is answered with half of them"
+        (counter,) = made._counters
+        assert counter.is_file()
+    assert not counter.exists(), "torch's count of who uses the memory, which a killed process leaves"
 
 
 def test_weights_that_cannot_be_read_from_outside_name_the_setting(server, model, monkeypatch):

@@ -10,6 +10,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -75,6 +76,7 @@ class VllmServer:
         self._sender: Sender | None = None
         self._ready: dict[str, Any] | None = None
         self._lent: Mapping[str, Sequence[int]] = {}  # the learner's names and shapes of the weights that it reads
+        self._counters: set[Path] = set()  # torch's, of who uses the lent memory
         self._key = secrets.token_urlsafe(32)
         self.dtype = plan.dtype
         self.parts: Mapping[str, float] = {}
@@ -116,6 +118,8 @@ class VllmServer:
             self._sender.close()
         if self._process is not None:
             self._process.stop()  # at once: it has nothing to save
+        for counter in self._counters:  # torch would have removed it at the end of vLLM's engine
+            counter.unlink(missing_ok=True)
 
     def _program(self) -> list[str]:
         return [sys.executable, "-P", "-m", "agentrig_vllm.serving"]
@@ -203,8 +207,10 @@ class VllmServer:
         self._lent = dict(shapes)
         try:
             answer = self._order(what, order="lend", shapes=json.dumps(shapes))
-            entries = json.loads(answer["tensors"]).items()
-            return {name: transfer.view_of(transfer.opened(entry, self._learner), entry) for name, entry in entries}
+            entries = json.loads(answer["tensors"])
+            self._counters = {transfer.counter_of(entry) for entry in entries.values()}
+            found = {name: transfer.opened(entry, self._learner) for name, entry in entries.items()}
+            return {name: transfer.view_of(buffer, entries[name]) for name, buffer in found.items()}
         except (RuntimeError, ServerError) as error:
             raise ServerError(
                 f"{NAME} could not {what}, by CUDA's handles of memory: {error}\n  Let the learner have its own copy: "

@@ -10,6 +10,7 @@ import base64
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch  # noqa: TID253  (imported with the weights, or in vLLM's process)
@@ -120,6 +121,11 @@ def shared(buffer: torch.Tensor) -> dict[str, Any]:
         "size": buffer.numel(),
         "start": buffer.storage_offset(),
     }
+
+
+def counter_of(message: Mapping[str, Any]) -> Path:
+    """Return the file where torch counts who uses a buffer; it stays when the process that has shared it is killed."""
+    return Path("/dev/shm") / Path(base64.b64decode(message["ref_counter_handle"]).decode()).name
 
 
 def opened(message: Mapping[str, Any], device: int) -> torch.Tensor:
