@@ -12,6 +12,7 @@ from agentrig_grpo import checkpoint
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner
 from agentrig_grpo.lora import live_weights
+from agentrig_grpo.memory import Counter
 from agentrig_grpo.server.transfer import Sender
 from samples import samples_of
 
@@ -120,6 +121,19 @@ def test_a_frozen_model_with_16_bits_stays_so_and_what_is_served_is_rounded_once
         **digests(checkpoint.weights(learner.model).items(), torch.bfloat16),
         "lm_head.weight": learner.digests("bfloat16")["model.embed_tokens.weight"],
     }
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_frozen_embedding_is_not_copied_to_score_in_fp32(make_model, tied) -> None:
+    model = rounded(make_model(vocab=4000, hidden=64, layers=1, tie_word_embeddings=tied))
+    learner, ids = Learner(model, GrpoConfig(lora_rank=2), dtype="bfloat16", seed=0), [5, 6, 7, 8]
+    plain = Learner(copy.deepcopy(learner.model.get_base_model()).float(), GrpoConfig(), dtype="float32", seed=0)
+    learner.logprobs(ids, dtype=torch.float32)
+    with Counter("cpu") as counter:
+        found = learner.logprobs(ids, dtype=torch.float32)
+    assert found == plain.logprobs(ids)
+    copied = 4 * 4000 * 64  # the output layer's, which is read as a whole
+    assert copied < counter.peak < 1.9 * copied
 
 
 def test_a_frozen_model_with_more_bits_keeps_them(make_model) -> None:

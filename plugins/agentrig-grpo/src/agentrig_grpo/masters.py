@@ -116,7 +116,8 @@ def computing_in(model: Any, dtype: torch.dtype) -> Iterator[None]:
     """Let a model compute in another dtype, with the rounding of its fp32 weights instead of their copies.
 
     Trained weights, and those of the output head, which others read too, have the dtype all the time. Each other module
-    has it only while it computes: a second copy of all frozen weights would be much.
+    has it only while it computes: a second copy of all frozen weights would be much. Of an embedding, only the rows
+    that are read get it.
     """
     whole = {p for p in model.parameters() if p.requires_grad}
     whole |= set(model.get_output_embeddings().parameters())
@@ -139,7 +140,9 @@ def computing_in(model: Any, dtype: torch.dtype) -> Iterator[None]:
     with computing_with({p: master_of(p).data.to(dtype) for p in whole if p.dtype != dtype}):
         try:
             for module in model.modules():
-                if any(p not in whole for p in module.parameters(recurse=False)):
+                if type(module) is torch.nn.Embedding:
+                    hooks.append(module.register_forward_hook(lambda _, given, rows: rows.to(dtype)))
+                elif any(p not in whole for p in module.parameters(recurse=False)):
                     hooks.append(module.register_forward_pre_hook(enter))
                     hooks.append(module.register_forward_hook(leave, always_call=True))
             yield
