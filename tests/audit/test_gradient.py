@@ -107,16 +107,14 @@ def test_which_tensors_adapters_train_and_what_they_merge_to_is_known_without_pe
 
 
 @pytest.mark.parametrize(
-    ("digests", "merged", "rounded"),
+    ("digests", "merged", "rounded", "other"),
     [
-        ({"dtype": "bfloat16"}, True, torch.bfloat16),  # a server whose weights have the adapters in them
-        ({"dtype": "bfloat16", "merged": False}, True, None),  # one that computes with both, as the learner does
-        ({"dtype": "bfloat16"}, False, None),
+        ({"dtype": "bfloat16"}, True, torch.bfloat16, BF16),  # a server whose weights have the adapters in them
+        ({"dtype": "bfloat16", "merged": False}, True, None, BF16),  # one that computes with both
+        ({"dtype": "bfloat16"}, False, None, Precision(torch.float32, cast=True)),  # the learner
     ],
 )
-def test_adapters_are_merged_and_rounded_where_the_server_computed_so(digests, merged, rounded) -> None:
+def test_adapters_are_merged_and_rounded_where_the_server_computed_so(digests, merged, rounded, other) -> None:
     record: Any = SimpleNamespace(settings={"lora_rank": 2}, lines={3: {"digests": digests}})
     step = Step(record=record, number=3, sources=Sources(splits={}, score=None))
-    first, second = step.precisions("cpu", merged=merged)
-    assert first == Precision(torch.float32, rounded=rounded)
-    assert second == (Precision(torch.float32, cast=True) if rounded is None else Precision(torch.bfloat16))
+    assert step.precisions("cpu", merged=merged) == (Precision(torch.float32, rounded=rounded), other)

@@ -205,15 +205,18 @@ class Step:
     def precisions(self, device: str, *, merged: bool) -> tuple[Precision, Precision]:
         """Return how the step is computed with, and how a part of it is once more, to measure what rounding does.
 
-        Learner and server compute in fp32, in bf16 (weights rounded to it), or, with adapters that are not merged into
-        the model, in fp32 under bf16 autocast. The first is fp32 in any case, the second is fp64, or what
-        they do: bf16, the coarser one, if the run does not say.
+        Learner and server compute in fp32, in bf16 (weights rounded to it), or, a learner of adapters that are not
+        merged into the model, in fp32 under bf16 autocast. A server of adapters that are not merged rounds no sum of
+        weights. The first is fp32 in any case, the second is fp64, or what they do: bf16, the coarser one, if the run
+        does not say.
         """
         import torch
 
         first = Precision(torch.float32, device=device)
         if self.told("digests").get("dtype", "bfloat16") != "bfloat16":
             return first, attrs.evolve(first, dtype=torch.float64)
-        if self.settings.get("lora_rank") and not (merged and self.told("digests").get("merged", True)):
+        if self.settings.get("lora_rank") and not merged:
             return first, attrs.evolve(first, cast=True)
+        if not self.told("digests").get("merged", True):
+            return first, attrs.evolve(first, dtype=torch.bfloat16)
         return attrs.evolve(first, rounded=torch.bfloat16), attrs.evolve(first, dtype=torch.bfloat16)
