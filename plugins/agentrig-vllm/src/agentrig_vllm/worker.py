@@ -17,8 +17,8 @@ from agentrig_vllm.options import ADAPTER, ADAPTERS, LIMITED, PLANNED
 from agentrig_vllm.transfer import opened, plain_segments, shared, view_of
 
 BESIDE = CONTEXT + (3 << 28)
-"""Bytes of the GPU that are kept from the cache beside tensors: CUDA itself with its libraries, recorded graphs, and what
-torch can't use of its blocks. With half a GiB less, three servers that were held to their memory died: 0.21 to
+"""Bytes of the GPU that are kept from the cache beside tensors: CUDA itself with its libraries, recorded graphs, and
+what torch can't use of its blocks. With half a GiB less, three servers that were held to their memory died: 0.21 to
 0.34 GiB were unused, and sampling for 512 calls asked for 0.29."""
 
 KEPT = 4
