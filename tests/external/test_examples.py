@@ -115,10 +115,9 @@ def test_the_bash_agent_passes_the_kit() -> None:
     settings = {"command": COMMANDS["bash"], "folder": str(PROGRAMS), "exit_codes": {"22": "llm-error"}}
     tasks = [Task(id=f"t{i}", input={"question": f"round {i}"}) for i in range(2)]
     report = check("agent", "command", settings=settings, tasks=tasks, slow_s=0.2, raise_failed=False)
-    assert {result.check: result.status for result in report.results} == {
-        result.check: "passed" for result in report.results
-    }
-    assert len(report.results) >= 16
+    found = {result.check: result.status for result in report.results}
+    assert found == dict.fromkeys(found, "passed")
+    assert "agent.slow-server" in found  # the last one
 
 
 @pytest.mark.slow

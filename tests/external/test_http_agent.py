@@ -286,7 +286,10 @@ def test_a_service_that_restarts_loses_no_rollout(caplog: pytest.LogCaptureFixtu
     threads = [threading.Thread(target=run, args=(f"ro-{i}",)) for i in range(3)]
     for thread in threads:
         thread.start()
-    time.sleep(2.5)
+    end = time.monotonic() + 60
+    while not caplog.records and time.monotonic() < end:  # the first rollout imports what it needs, in its own time
+        time.sleep(0.05)
+    time.sleep(1.5)
     second = Service(says({"answer": 2}), port=port)
     with serving(second):
         for thread in threads:
@@ -422,4 +425,5 @@ def test_the_seconds_of_a_connection_are_connect_s() -> None:
             assert outcome.failure == "service-down", outcome.message
         for each in waiting:
             each.close()
-    assert took[1] > 1.9 > took[1] - took[0] > 0.9
+    assert took[1] > 1.9
+    assert 0.9 < took[1] - took[0] < 2.7  # 1.8; two tries would be 3.6
