@@ -32,6 +32,8 @@ from agentrig.view.page import view
 from agentrig.view.reading import read_run
 from agentrig.view.watch.runs import Run
 
+SLOW = pytest.mark.slow
+
 
 @pytest.fixture
 def finished(ended_run: Callable[..., Path]) -> Path:
@@ -303,8 +305,8 @@ def copied(run: Path) -> None:
     ("change", "said"),
     [
         (other_values, ["rollouts/train-00002.parquet: changed since the run wrote it"]),
-        (no_spans, ["rollouts/train-00002.parquet: changed since the run wrote it"]),
-        (other_columns, ["calls/train-00002.parquet: changed since the run wrote it"]),
+        pytest.param(no_spans, ["rollouts/train-00002.parquet: changed since the run wrote it"], marks=SLOW),
+        pytest.param(other_columns, ["calls/train-00002.parquet: changed since the run wrote it"], marks=SLOW),
         (
             renamed,
             ["rollouts/train-00003.parquet: gone, and the run wrote it", "train-00007.parquet: no step wrote it"],
