@@ -26,8 +26,6 @@ sys.dont_write_bytecode = False
 # asks a server over TLS; programs that download get the variable's own value, see tests/support/downloads.py.
 os.environ.setdefault("OWN_SSL_CERT_FILE", os.environ.get("SSL_CERT_FILE", ""))
 os.environ["SSL_CERT_FILE"] = str(ROOT / "tests" / "support" / "nobody.pem")
-# Collection makes hundreds of thousands of objects that stay: without this, Python looks through them again and again.
-gc.disable()
 # Workers have more threads than the machine has cores. OpenMP's would wait by spinning, at the cost of the others.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -45,10 +43,15 @@ def own_plugin_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
                 del sys.modules[name]
 
 
-def pytest_collection_finish() -> None:
-    """Leave what was imported and collected out of the search for cycles from now on."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Search for no cycles while hundreds of thousands of objects are made that stay, nor among these later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")

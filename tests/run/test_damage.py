@@ -27,6 +27,8 @@ from agentrig.run.training import train
 from agentrig.view.diagnosis import diagnose
 from agentrig.view.reading import read_run, warnings_of
 
+pytestmark = pytest.mark.usefixtures("quick_images")
+
 MakePlan = Callable[..., Plan]
 SLOW = pytest.mark.slow
 SHORT = ("algorithm.steps=1", "algorithm.report=true")
@@ -194,14 +196,6 @@ def test_a_file_in_the_place_of_plots_is_named(run: Path) -> None:
     done = CliRunner().invoke(main, ["report", str(run)])
     assert done.exit_code == 1
     assert "plots cannot be written: File exists. It can't be created there: move away what is there" in done.output
-
-
-def test_a_folder_in_the_place_of_rollouts_is_named(run: Path) -> None:
-    file = run / "rollouts" / "validation-00001.parquet"
-    file.unlink()
-    file.mkdir()
-    with pytest.raises(AgentrigError, match=r"validation-00001\.parquet.* is a directory"):
-        resume(run)
 
 
 def test_the_advice_of_the_messages_works(run: Path) -> None:
