@@ -30,7 +30,6 @@ from agentrig.view.reading import read_run, warnings_of
 pytestmark = pytest.mark.usefixtures("quick_images")
 
 MakePlan = Callable[..., Plan]
-SLOW = pytest.mark.slow
 SHORT = ("algorithm.steps=1", "algorithm.report=true")
 
 
@@ -47,43 +46,16 @@ def resume(run: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        (
-            "manifest.json",
-            '{"recipe": ',
-            r"manifest\.json is damaged: .*\. Restore it from a copy, or remove it: only the",
-        ),
-        pytest.param(
-            "manifest.json", '{"format": "x"}', r"manifest\.json is damaged: format is 'x', not a number\.", marks=SLOW
-        ),
+        ("manifest.json", '{"recipe": ', r"manifest\.json is damaged: .*\. Restore it from a copy, or remove it: only"),
+        ("manifest.json", '{"components": {"tasks": 1}}', r"manifest\.json is damaged: components is .'tasks': 1"),
+        ("manifest.json", "[1]", r"manifest\.json is damaged: it holds a list, not an object"),
         ("summary.json", '{"complete": true, "steps": "x"}', r"summary\.json is damaged: steps is 'x', not a number"),
-        pytest.param(
-            "summary.json",
-            '{"complete": null, "steps": 1}',
-            r"\.json is damaged: complete is None, not true",
-            marks=SLOW,
-        ),
-        pytest.param("manifest.json", '{"config": 3}', r"config is 3, not an object of objects\. Restore", marks=SLOW),
-        (
-            "manifest.json",
-            '{"components": {"tasks": 1}}',
-            r"manifest\.json is damaged: components is .'tasks': 1",
-        ),
-        pytest.param("manifest.json", "[1]", r"manifest\.json is damaged: it holds a list, not an object", marks=SLOW),
         ("summary.json", "\x00\x00", r"summary\.json is damaged: .*\. Remove it: the run writes it again when it ends"),
-        (
-            "progress.json",
-            "{'a': 1}",
-            r"progress\.json is damaged: .*\. Restore it from a copy, or remove it: the accuracy",
-        ),
+        ("progress.json", "{'a': 1}", r"progress\.json is damaged: .*\. Restore it from a copy, or remove it: the acc"),
         ("config.toml", "[run\n", r"config\.toml is not TOML"),
         ("config.toml", "", r"config\.toml is damaged: it has no reward\. Restore it from a copy, for example"),
-        pytest.param("probe.json", "", r"probe\.json cannot be read: Expecting value.*\. Delete it", marks=SLOW),
         ("probe.json", "{}", r"probe\.json cannot be read: it has no 'ids'\. Delete it: the run then"),
-        (
-            "rollouts/validation-00001.parquet",
-            "PAR1 no",
-            r"validation-00001\.parquet is damaged: .*\. Remove it: its rollouts",
-        ),
+        ("rollouts/validation-00001.parquet", "PAR1 no", r"-00001\.parquet is damaged: .*\. Remove it: its rollouts"),
     ],
 )
 def test_a_damaged_file_is_named_and_nothing_is_changed(run: Path, name: str, text: str, words: str) -> None:
