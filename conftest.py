@@ -6,6 +6,8 @@ Workers take whole files, and a test marked `alone` runs while no other test doe
 from __future__ import annotations
 
 import fcntl
+import gc
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -20,6 +22,10 @@ ROOT = Path(__file__).parent
 # Hundreds of processes import agentrig. Each would compile it again where the environment says to write no byte code.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Each HTTP client reads every certificate authority of the machine: 10 ms of CPU in each of thousands of calls. No test
+# asks a server over TLS; programs that download get the variable's own value, see tests/support/downloads.py.
+os.environ.setdefault("OWN_SSL_CERT_FILE", os.environ.get("SSL_CERT_FILE", ""))
+os.environ["SSL_CERT_FILE"] = str(ROOT / "tests" / "support" / "nobody.pem")
 # Workers have more threads than the machine has cores. OpenMP's would wait by spinning, at the cost of the others.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -35,6 +41,26 @@ def own_plugin_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         for name, module in list(sys.modules.items()):
             if str(getattr(module, "__file__", None) or "").startswith(base):
                 del sys.modules[name]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Search for no cycles while hundreds of thousands of objects are made that stay, nor among these later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def shared_plugins() -> None:
+    """Let the process that runners are forked from import the plugins; else each of hundreds of runners does."""
+    from agentrig.plugins.loading import GROUP
+    from agentrig.runners import processes
+
+    processes.PRELOAD += tuple(point.module for point in importlib.metadata.entry_points(group=GROUP))
 
 
 def is_alone(item: pytest.Item) -> bool:
@@ -98,7 +124,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: (item.path in alone, is_slow(item)))
 
 
-SLOW_S = 30.0  # what each worker may spend on the slow tests of `--touched`, and one test more
+SLOW_S = 10.0  # what each worker may spend on the slow tests of `--touched`, and one test more
 spent_s = 0.0
 
 

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from fixtures import _served, ended_run, model, small_disk, spider_dir, toy_file, toy_plan  # noqa: F401
+from fixtures import _served, ended_run, model, quick_images, small_disk, spider_dir, toy_file, toy_plan  # noqa: F401

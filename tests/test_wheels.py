@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from downloads import online
 from scaffolds import Environment, build, environment, new
 
 from agentrig.scaffold.templates import DOMAIN, TEMPLATES
@@ -107,7 +108,7 @@ def test_a_first_run_needs_the_extra_reference_only(tmp_path: Path) -> None:
     found = [word for link in links for word in ("--find-links", str(link))]
     tool = [sys.executable, "-m", "uv", "tool", "run", "-q", "--isolated", *found, "--python", sys.executable]
     locked = ["-c", str(ROOT / "requirements" / "cpu.lock"), "-c", str(ROOT / "requirements" / "torch.txt")]
-    inside = {**os.environ, "OMP_NUM_THREADS": "1", "AGENTRIG_CACHE": str(tmp_path / "cache")}
+    inside = {**online(), "OMP_NUM_THREADS": "1", "AGENTRIG_CACHE": str(tmp_path / "cache")}
 
     def run(*words: str) -> str:
         done = subprocess.run(

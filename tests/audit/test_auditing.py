@@ -24,6 +24,7 @@ from agentrig.plan import Plan, resolve
 from agentrig.rewards import Score
 from agentrig.run import auditing
 from agentrig.run.auditing import Auditing, Rebuilt
+from agentrig.runners import scorer
 from agentrig.runners.scorer import Scorer
 from agentrig.tasks import Task
 from agentrig.traces import Trace
@@ -138,6 +139,7 @@ def test_a_fault_at_the_end_of_a_run_keeps_what_its_last_audit_said(told: Callab
     assert watched.summary()["links"] == 2
 
 
+REST = dict.fromkeys(("failure", "status", "value", "correct", "own_reward"))
 WHY = "the reward gives two scores to one answer: 0.3 and 0.7"
 
 
@@ -171,13 +173,26 @@ def test_the_line_of_an_audited_step_names_what_could_not_be_compared(
 
 def test_a_reward_that_does_not_end_holds_up_no_audit(toy_plan: Callable[..., Plan]) -> None:
     plan = toy_plan("reward.spin=true", "run.reward_budget_s=0.5")
-    rest = dict.fromkeys(("failure", "status", "value", "correct", "own_reward"))
-    row = Row(id="r", task_id="t", group="g", input={}, answer="spin", spans=(), calls=(), **rest)
+    row = Row(id="r", task_id="t", group="g", input={}, answer="spin", spans=(), calls=(), **REST)
     task = Task(id="t", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
     start = time.monotonic()
     with closing(Rebuilt(plan)) as rebuilt:
         assert rebuilt.sources().score(task, row).status == "invalid"
         assert time.monotonic() - start < 15
+
+
+def test_one_process_watches_the_reward_at_all_audited_answers(
+    toy_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, real = [], scorer.Watch
+    monkeypatch.setattr(scorer, "Watch", lambda why: made.append(real(why)) or made[-1])
+    row = Row(id="r", task_id="t", group="g", input={}, answer="odd", spans=(), calls=(), **REST)
+    task = Task(id="t", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
+    with closing(Rebuilt(toy_plan())) as rebuilt:
+        assert [rebuilt.score(task, row).value for _ in range(3)] == [1.0] * 3
+        (watch,) = made
+        assert watch._process.exitcode is None
+    assert watch._process.exitcode is not None
 
 
 @pytest.mark.parametrize("whose", ["the run's", "the auditor's"])
@@ -188,9 +203,8 @@ def test_once_a_reward_judges_in_processes_the_auditor_scores_there_too(
     scored = []
     monkeypatch.setattr(Scorer, "_elsewhere", lambda self, items: scored.extend(items) or [Score.ok(1.0)] * len(items))
     plan = toy_plan("reward.spin=true", "run.reward_budget_s=0.1")
-    rest = dict.fromkeys(("failure", "status", "value", "correct", "own_reward"))
     slow, quick = (
-        Row(id="r", task_id="t", group="g", input={}, answer=answer, spans=(), calls=(), **rest)
+        Row(id="r", task_id="t", group="g", input={}, answer=answer, spans=(), calls=(), **REST)
         for answer in ("spin", "odd")
     )
     task = Task(id="t", input={"number": 1}, private={"parity": "odd", "gold": "gold"})

@@ -50,7 +50,7 @@ def update_of(weights: Weights, calls: list[Call]) -> Update:
     return Update(settings=UPDATE, calls=calls, advantages=advantages, weights=weights, begin=weights)
 
 
-@pytest.mark.parametrize("common", [0, 1, 30])
+@pytest.mark.parametrize("common", [*(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1)), 30])
 def test_calls_side_by_side_have_the_numbers_of_each_alone(common: int, weights: Weights) -> None:
     calls, model = step(common), weights.load(EXACT)
     seen = 0

@@ -73,6 +73,7 @@ def test_groups_that_are_equal_are_sampled_again_up_to_a_limit(odd: None, model:
     assert max(line["algorithm"]["num_gen_batches"] for line in lines) > 1
 
 
+@pytest.mark.slow
 def test_a_batch_of_other_tasks_is_named(
     odd: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_teacher_is_asked_about_each_token_and_rewards_do_not_count(
             assert max(said) <= 0
 
 
+@pytest.mark.slow
 def test_what_the_teacher_did_not_say_is_named(
     model: Path, teacher: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,7 +114,7 @@ def credit_of(name: str, settings: dict[str, Any]) -> Any:
 def test_healthy_steps_are_confirmed_and_faults_named(name: str, settings: dict[str, Any]) -> None:
     credit, keys = credit_of(name, settings)
     faults = 0
-    for seed in range(25):
+    for seed in range(12):
         rollouts = step_of(seed)
         given = worths_of_calls(credit, rollouts)
         refused = Gate(differ if keys.get("max_num_gen_batches", 1) > 1 else None).refused(rollouts)

@@ -132,7 +132,7 @@ def test_samples_of_another_distribution_are_named(sampler: Sampler, named: str)
     [
         (drawn(power=1 / 0.9), "0.9 of the temperature"),
         (nucleus(0.95), "the likeliest tokens up to 0.95 of the probability"),
-        (nucleus(0.9), "the likeliest tokens up to 0.9 of the probability"),
+        pytest.param(nucleus(0.9), "the likeliest tokens up to 0.9 of the probability", marks=pytest.mark.slow),
         (across, ACROSS[0]),
     ],
     ids=["0.9", "top-p 0.95", "top-p 0.9", "across prompts"],

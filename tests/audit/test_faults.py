@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,13 @@ from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.view.diagnosis import diagnose, verdict
 
-QUICK = ("the same tasks in every step", "the agent gets the text of another reply", "sampled at half the temperature",
-         "rewards are exchanged within a group", "the size of advantages is ignored", "token weights times 0.1",
-         "the learning rate is a thousandth", "only the first layer's adapters are trained")  # fmt: skip
-"""One for each link."""
+TOGETHER = (
+    ("the same tasks in every step",),
+    ("sampled at half the temperature", "only the first layer's adapters are trained"),
+    ("the agent gets the text of another reply", "rewards are exchanged within a group",
+     "the size of advantages is ignored", "token weights times 0.1", "the learning rate is a thousandth"),
+)  # fmt: skip
+"""Faults of each link but the measurements', which show in one step: none hides another."""
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +49,25 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AUDIT_EQUAL")
 
 
-@pytest.mark.parametrize("rate", [pytest.param("1e-3", id="1e-3"), pytest.param("1e-5", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAULTS]
-)
+@pytest.mark.parametrize("names", TOGETHER, ids=", ".join)
+def test_faults_of_several_links_in_one_run_are_all_named(
+    names: Sequence[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = [FAULTS[name] for name in names]
+    for fault in faults:
+        plant(fault, tmp_path, monkeypatch)
+    with pytest.raises(RunStopped, match="the audit found") as stopped:
+        trained(tmp_path, model, *(word for fault in faults for word in fault.settings))
+    message = str(stopped.value)
+    assert [fault.link for fault in faults if not re.search(rf"^  {fault.link}: ", message, re.M)] == [], message
+    assert [fault.names for fault in faults if fault.names not in message] == []
+    assert "Likely causes" in message
+    assert f"agentrig audit {tmp_path / 'run'} --step" in message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", ["1e-3", "1e-5"])
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_that_trains_on_in_silence_is_named_with_its_link(
     name: str, rate: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,8 +79,6 @@ def test_a_fault_that_trains_on_in_silence_is_named_with_its_link(
     assert re.search(rf"^  {fault.link}: ", message, re.M), message
     assert fault.names in message
     assert fault.link != "distribution" or "\n  held-out: " not in message
-    assert "Likely causes" in message
-    assert f"agentrig audit {tmp_path / 'run'} --step" in message
 
 
 @pytest.fixture
@@ -263,9 +280,7 @@ HEALTHY = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in ("all weights", "adapters") else pytest.mark.slow) for n in HEALTHY]
-)
+@pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_run_has_no_fault_in_any_link(name: str, model: Path, tmp_path: Path) -> None:
     found = verdicts(trained(tmp_path, model, *HEALTHY[name]))
     assert {1, 2} <= found.keys()

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import attrs
 import pytest
 from click.testing import CliRunner
 
@@ -75,7 +74,12 @@ main(["doctor", {recipe()!r}, "--hardware", "cpu", "--json"])
     assert problems == []
     assert done.returncode == 0
     assert report["could_start"] is True
-    assert {"check", "result", "evidence", "cure"} == set(report["findings"][0])
+    assert "torch" in {finding["check"] for finding in report["findings"]}
+    for finding in report["findings"]:
+        assert finding.keys() == {"check", "result", "evidence", "cure"}
+        assert finding["result"] in ("ok", "warning", "skipped")
+        assert finding["check"]
+        assert finding["evidence"]
 
 
 def test_a_column_that_would_be_empty_is_left_out(capsys):
@@ -167,15 +171,6 @@ def test_warnings_do_not_keep_a_recipe_from_starting():
         [Finding(check="x", result="warning", evidence="y"), Finding(check="x", result="skipped", evidence="")]
     )
     assert not could_start([Finding(check="x", result="problem", evidence="y")])
-
-
-def test_every_finding_has_its_fields(examined):
-    assert "torch" in by_check(examined)
-    for finding in examined:
-        assert attrs.asdict(finding)["result"] in ("ok", "warning", "problem", "skipped")
-        assert finding.check
-        assert finding.evidence
-        assert finding.cure or finding.result != "problem"
 
 
 @pytest.mark.slow

@@ -61,8 +61,8 @@ TEXT = (
     ("command", "kind", "case"),
     [
         ("train", "agent", RAISES),
-        ("eval", "reward", NONE),
-        ("dev", "adapter", TEXT),
+        pytest.param("eval", "reward", NONE, marks=pytest.mark.slow),
+        pytest.param("dev", "adapter", TEXT, marks=pytest.mark.slow),
     ],
 )
 def test_a_component_that_cannot_be_built_ends_a_command_before_anything_heavy_starts(

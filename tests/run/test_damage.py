@@ -27,6 +27,8 @@ from agentrig.run.training import train
 from agentrig.view.diagnosis import diagnose
 from agentrig.view.reading import read_run, warnings_of
 
+pytestmark = pytest.mark.usefixtures("quick_images")
+
 MakePlan = Callable[..., Plan]
 SHORT = ("algorithm.steps=1", "algorithm.report=true")
 
@@ -44,36 +46,16 @@ def resume(run: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        (
-            "manifest.json",
-            '{"recipe": ',
-            r"manifest\.json is damaged: .*\. Restore it from a copy, or remove it: only the",
-        ),
-        ("manifest.json", '{"format": "x"}', r"manifest\.json is damaged: format is 'x', not a number\. Restore it"),
-        ("summary.json", '{"complete": true, "steps": "x"}', r"summary\.json is damaged: steps is 'x', not a number"),
-        ("summary.json", '{"complete": null, "steps": 1}', r"summary\.json is damaged: complete is None, not true or"),
-        ("manifest.json", '{"config": 3}', r"manifest\.json is damaged: config is 3, not an object of objects\. Rest"),
-        (
-            "manifest.json",
-            '{"components": {"tasks": 1}}',
-            r"manifest\.json is damaged: components is .'tasks': 1",
-        ),
+        ("manifest.json", '{"recipe": ', r"manifest\.json is damaged: .*\. Restore it from a copy, or remove it: only"),
+        ("manifest.json", '{"components": {"tasks": 1}}', r"manifest\.json is damaged: components is .'tasks': 1"),
         ("manifest.json", "[1]", r"manifest\.json is damaged: it holds a list, not an object"),
+        ("summary.json", '{"complete": true, "steps": "x"}', r"summary\.json is damaged: steps is 'x', not a number"),
         ("summary.json", "\x00\x00", r"summary\.json is damaged: .*\. Remove it: the run writes it again when it ends"),
-        (
-            "progress.json",
-            "{'a': 1}",
-            r"progress\.json is damaged: .*\. Restore it from a copy, or remove it: the accuracy",
-        ),
+        ("progress.json", "{'a': 1}", r"progress\.json is damaged: .*\. Restore it from a copy, or remove it: the acc"),
         ("config.toml", "[run\n", r"config\.toml is not TOML"),
         ("config.toml", "", r"config\.toml is damaged: it has no reward\. Restore it from a copy, for example"),
-        ("probe.json", "", r"probe\.json cannot be read: Expecting value.*\. Delete it: the run then chooses another"),
         ("probe.json", "{}", r"probe\.json cannot be read: it has no 'ids'\. Delete it: the run then"),
-        (
-            "rollouts/validation-00001.parquet",
-            "PAR1 no",
-            r"validation-00001\.parquet is damaged: .*\. Remove it: its rollouts",
-        ),
+        ("rollouts/validation-00001.parquet", "PAR1 no", r"-00001\.parquet is damaged: .*\. Remove it: its rollouts"),
     ],
 )
 def test_a_damaged_file_is_named_and_nothing_is_changed(run: Path, name: str, text: str, words: str) -> None:
@@ -114,12 +96,13 @@ READ_AND_GO_ON = (
 @pytest.mark.parametrize(
     "name",
     [
-        *("metrics.jsonl", "checkpoints/step-00001", "rollouts/validation-00001.parquet"),
+        "metrics.jsonl",
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in (
                 *("run.lock", "manifest.json", "config.toml", "progress.json", "summary.json", "checkpoints/latest"),
-                *("checkpoints/step-00001/.files.json", "rollouts", "calls/train-00001.parquet"),
+                *("checkpoints/step-00001", "checkpoints/step-00001/.files.json"),
+                *("rollouts", "rollouts/validation-00001.parquet", "calls/train-00001.parquet"),
                 *READ_AND_GO_ON,
             )
         ),
@@ -185,14 +168,6 @@ def test_a_file_in_the_place_of_plots_is_named(run: Path) -> None:
     done = CliRunner().invoke(main, ["report", str(run)])
     assert done.exit_code == 1
     assert "plots cannot be written: File exists. It can't be created there: move away what is there" in done.output
-
-
-def test_a_folder_in_the_place_of_rollouts_is_named(run: Path) -> None:
-    file = run / "rollouts" / "validation-00001.parquet"
-    file.unlink()
-    file.mkdir()
-    with pytest.raises(AgentrigError, match=r"validation-00001\.parquet.* is a directory"):
-        resume(run)
 
 
 def test_the_advice_of_the_messages_works(run: Path) -> None:

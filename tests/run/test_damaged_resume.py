@@ -144,11 +144,6 @@ def no_list(run: Path) -> None:
     (learner_of(run).parents[1] / checkpoints.LIST).unlink()
 
 
-def another_steps_files(run: Path) -> None:
-    shutil.rmtree(run / "checkpoints" / "step-00003")
-    shutil.copytree(run / "checkpoints" / "step-00002", run / "checkpoints" / "step-00003")
-
-
 def a_directory_for_the_rollouts(run: Path) -> None:
     (run / "rollouts" / "report-00003.parquet").unlink()
     (run / "rollouts" / "report-00003.parquet").mkdir()
@@ -194,13 +189,10 @@ def words_in_the_manifest(run: Path) -> None:
 
 DAMAGES: Mapping[Callable[[Path], None], str] = {
     weights_not_a_number: r"trainer/learner\.pt has changed since it was saved",
-    flipped_in_the_model: r"model\.safetensors has changed",
     model_larger: r"model\.safetensors has changed",
-    cut_off: r"trainer/learner\.pt has \d+ bytes; \d+ were saved",
     a_directory_for_the_learner: r"trainer/learner\.pt is no file",
     no_learner: r"trainer/learner\.pt is missing",
     no_list: r"its list of files, \.files\.json, is missing",
-    another_steps_files: r"step-00003 is damaged: it is what the run saved as step-00002",
     a_directory_for_the_rollouts: r"rollouts/report-00003\.parquet is a directory",
     a_directory_for_the_summary: r"summary\.json cannot be read",
     a_directory_for_the_error: r"error\.json is a directory",

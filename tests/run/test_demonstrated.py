@@ -36,6 +36,8 @@ from agentrig.view import build_report
 from agentrig.view.plots import plots_of
 from agentrig.view.reading import read_run
 
+pytestmark = pytest.mark.usefixtures("quick_images")
+
 FILE = str(Path(__file__).resolve().parents[1] / "support" / "warmup_plugin.py")
 SETTINGS = (
     "algorithm.tasks_per_step=6", "algorithm.lr=3e-3", "algorithm.validate_every=0", "algorithm.save_every=1",

@@ -17,8 +17,8 @@ TINY = (
     "algorithm.tasks_per_step=8",
     "algorithm.group_size=4",
     "algorithm.validate_every=2",
-    "run.validation_tasks=8",
-    "run.report_tasks=16",
+    "run.validation_tasks=4",
+    "run.report_tasks=8",
     "hardware.threads=1",  # torch's threads wait by spinning
 )
 
@@ -40,9 +40,9 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three steps."""
+    """A run of two steps."""
     folder = tmp_path_factory.mktemp("mini")
-    words = command("train", "mini", "algorithm.steps=3", "run.name=a", "run.second_reward=spider-exec-strict", *TINY)
+    words = command("train", "mini", "algorithm.steps=2", "run.name=a", "run.second_reward=spider-exec-strict", *TINY)
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "runs" / "a"
@@ -53,11 +53,11 @@ def test_the_run_directory_is_complete(finished: Path) -> None:
         assert (finished / name).is_file(), name
     assert list((finished / "plots").glob("*.png"))
     summary = json.loads((finished / "summary.json").read_text())
-    assert summary["steps"] == 3
-    assert summary["accuracy"]["n"] == 16
+    assert summary["steps"] == 2
+    assert summary["accuracy"]["n"] == 8
     assert 0 <= summary["accuracy"]["before"] <= 1
     assert 0 <= summary["accuracy"]["after"] <= 1
-    assert summary["train_rollouts"] == 3 * 8 * 4
+    assert summary["train_rollouts"] == 2 * 8 * 4
     assert summary["failures"] == {}
     assert 0.5 < sum(summary["time_share"].values()) <= 1.01
     assert summary["transitions_per_rollout"] >= 1
@@ -69,7 +69,7 @@ def test_every_step_trains_on_its_rollouts(finished: Path) -> None:
     import pyarrow.parquet as pq
 
     lines = lines_of(finished)
-    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert [line["step"] for line in lines] == [1, 2]
     for line in lines:
         rows = pq.read_table(finished / "rollouts" / f"train-{line['step']:05d}.parquet").to_pylist()
         assert len(rows) == line["rollouts"] == 32
@@ -90,9 +90,9 @@ def test_the_checkpoint_is_a_model_that_transformers_loads_and_eval_measures(fin
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     assert len(tokenizer) <= model.get_input_embeddings().weight.shape[0]
-    done = in_this_process("eval", "mini", "--checkpoint", str(finished), "--limit", "16", "--json")
+    done = in_this_process("eval", "mini", "--checkpoint", str(finished), "--limit", "8", "--json")
     found = json.loads(done.stdout)
     summary = json.loads((finished / "summary.json").read_text())
-    assert found["n"] == 16
-    assert found["accuracy"] == pytest.approx(summary["accuracy"]["after"], abs=1 / 16)
+    assert found["n"] == 8
+    assert found["accuracy"] == pytest.approx(summary["accuracy"]["after"], abs=1 / 8)
     assert found["ci95"][0] <= found["accuracy"] <= found["ci95"][1]

@@ -250,7 +250,7 @@ def test_a_model_that_repeats_its_demonstrations_is_told_apart() -> None:
         assert "repeats" not in verdict(others, known=known).message, rate
 
 
-@pytest.mark.parametrize(("reached", "passes"), [(0.15, 3), (0.9, 6)])
+@pytest.mark.parametrize(("reached", "passes"), [(0.15, 3), pytest.param(0.9, 6, marks=pytest.mark.slow)])
 def test_a_warm_up_ends_when_enough_answers_are_right(
     colors: Callable[..., Plan], tmp_path: Path, caplog: pytest.LogCaptureFixture, reached: float, passes: int
 ) -> None:

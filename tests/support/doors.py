@@ -77,7 +77,7 @@ def problems(door: Door) -> list[str]:
     found = []
     cases = [("without the key", ""), *([("with the key", f"{door.header}\r\n")] if door.header else [])]
     work = [(f"{name} {who}", sent) for who, header in cases for name, sent in _attacks(door, header).items()]
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(32) as pool:
         answers = list(pool.map(lambda item: _said(door, item[1]), work))
     for (name, _), (line, seconds) in zip(work, answers, strict=True):
         status = line.partition(" ")[2][:3]

@@ -90,6 +90,12 @@ def ended_run(_served: ModelServer, tmp_path_factory: pytest.TempPathFactory, to
 
 
 @pytest.fixture
+def quick_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the images beside a page be empty: to draw them takes longer than all else of a report."""
+    monkeypatch.setattr("agentrig.view.png.draw", lambda runs, name: b"")
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of one megabyte: a real file system in memory, where this user may mount one."""
     place = tmp_path / "disk"

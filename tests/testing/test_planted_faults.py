@@ -130,9 +130,9 @@ def register_rewards():
     ("where", "does", "caught", "said"),
     [
         ("at_import", "os._exit(0)", "loads", "exit status 0"),
-        ("at_build", "os.abort()", "loads", "signal SIGABRT"),
+        pytest.param("at_build", "os.abort()", "loads", "signal SIGABRT", marks=pytest.mark.slow),
         ("at_call", "os._exit(3)", "scores", "exit status 3"),
-        ("at_call", "raise SystemExit(4)", "scores", "SystemExit: 4"),
+        pytest.param("at_call", "raise SystemExit(4)", "scores", "SystemExit: 4", marks=pytest.mark.slow),
     ],
 )
 def test_a_plugin_that_ends_its_process_fails_one_check(

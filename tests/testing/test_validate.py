@@ -143,7 +143,7 @@ def test_a_part_that_breaks_a_trial_is_red(tmp_path: Path, right: str, wrong: st
         assert re.search(r"reward mean +gold not scored, nonsense not scored\n", result.stdout)
 
 
-@pytest.mark.parametrize("call", ["add", "ad"])
+@pytest.mark.parametrize("call", [pytest.param("add", marks=pytest.mark.slow), "ad"])
 def test_a_demonstrator_whose_replies_solve_no_task_is_red(tmp_path: Path, call: str) -> None:
     """With a tool that does not exist, half of the reward was enough for `all passed`."""
     text = DESK.read_text("utf-8")

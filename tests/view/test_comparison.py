@@ -29,6 +29,8 @@ from agentrig.view.page import render
 from agentrig.view.reading import read_run
 from agentrig.view.watch.app import serving
 
+pytestmark = pytest.mark.usefixtures("quick_images")
+
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:

@@ -25,6 +25,8 @@ from agentrig.processes.ends import Interrupted
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.view.live import LiveDisplay
 
+pytestmark = pytest.mark.usefixtures("quick_images")
+
 
 def display(*, terminal: bool = False) -> tuple[LiveDisplay, io.StringIO]:
     buffer = io.StringIO()

@@ -29,6 +29,8 @@ from agentrig.view.rollout import readable_rollout
 from agentrig.view.terminal import span_text
 from agentrig.view.watch.app import serving
 
+pytestmark = pytest.mark.usefixtures("quick_images")
+
 WRONG = (5, "odd", True, 2.5, [1], [None], [[]], {"odd": 1}, [{"odd": {}}], 10**30, float("nan"))
 REQUEST = (
     "model", "messages", "tools", "temperature", "max_tokens", "max_completion_tokens", "top_p", "top_k", "seed", "n",

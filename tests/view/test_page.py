@@ -19,8 +19,11 @@ from agentrig.view import build_report, compare
 from agentrig.view.diagnosis import diagnose
 from agentrig.view.html import Links, explained
 from agentrig.view.page import render, view
+from agentrig.view.png import draw
 from agentrig.view.reading import read_run, rollout_rows
 from agentrig.view.table import CELLS, results, row_of, text_of
+
+pytestmark = pytest.mark.usefixtures("quick_images")
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 LINKS = {"src", "href", "xlink:href", "srcset", "action", "data", "poster"}
@@ -380,7 +383,9 @@ def test_a_run_with_accuracy_0_or_1_has_a_page(tmp_path: Path, share: float, n: 
     measured = {when: {"accuracy": share, "n": n} for when in ("before", "after")}
     (directory / "progress.json").write_text(json.dumps(measured))
     assert f"{100 * share:.1f}" in Page(build_report([directory])).text
-    assert (directory / "plots" / "accuracy.png").is_file()
+    drawn = draw([read_run(directory)], "accuracy")
+    assert drawn is not None
+    assert drawn.startswith(b"\x89PNG")
 
 
 def test_the_checks_say_what_shared_tokens_saved_and_what_the_algorithm_notes(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from agentrig.traces import FEEDBACK, NODE, REWARD
 from agentrig.view import build_report
 from agentrig.view.rollout import differences, question, readable, readable_rollout
 
+pytestmark = pytest.mark.usefixtures("quick_images")
+
 
 def whole(page: Path) -> list[str]:
     """The whole rollouts of a page."""

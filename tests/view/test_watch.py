@@ -28,6 +28,8 @@ from agentrig.view.diagnosis import diagnose
 from agentrig.view.reading import read_run, rollout_rows
 from agentrig.view.watch.app import serving
 
+pytestmark = pytest.mark.usefixtures("quick_images")
+
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> '\"</pre>{{7*7}} **b** `; DROP x; -- [a](javascript:b)"
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from downloads import online
 from filelock import FileLock
 
 WHEELS = Path(sys.prefix) / "share" / "agentrig-test-wheels"
@@ -30,7 +31,8 @@ def fetch(requirement: str, folder: Path) -> None:
         return
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     done = subprocess.run(
-        [*command, "--dest", str(folder), requirement], capture_output=True, text=True, check=False, timeout=240
+        [*command, "--dest", str(folder), requirement],
+        **{"env": online(), "capture_output": True, "text": True, "check": False, "timeout": 240},
     )
     if done.returncode != 0:
         pytest.skip(f"the wheel of {requirement} cannot be downloaded: {done.stderr.strip()[-300:]}")

@@ -172,6 +172,7 @@ def test_a_learner_that_cannot_be_loaded_ends_the_measurement(model_dir, tmp_pat
         Loop(Broken(config_of(model_dir, **SMALL))).run(session)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_without_a_checkpoint_changes_nothing_before_its_learner_is_loaded(model_dir, tmp_path):
     class Broken(Grpo):
         def learner(self, session):
@@ -186,7 +187,8 @@ def test_a_resumed_run_without_a_checkpoint_changes_nothing_before_its_learner_i
     assert session.calls[:3] == [("plan", 1), ("report", "before", 0), ("end", 1)]
 
 
-@pytest.mark.parametrize("value", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
+@pytest.mark.slow
+@pytest.mark.parametrize("value", [0.0, 0.5])
 def test_a_server_that_answered_with_another_model_until_the_first_transfer_is_named(model_dir, tmp_path, value):
     """Its answers were the accuracy before training: a gain over another model is none."""
 

@@ -125,6 +125,7 @@ def test_most_replies_of_held_out_conversations_are_exact(client: OpenAI, script
     assert sum(right) / len(right) > 0.75
 
 
+@pytest.mark.slow
 def test_a_warm_up_goes_on_from_it(tmp_path: Path) -> None:
     turns = [
         Turn(messages=[{"role": "user", "content": f"sort 3{i}2"}], reply=Reply(content=f"2 3 {i}")) for i in range(4)

@@ -83,6 +83,7 @@ def test_a_new_model_learns_its_demonstrations_in_one_thread(tmp_path: Path, mon
     assert tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True) == "sorted: 2 3 7"
 
 
+@pytest.mark.slow
 def test_a_model_that_diverged_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(AgentrigError, match=r"has diverged, .*smaller learning rate than --lr 1e\+300"):
         trained(tmp_path / "a", lr=1e300, passes=4.0)

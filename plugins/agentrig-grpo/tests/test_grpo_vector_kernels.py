@@ -40,6 +40,7 @@ int mkl_vml_serv_cpu_detect(void) {
 }
 """
 EARLY = "read too early"
+pytestmark = pytest.mark.slow
 
 SCORES = """
 import json, os, sys

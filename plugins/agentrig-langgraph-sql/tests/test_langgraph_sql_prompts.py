@@ -21,7 +21,8 @@ def answers(said: str) -> str:
     return f"```sql\nSELECT 1{' LIMIT 7' if 'SEVEN' in said else ''}\n```"
 
 
-@pytest.mark.parametrize("algorithm", ["gepa", pytest.param("apo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["gepa", "apo"])
 def test_a_run_improves_the_prompt_that_its_reward_depends_on(tmp_path: Path, algorithm: str) -> None:
     file = tmp_path / "run.toml"
     file.write_text("")

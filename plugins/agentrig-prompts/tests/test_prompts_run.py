@@ -17,6 +17,7 @@ from agentrig_prompts.record import FILE, Record
 from click.testing import CliRunner
 from prompted_model import REFLECTIONS, Model, settings
 from prompted_plugin import RULES
+from quick import quick_first
 
 from agentrig.cli.entry import main
 from agentrig.cli.options import find_checkpoint
@@ -53,7 +54,7 @@ def searched(model: Model, run: Path) -> list[str]:
     return model.paid[20:-20]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", quick_first(ALGORITHMS, ["gepa"]))
 def test_the_best_prompt_is_found_within_the_budget_in_spite_of_failures(
     model: Model, tmp_path: Path, algorithm: str
 ) -> None:
@@ -190,7 +191,7 @@ def test_a_damaged_line_of_the_record_is_named(tmp_path: Path, line: str, said: 
         Record(tmp_path)
 
 
-@pytest.mark.parametrize("silent", [True, False])
+@pytest.mark.parametrize("silent", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_model_that_answers_nonsense_is_named_in_the_log_and_in_the_report(
     model: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture, silent: bool
 ) -> None:

@@ -151,8 +151,13 @@ def agree(one: Any, other: Any) -> None:
     torch.testing.assert_close(one[1], other[1], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("old", ["recomputed", "sampled"])
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(
+    ("packed", "old"),
+    [
+        *((True, "sampled"), (False, "recomputed")),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((True, "recomputed"), (False, "sampled"))),
+    ],
+)
 def test_loss_and_gradients_are_those_of_the_separate_calls(engine: Any, packed: bool, old: str) -> None:
     merged, separate = (batch_of(engine, laid_out(merged=merged), packed=packed, old=old) for merged in (True, False))
     assert max(merged["num_turns"]) == 4

@@ -295,7 +295,7 @@ def test_it_starts_while_the_run_does_something_else(server):
         made.check()
 
 
-@pytest.mark.parametrize("fails", ["configure", "load"])
+@pytest.mark.parametrize("fails", [pytest.param("configure", marks=pytest.mark.slow), "load"])
 def test_the_error_of_a_server_that_cannot_start_has_the_reason(server, monkeypatch, fails):
     monkeypatch.setenv("STAND_IN_FAILS", fails)
     with server() as made:
@@ -365,7 +365,7 @@ with VllmServer(plan, VllmConfig()) as server:
 """
 
 
-@pytest.mark.parametrize("when", ["starting", "ready"])
+@pytest.mark.parametrize("when", [pytest.param("starting", marks=pytest.mark.slow), "ready"])
 def test_a_killed_run_leaves_no_server(stand_in, model, tmp_path: Path, when: str, monkeypatch):
     command = [sys.executable, "-c", RUN, str(model.directory), str(tmp_path / "log"), when]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:

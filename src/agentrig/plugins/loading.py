@@ -114,9 +114,9 @@ def _installed() -> Iterator[tuple[PluginInfo, Callable[[], Any]]]:
                 yield about, partial(_refuse, wrong)
     for point in sorted(points, key=lambda point: (point.name not in FIRST, point.name)):
         dist = point.dist
-        name, version = (dist.name, dist.version) if dist else ("unknown", "unknown")
+        facts = dist.metadata if dist else {"Name": "unknown", "Version": "unknown"}  # parsed at each access
         yield (
-            PluginInfo(name=point.name, distribution=name, version=version, origin=point.value),
+            PluginInfo(name=point.name, distribution=facts["Name"], version=facts["Version"], origin=point.value),
             partial(_load_point, point),
         )
 

@@ -7,7 +7,8 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import cache
 from multiprocessing import forkserver
 from typing import Any
 
@@ -126,5 +127,10 @@ def _set(values: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return _expression(patterns).match(name) is not None
+
+
+@cache
+def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, patterns)))

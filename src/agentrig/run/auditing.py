@@ -302,10 +302,11 @@ class Rebuilt:
     def score(self, task: Task, row: Row) -> Score:
         """Score a recorded answer to a task."""
         if self._scorer is None or not (self._slow or self._scorer.in_processes):
-            self.close()
-            begun = time.monotonic()
+            before, begun = self._scorer, time.monotonic()
             self._scorer = self._plan.scorer()
             self._slow = self._slow or time.monotonic() - begun > BUILD_S
+            if before is not None:
+                self._scorer.replace(before)
         self._scorer.in_processes |= self._of_run is not None and self._of_run.in_processes
         trace = Trace(rollout_id=row.id, spans=tuple(Span(**span) for span in row.spans))
         return self._scorer([(task, Outcome(answer=row.answer, own_reward=row.own_reward), trace)])[0]

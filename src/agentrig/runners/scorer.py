@@ -315,6 +315,11 @@ class Scorer:
         except (TypeError, ValueError) as error:
             return _raised(error)
 
+    def replace(self, other: Scorer) -> None:
+        """Close another scorer of the same reward and budget; the process that watches this command goes on."""
+        self._watch, other._watch = other._watch, None
+        other.close()
+
     def close(self) -> None:
         """End the processes, if there are any."""
         with self._lock:

@@ -86,9 +86,14 @@ OF_RUNS = [
     *(("run", key) for key in grpo_runs.RUN_TABLE),
     *(("server.embedded", key) for key in grpo_runs.SERVER_TABLE),
     *(("algorithm.grpo", key) for key in grpo_runs.TABLE),
-    *(("run", key) for key in ("failure_limit", "reward_budget_s", "reward_process")),
+    *(("run", key) for key in ("failure_limit", "second_reward", "reward_budget_s", "reward_process")),
     *((place, "timeout_s") for place in ("reward.spider-exec", "reward.spider-exec-strict")),
     *(("agent.langgraph-sql", key) for key in ("timeout", "query_timeout_s")),
-    *(("tasks.mini-sql", "seed"), ("agent.agent-lightning-1", "time_s"), ("algorithm.verl", "merge")),
+    *(
+        ("tasks.mini-sql", "seed"),
+        ("tasks.mini-sql", "cache"),
+        ("agent.agent-lightning-1", "time_s"),
+        ("algorithm.verl", "merge"),
+    ),
 ]
 """What takes seconds: tests/proofs/test_keys_of_runs.py."""
