@@ -419,7 +419,7 @@ def test_a_curve_shows_the_values_of_a_step_and_leads_to_its_traces(page: Any, l
         curve = chart(page, "reward")
         page.mouse.move(*place(curve, 7))
         said = page.locator("figure:has(#chart-reward) output")
-        playwright.expect(said).to_contain_text(f"step 7: training, each step {rewards[6]:.4g}, mean of up to 16 steps")
+        playwright.expect(said).to_contain_text(f"step 7: training, each step {rewards[6]:.4g}, mean of up to 5 steps")
         page.mouse.click(*place(curve, 7))
         page.wait_for_url("**/traces?mode=train&step=7")
         playwright.expect(page.get_by_role("heading", name="Step 7, train")).to_be_visible()

@@ -166,6 +166,9 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
     rise = None if solved or stopped else reward_rise(evidence)
     advice = outcome.next_step if better and rise is None else outcome.more
     ends = [f for f in outcome.ended(evidence) if f.level == "warn"]
+    if stopped and not problems:  # the next step has the command: what is left says which steps were lost
+        texts = [f.text.partition("; resume with: ")[0] for f in ends]
+        ends = [attrs.evolve(f, text=text) for f, text in zip(ends, texts, strict=True) if "; " in text]
     advice = outcome.go_on if stopped else advice
     no_gain = "" if better else stopped or (_no_gain(evidence) if data.steps else "")
     if data.steps and not data.files and not any(number(line.get("rollouts")) for line in data.steps):
