@@ -395,7 +395,7 @@ def test_the_checks_say_what_shared_tokens_saved_and_what_the_algorithm_notes(tm
     (run / "summary.json").write_text(json.dumps({**summary, "notes": ["the small engine trains: no GPU"]}), "utf-8")
     page = render([read_run(run)])
     assert "the small engine trains: no GPU" in page
-    assert "the updates traced 2\N{THIN SPACE}000 tokens and computed 800: 60% were saved" in page
+    assert "the updates traced 2\N{NARROW NO-BREAK SPACE}000 tokens and computed 800: 60% were saved" in page
     assert "80 of the computed tokens (10%) were computed again" in page
 
 

@@ -232,8 +232,8 @@ def test_a_rollout_with_prompts_of_thousands_of_tokens_is_folded_and_fast(runs: 
         began = time.process_time()
         text = page(link, f"run/two/rollout/{first['id']}")
         assert time.process_time() - began < 0.5
-    assert "6\u2009000 + " in text
-    assert re.search(r'<details class="long"><summary>a word .{,140} <small>28\u2009000 characters</small>', text)
+    assert "6\u202f000 + " in text
+    assert re.search(r'<details class="long"><summary>a word .{,140} <small>28\u202f000 characters</small>', text)
     assert '<pre tabindex="0" role="region" aria-label="user">a word' in text, "the keyboard opens and scrolls it"
 
 
@@ -545,7 +545,7 @@ def test_tasks_by_step_are_shown_once_a_task_was_seen_in_two_steps(tmp_path: Pat
     run = write_run(tmp_path / "run", steps=1)
     with serving(run) as link:
         text = read_whole(link)
-        assert "No task was seen in two steps yet" in text
+        assert "No task was seen in two steps," in text
         assert "tasks by step</h2>" not in text
 
 

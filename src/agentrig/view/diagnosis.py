@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 from agentrig.audit.verdicts import NO_WEIGHTS
-from agentrig.figures import amount, number
+from agentrig.figures import amount, count, number
 from agentrig.view import figures
 from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollouts, weights
 from agentrig.view.causes.evidence import Evidence
@@ -279,7 +279,7 @@ def words(diagnosis: Diagnosis) -> str:
 
 def details(found: Finding) -> list[str]:
     """Return the lines below a problem: how often, since when, what to do, which settings."""
-    facts = [f"{found.count:,} of {found.of:,} {found.unit}".replace(",", "\u2009")] if found.count is not None else []
+    facts = [] if found.count is None else [f"{count(found.count)} of {count(found.of)} {found.unit}"]
     if found.since is not None:
         facts.append(f"since step {found.since}")
     lines = [", ".join(facts)] if facts and found.since != 0 else []  # before step 1, the text says it all

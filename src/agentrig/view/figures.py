@@ -289,4 +289,4 @@ def progress(run: RunData) -> str:
     seconds = mean([found for row in run.steps if (found := unaudited_s(row)) is not None][-SMOOTHING:])
     measured = ", then the last measurement" if run.progress.get("before") else ""
     left = "" if seconds is None else f", about {duration((steps - done) * seconds)} left{measured}"
-    return f"step {done + 1} of {steps:.0f}{left}"
+    return f"step {done + 1} of {steps:.0f}{', resuming' if run.resuming else ''}{left}"
