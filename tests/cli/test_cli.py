@@ -24,6 +24,8 @@ from click.testing import CliRunner, Result
 from model_server import ModelServer
 
 from agentrig.cli.entry import main
+from agentrig.errors import AgentrigError
+from agentrig.rows import read_rows
 from agentrig.testing.run_directory import write_run
 
 HEAVY = (
@@ -225,6 +227,20 @@ def test_a_setting_as_an_option_is_shown_as_a_setting(option: list[str], said: s
     result = invoke("train", "mini", *option)
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+def test_a_path_that_is_not_there_names_the_nearest_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("numbers.csv", "my_agent.py", "numbers.json", "my.toml"):
+        (tmp_path / name).touch()
+    (tmp_path / "runs" / "mini-20260101-120000").mkdir(parents=True)
+    for words in (["--resume", "runs/mini-20260101-120001"], ["--resume", "runs/mini-nope"]):
+        assert 'Did you mean "runs/mini-20260101-120000"?' in invoke("train", *words).stderr
+    assert f'Did you mean "{tmp_path / "my_agent.py"}"?' in invoke("train", "toy", "--plugin", "my_agnt.py").stderr
+    assert 'Did you mean "my.toml"?' in invoke("train", "mi.toml").stderr
+    with pytest.raises(AgentrigError, match='Did you mean ".*/numbers.csv"'):
+        read_rows("number.csv")
+    assert "Did you mean" not in invoke("train", "toy", "--plugin", "nothing_like_it.py").stderr
 
 
 def test_errors_of_plugins_are_warnings_of_a_command(

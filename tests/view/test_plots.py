@@ -56,6 +56,8 @@ def test_the_first_step_has_its_number_and_a_dot_is_not_hidden_by_a_diamond(tmp_
     assert marks.index("path") < marks.index("circle")
     labels = [line["label"] for line in json.loads(points_of(drawn["accuracy"]))["lines"]]
     assert labels[:2] == ["training, each step", "mean of up to 2 steps"]
+    for name in ("accuracy", "reward"):
+        assert [line.joined for line in drawn[name].lines if line.mark == "dot"] == [True]
 
 
 def test_several_runs_have_a_number_each_at_their_curve_and_in_the_legend(tmp_path: Path) -> None:
@@ -76,7 +78,11 @@ def test_several_runs_have_a_number_each_at_their_curve_and_in_the_legend(tmp_pa
         assert all(float(text.get("x", "")) > edge for text in tags), "they are not over the curves"
     kinds = {name: [line.label for line in plot.legend[9:]] for name, plot in drawn.items()}
     assert kinds["accuracy"] == ["training", "validation", "held out, 95% interval"]
-    assert kinds["reward"] == ["training, mean of up to 16 steps, of a short run a quarter", "second reward: strict", "each step"]
+    assert kinds["reward"] == [
+        "training, mean of up to 16 steps, of a short run a quarter",
+        "second reward: strict",
+        "each step",
+    ]
     assert kinds["time"] == ["each step"]
     looks = {line.label: (line.dashed, line.mark) for line in drawn["accuracy"].legend[9:]}
     assert looks == {

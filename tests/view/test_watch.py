@@ -192,6 +192,10 @@ def test_traces_lead_to_a_rollout_and_to_two_side_by_side(link: str) -> None:
     assert "What was said" in two
     assert re.findall(r'<th scope="col">(.*?)</th>', two) == ["A", "B"]
     assert not re.search(r'>(left|right)<|class="(left|right)"', two)
+    assert "~: the line differs" in two
+    same = page(link, f"run/two/rollout/{ids[0]}", against=ids[0])
+    assert "The same was said in both." in same
+    assert "~: the line differs" not in same
     assert httpx.get(f"{link}run/two/rollout/nobody").status_code == 404
 
 
@@ -535,7 +539,7 @@ def test_runs_are_sorted_and_filtered(tmp_path: Path) -> None:
 
 def test_a_page_says_that_its_run_has_ended_and_a_comparison_begins_with_what_differs(runs: Path) -> None:
     with serving(runs) as link:
-        assert 'data-label="the run has ended"' in page(link, "run/two")
+        assert 'data-label="ended"' in page(link, "run/two")
         assert 'data-live="live"' in page(link)
         text = httpx.get(f"{link}compare?run=one&run=two", timeout=30).text
         assert text.index("<h2>Settings that differ") < text.index('class="plots"') < text.index("<h2>Results")
