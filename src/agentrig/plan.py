@@ -558,7 +558,8 @@ def read_run_file(path: Path) -> dict[str, Any]:
         data = tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(
-            f"there is no run file {path} (looked in {Path.cwd()}).{nearest_path(path)}\n  Give its path, or a recipe's name without .toml"
+            f"there is no run file {path} (looked in {Path.cwd()}).{nearest_path(path)}\n"
+            "  Give its path, or a recipe's name without .toml"
         ) from None
     except IsADirectoryError:
         if not (path / "config.toml").is_file():

@@ -238,7 +238,7 @@ def test_a_path_that_is_not_there_names_the_nearest_one(tmp_path: Path, monkeypa
         assert 'Did you mean "runs/mini-20260101-120000"?' in invoke("train", *words).stderr
     assert f'Did you mean "{tmp_path / "my_agent.py"}"?' in invoke("train", "toy", "--plugin", "my_agnt.py").stderr
     assert 'Did you mean "my.toml"?' in invoke("train", "mi.toml").stderr
-    with pytest.raises(AgentrigError, match='Did you mean ".*/numbers.csv"'):
+    with pytest.raises(AgentrigError, match=r'Did you mean ".*/numbers\.csv"'):
         read_rows("number.csv")
     assert "Did you mean" not in invoke("train", "toy", "--plugin", "nothing_like_it.py").stderr
 

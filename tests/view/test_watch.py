@@ -23,9 +23,10 @@ import pytest
 from agentrig.errors import AgentrigError
 from agentrig.processes.locks import Lock
 from agentrig.testing.run_directory import write_run
-from agentrig.view import build_report
+from agentrig.view import build_report, figures
 from agentrig.view.diagnosis import diagnose
 from agentrig.view.reading import read_run, rollout_rows
+from agentrig.view.tables import spark
 from agentrig.view.watch.app import serving
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> '\"</pre>{{7*7}} **b** `; DROP x; -- [a](javascript:b)"
@@ -258,11 +259,17 @@ def test_a_rollout_begins_with_its_verdict_its_reason_and_the_gold_answer(runs: 
     assert "Never shown to the agent" not in trace
 
 
-def test_the_list_of_runs_has_the_rewards_of_each_step(tmp_path: Path) -> None:
+def test_the_list_of_runs_has_the_accuracy_of_each_step_or_its_reward(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one", steps=3)
-    with serving(tmp_path) as link:
-        points = re.findall(r'<svg class="spark"[^>]*><polyline points="([^"]*)"', page(link))
-    assert [len(each.split()) for each in points] == [len(read_run(run).steps)]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for key in ("reward", "accuracy"):
+        for line in lines:
+            line["accuracy"] = line["step"] % 2 / 2 if key == "accuracy" else None
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        values = figures.series(read_run(run), key)[1]
+        assert len(values) == 3
+        with serving(tmp_path) as link:
+            assert spark(values, width=80) in page(link)
 
 
 def test_before_and_after_is_a_page_that_begins_with_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

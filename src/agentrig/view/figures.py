@@ -61,7 +61,8 @@ def window(run: RunData, steps: int) -> int:
 def averaged(run: RunData, steps: Sequence[float], values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
     """Return the steps and values of a training curve: means of up to 16 steps, of a binned run of each 16.
 
-    In a short run they are of a quarter of its steps, and of two at least. Of a binned run, steps 1 to 16 are one bin, which is drawn at its last step; a bin that has not ended is drawn at its latest.
+    In a short run they are of a quarter of its steps, and of two at least. Of a binned run, steps 1 to 16 are one bin,
+    which is drawn at its last step; a bin that has not ended is drawn at its latest.
     """
     if not run.binned:
         width = window(run, len(values))
