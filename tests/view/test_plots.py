@@ -56,8 +56,15 @@ def test_the_first_step_has_its_number_and_a_dot_is_not_hidden_by_a_diamond(tmp_
     assert marks.index("path") < marks.index("circle")
     labels = [line["label"] for line in json.loads(points_of(drawn["accuracy"]))["lines"]]
     assert labels[:2] == ["training, each step", "mean of up to 2 steps"]
-    for name in ("accuracy", "reward"):
-        assert [line.joined for line in drawn[name].lines if line.mark == "dot"] == [True]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_validations_of_one_run_are_joined_in_both_curves(tmp_path: Path, n: int) -> None:
+    runs = [read_run(write_run(tmp_path / f"run-{i}", steps=8)) for i in range(n)]
+    for row in (row for run in runs for row in run.steps if "validation_accuracy" in row):
+        row["validation_reward"] = row["validation_accuracy"]
+    drawn = {plot.name: [line.joined for line in plot.lines if line.mark == "dot"] for plot in plots_of(runs)}
+    assert (drawn["accuracy"], drawn["reward"]) == ([True] * n, [n == 1] * n)  # of several, training is the line
 
 
 def test_several_runs_have_a_number_each_at_their_curve_and_in_the_legend(tmp_path: Path) -> None:

@@ -253,6 +253,7 @@ def test_a_stopped_run_that_starts_again_is_resuming_until_it_has_begun(tmp_path
     text = (directory / "config.toml").read_text().replace("[algorithm]", "[algorithm]\nsteps = 4")
     (directory / "config.toml").write_text(text)
     (directory / "error.json").write_text(json.dumps({"error": "Interrupted", "message": "ended early", "cause": ""}))
+    os.utime(directory / "error.json", (0, 0))  # long before
     lock = Lock(directory / "run.lock")
     assert lock.take()
     assert figures.progress(read_run(directory)).startswith("step 3 of 4, resuming, about ")
