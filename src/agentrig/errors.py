@@ -9,7 +9,7 @@ import re
 import resource
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -143,12 +143,30 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     A name whose last letter was typed twice is closest, then one that begins with the whole of `name`.
     """
-    known = list(known)
+    close = _closest(name, list(known))
+    return f' Did you mean "{close}"?' if close else ""
+
+
+def nearest_path(path: Path) -> str:
+    """Return `` Did you mean "x"?`` for the path of the closest name in the folder of one that does not exist.
+
+    It has the same ending; without a close name it is one that begins as the path does up to its last dash.
+    """
+    try:
+        known = [other.name for other in path.parent.iterdir() if other.suffix == path.suffix]
+    except OSError:
+        return ""
+    close = _closest(path.name, known) or _closest(path.name.rpartition("-")[0], known)
+    return f' Did you mean "{path.parent / close}"?' if close else ""
+
+
+def _closest(name: str, known: Sequence[str]) -> str:
+    """Return the known name closest to `name`, or an empty string."""
     if name[-1:] == name[-2:-1] and name[:-1] in known:
-        return f' Did you mean "{name[:-1]}"?'
+        return name[:-1]
     longer = [other for other in known if len(name) > 1 and other.startswith(name)]
     close = difflib.get_close_matches(name, longer or known, n=1, cutoff=0.0 if longer else 0.6)
-    return f' Did you mean "{close[0]}"?' if close else ""
+    return close[0] if close else ""
 
 
 def own_file(filename: str, *, installed: bool = False) -> bool:

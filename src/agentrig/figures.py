@@ -110,7 +110,7 @@ def plain(value: float | None, digits: int) -> str:
 def count(value: Any) -> str:
     """Return a whole number with thousands separators."""
     found = number(value)
-    return NOTHING if found is None else f"{int(found):,}".replace(",", "\u2009")
+    return NOTHING if found is None else f"{int(found):,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
 def duration(seconds: float) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrig.correctness import Correctness
-from agentrig.errors import ConfigError, PluginError, nearest
+from agentrig.errors import ConfigError, PluginError, nearest, nearest_path
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.plugins import auto, composing, observing, selecting
 from agentrig.plugins.building import built
@@ -558,7 +558,8 @@ def read_run_file(path: Path) -> dict[str, Any]:
         data = tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(
-            f"there is no run file {path} (looked in {Path.cwd()}).\n  Give its path, or a recipe's name without .toml"
+            f"there is no run file {path} (looked in {Path.cwd()}).{nearest_path(path)}\n"
+            "  Give its path, or a recipe's name without .toml"
         ) from None
     except IsADirectoryError:
         if not (path / "config.toml").is_file():
@@ -767,14 +768,20 @@ def _check_gateway(gateway: GatewaySettings, agent: Any) -> None:
         )
 
 
-def keys_called(name: str) -> list[str]:
-    """Return the keys with this name, `section.key`, of a run's own sections and of every installed component."""
+def keys_called(name: str, *, begun: bool = False) -> list[str]:
+    """Return the keys with this name, `section.key`, of a run's own sections and of every installed component.
+
+    If the name is only `begun`, they are those of the shortest name that begins with it.
+    """
     from agentrig.plugins.loading import load
 
     registry = load()
     classes = [*OWN_SECTIONS.items()]
     classes += [(kind, c.spec.config) for kind in RUN_KINDS for c in registry.components(kind)]
-    return list(dict.fromkeys(f"{section}.{name}" for section, config in classes if name in attrs.fields_dict(config)))
+    keys = [(section, key) for section, config in classes for key in attrs.fields_dict(config)]
+    if begun:
+        name = min((key for _, key in keys if key.startswith(name)), key=len, default=name)
+    return list(dict.fromkeys(f"{section}.{key}" for section, key in keys if key == name))
 
 
 def _strings(keys: Mapping[str, Any], key: str) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrig.errors import AgentrigError, nearest
+from agentrig.errors import AgentrigError, nearest, nearest_path
 from agentrig.text import DEEP_WORDS, LARGE_WORDS, check_regular, json_kind
 
 KINDS = "Parquet, JSON Lines, JSON, CSV or Arrow files, or a folder that Hugging Face datasets saved"
@@ -125,7 +125,8 @@ def splits_of(source: Any) -> Sequence[str]:
 
 def _of_path(path: Path, text: Sequence[str], least: int) -> Rows:
     if not path.exists():
-        raise AgentrigError(f"there is no {path.absolute()}; a path of a table starts in the current folder")
+        known = nearest_path(path.absolute())
+        raise AgentrigError(f"there is no {path.absolute()}; a path of a table starts in the current folder.{known}")
     read = _folder if path.is_dir() else READERS.get(path.suffix.lower())
     if read is None:
         raise AgentrigError(f"{path} has an unknown ending; rows are read from {KINDS}")

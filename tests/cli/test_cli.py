@@ -25,6 +25,8 @@ from click.testing import CliRunner, Result
 from model_server import ModelServer
 
 from agentrig.cli.entry import main
+from agentrig.errors import AgentrigError
+from agentrig.rows import read_rows
 from agentrig.testing.run_directory import write_run
 
 HEAVY = (
@@ -163,6 +165,8 @@ def test_nothing_heavy_is_imported(words: Sequence[str]) -> None:
         (["train", "absent.toml"], "there is no run file absent.toml"),
         (["dev", "tasks.file=b.csv", "mini"], '"mini" comes after a setting: write the recipe, or the run file, first'),
         (["train", "run.seed=1", "algorithm.lr"], '"algorithm.lr" is not an override'),
+        (["train", "mini", "algorithm.model", "models/a b"], "has no value: write algorithm.model='models/a b'"),
+        (["train", "algorithm.steps", "3"], "write algorithm.steps=3"),
         (["train", "toy", "algorithm.setps=3"], 'has no key "setps". Did you mean "steps"?'),
         (["train", "toy", "--reward", "toy-partiy"], 'no reward called "toy-partiy". Did you mean "toy-parity"?'),
         (["train", "toy", "--hardware", "cpuu"], 'Did you mean "cpu"?'),
@@ -218,6 +222,7 @@ def test_a_run_that_is_not_there_or_a_file_is_named_as_such(words: str) -> None:
         (["--lr=1e-4"], "algorithm.lr=1e-4"),
         (["--report", "--json"], "run.report=VALUE"),
         (["--set", "algorithm.steps=3"], "without dashes: algorithm.steps=3"),
+        (["--step", "3"], "without dashes: algorithm.steps=3"),
         (["--set=lr=1e-4"], "without dashes: algorithm.lr=1e-4"),
         (["--waths"], "Did you mean '--watch'?"),
     ],
@@ -226,6 +231,20 @@ def test_a_setting_as_an_option_is_shown_as_a_setting(option: list[str], said: s
     result = invoke("train", "mini", *option)
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+def test_a_path_that_is_not_there_names_the_nearest_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("numbers.csv", "my_agent.py", "numbers.json", "my.toml"):
+        (tmp_path / name).touch()
+    (tmp_path / "runs" / "mini-20260101-120000").mkdir(parents=True)
+    for words in (["--resume", "runs/mini-20260101-120001"], ["--resume", "runs/mini-nope"]):
+        assert 'Did you mean "runs/mini-20260101-120000"?' in invoke("train", *words).stderr
+    assert f'Did you mean "{tmp_path / "my_agent.py"}"?' in invoke("train", "toy", "--plugin", "my_agnt.py").stderr
+    assert 'Did you mean "my.toml"?' in invoke("train", "mi.toml").stderr
+    with pytest.raises(AgentrigError, match=r'Did you mean ".*/numbers\.csv"'):
+        read_rows("number.csv")
+    assert "Did you mean" not in invoke("train", "toy", "--plugin", "nothing_like_it.py").stderr
 
 
 def test_errors_of_plugins_are_warnings_of_a_command(

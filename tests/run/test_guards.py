@@ -70,8 +70,12 @@ def test_a_step_with_only_failures_stops_at_any_limit() -> None:
 
 
 def test_the_first_rollouts_of_a_batch_stop_it() -> None:
-    with pytest.raises(RunStopped, match="step 0: the first 32 of 371 held-out rollouts failed"):
+    with pytest.raises(RunStopped, match="step 0: all of the first 32 of 371 held-out rollouts failed"):
         check_failures([rollout(failure="deadline")] * 32, 0.25, step=0, mode="report", expected=371)
+    with pytest.raises(RunStopped, match="step 0: 30 of the first 32 of 371 held-out rollouts failed"):
+        check_failures(
+            [*[rollout(failure="deadline")] * 30, *[rollout()] * 2], 0.25, step=0, mode="report", expected=371
+        )
 
 
 def test_a_step_without_rollouts_has_no_failures() -> None:

@@ -45,7 +45,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = command("train", "mini", "algorithm.steps=2", "run.name=a", "run.second_reward=spider-exec-strict", *TINY)
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
+    (folder / "stderr.txt").write_text(done.stderr)
     return folder / "runs" / "a"
+
+
+def test_the_default_recipe_has_nothing_to_warn_of(finished: Path) -> None:
+    said = (finished.parents[1] / "stderr.txt").read_text()
+    assert "INFO agentrig.run.auditing: checked step 1" in said
+    assert "warning" not in said.lower()
 
 
 def test_the_run_directory_is_complete(finished: Path) -> None:

@@ -539,7 +539,7 @@ def test_an_agent_that_always_fails_is_not_played_on_every_task(toy_plan: MakePl
         *('tasks.do=["raise"]', "algorithm.tasks=24", "algorithm.group=64", "algorithm.report=false", "runners.n=1"),
         *("run.failure_limit=1.0", "run.validation_tasks=1"),
     )
-    with pytest.raises(RunStopped, match=r"step 1: the first \d+ of 1536 train rollouts failed") as caught:
+    with pytest.raises(RunStopped, match=r"step 1: all of the first \d+ of 1536 train rollouts failed") as caught:
         train(plan)
     run = tmp_path / "runs" / "toy"
     played = pq.read_table(run / "rollouts" / "train-00001.parquet").num_rows

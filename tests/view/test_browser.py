@@ -349,6 +349,37 @@ def test_a_comparison_fits_and_each_curve_is_named(
         page.context.close()
 
 
+def lines_of(page: Any, chosen: str) -> list[int]:
+    """Return on which line of its parent each element begins: 0 for the first."""
+    middles = page.locator(chosen).evaluate_all(
+        "es => es.filter(e => e.offsetParent).map(e => e.getBoundingClientRect()).map(b => (b.top + b.bottom) / 2)"
+    )
+    found = [0]
+    for before, after in itertools.pairwise(middles):
+        found.append(found[-1] + (after > before + 8))
+    return found
+
+
+def test_what_belongs_together_is_on_one_line(browser: Any, tmp_path: Path) -> None:
+    for name in (LONG_NAME, "mini-20261126-161302"):
+        write_run(tmp_path / name, steps=2)
+    with serving(tmp_path) as link:
+        page = browser.new_context(viewport={"width": 1024, "height": 900}).new_page()
+        page.goto(f"{link}run/{LONG_NAME}/traces")
+        playwright.expect(page.locator(".live")).to_have_text("ended")
+        assert lines_of(page, ".tools > :not(dialog)") == [0, 0, 0]
+        page.goto(link)
+        row = page.locator(".runs tbody tr").first
+        box, text = (row.locator(part).bounding_box() for part in ("input", "th a"))
+        assert abs(box["y"] + box["height"] / 2 - text["y"] - text["height"] / 2) < 4
+        page.set_viewport_size({"width": 390, "height": 900})
+        page.goto(f"{link}run/mini-20261126-161302/traces")
+        playwright.expect(page.locator(".live")).to_have_text("ended")
+        assert lines_of(page, "nav.top > a, .tools > *")[-1] == 1, "the bar at the top has two lines"
+        picture(page, "one-line-390")
+        page.context.close()
+
+
 def test_the_keys_are_shown_with_a_question_mark(browser: Any, mini_run: Path) -> None:
     with serving(mini_run.parent) as link:
         page = browser.new_context().new_page()
@@ -419,7 +450,7 @@ def test_a_curve_shows_the_values_of_a_step_and_leads_to_its_traces(page: Any, l
         curve = chart(page, "reward")
         page.mouse.move(*place(curve, 7))
         said = page.locator("figure:has(#chart-reward) output")
-        playwright.expect(said).to_contain_text(f"step 7: training, each step {rewards[6]:.4g}, mean of up to 16 steps")
+        playwright.expect(said).to_contain_text(f"step 7: training, each step {rewards[6]:.4g}, mean of up to 5 steps")
         page.mouse.click(*place(curve, 7))
         page.wait_for_url("**/traces?mode=train&step=7")
         playwright.expect(page.get_by_role("heading", name="Step 7, train")).to_be_visible()
@@ -579,7 +610,7 @@ def test_the_page_says_without_a_reload_that_the_run_has_ended(page: Any, tmp_pa
         playwright.expect(page.locator(".live")).to_have_text("live")
         run.write_json("error.json", {"error": "RunStopped", "message": "step 3: no triplets"})
         run.release()
-        playwright.expect(page.locator(".live")).to_have_text("the run has ended")
+        playwright.expect(page.locator(".live")).to_have_text("ended")
         playwright.expect(page.locator(".pill")).to_have_text("stopped by an error")
         (tmp_path / "one" / "error.json").unlink()
         run.lock()  # it is resumed

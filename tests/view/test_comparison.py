@@ -443,6 +443,9 @@ def test_the_command_prints_the_table_or_json_and_writes_a_page(seeds: list[Path
     assert done.exit_code == 0, done.output
     assert max(map(len, done.output.splitlines())) <= 80
     assert "seeds 0, 1, 2" in done.output
+    named = shutil.copytree(seeds[0], tmp_path / "mini-20260101-120000-with-a-long-name")
+    told = CliRunner().invoke(main, ["compare", str(seeds[1]), str(named)])
+    assert named.name in told.output, "a pipe gets whole names"
     said = CliRunner().invoke(main, [*words, "--out", str(page)]).output
     assert f"report: {page}, images: {tmp_path / 'plots'}" in said
     told = json.loads(CliRunner().invoke(main, [*words, "--json", "--each", "--out", str(page)]).output)

@@ -47,11 +47,14 @@ def test_the_least_significant_gain():
         assert sign_test(least_gain(worse), worse) <= SIGNIFICANT < sign_test(least_gain(worse) - 1, worse)
 
 
-def test_a_curve_is_the_mean_of_the_last_16_steps_or_has_a_point_for_each_16(tmp_path: Path):
+def test_a_curve_is_the_mean_of_a_quarter_of_the_steps_or_of_16_or_has_a_point_for_each_16(tmp_path: Path):
     run = read_run(write_run(tmp_path / "run", steps=4))
-    steps, values = list(range(1, 41)), [float(v) for v in range(1, 41)]
+    steps, values = list(range(1, 81)), [float(v) for v in range(1, 81)]
     at, curve = figures.averaged(run, steps, values)
     assert (at, curve[0], curve[3], curve[39]) == (steps, 1.0, 2.5, 32.5)
+    for n, last in ((1, 1.0), (6, 5.5), (15, 14.0)):  # of the latest 2 and 3
+        assert figures.averaged(run, steps[:n], values[:n])[1][-1] == last
+    steps, values = steps[:40], values[:40]
     binned = attrs.evolve(run, binned=True)
     assert figures.averaged(binned, steps, values) == ([16, 32, 40], [8.5, 24.5, 36.5])
     assert figures.averaged(binned, steps[2:17], values[2:17]) == ([16, 17], [9.5, 17.0])  # some steps have none
@@ -74,6 +77,10 @@ def test_the_best_validation_is_one_measurement(tmp_path: Path):
     measured = {**json.loads((made / "progress.json").read_text()), "validation_before": 0.7}
     (made / "progress.json").write_text(json.dumps({**measured, "validation_reward_before": 0.8}))
     assert best() == [("best validation", "70.0%", "before training, mean reward 0.8")]
+    lines = [{key: each for key, each in line.items() if line["step"] < 3 or "validation" not in key} for line in lines]
+    lines[1] |= {"validation_accuracy": 0.9, "validation_reward": 0.95}
+    (made / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert best() == [("best validation", "90.0%", "step 2, none later, mean reward 0.95")]
 
 
 def test_change_compares_the_ends(tmp_path: Path):

@@ -168,6 +168,17 @@ def test_the_accuracy_before_training_is_said_once_it_is_measured():
     assert buffer.getvalue().splitlines()[-1] == "held-out accuracy before training: 50.0% of 4 tasks"
 
 
+def test_a_measurement_says_how_it_samples_beside_the_accuracy_of_training():
+    shown, buffer = display()
+    shown.on_run_start(event=attrs.evolve(start(), config={"algorithm": {"val_temperature": 0.0}}))
+    for mode, step in (("report", 0), ("train", 1)):
+        shown.on_rollout_end(rollout=rollout_of(0, right=True, mode=mode, step=step))
+    assert buffer.getvalue().splitlines()[-1] == "held-out accuracy before training (greedy): 100.0% of 1 task"
+    assert "100.0% before training (greedy)" in panel(shown)
+    shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25}))
+    assert "training accuracy (sampled) 25.0%  validation (greedy) 48.2%" in buffer.getvalue()
+
+
 def test_the_time_left_includes_the_measurement_after_training(monkeypatch: pytest.MonkeyPatch):
     shown, buffer = display()
     shown.on_run_start(event=start())

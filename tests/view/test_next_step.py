@@ -137,6 +137,12 @@ def test_a_run_that_stopped_early_is_told_to_go_on_and_not_that_its_gain_may_be_
     )
     assert "stopped" in words(diagnose(run))
     assert "running" not in words(diagnose(run))
+    lost = "ended at once; step 2 was not saved, so a resume goes on after step 1"
+    for said, kept in (("ended early", []), (lost, [lost])):
+        message = f"{said}; resume with: agentrig train --resume {run}"
+        (run / "error.json").write_text(json.dumps({"error": "Interrupted", "message": message, "cause": ""}))
+        assert words(diagnose(run)).count("agentrig train --resume") == 1
+        assert [f.text for f in diagnose(run).warnings if "ended" in f.text] == kept
     none = with_steps(write_run(tmp_path / "none", steps=0, ended=False), 9)
     (none / "error.json").write_text(json.dumps({"error": "Interrupted", "message": "stopped", "cause": ""}))
     assert verdict(diagnose(none)) == (

@@ -211,8 +211,9 @@ def test_the_held_out_accuracy_is_broken_down_by_slice(finished: Path, page: Pag
         half = [row for row in rollout_rows([file], ("correct", "slices")) if row["slices"]["half"] == "second"]
         shares.append(f"{100 * sum(row['correct'] for row in half) / len(half):.1f}%")
     assert ["second", str(len(half)), *shares] in page.rows
-    wrong = [str(sum(not row["correct"] for row in rollout_rows([f], ("correct",)))) for f in (files[0], files[-1])]
-    assert ["another number of rows", *(f"{n} (100.0%)" for n in wrong)] in page.rows
+    ends = [[bool(row["correct"]) for row in rollout_rows([f], ("correct",))] for f in (files[0], files[-1])]
+    wrong = [f"{len(end) - sum(end)} ({100 - 100 * sum(end) / len(end):.1f}%)" for end in ends]
+    assert ["another number of rows", *wrong] in page.rows, "shares of all answers"
 
 
 def test_the_held_out_rollouts_are_counted_by_turn(finished: Path, page: Page):
@@ -399,7 +400,7 @@ def test_the_checks_say_what_shared_tokens_saved_and_what_the_algorithm_notes(tm
     (run / "summary.json").write_text(json.dumps({**summary, "notes": ["the small engine trains: no GPU"]}), "utf-8")
     page = render([read_run(run)])
     assert "the small engine trains: no GPU" in page
-    assert "the updates traced 2\N{THIN SPACE}000 tokens and computed 800: 60% were saved" in page
+    assert "the updates traced 2\N{NARROW NO-BREAK SPACE}000 tokens and computed 800: 60% were saved" in page
     assert "80 of the computed tokens (10%) were computed again" in page
 
 
@@ -428,7 +429,7 @@ def test_the_plot_says_at_which_temperatures_it_was_measured(tmp_path: Path):
     settings = "[algorithm]\ntemperature = 1.0\nval_temperature = 0.0"
     (directory / "config.toml").write_text(config.replace("[algorithm]", settings))
     text = render([read_run(directory)])
-    assert "training, temperature 1, mean of up to 16 steps" in text
+    assert "training, temperature 1, mean of up to 2 steps" in text
     assert "held out, greedy, 95% interval" in text
     assert "Training: temperature 1; validation and held out: greedy. So their levels differ." in text
 

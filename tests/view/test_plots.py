@@ -14,7 +14,7 @@ import pytest
 from agentrig.testing.run_directory import write_run
 from agentrig.view import figures
 from agentrig.view.page import view
-from agentrig.view.plots import MEAN, Line, Plot, apart, plots_of
+from agentrig.view.plots import Line, Plot, apart, plots_of
 from agentrig.view.png import draw
 from agentrig.view.reading import read_run
 from agentrig.view.svg import MOST_POINTS, TAG_HEIGHT, points_of, svg
@@ -55,7 +55,16 @@ def test_the_first_step_has_its_number_and_a_dot_is_not_hidden_by_a_diamond(tmp_
     marks = [tag.tag.rpartition("}")[2] for tag in drawing.iter() if tag.get("class", "").startswith("dot")]
     assert marks.index("path") < marks.index("circle")
     labels = [line["label"] for line in json.loads(points_of(drawn["accuracy"]))["lines"]]
-    assert labels[:2] == ["training, each step", "mean of up to 16 steps"]
+    assert labels[:2] == ["training, each step", "mean of up to 2 steps"]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_validations_of_one_run_are_joined_in_both_curves(tmp_path: Path, n: int) -> None:
+    runs = [read_run(write_run(tmp_path / f"run-{i}", steps=8)) for i in range(n)]
+    for row in (row for run in runs for row in run.steps if "validation_accuracy" in row):
+        row["validation_reward"] = row["validation_accuracy"]
+    drawn = {plot.name: [line.joined for line in plot.lines if line.mark == "dot"] for plot in plots_of(runs)}
+    assert (drawn["accuracy"], drawn["reward"]) == ([True] * n, [n == 1] * n)  # of several, training is the line
 
 
 def test_several_runs_have_a_number_each_at_their_curve_and_in_the_legend(tmp_path: Path) -> None:
@@ -76,7 +85,11 @@ def test_several_runs_have_a_number_each_at_their_curve_and_in_the_legend(tmp_pa
         assert all(float(text.get("x", "")) > edge for text in tags), "they are not over the curves"
     kinds = {name: [line.label for line in plot.legend[9:]] for name, plot in drawn.items()}
     assert kinds["accuracy"] == ["training", "validation", "held out, 95% interval"]
-    assert kinds["reward"] == [f"training, {MEAN}", "second reward: strict", "each step"]
+    assert kinds["reward"] == [
+        "training, mean of up to 16 steps, of a short run a quarter",
+        "second reward: strict",
+        "each step",
+    ]
     assert kinds["time"] == ["each step"]
     looks = {line.label: (line.dashed, line.mark) for line in drawn["accuracy"].legend[9:]}
     assert looks == {

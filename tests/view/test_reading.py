@@ -238,13 +238,27 @@ def test_a_resume_that_starts_shows_the_end_before_it_until_a_step_has_ended(tmp
     assert figures.held_out(starting) == ended
     assert ended["accuracy"]["after"] is not None
     (directory / "config.toml").write_text(text.replace("steps = 2", "steps = 4"))  # it has begun
-    assert figures.progress(read_run(directory)).startswith("step 3 of 4")
+    assert figures.progress(read_run(directory)).startswith("step 3 of 4, resuming, about ")
     (directory / "rollouts" / name).unlink()
     assert name not in " ".join(read_run(directory).missing), "the run itself removes it at its next checkpoint"
     line = json.loads((directory / "metrics.jsonl").read_text().splitlines()[-1])
     with (directory / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({**line, "step": 3}) + "\n")
     assert figures.held_out(read_run(directory))["accuracy"]["after"] is None
+    lock.release()
+
+
+def test_a_stopped_run_that_starts_again_is_resuming_until_it_has_begun(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=2, ended=False)
+    text = (directory / "config.toml").read_text().replace("[algorithm]", "[algorithm]\nsteps = 4")
+    (directory / "config.toml").write_text(text)
+    (directory / "error.json").write_text(json.dumps({"error": "Interrupted", "message": "ended early", "cause": ""}))
+    os.utime(directory / "error.json", (0, 0))  # long before
+    lock = Lock(directory / "run.lock")
+    assert lock.take()
+    assert figures.progress(read_run(directory)).startswith("step 3 of 4, resuming, about ")
+    (directory / "error.json").unlink()  # it has begun
+    assert figures.progress(read_run(directory)).startswith("step 3 of 4, about ")
     lock.release()
 
 

@@ -23,9 +23,10 @@ import pytest
 from agentrig.errors import AgentrigError
 from agentrig.processes.locks import Lock
 from agentrig.testing.run_directory import write_run
-from agentrig.view import build_report
+from agentrig.view import build_report, figures
 from agentrig.view.diagnosis import diagnose
 from agentrig.view.reading import read_run, rollout_rows
+from agentrig.view.tables import spark
 from agentrig.view.watch.app import serving
 
 pytestmark = pytest.mark.usefixtures("quick_images")
@@ -194,6 +195,13 @@ def test_traces_lead_to_a_rollout_and_to_two_side_by_side(link: str) -> None:
     assert "What was said" in two
     assert re.findall(r'<th scope="col">(.*?)</th>', two) == ["A", "B"]
     assert not re.search(r'>(left|right)<|class="(left|right)"', two)
+    told = set()
+    for other in ids[:8]:
+        two = page(link, f"run/two/rollout/{ids[0]}", against=other)
+        differ = re.search(r'<tr class="(changed|a|b)\b', two) is not None
+        assert ("~: the line differs" in two, "The same was said in both." in two) == (differ, not differ)
+        told.add(differ)
+    assert told == {True, False}
     assert httpx.get(f"{link}run/two/rollout/nobody").status_code == 404
 
 
@@ -234,8 +242,8 @@ def test_a_rollout_with_prompts_of_thousands_of_tokens_is_folded_and_fast(runs: 
         began = time.process_time()
         text = page(link, f"run/two/rollout/{first['id']}")
         assert time.process_time() - began < 0.5
-    assert "6\u2009000 + " in text
-    assert re.search(r'<details class="long"><summary>a word .{,140} <small>28\u2009000 characters</small>', text)
+    assert "6\u202f000 + " in text
+    assert re.search(r'<details class="long"><summary>a word .{,140} <small>28\u202f000 characters</small>', text)
     assert '<pre tabindex="0" role="region" aria-label="user">a word' in text, "the keyboard opens and scrolls it"
 
 
@@ -256,11 +264,17 @@ def test_a_rollout_begins_with_its_verdict_its_reason_and_the_gold_answer(runs: 
     assert "Never shown to the agent" not in trace
 
 
-def test_the_list_of_runs_has_the_rewards_of_each_step(tmp_path: Path) -> None:
+def test_the_list_of_runs_has_the_accuracy_of_each_step_or_its_reward(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one", steps=3)
-    with serving(tmp_path) as link:
-        points = re.findall(r'<svg class="spark"[^>]*><polyline points="([^"]*)"', page(link))
-    assert [len(each.split()) for each in points] == [len(read_run(run).steps)]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for key in ("reward", "accuracy"):
+        for line in lines:
+            line["accuracy"] = line["step"] % 2 / 2 if key == "accuracy" else None
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        values = figures.series(read_run(run), key)[1]
+        assert len(values) == 3
+        with serving(tmp_path) as link:
+            assert spark(values, width=80) in page(link)
 
 
 def test_before_and_after_is_a_page_that_begins_with_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -537,7 +551,7 @@ def test_runs_are_sorted_and_filtered(tmp_path: Path) -> None:
 
 def test_a_page_says_that_its_run_has_ended_and_a_comparison_begins_with_what_differs(runs: Path) -> None:
     with serving(runs) as link:
-        assert 'data-label="the run has ended"' in page(link, "run/two")
+        assert 'data-label="ended"' in page(link, "run/two")
         assert 'data-live="live"' in page(link)
         text = httpx.get(f"{link}compare?run=one&run=two", timeout=30).text
         assert text.index("<h2>Settings that differ") < text.index('class="plots"') < text.index("<h2>Results")
@@ -547,7 +561,7 @@ def test_tasks_by_step_are_shown_once_a_task_was_seen_in_two_steps(tmp_path: Pat
     run = write_run(tmp_path / "run", steps=1)
     with serving(run) as link:
         text = read_whole(link)
-        assert "No task was seen in two steps yet" in text
+        assert "No task was seen in two steps," in text
         assert "tasks by step</h2>" not in text
 
 

@@ -194,6 +194,8 @@ def _keys_of(error: click.NoSuchOption, words: Sequence[str]) -> str:
     if "=" in value:
         name, _, value = value.partition("=")
     keys = [name] if "." in name else keys_called(name)
+    if not (keys or any(option.startswith(str(error.option_name)) for option in error.possibilities or ())):
+        keys = keys_called(name, begun=True)
     return " or ".join(f"{key}={value}" for key in keys)
 
 

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
@@ -32,11 +33,11 @@ class RunPath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path, or end the command with a message and exit status 2."""
         from agentrig.text import printable
-        from agentrig.view.reading import NO_RUN
+        from agentrig.view.reading import no_run
 
         if os.path.lexists(value):
             return super().convert(value, param, ctx)
-        click.echo(f"agentrig: {printable(NO_RUN.format(value))}", err=True)
+        click.echo(f"agentrig: {printable(no_run(Path(value)))}", err=True)
         raise click.exceptions.Exit(2)
 
 
@@ -101,7 +102,11 @@ def asked(words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
         ConfigError: A recipe, or a run file, comes after a setting.
     """
     from agentrig.errors import ConfigError
+    from agentrig.plugins.selecting import SECTIONS
 
+    for word, value in pairwise(words):
+        if word.partition(".")[0] in SECTIONS and not {"="} & {*word, *value} and not word.endswith(".toml"):
+            raise ConfigError(f'"{word}" has no value: write {word}={shlex.quote(value)}')
     source = words[0] if words and "=" not in words[0] else None
     for word in () if source else words:
         if word.endswith(".toml") or not {".", "="} & {*word}:

@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 import pluggy
 
-from agentrig.errors import PluginError, place_of
+from agentrig.errors import PluginError, nearest_path, place_of
 from agentrig.plugins import hookspecs
 from agentrig.plugins.building import defined_at
 from agentrig.plugins.registry import BLOCK_VARIABLE, Component, PluginInfo, Registry, misspelled
@@ -149,7 +149,9 @@ def load_file(path: Path) -> ModuleType:
     """
     path = path.expanduser().resolve()
     if not path.is_file():
-        raise PluginError(f"{path} is no regular file" if path.exists() else f"there is no file {path}")
+        known = nearest_path(path)
+        absent = f"there is no file {path}{f'.{known}' if known else ''}"
+        raise PluginError(f"{path} is no regular file" if path.exists() else absent)
     name = f"agentrig_file_{path.stem}"
     loaded = sys.modules.get(name)
     if loaded is not None and loaded.__file__ == str(path):

@@ -68,9 +68,11 @@ def check_failures(
     nothing_left = mode == "train" and total == len(rollouts)
     if not rollouts or (total <= limit * len(rollouts) and not nothing_left):
         return
-    first = f"the first {total}" if expected is not None and expected > len(rollouts) else f"{total}"
+    failed = f"{total} of {len(rollouts)}"
+    if expected is not None and expected > len(rollouts):
+        failed = f"{'all' if total == len(rollouts) else total} of the first {len(rollouts)} of {expected}"
     lines = [
-        f"step {step}: {first} of {expected or len(rollouts)} {mode_name(mode)} rollouts failed "
+        f"step {step}: {failed} {mode_name(mode)} rollouts failed "
         f"(limit {limit:.0%}, run.failure_limit). Failed rollouts are not trained on."
     ]
     reasons = {r.failure: reason_of(r) for r in reversed(rollouts) if r.failure is not None}

@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 from agentrig.audit.verdicts import NO_WEIGHTS
-from agentrig.figures import amount, number
+from agentrig.figures import amount, count, number
 from agentrig.view import figures
 from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollouts, weights
 from agentrig.view.causes.evidence import Evidence
@@ -166,6 +166,9 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
     rise = None if solved or stopped else reward_rise(evidence)
     advice = outcome.next_step if better and rise is None else outcome.more
     ends = [f for f in outcome.ended(evidence) if f.level == "warn"]
+    if stopped and not problems:  # the next step has the command: what is left says which steps were lost
+        texts = [f.text.partition("; resume with: ")[0] for f in ends]
+        ends = [attrs.evolve(f, text=text) for f, text in zip(ends, texts, strict=True) if "; " in text]
     advice = outcome.go_on if stopped else advice
     no_gain = "" if better else stopped or (_no_gain(evidence) if data.steps else "")
     if data.steps and not data.files and not any(number(line.get("rollouts")) for line in data.steps):
@@ -276,7 +279,7 @@ def words(diagnosis: Diagnosis) -> str:
 
 def details(found: Finding) -> list[str]:
     """Return the lines below a problem: how often, since when, what to do, which settings."""
-    facts = [f"{found.count:,} of {found.of:,} {found.unit}".replace(",", "\u2009")] if found.count is not None else []
+    facts = [] if found.count is None else [f"{count(found.count)} of {count(found.of)} {found.unit}"]
     if found.since is not None:
         facts.append(f"since step {found.since}")
     lines = [", ".join(facts)] if facts and found.since != 0 else []  # before step 1, the text says it all

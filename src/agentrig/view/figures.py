@@ -42,13 +42,31 @@ def chance(better: int, worse: int) -> str:
     return f"sign test p {value}: {'may be chance' if p > SIGNIFICANT else 'significant'}"
 
 
-def averaged(run: RunData, steps: Sequence[float], values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
-    """Return the steps and values of a training curve: means of 16 steps up to each, or for a binned run of each 16.
+def few(steps: int) -> int:
+    """Return over how many of so many steps a mean is taken: 16, or a quarter of them if that is fewer."""
+    return min(SMOOTHING, max(1, steps // 4))
 
-    Steps 1 to 16 are one bin, which is drawn at its last step; a bin that has not ended is drawn at its latest.
+
+def sampling(config: Mapping[str, Any], key: str) -> str:
+    """Return how a run samples, as this key of its algorithm says: `temperature 1`, `greedy`, or '' without it."""
+    temperature = number(dig(config, "algorithm", key))
+    return "" if temperature is None else f"temperature {temperature:g}" if temperature else "greedy"
+
+
+def window(run: RunData, steps: int) -> int:
+    """Return of how many steps a point of a training curve is the mean, for a curve of so many steps."""
+    return SMOOTHING if run.binned else max(2, few(steps))
+
+
+def averaged(run: RunData, steps: Sequence[float], values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the steps and values of a training curve: means of up to 16 steps, of a binned run of each 16.
+
+    In a short run they are of a quarter of its steps, and of two at least. Of a binned run, steps 1 to 16 are one bin,
+    which is drawn at its last step; a bin that has not ended is drawn at its latest.
     """
     if not run.binned:
-        return steps, [mean(values[max(0, i - SMOOTHING) : i]) or 0.0 for i in range(1, len(values) + 1)]
+        width = window(run, len(values))
+        return steps, [mean(values[max(0, i - width) : i]) or 0.0 for i in range(1, len(values) + 1)]
     bins: dict[int, list[tuple[float, float]]] = {}
     for step, value in zip(steps, values, strict=True):
         bins.setdefault(int(step - 1) // SMOOTHING, []).append((step, value))
@@ -116,10 +134,10 @@ def validation(run: RunData, key: str = "accuracy") -> tuple[list[int], list[flo
 def change(run: RunData, *key: str) -> dict[str, float] | None:
     """Return the means of a metric over a run's `first` and `last` steps; None for a run without it.
 
-    Each mean is over 16 steps, or over a quarter of the run's steps if that is fewer.
+    Each mean is over `few` steps.
     """
     _, values = series(run, *key)
-    width = min(SMOOTHING, max(1, len(values) // 4))
+    width = few(len(values))
     first, last = mean(values[:width]), mean(values[-width:])
     return None if first is None or last is None else {"first": first, "last": last}
 
@@ -272,4 +290,4 @@ def progress(run: RunData) -> str:
     seconds = mean([found for row in run.steps if (found := unaudited_s(row)) is not None][-SMOOTHING:])
     measured = ", then the last measurement" if run.progress.get("before") else ""
     left = "" if seconds is None else f", about {duration((steps - done) * seconds)} left{measured}"
-    return f"step {done + 1} of {steps:.0f}{left}"
+    return f"step {done + 1} of {steps:.0f}{', resuming' if run.resuming else ''}{left}"

@@ -93,6 +93,7 @@ class LiveDisplay:
         self._steps: int | None = None
         self._audited = 0  # the last step that the auditor looks at in any case
         self._demonstrated = False
+        self._sampling = ""  # how a measurement samples, in brackets: training samples in another way
         self._done = 0
         self._last: Mapping[str, Any] = {}
         self._rewards: deque[float] = deque(maxlen=SMOOTHING)
@@ -117,6 +118,8 @@ class LiveDisplay:
         with self._lock:
             self._steps, self._done = event.steps, event.first_step - 1
             self._demonstrated = bool(dig(event.config, "algorithm", "demonstrations"))
+            how = figures.sampling(event.config, "val_temperature")
+            self._sampling = f" ({how})" if how else ""
             self._audited = event.first_step + FIRST - 1 if dig(event.config, "run", "audit") else 0
             self._start = time.monotonic()
         with suppress(RunFileError):
@@ -127,7 +130,7 @@ class LiveDisplay:
             rewards = [number(m.get("reward")) for m in run.steps if m["step"] < event.first_step]
             self._rewards.extend(reward for reward in rewards if reward is not None)
             accuracy = figures.held_out(run)["accuracy"]["before"]
-            self._held_out = "" if accuracy is None else f"{percent(accuracy)}% before training"
+            self._held_out = "" if accuracy is None else f"{percent(accuracy)}% before training{self._sampling}"
         parts = [] if self._announced else [f"run {event.directory}"]
         left = None if event.steps is None else event.steps - event.first_step + 1
         parts += [] if left is None else [f"{amount(left, 'step')} of training to do"]
@@ -157,8 +160,8 @@ class LiveDisplay:
         self._open()
         if changed and former.judged and former.doing.startswith(_DOING["report"]):
             share, what = percent(former.right / former.judged), former.doing.removeprefix("measuring ")
-            self._held_out = f"{share}% {what.removeprefix('held-out accuracy ')}"
-            self._say(f"{what}: {share}% of {amount(former.judged, 'task')}")
+            self._held_out = f"{share}% {what.removeprefix('held-out accuracy ')}{self._sampling}"
+            self._say(f"{what}{self._sampling}: {share}% of {amount(former.judged, 'task')}")
         # Without a panel, a long measurement would look like a hang.
         if rollout.mode == "report" and not self._console.is_terminal:
             with self._lock:
@@ -190,7 +193,7 @@ class LiveDisplay:
         if not self._console.is_terminal:
             self._say("  ".join([*line, *self._eta()]))
         elif validation:
-            self._say(f"step {event.step}: validation accuracy {validation}")
+            self._say(f"step {event.step}: validation accuracy{self._sampling} {validation}")
 
     @hookimpl
     def on_run_end(self, event: RunEnd) -> None:
@@ -295,7 +298,7 @@ class LiveDisplay:
             ("demonstrations learned", learned if m else ""),
             ("loss", "" if loss is None else f"{loss:.4f}"),
             ("training accuracy (sampled)", "" if self._demonstrated else _measured(m.get("accuracy"))),
-            ("validation", validation),
+            (f"validation{self._sampling}", validation),
             ("speed", "  ".join(speed)),
             ("time", ": ".join(filter(None, [f"{wall:.1f} s", ", ".join(shares)])) if wall else ""),
             ("failed", counted(failures) if failures else ""),

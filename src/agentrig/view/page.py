@@ -229,6 +229,7 @@ def _tiles(run: RunData, row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         at = steps[values.index(best)]
         reward_at = dict(zip(*figures.validation(run, "reward"), strict=True)).get(at)
         where = f"step {at}" if at else "before training"
+        where += ", none later" if at == steps[-1] < (row["steps"] or 0) else ""
         remark = where if reward_at is None else f"{where}, mean reward {figure(reward_at)}"
         used = [dig(run.manifest, "data", "validation", "tasks"), run.setting("run", "validation_tasks")]
         n = min((int(value) for each in used if (value := number(each))), default=0)

@@ -15,8 +15,6 @@ from agentrig.text import spreadsheet_text
 from agentrig.view import figures
 from agentrig.view.reading import SECOND, RunData, mapping
 
-MEAN = f"mean of up to {figures.SMOOTHING} steps"
-
 INK, GREY, COLORS = 0, 7, 6
 """Numbers of colours: that of text, grey, and the last of those that series have, from 1."""
 
@@ -198,8 +196,8 @@ def plots_of(
         metrics: Further metrics to draw, before the others: their names in `figures.metrics`.
     """
     accuracy = "The share of answers that are correct. Held-out tasks are measured once before and once after training."
-    reward = "The mean over a step's rollouts that were scored. Pale: each step; strong: the mean of up to 16."
-    pairs = {tuple(_sampling(run, key) for key in ("temperature", "val_temperature")) for run in runs}
+    reward = "The mean over a step's rollouts that were scored."
+    pairs = {tuple(figures.sampling(run.config, key) for key in ("temperature", "val_temperature")) for run in runs}
     training, held_out = pairs.pop() if len(pairs) == 1 else ("", "")
     if training and held_out and training != held_out:
         differ = f" Training: {training}; validation and held out: {held_out}. So their levels differ."
@@ -264,12 +262,6 @@ def _placed(
     return attrs.evolve(plot, lines=lines, axis=axis, window=shown)
 
 
-def _sampling(run: RunData, key: str) -> str:
-    """Return how a run sampled, as this key of its algorithm says: `temperature 1`, `greedy`, or '' without it."""
-    temperature = number(run.setting("algorithm", key))
-    return "" if temperature is None else f"temperature {temperature:g}" if temperature else "greedy"
-
-
 @attrs.frozen
 class Pen:
     """Makes the lines of a run.
@@ -288,7 +280,7 @@ class Pen:
         """Return a label with how the run sampled, if it is alone."""
         if self.own is not None:
             return ", ".join([label, *more])
-        return ", ".join(filter(None, [label, _sampling(self.run, key), *more]))
+        return ", ".join(filter(None, [label, figures.sampling(self.run.config, key), *more]))
 
     def line(self, label: str, color: int, points: Points, *, mark: str = "", dashed: bool = False) -> Line:
         """Return a line with the label and the colour that it has in a plot of one run."""
@@ -301,8 +293,11 @@ class Pen:
         )  # fmt: skip
 
     def trained(self, label: str, color: int, points: Points, *, pale: bool = True, dashed: bool = False) -> list[Line]:
-        """Return the mean of 16 steps, behind it each step in a pale line if there is to be one."""
-        averaged, named = figures.averaged(self.run, *points), ", ".join(filter(None, [label, MEAN]))
+        """Return the mean of a few steps, behind it each step in a pale line if there is to be one."""
+        averaged, of = figures.averaged(self.run, *points), f"{figures.window(self.run, len(points[0]))} steps"
+        if self.own is not None:  # each run has its own
+            of = f"{figures.SMOOTHING} steps, of a short run a quarter"
+        named = ", ".join(filter(None, [label, f"mean of up to {of}"]))
         mean = self.line(named if pale else label, color, averaged, dashed=dashed)
         return [attrs.evolve(self.line(label, color, points), faint=True), mean] if pale else [mean]
 
@@ -330,7 +325,7 @@ def _measured(runs: Sequence[RunData], key: str) -> list[Line]:
         trained = figures.series(pen.run, key) if sampled else ([], [])
         lines += pen.trained(pen.sampled("training", "temperature"), 2, trained, pale=not behind, dashed=behind)
         validation, label = figures.validation(pen.run, key), pen.sampled("validation", "val_temperature")
-        lines.append(attrs.evolve(pen.line(label, 1, validation, mark="dot"), joined=share))
+        lines.append(attrs.evolve(pen.line(label, 1, validation, mark="dot"), joined=share or pen.own is None))
         label = pen.sampled("held out", "val_temperature", *(["95% interval"] if share else []))
         intervals = [measured.get(f"{end}_ci95") for end in ("before", "after") if measured[end] is not None]
         lines.append(attrs.evolve(pen.line(label, INK, pen.ends(measured), mark="diamond"), intervals=intervals))
@@ -347,7 +342,7 @@ def _in_percent(line: Line) -> Line:
 
 def _metric(runs: Sequence[RunData], name: str, *path: str, caption: str = "", from_zero: bool = True) -> Plot:
     lines = [line for pen in _pens(runs) for line in pen.trained("", 2, figures.series(pen.run, *path))]
-    return Plot(name=name, lines=lines, from_zero=from_zero, caption=f"{caption} Pale: each step.".lstrip())
+    return Plot(name=name, lines=lines, from_zero=from_zero, caption=caption)
 
 
 def _parts(pen: Pen, found: Sequence[tuple[int, Mapping[str, float]]], least: float) -> list[Line]:

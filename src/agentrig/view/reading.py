@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
-from agentrig.errors import AgentrigError, RunFileError
+from agentrig.errors import AgentrigError, RunFileError, nearest_path
 from agentrig.figures import number
 from agentrig.processes.locks import Lock
 from agentrig.run.checkpoints import Checkpoints
@@ -188,8 +188,10 @@ def spans_of(value: Any) -> list[Span]:
     ]
 
 
-NO_RUN = "there is no run directory {}; `agentrig train` makes them below runs/"
-"""What is said about a path that is none."""
+def no_run(path: Path) -> str:
+    """Return what is said about a path that is no run directory."""
+    known = nearest_path(path)
+    return f"there is no run directory {path}{f'.{known}' if known else '; `agentrig train` makes them below runs/'}"
 
 
 def read_run(directory: Path) -> RunData:
@@ -204,7 +206,7 @@ def read_run(directory: Path) -> RunData:
     locked = lock.held()  # before the files: a run that ends now has written them
     running = locked and not any(lock.taken_before(directory / name) for name in ENDED)
     if not directory.is_dir():
-        raise AgentrigError(NO_RUN.format(directory))
+        raise AgentrigError(no_run(directory))
     missing: list[str] = []
     text = str(_read(directory / "config.toml", _text, missing) or "")
     config = _read(directory / "config.toml", _toml, missing) if text else {}
@@ -235,6 +237,7 @@ def read_run(directory: Path) -> RunData:
         )
     summary = _read(directory / "summary.json", _summary, missing, needed=False) if before or not running else {}
     resuming = running and bool(summary) and max((line["step"] for line in told), default=0) <= summary.get("steps", 0)
+    resuming |= running and os.path.lexists(directory / "error.json")
     summary = {} if running else summary
     if not running and not any(os.path.lexists(directory / name) for name in ENDED):
         missing.append(

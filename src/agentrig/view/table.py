@@ -68,6 +68,9 @@ OF_CLASSES = (
     "training. By turn: the share of the rollouts."
 )
 
+BESIDE = 60
+"""Characters for the figures of runs whose names are not broken."""
+
 SHOWN = 8
 """Classes of a slice that a comparison in the terminal shows: those with most tasks."""
 
@@ -145,24 +148,30 @@ def text_of(shown: tables.Table, *, width: int | None = None) -> str:
     """Return a table and its note for a terminal, without control codes.
 
     Args:
-        shown: The table. What its rows are of is in one line, unless their cells have several.
+        shown: The table. What its rows are of is in one line, unless their cells have several and a terminal's width
+            is to be kept: elsewhere a name is to be copied, or searched for.
         width: In characters; None for the terminal's own.
     """
     import io
+    import sys
 
     import rich.table
     from rich.console import Console
     from rich.text import Text
 
     several = any(kind == "lines" for _, kind in shown.heads)
+    kept = several and (width is not None or sys.stdout.isatty())
     found = rich.table.Table(box=None, pad_edge=False, leading=int(several))
     for name, kind in shown.heads:
-        found.add_column(Text(name), no_wrap=kind == "head" and not several, overflow="fold")
+        found.add_column(Text(name), no_wrap=kind == "head" and not kept, overflow="fold")
     for cells in shown.rows:
-        # A thin space in a number would be a place to break the line.
-        found.add_row(*(Text(printable(cell).replace("\N{THIN SPACE}", ",")) for cell in cells))
+        # A space in a number would be a place to break the line.
+        found.add_row(*(Text(printable(cell).replace("\N{NARROW NO-BREAK SPACE}", ",")) for cell in cells))
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, color_system=None, force_terminal=False, highlight=False)
+    if several and not kept:
+        names = [len(line) for cells in shown.rows for line in cells[0].splitlines()]
+        console.width = max(console.width, BESIDE + max(names, default=0))
     console.print(found)
     console.print(Text(f"\n{shown.note}"))
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())

@@ -81,12 +81,13 @@ def held_out(run: RunData, missing: list[str]) -> dict[str, Any]:
         `slices`: of each slice of the tasks, of each of its classes, the accuracy `before` and `after` training, of how
         many tasks each (`n_before`, `n_after`), and the larger number `n`.
         `by_turn`: before and after, how many rollouts became right or wrong at which turn.
-        `wrong`: before and after, why answers are wrong, to how many.
+        `wrong`: before and after, why answers are wrong, to how many; `scored`: of how many answers.
     """
     files = run.of_mode("report")
     right: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(dict)
     turns: dict[str, dict[str, int]] = {}
     wrong: dict[str, Counter[str]] = {}
+    scored: dict[str, int] = {}
     for when, some in zip(ENDS, (files[:1], files[1:][-1:]), strict=True):
         wrong[when], calls = Counter(), []
         columns = ("failure", "value", "correct", "details", "call_values", "slices")
@@ -99,7 +100,7 @@ def held_out(run: RunData, missing: list[str]) -> dict[str, Any]:
                 wrong[when][str(why)] += 1
             values = row["call_values"] if isinstance(row["call_values"], list) else []
             calls.append([number(value) for value in values])
-        turns[when] = by_turn(calls)
+        turns[when], scored[when] = by_turn(calls), len(calls)
     classes = {
         name: {
             part: {
@@ -112,7 +113,9 @@ def held_out(run: RunData, missing: list[str]) -> dict[str, Any]:
         for name, parts in right.items()
         if len(parts) > 1
     }
-    return {"slices": classes, "by_turn": turns, "wrong": {when: dict(of) for when, of in wrong.items()}}
+    return {
+        "slices": classes, "by_turn": turns, "wrong": {when: dict(of) for when, of in wrong.items()}, "scored": scored
+    }  # fmt: skip
 
 
 def slices(found: Mapping[str, Any]) -> list[Table]:
@@ -133,25 +136,27 @@ def slices(found: Mapping[str, Any]) -> list[Table]:
             heads = {name.capitalize(): "name", "Tasks": "n", **ends}
             rows = [[part, count(parts[part]["n"]), *(_percent(parts[part][end]) for end in ENDS)] for part in kept]
         every.append(Table(title=f"Held-out accuracy by {name}", heads=heads, rows=rows, note=note, narrow=True))
-    turns = sorted(_shares(found["by_turn"]), key=lambda row: turn_order(row[0]))
+    judged = {end: sum(of.values()) for end, of in found["by_turn"].items()}
+    turns = sorted(_shares(found["by_turn"], judged), key=lambda row: turn_order(row[0]))
     every.append(Table(title="Held-out rollouts by turn", heads={"Rollouts": "name", **ends}, rows=turns, narrow=True))
-    why = [[WRONG.get(why, why), *counts] for why, *counts in _shares(found["wrong"])]
-    return [*every, Table(title="Wrong answers", heads={"Why": "", **ends}, rows=why, narrow=True)]
+    why = [[WRONG.get(why, why), *counts] for why, *counts in _shares(found["wrong"], found["scored"])]
+    note = "Shares are of all answers that were scored."
+    return [*every, Table(title="Wrong answers", heads={"Why": "", **ends}, rows=why, note=note, narrow=True)]
 
 
 def _share_of(part: Mapping[str, Any], end: str) -> str:
     return f"{_percent(part[end])} of {count(part[f'n_{end}'])}" if part[f"n_{end}"] else NOTHING
 
 
-def _shares(counts: Mapping[str, Mapping[str, int]]) -> list[list[str]]:
-    """Return a row for each kind: how many rollouts before and after, and their share; the most frequent first."""
+def _shares(counts: Mapping[str, Mapping[str, int]], every: Mapping[str, int]) -> list[list[str]]:
+    """Return a row for each kind: how many rollouts before and after, and the share of all; the most frequent first."""
     total = sum((Counter(of) for of in counts.values()), Counter())
     kinds = sorted(total, key=lambda kind: (-total[kind], kind))
 
-    def cell(of: Mapping[str, int], kind: str) -> str:
-        return f"{count(of.get(kind, 0))} ({percent(of.get(kind, 0) / sum(of.values()))}%)" if of else NOTHING
+    def cell(n: int, of: int) -> str:
+        return f"{count(n)} ({percent(n / of)}%)" if of else NOTHING
 
-    return [[kind, *(cell(of, kind) for of in counts.values())] for kind in kinds]
+    return [[kind, *(cell(of.get(kind, 0), every[end]) for end, of in counts.items())] for kind in kinds]
 
 
 def largest(sizes: Mapping[str, int], most: int) -> list[str]:

@@ -138,7 +138,8 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
     if before is None and after is None:
         yield "no held-out accuracy: there are no report tasks"
     else:
-        table = _ends(f"{amount(accuracy['n'], 'held-out task')}")
+        how = figures.sampling(run.config, "val_temperature")
+        table = _ends(", ".join(filter(None, [amount(accuracy["n"], "held-out task"), how])))
         table.add_column()
         gain = "" if before is None or after is None else f"{points(before, after)} points"
         table.add_row(

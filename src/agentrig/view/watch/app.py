@@ -61,7 +61,7 @@ HEADERS = {
 }
 """Headers of every answer."""
 
-LIVE, ENDED = "live", "the run has ended"
+LIVE, ENDED = "live", "ended"
 """What the top of a page says while it follows a run, and when there is nothing more to follow."""
 
 NOTES = re.compile(r"/[^/]+/run/[^/]+/notes")

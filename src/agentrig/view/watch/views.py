@@ -140,7 +140,7 @@ def listed(run: Run) -> dict[str, Any]:
     """Return a run's row in the list of a folder's runs; of one that can't be shown, only why."""
     try:
         data = run.data()
-        _, rewards = figures.series(data, "reward")
+        (_, rewards), (_, accuracies) = (figures.series(data, key) for key in ("reward", "accuracy"))
         return {
             "name": data.name,
             "recipe": data.recipe,
@@ -148,7 +148,7 @@ def listed(run: Run) -> dict[str, Any]:
             "steps": len(data.steps),
             "accuracy": figures.held_out(data)["accuracy"],
             "reward": rewards[-1] if rewards else None,
-            "spark": spark(rewards[-240:], width=80),
+            "spark": spark((accuracies or rewards)[-240:], width=80),
             "started": str(data.manifest.get("created") or ""),
         }
     except Exception as error:  # one run must not take the page of all

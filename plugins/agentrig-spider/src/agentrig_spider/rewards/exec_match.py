@@ -193,7 +193,7 @@ class ExecMatch:
             if difference is not None:
                 on = f" on {Path(path).name}" if len(suite) > 1 else ""
                 return _verdict(0.0, difference.words + on, wrong=difference.kind)
-        return _verdict(1.0, "the results match")
+        return _verdict(1.0, "the results match, by another query")
 
     def _run(self, path: str, mark: Fingerprint, sql: str, max_rows: int, deadline: float, workers: bool) -> Fetched:
         return run_query(path, mark, sql, max_rows=max_rows, deadline=deadline, limits=self._limits, workers=workers)
