@@ -208,7 +208,7 @@ def test_a_fault_after_a_resume_is_of_its_own_step_and_names_its_own_settings(en
     calls = {"distribution": [16, 48], "score": [24, 24]}
     (run / "summary.json").write_text(json.dumps({**summary, "audited": {**seen, "calls": calls}}))
     assert weights.links_audited(read_run(run)).endswith(
-        "; distribution of a sample, 16 of 48 calls; others take too long, or are not sampled as the settings say"
+        "; distribution of a sample, 16 of 48 calls; the others were left out to save time, or because the agent gave them a temperature of its own"
     )
 
 

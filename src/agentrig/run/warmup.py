@@ -70,11 +70,11 @@ WARMUP = 0.03
 TRIALS = 0.2
 """Of the time so far, trials of the model may have taken this share when the next one begins …"""
 
-TRIALS_S = 5.0
-"""… or so many seconds."""
+TRIALS_S = 30.0
+"""… or so many seconds: the starter learns a small domain in one to three passes, so each of the first is tried."""
 
-TRIED = (0.25, 0.5)
-"""Shares of the steps from which the first trial and the second one begin in any case."""
+TRIED = (0.0, 0.25, 0.5)
+"""Shares of the steps from which the first trial and the next ones begin in any case; the first is after one step."""
 
 
 @attrs.frozen(kw_only=True)
@@ -288,9 +288,9 @@ def make_start(
         labels: Its `measured` tasks are those of validation.
         turns: The demonstrations.
         log: Called with a line of progress for each step.
-        enough: Asked between two steps, from a quarter of them on, and again from half of them on; a further time if
-            that took no more than `TRIALS` of the time so far, or `TRIALS_S`. It is given the passes so far, and a
-            function that validates the model: True ends the training. Its time does not count.
+        enough: Asked between two steps, from the first on, as long as that took no more than `TRIALS` of the time so
+            far, or `TRIALS_S`; in any case once from each of the shares `TRIED` of the steps on. It is given the passes
+            so far, and a function that validates the model: True ends the training. Its time does not count.
 
     Raises:
         ConfigError: A demonstration does not fit the model.
@@ -344,7 +344,9 @@ def make_start(
         own = shutil.ignore_patterns("trainer", "keep", ".files.json")
         shutil.copytree(checkpoint, wanted.directory, ignore=own, dirs_exist_ok=True)
     updates = round(sum(line["updates"] for line in lines))
-    return attrs.evolve(made, steps=updates, losses=tuple(line["loss"] for line in lines), wall_s=wall_s)
+    passes = wanted.passes * len(lines) / progress.steps
+    losses = tuple(line["loss"] for line in lines)
+    return attrs.evolve(made, steps=updates, passes=passes, losses=losses, wall_s=wall_s)
 
 
 def _run_of(
