@@ -68,13 +68,14 @@ WARMUP = 0.03
 """Share of its updates over which the learning rate rises."""
 
 TRIALS = 0.2
-"""Of the time so far, trials of the model may have taken this share when the next one begins …"""
+"""Of the time so far, trials of the model may have taken this share before they are dear …"""
 
 TRIALS_S = 30.0
-"""… or so many seconds: the starter learns a small domain in one to three passes, so each of the first is tried."""
+"""… or so many seconds."""
 
-TRIED = (0.0, 0.25, 0.5)
-"""Shares of the steps from which the first trial and the next ones begin in any case; the first is after one step."""
+LATER, LATER_DEAR = 1.25, 2.0
+"""The next trial begins after so many times the steps of the last one, and where trials are dear. The first begins
+after one step: the starter learns a small domain in one to five passes."""
 
 
 @attrs.frozen(kw_only=True)
@@ -288,9 +289,9 @@ def make_start(
         labels: Its `measured` tasks are those of validation.
         turns: The demonstrations.
         log: Called with a line of progress for each step.
-        enough: Asked between two steps, from the first on, as long as that took no more than `TRIALS` of the time so
-            far, or `TRIALS_S`; in any case once from each of the shares `TRIED` of the steps on. It is given the passes
-            so far, and a function that validates the model: True ends the training. Its time does not count.
+        enough: Asked between two steps: after the first, and again after `LATER` times as many steps, or `LATER_DEAR`
+            times if that took more than `TRIALS` of the time so far, and `TRIALS_S`. It is given the passes so far, and
+            a function that validates the model: True ends the training. Its time does not count.
 
     Raises:
         ConfigError: A demonstration does not fit the model.
@@ -308,18 +309,17 @@ def make_start(
         run = _run_of(plan, wanted, made, labels, whole, Path(folder))
         progress = _Progress(log, run.configs["algorithm"].steps, wanted.passes)
         run.registry.add_observer(progress, "warm-up")
-        tried, tries = 0.0, 0
+        tried, last = 0.0, 0
 
         def ends(step: int, measure: Callable[[], Measurement | None]) -> bool:
-            nonlocal tried, tries
+            nonlocal tried, last
             now = time.perf_counter()
             if progress.began and now - progress.began - tried >= 60 * wanted.minutes:
                 return True
-            due = sum(step >= share * progress.steps for share in TRIED)
-            costly = tried > max(TRIALS_S, TRIALS * (now - progress.began))
-            if enough is None or not due or (tries >= due and costly):
+            dear = tried > max(TRIALS_S, TRIALS * (now - progress.began))
+            if enough is None or step < (LATER_DEAR if dear else LATER) * last:
                 return False
-            tries += 1
+            last = step
             found = enough(wanted.passes * step / progress.steps, measure)
             tried += time.perf_counter() - now
             return found
