@@ -36,7 +36,7 @@ class Filter:
     Attributes:
         mode: `train`, `validation`, `report` or `dev`.
         step: Only of this step, or with `last` only from this one on.
-        score: `right`, `wrong`, `part`, `failed`, or a range of values such as `0.2..0.8`, or both with a blank between.
+        score: `right`, `wrong`, `part`, `failed`, a range of values such as `0.2..0.8`, or one of each: `part 1..1`.
         failure: A failure's kind.
         node: A graph node that made a call.
         text: In the task's input, the answer, the replies, a failure's message or the reward's reasons; case counts
