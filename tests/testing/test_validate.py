@@ -167,9 +167,8 @@ def test_a_recipe_that_passes_names_the_next_command(tmp_path: Path) -> None:
     result = validate(str(file))
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[-1] == (
-        f"all passed; next: agentrig warmup sorts --plugin {file} --until 0.1 (makes a small model from 64 right "
-        f"answers, or from N with --labels N; with a model of yours: agentrig train sorts "
-        f"--plugin {file} algorithm.model=DIR)"
+        f"all passed; next: agentrig warmup sorts --plugin {file} --until 0.2 (makes a small model; "
+        f"with one of yours: agentrig train sorts --plugin {file} algorithm.model=DIR)"
     )
     other = tmp_path / "with_model.py"
     other.write_text(file.read_text().replace("'steps': 2", "'model': 'mini'"))

@@ -241,16 +241,26 @@ class _Labelled:
 
 @attrs.define
 class _Progress:
-    """An observer that says after how many passes a warm-up's run is; `began` is when its first step began."""
+    """An observer that says after how many passes a warm-up's run is.
+
+    Attributes:
+        log: Called with a line for each step.
+        steps: All of the run.
+        passes: All of the run.
+        began: When its first step began, by `time.perf_counter`.
+        audited: Seconds that steps waited for the audit of the step before.
+    """
 
     log: Callable[[str], None]
     steps: int
     passes: float
     began: float = 0.0
+    audited: float = 0.0
 
     def on_step_end(self, event: StepEnd) -> None:
         """Say the loss."""
         self.began = self.began or time.perf_counter() - event.metrics["step_s"]
+        self.audited += event.metrics["time_s"].get("audit", 0.0)
         figures = event.metrics["algorithm"]
         rate = f"{figures['learner_tokens_per_s']:.0f} tokens/s"
         done = self.passes * event.step / self.steps
@@ -314,7 +324,7 @@ def make_start(
         def ends(step: int, measure: Callable[[], Measurement | None]) -> bool:
             nonlocal tried, last
             now = time.perf_counter()
-            if progress.began and now - progress.began - tried >= 60 * wanted.minutes:
+            if progress.began and now - progress.began - tried - progress.audited >= 60 * wanted.minutes:
                 return True
             dear = tried > max(TRIALS_S, TRIALS * (now - progress.began))
             if enough is None or step < (LATER_DEAR if dear else LATER) * last:
@@ -338,7 +348,7 @@ def make_start(
         except KeyboardInterrupt as error:
             error.args = ("the warm-up was interrupted: no model is written",)  # and not how its run is resumed
             raise
-        wall_s = time.perf_counter() - (progress.began or begun) - tried
+        wall_s = time.perf_counter() - (progress.began or begun) - tried - progress.audited
         checkpoint, _ = directory.checkpoints.latest()
         assert checkpoint is not None
         own = shutil.ignore_patterns("trainer", "keep", ".files.json")

@@ -104,8 +104,8 @@ def _verdict(reports: Sequence[Mapping[str, Any]], word: str | None, files: Sequ
     if any("model" in settings.get(section, {}) for section in ("algorithm", "server")):
         return f"all passed; next: agentrig train {name}"
     return (
-        f"all passed; next: agentrig warmup {name} --until 0.1 (makes a small model from 64 right answers, or from N "
-        f"with --labels N; with a model of yours: agentrig train {name} algorithm.model=DIR)"
+        f"all passed; next: agentrig warmup {name} --until 0.2 (makes a small model; "
+        f"with one of yours: agentrig train {name} algorithm.model=DIR)"
     )
 
 
