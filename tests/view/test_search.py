@@ -15,7 +15,7 @@ import pytest
 
 from agentrig.run.rows import rollout_schema
 from agentrig.testing.run_directory import write_run
-from agentrig.view.reading import RolloutFile, columns_of, verdict
+from agentrig.view.reading import RolloutFile, columns_of, judged, verdict
 from agentrig.view.watch.app import serving
 from agentrig.view.watch.rewards import _histogram
 from agentrig.view.watch.rollouts import TEXTS, Filter, Rollouts
@@ -166,6 +166,11 @@ def test_the_first_view_reads_one_file_and_the_others_are_read_meanwhile(tmp_pat
         assert "files.</p>" not in texts[-1]
     assert rollouts.row("train-1-0")["step"] == 1
     assert rollouts.progress() == (files, files)
+
+
+def test_a_full_reward_of_a_wrong_answer_is_no_part() -> None:
+    assert judged(row(0, correct=False)) == "full reward, counted as wrong"
+    assert [judged(row(0, **of)) for of in ({}, {"value": 0.5, "correct": False})] == ["right", "part"]
 
 
 def test_a_reward_of_right_and_of_wrong_answers_has_a_row_for_each() -> None:
