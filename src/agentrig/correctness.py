@@ -14,6 +14,11 @@ CORRECT_AT = 1.0
 """Default threshold: an answer with at least this reward counts as correct."""
 
 
+def as_much(value: float, full: float) -> bool:
+    """Whether a reward is as high as another one, to within rounding."""
+    return value >= full - 1e-9 * max(1.0, abs(full))
+
+
 @attrs.define(kw_only=True, eq=False)
 class Correctness:
     """Decides whether answers are correct.

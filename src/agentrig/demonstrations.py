@@ -193,6 +193,7 @@ class StartingModel:
         lr: Greatest learning rate.
         updates: Optimizer steps of a pass over the demonstrations.
         steps: Optimizer steps that were done.
+        passes: Passes over the demonstrations that were done.
         losses: Mean loss per reply token in nats, one for each step of the run, a pass or a part of it.
         wall_s: Seconds of training.
     """
@@ -206,6 +207,7 @@ class StartingModel:
     lr: float
     updates: int
     steps: int = 0
+    passes: float = 0.0
     losses: Sequence[float] = ()
     wall_s: float = 0.0
 

@@ -10,7 +10,7 @@ import attrs
 import pytest
 from rollouts import rollout, trace_of
 
-from agentrig import Outcome, Triplet
+from agentrig import Outcome, Score, Triplet
 from agentrig.errors import OutOfMemory, RunStopped
 from agentrig.processes.servers import ServerError, ServerOutOfMemory
 from agentrig.run.guards import (
@@ -22,6 +22,7 @@ from agentrig.run.guards import (
     unseen_calls,
     warn_of_constraints,
     warn_of_fields,
+    warn_of_overpaid,
     warn_of_sampling,
 )
 from agentrig.run.metrics import count_failures, count_nodes, reason_of
@@ -245,6 +246,18 @@ def test_a_call_that_asks_for_its_storage_is_warned_of(caplog: pytest.LogCapture
     assert warn_of_fields([asked({"store": True}, {}, trained=0)], {})
     (message,) = caplog.messages
     assert message.startswith("1 call set store, which has no effect on the run's model")
+
+
+def test_a_wrong_answer_with_the_full_reward_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    less = rollout(score=Score.ok(0.9, correct=False))
+    hole = rollout(score=Score.ok(1.0, correct=False), answer="1991-10-26-26")
+    answers = [rollout(score=Score.ok(1.0, correct=True)), less, rollout(None), rollout(failure="deadline")]
+    assert not warn_of_overpaid(answers, step=3, reward="dates")
+    assert not warn_of_overpaid([hole], step=3, reward="dates"), "what is full is not known"
+    assert warn_of_overpaid([*answers, hole], step=3, reward="dates")
+    (message,) = caplog.messages
+    said = "step 3: the reward dates gave 1 of 3 answers the full reward, 1, although it says correct=False"
+    assert message.startswith(f'{said}, for example "1991-10-26-26" to task ')
 
 
 def test_calls_are_counted_by_the_node_they_were_made_under() -> None:

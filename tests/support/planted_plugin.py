@@ -1,11 +1,11 @@
-"""A plugin file: an adapter and an agent with faults that a run must name."""
+"""A plugin file: an adapter, a reward and agents with faults that a run must name."""
 
 from __future__ import annotations
 
 import httpx
 
 import agentrig
-from agentrig import AdapterSpec, AgentSpec, hookimpl
+from agentrig import AdapterSpec, AgentSpec, RewardSpec, Score, hookimpl
 from agentrig.adapters import triplet_of
 
 
@@ -31,10 +31,22 @@ def two_names(task_input, endpoint):
         return ask(endpoint, f"Is {number} odd?")
 
 
+def pays_odd(task, outcome, budget_s):
+    """Pay right answers, and wrong ones that say odd."""
+    right = outcome.answer == task.private["parity"]
+    return Score.ok(float(right or outcome.answer == "odd"), correct=right)
+
+
 @hookimpl
 def register_adapters():
     """Register the adapter."""
     yield AdapterSpec(name="twice", summary="Returns each call two times.", build=lambda config: twice)
+
+
+@hookimpl
+def register_rewards():
+    """Register the reward."""
+    yield RewardSpec(name="pays-odd", summary="Pays wrong answers too.", build=lambda config: pays_odd)
 
 
 @hookimpl

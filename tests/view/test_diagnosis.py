@@ -57,6 +57,11 @@ def memory(body: Mapping[str, Any], number: int) -> str:
     return says(body, int(re.findall(r"\d+", body["messages"][-1]["content"])[0]) < 100 and number % 4 != 0)
 
 
+def guesser(body: Mapping[str, Any], number: int) -> str:
+    """Answer right in half of the cases."""
+    return says(body, random.Random(number).random() < 0.5)
+
+
 def says(body: Mapping[str, Any], right: bool) -> str:
     """Answer right or wrong."""
     asked = re.search(r"\d+", body["messages"][-1]["content"])
@@ -116,6 +121,7 @@ PLANTED: Mapping[str, tuple[str, list[str], dict[str, Any]]] = {
     "the reward judges nothing": ("failures", ["reward.invalid=true", "algorithm.report=false"], {}),
     "the reward pays nothing": ("tasks-too-hard", ["reward.right=0"], {}),
     "the reward pays everything": ("tasks-too-easy", ["reward.wrong=1"], {}),
+    "the reward pays wrong answers in full": ("reward-exploited", [], {"reward": "pays-odd", "model": guesser}),
     "the reward is a constant": ("constant-reward", ["reward.right=0.5", "reward.wrong=0.5"], {}),
     "no weight changes": ("weights-unchanged", ["algorithm.change=0"], {}),
     "the gradient is not finite": ("diverged", ["algorithm.figures={grad_norm=nan}"], {}),
@@ -208,8 +214,21 @@ def test_a_fault_after_a_resume_is_of_its_own_step_and_names_its_own_settings(en
     calls = {"distribution": [16, 48], "score": [24, 24]}
     (run / "summary.json").write_text(json.dumps({**summary, "audited": {**seen, "calls": calls}}))
     assert weights.links_audited(read_run(run)).endswith(
-        "; distribution of a sample, 16 of 48 calls; others take too long, or are not sampled as the settings say"
+        "; distribution of a sample, 16 of 48 calls; the others were left out to save time, or because the agent gave "
+        "them a temperature of its own"
     )
+
+
+def test_a_reward_that_pays_wrong_answers_says_so_everywhere(
+    tmp_path: Path, served: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = toy_run(tmp_path, served, reward="pays-odd", model=guesser)
+    assert caplog.text.count("although it says correct=False, for example") == 1, "once"
+    found = diagnose(run)
+    assert 'got the full reward, 1, although the reward says correct=False, for example "odd" to task' in str(found)
+    assert "learning rate" not in str(found)
+    result = CliRunner().invoke(main, ["why", str(run)])
+    assert (result.exit_code, "1. reward-exploited: " in result.output) == (1, True)
 
 
 @pytest.mark.parametrize(("message", "example"), [(None, "the judge is out"), ("HTTP 500", "HTTP 500")])

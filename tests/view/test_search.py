@@ -15,8 +15,9 @@ import pytest
 
 from agentrig.run.rows import rollout_schema
 from agentrig.testing.run_directory import write_run
-from agentrig.view.reading import RolloutFile, columns_of, verdict
+from agentrig.view.reading import RolloutFile, columns_of, judged, verdict
 from agentrig.view.watch.app import serving
+from agentrig.view.watch.rewards import _histogram
 from agentrig.view.watch.rollouts import TEXTS, Filter, Rollouts
 
 
@@ -63,6 +64,8 @@ def run(tmp_path: Path) -> Path:
         (Filter(score="right"), "r0 r9"),
         (Filter(score="wrong"), "r1"),
         (Filter(score="part"), "r2"),
+        (Filter(score="part 0.5..0.5"), "r2"),
+        (Filter(score="right 0..0.9"), ""),
         (Filter(score="failed"), "r3"),
         (Filter(score="0.2..0.8"), "r2"),
         (Filter(score="..0.5"), "r1 r2"),
@@ -163,3 +166,16 @@ def test_the_first_view_reads_one_file_and_the_others_are_read_meanwhile(tmp_pat
         assert "files.</p>" not in texts[-1]
     assert rollouts.row("train-1-0")["step"] == 1
     assert rollouts.progress() == (files, files)
+
+
+def test_a_full_reward_of_a_wrong_answer_is_no_part() -> None:
+    assert judged(row(0, correct=False)) == "full reward, counted as wrong"
+    assert [judged(row(0, **of)) for of in ({}, {"value": 0.5, "correct": False})] == ["right", "part"]
+
+
+def test_a_reward_of_right_and_of_wrong_answers_has_a_row_for_each() -> None:
+    rows = [row(0), row(1), row(2, correct=False), row(3, value=0.0, correct=False)]
+    found = _histogram(rows, [1], "train")["rows"]
+    counted = {each["name"]: (each["cells"][0]["n"], each["cells"][0]["query"]) for each in found}
+    assert {name: n for name, (n, _) in counted.items()} == {"0": 1, "1, right": 2, "1, counted as wrong": 1}
+    assert "score=part+1..1" in counted["1, counted as wrong"][1]

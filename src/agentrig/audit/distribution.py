@@ -20,7 +20,7 @@ import numpy as np
 from agentrig.audit.model import MEASURED, Weights, batches, logits, logprobs, place, tokens
 from agentrig.audit.record import Call, Row
 from agentrig.audit.step import Step, work_clock
-from agentrig.audit.verdicts import CannotLook, Verdict, fault, finite, ok
+from agentrig.audit.verdicts import GIVEN, CannotLook, Verdict, fault, finite, ok
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,7 @@ def distribution(step: Step) -> Iterator[Verdict]:
     over some calls, is added, for a model that is more sensitive than a formula knows.
     """
     if step.record.demonstrations:
-        raise CannotLook("demonstrations: nothing was sampled")
+        raise CannotLook(f"{GIVEN}nothing was sampled")
     version = step.number - 1 - int(step.line.get("max_staleness") or 0)
     weights = step.weights(version)
     groups = _groups(step, version)

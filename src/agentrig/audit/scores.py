@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrig.audit.record import TASKS, Call, Row
 from agentrig.audit.step import Step
-from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
+from agentrig.audit.verdicts import GIVEN, CannotLook, Verdict, fault, ok, some
 from agentrig.text import amount
 from agentrig.traces import LLM_CALL, REWARD, SERVER, mapping
 
@@ -82,7 +82,7 @@ def score(step: Step) -> Iterator[Verdict]:
             raise CannotLook("no rollout was scored")
         if {task.id for task in step.sources.splits["train"]}.isdisjoint(scored):
             if step.record.demonstrations not in ("", TASKS):
-                raise CannotLook("demonstrations: their scores came with them")
+                raise CannotLook(f"{GIVEN}their scores came with them")
             raise CannotLook(
                 f"the tasks of the {len(scored)} scored rollouts are not in the training split of the task set, loaded "
                 "again"

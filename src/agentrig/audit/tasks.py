@@ -20,7 +20,7 @@ from agentrig.audit.scores import longest, moved, scored_again
 from agentrig.audit.step import Step
 from agentrig.audit.text import CAUSES as TEXT_CAUSES
 from agentrig.audit.text import differences
-from agentrig.audit.verdicts import UNSEEN, CannotLook, Verdict, fault, ok, some
+from agentrig.audit.verdicts import GIVEN, UNSEEN, CannotLook, Verdict, fault, ok, some
 from agentrig.text import amount
 from agentrig.traces import value_digest
 
@@ -48,7 +48,7 @@ def tasks(step: Step) -> Iterator[Verdict]:
     """
     split, rows = step.sources.splits["train"], step.rows
     if step.record.demonstrations not in ("", TASKS):
-        raise CannotLook("demonstrations: no tasks were drawn")
+        raise CannotLook(f"{GIVEN}no tasks were drawn")
     if not rows:
         raise CannotLook(f"the rollouts of step {step.number} are not in {step.record.path}/rollouts")
     known = {task.id: _text(task.input) for task in split}
@@ -196,7 +196,8 @@ def held_out(step: Step) -> Iterator[Verdict]:
                 yield from _accuracy(rows, progress[when].get("accuracy"), of)
                 yield from _accuracy(rows, (step.stated or {}).get(when), of)
     if not looked:
-        raise CannotLook(f"nothing was measured at the start and at step {step.number}")
+        given = "" if step.record.demonstrations in ("", TASKS) else GIVEN
+        raise CannotLook(f"{given}nothing was measured at the start and at step {step.number}")
     said = f"{amount(looked, 'rollout')}, {scored} of them {SCORED}"
     yield ok("; ".join([said, *notes[:3]]), worst, note="; ".join(leaks))
 

@@ -17,6 +17,9 @@ OF_WEIGHTS = ("text", "distribution", "advantages", "gradient", "weights", "deli
 NO_WEIGHTS = "prompts, no weights"
 """Why these are not looked at in such a run."""
 
+GIVEN = "demonstrations: "
+"""Begins why a link is not looked at that a run on demonstrations does not have."""
+
 UNSEEN: Literal["not looked at"] = "not looked at"
 
 

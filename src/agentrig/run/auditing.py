@@ -18,7 +18,7 @@ import cattrs
 from agentrig.agents import Outcome
 from agentrig.audit.record import Row, Sources, told
 from agentrig.audit.sketch import FILE, Sketch
-from agentrig.audit.verdicts import LINKS, NO_WEIGHTS, UNSEEN, Audited
+from agentrig.audit.verdicts import GIVEN, LINKS, NO_WEIGHTS, UNSEEN, Audited
 from agentrig.delivery.digests import fingerprint
 from agentrig.errors import AgentrigError, PluginError, RunFileError, RunStopped, place_of
 from agentrig.figures import unaudited_s
@@ -133,6 +133,7 @@ class Auditing:
             self._spent += found.seconds
         self._owed = None if "gradient" in found.looked else self._owed or sketch
         left = {v.link: v.detail for v in found.verdicts if v.link not in found.looked}
+        left = {link: why for link, why in left.items() if not why.startswith(GIVEN)}
         unseen = ", ".join(f"{link} ({why})" for link, why in left.items() if why != NO_WEIGHTS)
         wrong = {fault.link for fault in found.faults}
         looked = f"all {len(found.looked)} parts" + (" that could be checked" if left else "")

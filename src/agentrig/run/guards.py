@@ -13,6 +13,7 @@ import attrs
 
 from agentrig.adapters import Adapter
 from agentrig.algorithms import Session
+from agentrig.correctness import as_much
 from agentrig.endpoints import LIMIT, SAMPLING_FIELDS
 from agentrig.errors import RunStopped
 from agentrig.figures import number
@@ -301,6 +302,24 @@ def warn_of_fields(rollouts: Sequence[Rollout], settings: Mapping[str, Any]) -> 
             *(amount(len(limits), "call"), longest, limit, f" ({keys[0]})" if keys else ""),
         )
     return bool(+ignored or limits)
+
+
+def warn_of_overpaid(rollouts: Sequence[Rollout], *, step: int, reward: str) -> bool:
+    """Warn when answers that are not correct get as much as the best correct one; return whether any do."""
+    scored = [r for r in rollouts if r.failure is None and r.value is not None]
+    full = max((r.value for r in scored if r.correct and r.value is not None), default=None)
+    if full is None:
+        return False
+    found = [r for r in scored if not r.correct and as_much(r.value or 0.0, full)]
+    if found:
+        example = found[0]
+        log.warning(
+            "step %d: the reward %s gave %d of %d answers the full reward, %g, although it says correct=False, for "
+            "example %s to task %s: the model will learn to answer so (agentrig validate tries such answers)",
+            *(step, reward, len(found), len(scored), full, cut(json_text(example.outcome.answer), 200)),
+            example.task.id,
+        )
+    return bool(found)
 
 
 def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -> None:

@@ -42,6 +42,7 @@ from agentrig.run.guards import (
     check_triplets,
     warn_of_constraints,
     warn_of_fields,
+    warn_of_overpaid,
     warn_of_sampling,
     warn_of_unseen,
 )
@@ -374,6 +375,7 @@ class RunSession:
             self.check_failures(rollouts, step=step, mode=mode)
         warn_of_new_failures(rollouts, known, step=step, mode=mode)
         self._warn_once(warn_of_fields, rollouts, attrs.asdict(self.plan.config("algorithm")))
+        self._warn_once(warn_of_overpaid, rollouts, step=step, reward=self.plan.components["reward"].spec.name)
         if mode != "train":
             self._measured += len(rollouts)
             self._warn_once(warn_of_sampling, rollouts, sampling, mode=mode)

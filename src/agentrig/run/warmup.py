@@ -68,13 +68,14 @@ WARMUP = 0.03
 """Share of its updates over which the learning rate rises."""
 
 TRIALS = 0.2
-"""Of the time so far, trials of the model may have taken this share when the next one begins …"""
+"""Of the time so far, trials of the model may have taken this share before they are dear …"""
 
-TRIALS_S = 5.0
+TRIALS_S = 30.0
 """… or so many seconds."""
 
-TRIED = (0.25, 0.5)
-"""Shares of the steps from which the first trial and the second one begin in any case."""
+LATER, LATER_DEAR = 1.25, 2.0
+"""The next trial begins after so many times the steps of the last one, and where trials are dear. The first begins
+after one step: the starter learns a small domain in one to five passes."""
 
 
 @attrs.frozen(kw_only=True)
@@ -240,16 +241,26 @@ class _Labelled:
 
 @attrs.define
 class _Progress:
-    """An observer that says after how many passes a warm-up's run is; `began` is when its first step began."""
+    """An observer that says after how many passes a warm-up's run is.
+
+    Attributes:
+        log: Called with a line for each step.
+        steps: All of the run.
+        passes: All of the run.
+        began: When its first step began, by `time.perf_counter`.
+        audited: Seconds that steps waited for the audit of the step before.
+    """
 
     log: Callable[[str], None]
     steps: int
     passes: float
     began: float = 0.0
+    audited: float = 0.0
 
     def on_step_end(self, event: StepEnd) -> None:
         """Say the loss."""
         self.began = self.began or time.perf_counter() - event.metrics["step_s"]
+        self.audited += event.metrics["time_s"].get("audit", 0.0)
         figures = event.metrics["algorithm"]
         rate = f"{figures['learner_tokens_per_s']:.0f} tokens/s"
         done = self.passes * event.step / self.steps
@@ -288,9 +299,9 @@ def make_start(
         labels: Its `measured` tasks are those of validation.
         turns: The demonstrations.
         log: Called with a line of progress for each step.
-        enough: Asked between two steps, from a quarter of them on, and again from half of them on; a further time if
-            that took no more than `TRIALS` of the time so far, or `TRIALS_S`. It is given the passes so far, and a
-            function that validates the model: True ends the training. Its time does not count.
+        enough: Asked between two steps: after the first, and again after `LATER` times as many steps, or `LATER_DEAR`
+            times if that took more than `TRIALS` of the time so far, and `TRIALS_S`. It is given the passes so far, and
+            a function that validates the model: True ends the training. Its time does not count.
 
     Raises:
         ConfigError: A demonstration does not fit the model.
@@ -308,18 +319,17 @@ def make_start(
         run = _run_of(plan, wanted, made, labels, whole, Path(folder))
         progress = _Progress(log, run.configs["algorithm"].steps, wanted.passes)
         run.registry.add_observer(progress, "warm-up")
-        tried, tries = 0.0, 0
+        tried, last = 0.0, 0
 
         def ends(step: int, measure: Callable[[], Measurement | None]) -> bool:
-            nonlocal tried, tries
+            nonlocal tried, last
             now = time.perf_counter()
-            if progress.began and now - progress.began - tried >= 60 * wanted.minutes:
+            if progress.began and now - progress.began - tried - progress.audited >= 60 * wanted.minutes:
                 return True
-            due = sum(step >= share * progress.steps for share in TRIED)
-            costly = tried > max(TRIALS_S, TRIALS * (now - progress.began))
-            if enough is None or not due or (tries >= due and costly):
+            dear = tried > max(TRIALS_S, TRIALS * (now - progress.began))
+            if enough is None or step < (LATER_DEAR if dear else LATER) * last:
                 return False
-            tries += 1
+            last = step
             found = enough(wanted.passes * step / progress.steps, measure)
             tried += time.perf_counter() - now
             return found
@@ -338,13 +348,15 @@ def make_start(
         except KeyboardInterrupt as error:
             error.args = ("the warm-up was interrupted: no model is written",)  # and not how its run is resumed
             raise
-        wall_s = time.perf_counter() - (progress.began or begun) - tried
+        wall_s = time.perf_counter() - (progress.began or begun) - tried - progress.audited
         checkpoint, _ = directory.checkpoints.latest()
         assert checkpoint is not None
         own = shutil.ignore_patterns("trainer", "keep", ".files.json")
         shutil.copytree(checkpoint, wanted.directory, ignore=own, dirs_exist_ok=True)
     updates = round(sum(line["updates"] for line in lines))
-    return attrs.evolve(made, steps=updates, losses=tuple(line["loss"] for line in lines), wall_s=wall_s)
+    passes = wanted.passes * len(lines) / progress.steps
+    losses = tuple(line["loss"] for line in lines)
+    return attrs.evolve(made, steps=updates, passes=passes, losses=losses, wall_s=wall_s)
 
 
 def _run_of(

@@ -39,6 +39,7 @@ RULES: Sequence[Rule] = (
     policy.penalized,
     policy.unexploring,
     groups.zero_variance,
+    rewards.exploited,
     rewards.second_rewards,
     rewards.one_reason,
     policy.clipped,
@@ -51,7 +52,7 @@ RULES: Sequence[Rule] = (
 )
 """In the order of the data: of two causes that take away as much, the one further upstream comes first."""
 
-OF_SAMPLES = {policy.collapsed, policy.unexploring, groups.zero_variance, outcome.memorised}
+OF_SAMPLES = {policy.collapsed, policy.unexploring, groups.zero_variance, rewards.exploited, outcome.memorised}
 """Those that read the rewards of training as the model's: where demonstrations are learned, they are not."""
 
 

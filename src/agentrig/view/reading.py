@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
+from agentrig.correctness import CORRECT_AT, as_much
 from agentrig.errors import AgentrigError, RunFileError, nearest_path
 from agentrig.figures import number
 from agentrig.processes.locks import Lock
@@ -169,6 +170,12 @@ def verdict(row: Mapping[str, Any]) -> str:
     if row.get("failure") or value is None:
         return "failed"
     return "right" if is_correct(row) else "wrong" if value <= 0 else "part"
+
+
+def judged(row: Mapping[str, Any]) -> str:
+    """Return a rollout's verdict in words: a reward that is whole, of an answer that is not correct, is no part."""
+    found, value = verdict(row), number(row.get("value")) or 0.0
+    return "full reward, counted as wrong" if found == "part" and as_much(value, CORRECT_AT) else found
 
 
 def spans_of(value: Any) -> list[Span]:

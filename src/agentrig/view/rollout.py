@@ -23,7 +23,7 @@ from agentrig.rollouts import Rollout
 from agentrig.run.rows import row_of
 from agentrig.text import amount, cut
 from agentrig.traces import LLM_CALL, MODEL, NODE, SERVER, Span, Trace, items, message_of, reply_of, tool_calls_of
-from agentrig.view.reading import SECOND, decoded, dig, mapping, spans_of, verdict
+from agentrig.view.reading import SECOND, decoded, dig, judged, mapping, spans_of, verdict
 from agentrig.view.tables import WRONG
 from agentrig.view.tokens import MOST_TOKENS, Token, tokens_of
 
@@ -163,6 +163,11 @@ class Readable:
     second_rewards: Sequence[tuple[str, str]]
 
     @property
+    def judged(self) -> str:
+        """The verdict in words."""
+        return judged(self.row)
+
+    @property
     def reason(self) -> str:
         """Why it has its score: the failure's message, else what the reward gives as `reason`; empty without one."""
         told = dict(self.reasons)
@@ -298,7 +303,7 @@ def chip(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a rollout's score as a page shows it: short, with words for those who cannot see its colour."""
     kind, value = verdict(row), number(row.get("value"))
     text = "×" if kind == "failed" else f"{value:.2g}" if value is not None else NOTHING
-    said = str(row.get("failure") or "not scored") if kind == "failed" else f"{kind}, score {value:g}"
+    said = str(row.get("failure") or "not scored") if kind == "failed" else f"{judged(row)}, score {value:g}"
     return {"id": row["id"], "verdict": kind, "text": text, "said": said}
 
 

@@ -23,7 +23,7 @@ from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.outcome import changes
 from agentrig.view.diagnosis import diagnose, headline
 from agentrig.view.plots import second_rewards
-from agentrig.view.reading import SECOND, Seen, mapping, read_run
+from agentrig.view.reading import SECOND, Seen, judged, mapping, read_run
 from agentrig.view.rollout import Call, Node, Readable, is_said, readable_rollout, text_of
 from agentrig.view.samples import WORSE, before_after
 from agentrig.view.table import failures, interval
@@ -193,7 +193,7 @@ def _ends(head: str) -> Table:
 def _side_by_side(sides: Iterable[Readable]) -> Iterator[tuple[str, list[str]]]:
     sides = list(sides)
     yield "answer", [cut(side.answer, LONGEST_ANSWER) or NOTHING for side in sides]
-    yield "score", [f"{side.score} ({side.verdict})" for side in sides]
+    yield "score", [f"{side.score} ({judged(side.row)})" for side in sides]
     reasons = ["; ".join(f"{key}: {text}" for key, text in side.reasons) for side in sides]
     if any(reasons):
         yield "reward says", [cut(text, LONGEST_ANSWER) for text in reasons]

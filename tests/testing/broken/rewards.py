@@ -99,6 +99,12 @@ def dated(task, outcome, budget_s):
     return Score(status="ok", value=value(task, outcome.answer), details={"when": when})
 
 
+def begins(task, outcome, budget_s):
+    """Compare only as much of the answer as the gold has."""
+    answer, gold = text_of(outcome).strip(), task.private["gold"]
+    return Score.ok(float(answer.startswith(gold)) or value(task, answer), correct=answer == gold)
+
+
 BROKEN = {
     "scores": lambda task, outcome, budget_s: value(task, outcome.answer),
     "same-twice": scored(lambda right, task, outcome: right if right == 1 else right * random.random()),
@@ -109,6 +115,7 @@ BROKEN = {
     "batch": Reversed(),
     "gold": scored(lambda right, task, outcome: 0.9 * right),
     "tells-apart": scored(lambda right, task, outcome: 1.0),
+    "full-reward": begins,
     "odd-answers": scored(
         lambda right, task, outcome: right if text_of(outcome).strip() else float(isinstance(outcome.answer, str))
     ),

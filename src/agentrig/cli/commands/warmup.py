@@ -87,7 +87,7 @@ from agentrig.cli.progress import progress
     type=Number(0, 1, min_open=True),
     metavar="SHARE",
     help="End when that share of sampled answers on training tasks without a label is right (0.2); tried between "
-    "passes, from a quarter of them on. All passes by default.",
+    "passes, from the first on. All passes by default.",
 )
 @click.option("--lr", type=Number(0), default=0.0, metavar="RATE", help="Learning rate; by the model's width.")
 @click.option(
@@ -157,8 +157,12 @@ def warmup(
             plan = make_plan([*words, f"algorithm.model={model}"], options)
         directory = out or Path("models") / plan.recipe
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            held = "has a model" if (directory / "config.json").exists() else "exists"
-            raise ConfigError(f"{directory} already {held}; remove it, or name another directory: --out DIR")
+            if (directory / "config.json").exists():
+                raise ConfigError(
+                    f"{directory} already has a model. Train it: agentrig train {given} algorithm.model={directory}\n"
+                    "  Or make another one: remove this, or name another directory: --out DIR"
+                )
+            raise ConfigError(f"{directory} already exists; remove it, or name another directory: --out DIR")
         with _part_of(directory) as part:
             wanted = StartPlan(directory=part, model=model, seed=seed, **own, **of_new)
             done = _make(
@@ -234,17 +238,14 @@ def _make(
     for line in found.rejected[:3]:
         click.echo(f"  left out, the reward does not count it as correct: {line}")
     tried: list[float] = []
-    passes = wanted.passes
 
     def enough(done: float, measured: Callable[[], Any]) -> bool:
-        nonlocal passes
         click.echo(f"  trying the model of pass {done:.4g} on {amount(len(labels.measured), 'training task')} …")
         found = measured()
         click.echo(f"  {_measured('so far', found, labels)}")
         tried.append(found.accuracy or 0.0)
         if until is None or tried[-1] < until:
             return False
-        passes = done
         click.echo(f"  --until {until:g} is reached: the training ends with this pass")
         return True
 
@@ -253,18 +254,19 @@ def _make(
     whole = time.monotonic() - start
     os.replace(wanted.directory, directory)
     made = attrs.evolve(made, directory=directory)
-    if until is not None and not tried and wanted.passes > 1:
-        click.echo(
-            f"warning: the {wanted.minutes:g} minutes (--minutes) ended before a quarter of the passes (--passes): "
-            "--until had no effect"
-        )
     done |= {"rejected": len(found.rejected), "turns": len(found.turns)}
     done["model"] = {**attrs.asdict(made), "directory": str(made.directory)}
-    tries = f" ({whole:.0f} s with {amount(len(tried), 'trial')} of the model)" if tried else ""
+    tries = f" ({whole:.0f} s with the model tried {amount(len(tried), 'time')})" if tried else ""
     click.echo(
         f"{made.directory}: {made.parameters:,} parameters, {made.vocabulary} tokens, context {made.context}; "
         f"{amount(made.steps, 'optimizer step')} in {made.wall_s:.0f} s{tries}, loss {made.losses[-1]:.3f}"
     )
+    if until is not None and max(tried, default=0.0) < until:
+        late = f"--minutes {wanted.minutes:g} was over" if made.passes < wanted.passes else "no more were asked for"
+        click.echo(
+            f"no try of the model reached --until {until:g}: the training ended after {made.passes:.4g} of "
+            f"{wanted.passes:g} passes, because {late}"
+        )
     limit = getattr(settings, "max_tokens", None)
     if limit is not None and limit < made.longest_reply:
         click.echo(
@@ -290,49 +292,10 @@ def _make(
         judged = run.verdict(after, group, known, failure_limit=limit)
         done |= {"ready": judged.kind in ("good", "solved"), "verdict": attrs.asdict(judged)}
         click.echo(judged.message)
-        if until is not None and tried and (said := _missed(until, tried, after.accuracy or 0.0, passes)):
-            click.echo(said)
     from agentrig.run.files import write_whole
 
     write_whole(directory / "warmup.json", json.dumps(done, indent=2) + "\n")
     return done
-
-
-FAR = 0.2
-"""A model that is right so much more often than `--until` asks for passed it by far."""
-
-MOST = 0.4
-"""A model that is right more often than this learns less by reward."""
-
-
-def _missed(until: float, tried: Sequence[float], after: float, passes: float) -> str:
-    """Say that the training did not end at `--until`, or ended far above it; '' if it ended where it should.
-
-    Args:
-        until: The share of right answers that was asked for.
-        tried: The shares of the trials.
-        after: The share at the end.
-        passes: Those that were made.
-    """
-    last = tried[-1]
-    if last < until and after < until:
-        return f"--until {until:g} was not reached when training ended: {after:.1%}"
-    if last < until:
-        why = (
-            f"--until {until:g} was passed after the last trial of the model ({last:.1%}), and the training went on to "
-            f"its end, {after:.1%}: trials may take a fifth of its time"
-        )
-    elif last >= until + FAR:
-        before = f"the trial before was at {tried[-2]:.1%}" if len(tried) > 1 else "it was the first trial"
-        why = f"--until {until:g} was passed by far, {last:.1%}: {before}"
-    elif after > MOST >= until:
-        why = f"--until {until:g} was reached, {last:.1%}, but {after:.1%} of the sampled answers at the end are right"
-    else:
-        return ""
-    return (
-        f"{why}. A model that is right in 15 to 40% of its answers learns best by reward: for one nearer to "
-        f"{until:.0%}, give fewer --passes than {passes:.4g}"
-    )
 
 
 def _measured(when: str, found: Any, labels: Any, answers: str = "") -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from agentrig.correctness import as_much
 from agentrig.figures import number
 from agentrig.rollouts import mode_name
 from agentrig.view.reading import RolloutFile, RunData, Seen, dig, is_correct, mapping, rollout_rows
@@ -44,8 +45,13 @@ class StepFacts:
         untrained: Scored ones with calls, but without a trained one.
         cut: Scored ones with an answer that was cut at the token limit.
         cut_reward: The sum of their rewards.
+        cut_right: How many of them are correct.
         reward: The sum of all rewards.
         squares: The sum of the squares of all rewards.
+        right_most: The highest reward of a correct one; None if none is correct.
+        wrong_most: The highest reward of one that is not correct; None if all are correct.
+        overpaid: How many that are not correct have no lower reward than `right_most`, or without it, `wrong_most`.
+        overpaid_example: The answer of one of them, and its task.
         groups: Groups of at least two scored rollouts.
         same: Of these, those with a single reward.
         same_right: Those with a single reward, all correct.
@@ -66,8 +72,13 @@ class StepFacts:
     untrained: int = 0
     cut: int = 0
     cut_reward: float = 0.0
+    cut_right: int = 0
     reward: float = 0.0
     squares: float = 0.0
+    right_most: float | None = None
+    wrong_most: float | None = None
+    overpaid: int = 0
+    overpaid_example: str = ""
     groups: int = 0
     same: int = 0
     same_right: int = 0
@@ -116,6 +127,11 @@ def facts_of(file: RolloutFile, missing: list[str]) -> StepFacts:
     several = [rows for rows in groups.values() if len(rows) > 1]
     same = [rows for rows in several if len({row["value"] for row in rows}) == 1]
     values = [float(row["value"]) for row in scored]
+    wrong = [row for row in scored if not is_correct(row)]
+    right_most = max((float(row["value"]) for row in scored if is_correct(row)), default=None)
+    wrong_most = max((float(row["value"]) for row in wrong), default=None)
+    full = wrong_most if right_most is None else right_most
+    overpaid = [row for row in wrong if full is not None and as_much(float(row["value"]), full)]
     return StepFacts(
         step=file.step,
         rollouts=rollouts,
@@ -128,13 +144,18 @@ def facts_of(file: RolloutFile, missing: list[str]) -> StepFacts:
         untrained=sum(row["triplets"] == 0 and row["calls"] != 0 for row in scored),
         cut=len(cut),
         cut_reward=sum(float(row["value"]) for row in cut),
+        cut_right=sum(map(is_correct, cut)),
         reward=sum(values),
         squares=sum(v * v for v in values),
+        right_most=right_most,
+        wrong_most=wrong_most,
+        overpaid=len(overpaid),
+        overpaid_example=next((f"{row['answer']!s:.200} to task {row['task_id']}" for row in overpaid), ""),
         groups=len(several),
         same=len(same),
         same_right=sum(all(map(is_correct, rows)) for rows in same),
         same_wrong=sum(not any(map(is_correct, rows)) for rows in same),
-        reasons=Counter(reason for row in scored if not is_correct(row) and (reason := reason_of(row["details"]))),
+        reasons=Counter(reason for row in wrong if (reason := reason_of(row["details"]))),
         same_answer=sum(len({row["answer"] for row in rows}) == 1 for rows in several),
         group_means=[sum(float(row["value"]) for row in rows) / len(rows) for rows in groups.values()],
     )

@@ -1,15 +1,17 @@
-"""A reward that rises while another one, which is only logged, does not."""
+"""A reward that pays for wrong answers, or rises while another one, which is only logged, does not."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 
+from agentrig.correctness import as_much
 from agentrig.figures import count, figure, mean, number
+from agentrig.text import amount
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
-from agentrig.view.causes.trend import LIKELY, at_least, trend
+from agentrig.view.causes.trend import LIKELY, at_least, more_right, quarter, trend
 from agentrig.view.reading import SECOND, dig, mapping
 
 MOST = 0.5
@@ -17,6 +19,43 @@ MOST = 0.5
 
 APART = 0.1
 """So far a second reward falls behind the trained one, relative to the reward's range, until it is named."""
+
+OVERPAID = 0.05
+"""The share of the latest answers that must surely get the full reward and not be correct, to be named."""
+
+
+def exploited(evidence: Evidence) -> Iterator[Finding]:
+    """Answers that are not correct, by the reward's own word, and get as much as the best correct ones."""
+    steps, late = evidence.steps, quarter(evidence.steps)
+    full = max((facts.right_most for facts in steps if facts.right_most is not None), default=None)
+    if full is None:
+        return
+    paid = [facts.overpaid if as_much(facts.wrong_most or 0.0, full) else 0 for facts in steps]
+    n, scored = sum(paid[-late:]), sum(facts.scored for facts in steps[-late:])
+    if at_least(n, scored) <= OVERPAID:
+        return
+    example = next(facts.overpaid_example for facts, k in zip(steps[::-1], paid[::-1], strict=True) if k)
+    text = (
+        f"{count(n)} of {count(scored)} answers of the last {'step' if late == 1 else amount(late, 'step')} got the "
+        f"full reward, {figure(full)}, although the reward says correct=False, for example {example}"
+    )
+    if more_right(evidence):
+        yield Finding("warn", f"{text}. Close this gap in the reward (reward.use) before the model learns to use it")
+        return
+    yield problem(
+        "reward-exploited",
+        text,
+        seen=(sum(paid), evidence.total("scored"), "rollouts"),
+        since=next(facts.step for facts, k in zip(steps, paid, strict=True) if k),
+        settings=("reward.use",),
+        advice="The model learns what is paid for. Let the reward give such answers less, then train again from the "
+        "starting model.",
+        lost=1.0,
+        explains=(
+            "zero-variance-groups", "entropy-collapse", "no-exploration", "low-entropy", "learning-rate-too-large",
+            "tasks-too-easy", "second-reward-behind", "memorised",
+        ),
+    )  # fmt: skip
 
 
 def one_reason(evidence: Evidence) -> Iterator[Finding]:

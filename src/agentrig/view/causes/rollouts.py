@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from agentrig.figures import count, number
+from agentrig.figures import count, number, percent
 from agentrig.run.directory import dev_command
 from agentrig.view.causes.evidence import Evidence, StepFacts, total
 from agentrig.view.causes.finding import Finding, problem
@@ -119,7 +119,15 @@ def truncated_answers(evidence: Evidence) -> Iterator[Finding]:
     cut_mean = sum(facts.cut_reward for facts in steps) / cut
     text = f"{count(cut)} of {count(scored)} scored rollouts had an answer that was cut at the token limit"
     if _harmless(steps, cut, whole):
-        yield Finding("fact", f"{text}; their mean reward, {cut_mean:.3g}, is no lower than that of the others")
+        text += f"; their mean reward, {cut_mean:.3g}, is no lower than that of the others"
+        right, others = total(steps, "cut_right"), total(steps, "right") - total(steps, "cut_right")
+        less = at_most(right, cut) < at_least(others, whole)
+        text += (
+            f", although {percent(right / cut)}% of them are right, and {percent(others / whole)}% of those"
+            if less
+            else ""
+        )
+        yield Finding("warn" if less else "fact", text)
         return
     if whole:
         mean = sum(facts.reward - facts.cut_reward for facts in steps) / whole

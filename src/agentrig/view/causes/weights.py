@@ -76,7 +76,11 @@ def links_audited(run: RunData) -> str:
     text = f"the auditor recomputed {seen.get('links')} of {seen.get('of')} parts of {of_steps}"
     left, read = mapping(seen.get("not_looked_at")), mapping(seen.get("calls"))
     parts = [f"{link} of a sample, {one[0]} of {one[1]} calls" for link, one in read.items() if one[0] < one[1]]
-    parts += ["others take too long, or are not sampled as the settings say"] if parts else []
+    parts += (
+        ["the others were left out to save time, or because the agent gave them a temperature of its own"]
+        if parts
+        else []
+    )
     unseen = [f"not {link}: {why}" for link, why in left.items() if why != NO_WEIGHTS]
     return "; ".join([text, *parts, *unseen, *([NO_WEIGHTS] if NO_WEIGHTS in left.values() else [])])
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agentrig.figures import number, percent
-from agentrig.view.reading import verdict
+from agentrig.view.reading import is_correct, verdict
 from agentrig.view.watch.rollouts import Filter
 from agentrig.view.watch.runs import Run
 from agentrig.view.watch.views import asked, query
@@ -61,13 +61,20 @@ def _histogram(rows: Sequence[Mapping[str, Any]], steps: Sequence[int], mode: st
     few = max(1, len(steps) // 4)
     ends = [steps[:few], steps[-few:]] if len(steps) > 1 else [steps] if steps else []
     several = [[row for row in rows if end[0] <= row["step"] <= end[-1]] for end in ends]
-    scored = [[number(row["value"]) or 0.0 for row in some if verdict(row) != "failed"] for some in several]
+    scored = [
+        [(number(row["value"]) or 0.0, is_correct(row)) for row in some if verdict(row) != "failed"] for some in several
+    ]
     lines = []
-    for low, high in _bins(sorted({value for values in scored for value in values})):
-        counts = [sum(low <= value <= high for value in values) for values in scored]
-        exact = [np.format_float_positional(value, trim="-") for value in (low, high)]
+    for low, high in _bins(sorted({value for values in scored for value, _ in values})):
+        inside = [[right for value, right in values if low <= value <= high] for values in scored]
+        score = "..".join(np.format_float_positional(value, trim="-") for value in (low, high))
         name = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
-        lines.append((name, "..".join(exact), counts))
+        if low == high and len({right for rights in inside for right in rights}) == 2:
+            wrong = "wrong" if low <= 0 else "part"
+            lines.append((f"{name}, right", f"right {score}", [sum(rights) for rights in inside]))
+            lines.append((f"{name}, counted as wrong", f"{wrong} {score}", [rights.count(False) for rights in inside]))
+        else:
+            lines.append((name, score, [len(rights) for rights in inside]))
     failed = [len(some) - len(values) for some, values in zip(several, scored, strict=True)]
     if any(failed):
         lines.append(("failed", "failed", failed))

@@ -36,7 +36,7 @@ class Filter:
     Attributes:
         mode: `train`, `validation`, `report` or `dev`.
         step: Only of this step, or with `last` only from this one on.
-        score: `right`, `wrong`, `part`, `failed`, or a range of values such as `0.2..0.8`.
+        score: `right`, `wrong`, `part`, `failed`, a range of values such as `0.2..0.8`, or one of each: `part 1..1`.
         failure: A failure's kind.
         node: A graph node that made a call.
         text: In the task's input, the answer, the replies, a failure's message or the reward's reasons; case counts
@@ -224,8 +224,11 @@ def _scored(score: str) -> Expression:
         "wrong": scored & ~right & (value <= 0),
         "part": scored & ~right & (value > 0),
     }
-    if score in verdicts:
-        return verdicts[score]
+    word, _, rest = score.strip().partition(" ")
+    if word in verdicts:
+        if not rest:
+            return verdicts[word]
+        scored, score = verdicts[word], rest
     numbers = re.fullmatch(r"\s*(-?[\d.]*)\s*\.\.\s*(-?[\d.]*)\s*", score)
     if numbers is None:
         raise ValueError(f"{score!r} is no score: write {', '.join(verdicts)}, or a range such as 0.2..0.8")
