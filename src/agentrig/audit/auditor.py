@@ -48,6 +48,7 @@ class Auditor:
         sketch: Sketch | None = None,
         line: Mapping[str, Any] | None = None,
         budget_s: float = math.inf,
+        wall_s: float = math.inf,
         stated: Mapping[str, Any] | None = None,
         links: Mapping[str, Callable[[Step], Iterator[Verdict]]] | None = None,
     ) -> Audited:
@@ -58,6 +59,7 @@ class Auditor:
             sketch: What the learner left of it, with the weights before; None for what is in the run directory.
             line: The step's line of metrics, if it is not in the file yet.
             budget_s: What the gradient may take; log-probabilities take half of it.
+            wall_s: What the gradient may take by the clock on the wall, where other work keeps the machine busy.
             stated: The accuracies that the run states at its end: the entry `accuracy` of its summary.
             links: Which links; None for all.
         """
@@ -77,6 +79,7 @@ class Auditor:
             evidence=self._evidence,
             stated=stated,
             budget_s=budget_s,
+            wall_s=wall_s,
         )
         found: list[Verdict] = []
         with contextlib.ExitStack() as stack:

@@ -240,16 +240,21 @@ class _Labelled:
 
 @attrs.define
 class _Progress:
-    """An observer that says after how many passes a warm-up's run is; `began` is when its first step began."""
+    """An observer that says after how many passes a warm-up's run is; `began` is when its first step began.
+
+    `audited` counts the seconds of its audits so far.
+    """
 
     log: Callable[[str], None]
     steps: int
     passes: float
     began: float = 0.0
+    audited: float = 0.0
 
     def on_step_end(self, event: StepEnd) -> None:
         """Say the loss."""
         self.began = self.began or time.perf_counter() - event.metrics["step_s"]
+        self.audited += event.metrics["time_s"].get("audit") or 0.0
         figures = event.metrics["algorithm"]
         rate = f"{figures['learner_tokens_per_s']:.0f} tokens/s"
         done = self.passes * event.step / self.steps
@@ -313,7 +318,7 @@ def make_start(
         def ends(step: int, measure: Callable[[], Measurement | None]) -> bool:
             nonlocal tried, tries
             now = time.perf_counter()
-            if progress.began and now - progress.began - tried >= 60 * wanted.minutes:
+            if progress.began and now - progress.began - progress.audited - tried >= 60 * wanted.minutes:
                 return True
             due = sum(step >= share * progress.steps for share in TRIED)
             costly = tried > max(TRIALS_S, TRIALS * (now - progress.began))
@@ -326,7 +331,7 @@ def make_start(
 
         begun, directory = time.perf_counter(), RunDirectory(Path(folder) / "run")
         try:
-            train(run, enough=ends)
+            train(run, enough=ends, audit_s=60 * wanted.minutes)
             lines = [line["algorithm"] for line in directory.metrics()]
             if not all(isinstance(line["loss"], float) for line in lines):
                 raise AgentrigError(f"it has {DIVERGED}: the loss is NaN or infinite")
