@@ -51,6 +51,7 @@ class Auditor:
         wall_s: float = math.inf,
         stated: Mapping[str, Any] | None = None,
         links: Mapping[str, Callable[[Step], Iterator[Verdict]]] | None = None,
+        begun: Callable[[str], None] = lambda link: None,
     ) -> Audited:
         """Look at links of a step.
 
@@ -62,6 +63,7 @@ class Auditor:
             wall_s: What the gradient may take by the clock on the wall, where other work keeps the machine busy.
             stated: The accuracies that the run states at its end: the entry `accuracy` of its summary.
             links: Which links; None for all.
+            begun: Called with each link before it is looked at.
         """
         start = time.perf_counter()
         if line is not None:
@@ -92,6 +94,7 @@ class Auditor:
                 if link in OF_WEIGHTS and not self._sources.weights:
                     found.append(Verdict(result=UNSEEN, detail=NO_WEIGHTS, link=link))
                     continue
+                begun(link)
                 verdicts = [attrs.evolve(verdict, link=link) for verdict in _tried(link, look(looked_at))]
                 found += [each for each in verdicts if each.result == "fault"] or verdicts
         return Audited(step=step, verdicts=found, seconds=time.perf_counter() - start)
