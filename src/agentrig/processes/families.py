@@ -102,8 +102,8 @@ def guard(after_run: Callable[[], None] = lambda: None) -> None:
         nonlocal asked
         asked = True
 
-    def ask_if_run() -> None:
-        while signal.sigwaitinfo([signal.SIGTERM]).si_pid != run.pid:
+    def ask_if_run(of: int | None) -> None:
+        while signal.sigwaitinfo([signal.SIGTERM]).si_pid != of:
             pass  # a scheduler sends it to all processes, and the run still ends its step
         ask()
         os.write(wakes, b"\0")
@@ -117,7 +117,7 @@ def guard(after_run: Callable[[], None] = lambda: None) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD,))
     if hasattr(signal, "sigwaitinfo"):
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
-        threading.Thread(target=ask_if_run, name="asked", daemon=True).start()
+        threading.Thread(target=ask_if_run, args=(run.pid,), name="asked", daemon=True).start()
     else:
         signal.signal(signal.SIGTERM, ask)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))

@@ -173,7 +173,7 @@ class Auditing:
         self._conclude(self._auditor.audit(step, stated=accuracy, links=auditor.LAST))
         if self._owed is not None and "gradient" in self.summary()["not_looked_at"]:
             budget_s = max(OWED_S, OWED * (time.monotonic() - self._start))
-            limits = {"budget_s": budget_s, "wall_s": self.wall_s}
+            limits: Any = {"budget_s": budget_s, "wall_s": self.wall_s}
             first = self._auditor.audit(self._owed.step, sketch=self._owed, links=auditor.OWED, **limits)
             self._conclude(first, write=True)
 

@@ -225,7 +225,7 @@ def read_run(directory: Path) -> RunData:
     lines = str(_read(directory / "metrics.jsonl", _text, missing, needed=not (running or stepless)) or "")
     told, damaged = read_metrics(lines)
     if "\N{REPLACEMENT CHARACTER}" in lines:
-        missing += [wrong] if (wrong := _not_utf8(directory / "metrics.jsonl")) else []
+        missing += filter(None, [_not_utf8(directory / "metrics.jsonl")])
     files: list[RolloutFile] = []
     try:
         files += rollout_files(directory / "rollouts")
