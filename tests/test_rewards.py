@@ -452,7 +452,7 @@ for made in (reward, Batch()):
 def test_a_fork_that_comes_back_from_the_reward_is_ended_and_told_once() -> None:
     done = subprocess.run([sys.executable, "-c", COMES_BACK], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("1.0\n1.0\n", 0)
-    said = "agentrig: the reward forked (<string>:8 in reward), and the child came back from the reward: it is ended."
+    said = "agentrig: the reward forked (<string>:8 in reward), and the child came back: it is ended."
     assert done.stderr.startswith(said)
     assert done.stderr.count("\n") == 1
 

@@ -18,6 +18,7 @@ from agentrig.adapters import Triplet
 from agentrig.demonstrations import LEARN
 from agentrig.endpoints import LIMIT, Endpoint
 from agentrig.errors import AgentrigError, place_of
+from agentrig.processes.ends import forks_ended
 from agentrig.rewards import given, given_to_calls
 from agentrig.rollouts import Rollout
 from agentrig.secrets import Secret, http_address
@@ -385,7 +386,8 @@ def worths_of_calls(credit: Credit, rollouts: Sequence[Rollout]) -> list[list[Ca
     for place, rollout in enumerate(rollouts):
         groups[rollout.group].append(place)
     try:
-        found = list(credit([[rollouts[i] for i in places] for places in groups.values()]))
+        with forks_ended("the credit"):
+            found = list(credit([[rollouts[i] for i in places] for places in groups.values()]))
     except AgentrigError:
         raise
     except Exception as error:

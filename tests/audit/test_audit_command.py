@@ -83,6 +83,8 @@ def test_a_healthy_record_holds_in_every_link_afterwards_too(healthy: Path) -> N
     done = CliRunner().invoke(main, ["audit", str(healthy), "--all"])
     assert done.exit_code == 0, done.output
     assert done.output.count(f"{len(LINKS)} of {len(LINKS)} parts compared") == 2, done.output
+    assert done.stderr.startswith(f"{healthy}: reading it, and building its tasks and its reward again …\n")
+    assert f"  step 2 (2 of 2): looking at its {LINKS[0]} …\n" in done.stderr
     assert done.output.count("; no fault of sampling shows. The nearest to one: ") == 2, done.output
     assert sorted((path, path.stat().st_mtime_ns) for path in healthy.rglob("*")) == before, "it only reads"
 

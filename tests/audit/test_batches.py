@@ -80,6 +80,8 @@ def test_an_update_that_would_take_too_long_is_given_up_after_its_first_batch(
     calls = step(0)
     with pytest.raises(CannotLook, match="it may take 0 s"):
         repeat(update_of(weights, calls), (PLAIN, EXACT), seed=0, budget_s=0.0)
+    with pytest.raises(CannotLook, match="it may take 0 s"):
+        repeat(update_of(weights, calls), (PLAIN, EXACT), seed=0, wall_s=0.0)
 
 
 def test_a_second_precision_that_overflows_is_no_bound(weights: Weights) -> None:

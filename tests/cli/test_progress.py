@@ -22,11 +22,14 @@ def test_a_terminal_gets_one_line_that_goes_away(capsys: pytest.CaptureFixture[s
 def test_the_seconds_before_the_first_rollout_are_counted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
-    now, shown = [100.0], Progress(2, terminal=terminal)
+    now = [80.0]
     monkeypatch.setattr("agentrig.cli.progress.time.monotonic", lambda: now[0])
+    shown = Progress(2, terminal=terminal)
 
     def sleep(seconds: float) -> bool:
         now[0] += seconds
+        if now[0] == 100:
+            shown.begin()
         if now[0] >= 120:
             shown(SimpleNamespace(correct=True))
         return False
@@ -34,10 +37,12 @@ def test_the_seconds_before_the_first_rollout_are_counted(
     shown.wait(SimpleNamespace(wait=sleep))  # type: ignore[arg-type]
     said = capsys.readouterr().err
     if terminal:
-        assert said.startswith("\r  no rollout has ended yet: 1 s\r  no rollout has ended yet: 2 s")
+        assert said.startswith("\r  starting: 1 s\r  starting: 2 s")
+        assert "\r  no rollout has ended yet: 0 s\r  no rollout has ended yet: 1 s" in said
         assert said.endswith(" 19 s\r\x1b[K\r  1 of 2 rollouts, 1 right")
     else:
-        assert said == "  no rollout has ended yet: 10 s\n"
+        first = "  1 of 2 rollouts, 1 right\n"
+        assert said == "  starting: 10 s\n  no rollout has ended yet: 0 s\n  no rollout has ended yet: 10 s\n" + first
         shown(SimpleNamespace(correct=None))
         shown.clear()
         assert capsys.readouterr().err == "  2 of 2 rollouts, 1 right\n"

@@ -248,6 +248,9 @@ def test_several_hosts_are_counted(gateway: Gateway) -> None:
             json.dumps({"messages": [], "max_tokens": 10**30}).encode(),
             f"the body has {10**29}, a whole number of more than 64 bits",
         ),
+        (b'{"messages": [], "temperature": NaN}', "the body has NaN, which is no finite number"),
+        (b'{"messages": [], "temperature": -Infinity}', "the body has -Infinity, which is no finite number"),
+        (b'{"messages": [], "top_p": 1e999}', "the body has 1e999, which is no finite number"),
     ],
 )
 def test_what_json_cannot_hold_is_said_in_plain_words(

@@ -20,6 +20,33 @@ from agentrig.plugins.building import built, defined_at
 from agentrig.plugins.registry import Component
 from agentrig.run.training import train
 
+FORKS = """
+import os, sys
+from agentrig import Outcome, Score
+from agentrig.credit import worths_of_calls
+from agentrig.plugins.building import built
+from agentrig.plugins.loading import load
+from agentrig.run.splits import read_split
+from agentrig.runners.engine import RolloutEngine
+from agentrig.rollouts import Rollout
+from agentrig.tasks import Task
+from agentrig.traces import Trace
+
+registry = load(files=[sys.argv[1]], block=["report"])
+made = {kind: built(registry.find(kind, "forks"), None) for kind in ("tasks", "adapter", "credit", "observer")}
+(task,) = read_split(made["tasks"], "train", who="task set forks")
+rollout = Rollout(
+    id="r", step=1, task=task, group="g", mode="train", outcome=Outcome(answer="a"), score=Score.ok(1.0),
+    trace=Trace(rollout_id="r"),
+)
+engine = RolloutEngine(None, scorer=None, adapter=made["adapter"])
+assert engine._adapt(rollout).failure is None
+worths_of_calls(made["credit"], [rollout])
+registry.add_observer(made["observer"], "forks")
+registry.notify("on_run_end", event=None)
+print("the end", os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
 SOURCE = """
 from agentrig import AdapterSpec, AgentSpec, RewardSpec, hookimpl
 
@@ -55,6 +82,32 @@ TEXT = (
     "return 'no'",
     "the {kind} mine cannot be built: `build` (mine.py:4) returned 'no' (str); it must return a callable",
 )
+
+
+@pytest.mark.parametrize(
+    ("place", "who"),
+    [
+        ("import", "plugin forking_plugin"),
+        ("build", "the tasks forks"),
+        ("load", "`load` of task set forks, split train,"),
+        ("adapter", "the adapter"),
+        ("credit", "the credit"),
+        ("observer", "observer forks"),
+    ],
+)
+def test_what_a_plugin_forks_does_not_go_on_as_a_second_command(place: str, who: str) -> None:
+    file = Path(__file__).parents[1] / "support" / "forking_plugin.py"
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, str(file)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "FORKS": place},
+    )
+    assert (done.stdout, done.returncode) == ("the end 1\n", 0), done.stderr
+    assert done.stderr.startswith(f"agentrig: {who}"), done.stderr
+    assert "forking_plugin.py:" in done.stderr
+    assert "and the child came back: it is ended. End a child by os._exit" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -145,9 +145,12 @@ def test_a_signal_to_all_of_a_run_lets_the_step_end(
     command = start(*toy(model, toy_file, "algorithm.wait_s=1", "algorithm.report=false", steps=50, report=report))
     run = tmp_path / "runs" / "toy"
     command.wait_for((run / "metrics.jsonl").exists)
-    os.killpg(command.process.pid, number)  # as Slurm does
+    for process in command.started():  # as Slurm does: also in groups of their own
+        process.send_signal(number)
+    command.process.send_signal(number)
     code, said = command.end()
     assert code == status, said
+    assert "died" not in said
     assert f"{signal.Signals(number).name}: ending after this step" in said
     assert "resume with: agentrig train --resume" in said
     done = len((run / "metrics.jsonl").read_text().splitlines())
@@ -221,6 +224,29 @@ def test_a_second_signal_ends_a_run_within_seconds(
     assert not (run / "report.html").exists()
     assert not [f for f in run.rglob(".*") if f.suffix == ".part"]
     if stuck:
+        command.kill()  # as after a kill: no process is left, and the next command removes the files
+    else:
+        command.leaves_nothing()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_once", [False, True])
+def test_processes_that_are_stopped_end_with_their_run(
+    model: ModelServer, toy_file: str, tmp_path: Path, start: Start, at_once: bool
+) -> None:
+    command = start(*toy(model, toy_file, "algorithm.wait_s=3", "algorithm.report=false", steps=50))
+    run = tmp_path / "runs" / "toy"
+    command.wait_for((run / "metrics.jsonl").exists)
+    for process in command.started():
+        if at_once or "resource_tracker" in " ".join(cmdline(process)):
+            process.suspend()
+    command.process.send_signal(signal.SIGTERM)
+    if at_once:
+        time.sleep(1)
+        command.process.send_signal(signal.SIGTERM)
+    code, said = command.end()
+    assert code == 143, said
+    if at_once:
         command.kill()  # as after a kill: no process is left, and the next command removes the files
     else:
         command.leaves_nothing()
@@ -415,6 +441,7 @@ def test_temporary_files_are_in_one_folder_and_only_those_of_dead_runs_are_remov
             while not marked(scratch.VARIABLE, str(dead)) and time.monotonic() < end:
                 time.sleep(0.01)
             assert [p.pid for p in marked(scratch.VARIABLE, str(dead))] == [orphan.pid]
+            monkeypatch.setattr(scratch, "ENDING_S", 0.1)
             assert scratch.sweep(tmp_path) == [dead]
             assert orphan.wait(10) == -signal.SIGKILL
         finally:
@@ -423,6 +450,18 @@ def test_temporary_files_are_in_one_folder_and_only_those_of_dead_runs_are_remov
     assert scratch._own is not None
     scratch._own[1].release()
     assert scratch.sweep(tmp_path) == [folder]
+
+
+def test_a_process_that_still_ends_with_its_run_is_not_called_left_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (dead := tmp_path / "agentrig-dead").mkdir()
+    (dead / scratch.LOCK).touch()
+    with subprocess.Popen(["sleep", "1"], env={**os.environ, scratch.VARIABLE: str(dead)}):
+        while not marked(scratch.VARIABLE, str(dead)):
+            time.sleep(0.01)
+        assert scratch.sweep(tmp_path) == [dead]
+    assert not caplog.records
 
 
 def test_a_second_signal_says_how_to_resume() -> None:

@@ -125,6 +125,17 @@ def test_the_error_of_a_wrong_row_says_what_to_write(own: Callable[..., Plan], b
         assert "split train" in str(caught.value) or 'split "train"' in str(caught.value)
 
 
+def test_rows_of_a_class_that_gives_others_each_time_are_taken_over_once(own: Callable[..., Plan]) -> None:
+    more = """
+class Liar(list):
+    def __len__(self): return 7
+    def __iter__(self): return iter([row(0)])
+"""
+    _, rows = loaded(own("return Liar([row(1), row(2)])", more=more))["train"]
+    assert type(rows) is list
+    assert [task.id for task in rows] == ["t-0"]
+
+
 def test_a_wrong_row_ends_the_run_before_it_begins(
     own: Callable[..., Plan], tmp_path: Path, model: ModelServer
 ) -> None:

@@ -24,6 +24,7 @@ from agentrig.cli.entry import main
 from agentrig.demonstrations import Reply, StartPlan, Turn, gold_of
 from agentrig.errors import ConfigError, PluginError
 from agentrig.plan import Plan, resolve
+from agentrig.run.auditing import Auditing
 from agentrig.run.demonstration_server import demonstrating
 from agentrig.run.evaluate import Evaluation
 from agentrig.run.verdict import judge
@@ -251,7 +252,12 @@ def test_a_model_that_repeats_its_demonstrations_is_told_apart() -> None:
 
 @pytest.mark.parametrize(("reached", "passes"), [(0.05, 1), (0.15, 2), pytest.param(0.9, 6, marks=pytest.mark.slow)])
 def test_a_warm_up_ends_when_enough_answers_are_right(
-    colors: Callable[..., Plan], tmp_path: Path, caplog: pytest.LogCaptureFixture, reached: float, passes: int
+    colors: Callable[..., Plan],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    reached: float,
+    passes: int,
 ) -> None:
     """The measurements are given; that a model is really measured is in the command's test below."""
     shares, said = iter([0.1, 0.2, 0.3, 0.4, 0.5]), list[float]()
@@ -265,7 +271,10 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
     wanted = StartPlan(directory=tmp_path / "model", parameters=60_000, tokenizer="bytes", passes=6.0)
     turns = [Turn(messages=[{"role": "user", "content": "a"}], reply=Reply(content="b"))]
     caplog.set_level("INFO")
+    limits, end = list[float](), Auditing.end
+    monkeypatch.setattr(Auditing, "end", lambda self, *given: (limits.append(self.wall_s), end(self, *given))[1])
     made = make_start(plan, wanted, choose_labels(plan, 0, seed=0), turns, enough=enough)
+    assert set(limits) == {60 * wanted.minutes}, "audits take no longer than the training may"
     for nobody_can_mend in ("split too", "not in the training split", str(tmp_path)):
         assert nobody_can_mend not in caplog.text
     assert "checked step 1" in caplog.text

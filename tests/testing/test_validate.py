@@ -58,6 +58,8 @@ def test_a_key_that_the_agent_may_know_can_be_named_and_a_wrong_setting_is_no_le
     assert '[tasks] gold-apart has no key "shared"' in wrong.stdout
     assert "why it matters: A run with it does not start." in wrong.stdout
     assert "instead of working it out" not in wrong.stdout
+    unused = validate(tasks, "--tasks", "gold-apart")
+    assert (unused.exit_code, "validated by its name: FILE.py:NAME" in unused.stderr) == (1, True), unused.stderr
     none = validate("spider-exec", "--shared", "gold")
     assert (none.exit_code, "--shared is about the tasks of a task set" in none.stderr) == (1, True)
 

@@ -284,6 +284,16 @@ def test_a_run_that_could_not_write_its_end_is_told_the_last_error_of_its_log(tm
     assert "--resume" not in str(diagnose(run)).partition("Also know")[0]
 
 
+def test_all_damaged_files_are_named_before_the_verdict(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=2)
+    text = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(text.replace(b'"rollouts": ', b'"x\xff\xfe": 1, "rollouts": '))
+    (run / "error.json").write_bytes(b"\0" * 200)
+    _, files, *_ = str(diagnose(run)).split("\n\n")
+    assert "metrics.jsonl is damaged: line 1 has bytes that are no UTF-8 text" in files
+    assert "error.json is damaged" in files
+
+
 def damage(run: Path, **change: Any) -> None:
     """Change each line of a run's metrics."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

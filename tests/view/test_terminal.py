@@ -236,6 +236,9 @@ def test_the_end_of_a_run_names_the_commands_that_work_with_it(tmp_path: Path):
     writes = {"observer_writes": {"wandb": wrote, "mlflow": page}}
     (run / "summary.json").write_text(json.dumps(summary | writes))
     assert ending(run).splitlines()[-2:] == ["wandb   wandb sync /runs/wandb", "mlflow  http://127.0.0.1:5000/1"]
+    failed = {"observer_writes": {"otlp": {"written": 0, "failed": 1, "unsent": 38, "url": "http://127.0.0.1:4318"}}}
+    (run / "summary.json").write_text(json.dumps(summary | failed))
+    assert ending(run).splitlines()[-1] == "otlp    nothing arrived: http://127.0.0.1:4318"
 
 
 def script_run(directory: Path) -> Path:

@@ -48,8 +48,10 @@ class Auditor:
         sketch: Sketch | None = None,
         line: Mapping[str, Any] | None = None,
         budget_s: float = math.inf,
+        wall_s: float = math.inf,
         stated: Mapping[str, Any] | None = None,
         links: Mapping[str, Callable[[Step], Iterator[Verdict]]] | None = None,
+        begun: Callable[[str], None] = lambda link: None,
     ) -> Audited:
         """Look at links of a step.
 
@@ -58,8 +60,10 @@ class Auditor:
             sketch: What the learner left of it, with the weights before; None for what is in the run directory.
             line: The step's line of metrics, if it is not in the file yet.
             budget_s: What the gradient may take; log-probabilities take half of it.
+            wall_s: What the gradient may take by the clock on the wall, where other work keeps the machine busy.
             stated: The accuracies that the run states at its end: the entry `accuracy` of its summary.
             links: Which links; None for all.
+            begun: Called with each link before it is looked at.
         """
         start = time.perf_counter()
         if line is not None:
@@ -77,6 +81,7 @@ class Auditor:
             evidence=self._evidence,
             stated=stated,
             budget_s=budget_s,
+            wall_s=wall_s,
         )
         found: list[Verdict] = []
         with contextlib.ExitStack() as stack:
@@ -89,6 +94,7 @@ class Auditor:
                 if link in OF_WEIGHTS and not self._sources.weights:
                     found.append(Verdict(result=UNSEEN, detail=NO_WEIGHTS, link=link))
                     continue
+                begun(link)
                 verdicts = [attrs.evolve(verdict, link=link) for verdict in _tried(link, look(looked_at))]
                 found += [each for each in verdicts if each.result == "fault"] or verdicts
         return Audited(step=step, verdicts=found, seconds=time.perf_counter() - start)

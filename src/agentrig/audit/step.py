@@ -50,6 +50,7 @@ class Step:
         evidence: The logarithms of likelihood ratios over the audited steps, of each link by itself; is added to.
         stated: The entry `accuracy` of the run's summary; None before its end.
         budget_s: What the gradient may take, by `work_clock`; log-probabilities take half of it.
+        wall_s: What the gradient may take by the clock on the wall.
         begun: When its audit began, by `time.monotonic`.
     """
 
@@ -61,6 +62,7 @@ class Step:
     evidence: Mapping[str, MutableMapping[str, float]] = {}
     stated: Mapping[str, Any] | None = None
     budget_s: float = math.inf
+    wall_s: float = math.inf
     begun: float = attrs.field(factory=time.monotonic)
 
     @property

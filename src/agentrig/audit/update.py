@@ -228,12 +228,13 @@ def repeat(
     *,
     seed: int,
     budget_s: float = math.inf,
+    wall_s: float = math.inf,
     like: Gradient | None = None,
 ) -> Gradient:
     """Compute an update's gradient again, batch by batch: all in the first precision, some also in the second.
 
-    The seed chooses these. `budget_s` is how long it may take, by `work_clock`. `like` is another update of the same
-    step: what was measured there holds here too, beside what one batch shows.
+    The seed chooses these. `budget_s` is how long it may take, by `work_clock`; `wall_s` by the clock on the wall.
+    `like` is another update of the same step: what was measured there holds here too, beside what one batch shows.
 
     Raises:
         CannotLook: By what its first batches took, it would take longer.
@@ -249,14 +250,18 @@ def repeat(
     kls, kls_apart, apart = list[torch.Tensor](), list[torch.Tensor](), like.apart if like else 0.0
     errors.update(like.errors if like else {})
     clock = work_clock()
-    begin, computed, seconds = clock(), 0, 0.0  # seconds: without those of the second precision
+    begun, begin = time.monotonic(), clock()
+    computed, seconds = 0, 0.0  # seconds: without those of the second precision
     for part in batches(active, seed):
         started = clock()
-        if computed and started - begin > budget_s / 4:
+        waits = max(1.0, (time.monotonic() - begun) / max(started - begin, 1e-6))  # seconds for one of work
+        may_take = min(budget_s, wall_s / waits)
+        if computed and started - begin > may_take / 4:
             longer = started - begin + seconds * (tokens(active) - computed) / computed
-            if longer > budget_s:
-                why = f"computing the update again would take {longer:.0f} s; it may take {budget_s:.0f} s"
-                raise CannotLook(why)
+            if longer > may_take:
+                busy = waits if may_take < budget_s else 1.0
+                took = f"{busy * longer:.0f} s; it may take {busy * may_take:.0f} s"
+                raise CannotLook(f"computing the update again would take {took}")
         second, second_kl, now = dict[str, torch.Tensor](), None, main.logprobs(part)
         if computed < (1 if like else MEASURED):
             measuring, beside = clock(), other.logprobs(part)
@@ -319,7 +324,7 @@ def gradient(step: Step) -> Iterator[Verdict]:
     precisions = step.precisions(place(begin.directory, 48 if kl else 36, on_cpu=step.record.on_cpu), merged=False)
     half = HALF if precisions[1].cast or precisions[1].dtype.itemsize < 4 else 0.0
     step_s = (step.line.get("step_s") or 0.0) - (step.told("time_s").get("audit") or 0.0)
-    found, worst, took, end = None, 0.0, 0.0, step.begun + max(MORE_S, MORE * step_s)
+    found, worst, took, end = None, 0.0, 0.0, step.begun + min(step.wall_s, max(MORE_S, MORE * step_s))
     for number in _order(sketch, step.number):
         started = time.monotonic()
         if looked and started + took > end:
@@ -334,7 +339,7 @@ def gradient(step: Step) -> Iterator[Verdict]:
             reference=Weights(directory=step.record.model, trained={}) if kl else None,
         )
         budget_s = math.inf if looked else step.budget_s
-        found = repeat(update, precisions, seed=step.number, budget_s=budget_s, like=found)
+        found = repeat(update, precisions, seed=step.number, budget_s=budget_s, wall_s=step.wall_s, like=found)
         wrong, share = _apart(told, found, settings, half)
         worst, took, looked[number] = max(worst, share), time.monotonic() - started, len(update.calls)
         if wrong:

@@ -33,7 +33,13 @@ class Progress:
         self._lock = threading.Lock()
         self._ended = self._right = self._told = 0
         self._waited = False
-        self._said = time.monotonic()
+        self._what = "starting"
+        self._since = self._said = time.monotonic()
+
+    def begin(self) -> None:
+        """Count the seconds from here, where the rollouts begin: the seconds before were those of the start."""
+        with self._lock:
+            self._what, self._since = "no rollout has ended yet", time.monotonic()
 
     def __call__(self, rollout: Any) -> None:
         """Count a rollout; may be called from several threads."""
@@ -52,13 +58,12 @@ class Progress:
 
     def wait(self, done: threading.Event) -> None:
         """Count the seconds until the first rollout ends, or until `done` is set."""
-        start = time.monotonic()
         while not done.wait(1.0 if self._terminal else STARTING_S):
             with self._lock:
                 if self._ended:
                     return
                 self._waited = True
-                text = f"  no rollout has ended yet: {time.monotonic() - start:.0f} s"
+                text = f"  {self._what}: {time.monotonic() - self._since:.0f} s"
                 click.echo(f"\r{text}" if self._terminal else text, err=True, nl=not self._terminal)
 
     def clear(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import codecs
 import json
 import logging
+import math
 import re
 import secrets
 import time
@@ -167,7 +168,7 @@ class Exchange:
             self.call.end("gone")
             await asyncio.sleep(0)  # the cancellation comes here
         try:
-            body = json.loads(content or b"", parse_int=_of_64_bits)
+            body = json.loads(content or b"", parse_int=_of_64_bits, parse_float=_finite, parse_constant=_finite)
         except (ValueError, RecursionError) as error:
             raise Refused(f"the body {json_fault(error)}", status=400, code="invalid_json") from None
         if not isinstance(body, dict):
@@ -495,6 +496,18 @@ class Exchange:
     async def _respond(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         self._began = True
         await reply(self.send, status, body, headers)
+
+
+def _finite(digits: str) -> float:
+    """Return a number of a request.
+
+    Raises:
+        Refused: It is NaN or infinite.
+    """
+    number = float(digits)
+    if not math.isfinite(number):
+        raise Refused(f"the body has {digits:.30}, which is no finite number", status=400, code="invalid_value")
+    return number
 
 
 def _of_64_bits(digits: str) -> int:

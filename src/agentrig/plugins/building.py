@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentrig.errors import AgentrigError, PluginError, place_of, short_path
+from agentrig.processes.ends import forks_ended
 from agentrig.text import words_of
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def built(component: Component, config: Any, **more: Any) -> Any:
     who = f"the {component.kind} {spec.name}"
     plugin = f"\n  it comes from plugin {component.plugin} ({component.source})"
     try:
-        made = spec.build(config, **more)
+        with forks_ended(who):
+            made = spec.build(config, **more)
     except AgentrigError:
         raise
     except (Exception, SystemExit) as error:

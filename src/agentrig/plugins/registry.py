@@ -19,6 +19,7 @@ import pluggy
 from agentrig.errors import LookupFailed, PluginError, nearest
 from agentrig.plugins import hookspecs
 from agentrig.plugins.specs import KINDS, Spec
+from agentrig.processes.ends import forks_ended
 
 BLOCK_VARIABLE = "AGENTRIG_BLOCK"
 
@@ -210,7 +211,8 @@ class Registry:
         copies = {name: frozen(value) for name, value in arguments.items()}
         for name, function, argnames in watching:
             try:
-                function(*(copies[a] for a in argnames))
+                with forks_ended(f"observer {name}"):
+                    function(*(copies[a] for a in argnames))
             except BaseException as error:  # sys.exit in an observer does not end the run either
                 own = (
                     isinstance(error, (Exception, SystemExit))

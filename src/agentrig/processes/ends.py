@@ -1,17 +1,20 @@
-"""Handles Ctrl-C, SIGTERM and SIGHUP, while a command starts and later."""
+"""Handles Ctrl-C, SIGTERM and SIGHUP, while a command starts and later; ends what a plugin's code has forked."""
 
 from __future__ import annotations
 
 import atexit
 import logging
+import mmap
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
+
+from agentrig.errors import short_path
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +77,45 @@ def no_silent_end() -> Iterator[None]:
         _command = False
         for module in modules:
             module._exit = before
+
+
+_told = mmap.mmap(-1, 1)
+"""Whether a fork has been told of; this process shares it with what is forked from it."""
+
+_forked_at = ""
+"""FILE:LINE in FUNCTION of what has called `os.fork`, in the process that it has made."""
+
+
+def _note_fork() -> None:
+    global _forked_at
+    frame = sys._getframe(1)
+    _forked_at = f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+@contextmanager
+def forks_ended(who: str) -> Iterator[None]:
+    """Run a plugin's code: a process that it forks, and that leaves this block, ends; it would go on as this one.
+
+    It is told of once, because each call may fork.
+
+    Args:
+        who: Whose code it is: `the reward`, or `the agent`.
+    """
+    own = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != own:
+            if not _told[0]:
+                _told[0] = 1
+                end = "End a child by os._exit, or start a program by subprocess"
+                os.write(
+                    2, f"agentrig: {who} forked ({_forked_at}), and the child came back: it is ended. {end}\n".encode()
+                )
+            _exit(1)
 
 
 def name_of(number: int) -> str:
@@ -168,12 +210,23 @@ def end_soon(error: Interrupted) -> None:
         time.sleep(AT_ONCE_S)
         if not _command:
             return
+        with suppress(Exception):
+            wake_stopped()
         if not error.told:
             shown = "\x1b[?25h" if os.isatty(2) else ""  # the cursor, which a display has hidden
             os.write(2, f"{shown}agentrig: {error}\n".encode())  # another thread may hold the lock of sys.stderr
         _exit(error.exit_status)
 
     threading.Thread(target=end, name="end", daemon=True).start()
+
+
+def wake_stopped() -> None:
+    """Let the processes below this one go on, which ends: one that is stopped (SIGSTOP) would not see it, and stay."""
+    import psutil  # here because every command imports this module
+
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            process.resume()
 
 
 def end_now(status: int) -> None:

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection
 from multiprocessing import forkserver, resource_tracker
@@ -72,7 +73,7 @@ def guard(after_run: Callable[[], None] = lambda: None) -> None:
     What the runner prints goes through the guard too, at most `PRINTED` bytes in a minute.
 
     Args:
-        after_run: Called by the guard if the run's process has ended without asking.
+        after_run: Called by the guard if the run's process has ended.
     """
     lead()
     _leave_helpers()
@@ -101,17 +102,28 @@ def guard(after_run: Callable[[], None] = lambda: None) -> None:
         nonlocal asked
         asked = True
 
+    def ask_if_run(of: int | None) -> None:
+        while signal.sigwaitinfo([signal.SIGTERM]).si_pid != of:
+            pass  # a scheduler sends it to all processes, and the run still ends its step
+        ask()
+        os.write(wakes, b"\0")
+
+    run = multiprocessing.parent_process()
+    assert run is not None
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-    signal.signal(signal.SIGTERM, ask)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGCHLD))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD,))
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+        threading.Thread(target=ask_if_run, args=(run.pid,), name="asked", daemon=True).start()
+    else:
+        signal.signal(signal.SIGTERM, ask)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     for _, into in printed:
         os.close(into)
     output = _Output(runner, {source: number for (source, _), number in printed.items()})
-    run = multiprocessing.parent_process()
-    assert run is not None
     status: dict[int, int] = {}
     while runner not in status and not asked and not multiprocessing.connection.wait([run.sentinel], 0):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -131,7 +143,7 @@ def guard(after_run: Callable[[], None] = lambda: None) -> None:
     while ready := multiprocessing.connection.wait(list(output.sources), 0):  # the last words
         for source in output.sources.keys() & ready:
             output.forward(source)
-    if not asked and multiprocessing.connection.wait([run.sentinel], 0):
+    if multiprocessing.connection.wait([run.sentinel], 0):
         after_run()
     _leave_as(status.get(runner, 0))
 
@@ -185,6 +197,7 @@ def _leave_as(status: int) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if number != signal.SIGKILL:
             signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
         os.kill(os.getpid(), number)
     os._exit(os.waitstatus_to_exitcode(status))
 

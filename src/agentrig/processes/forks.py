@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -15,7 +13,7 @@ from multiprocessing import process, resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
-from agentrig.errors import AgentrigError, short_path
+from agentrig.errors import AgentrigError
 from agentrig.processes.confine import environment, start_forkserver
 from agentrig.processes.ends import SIGNALS, end_now
 
@@ -107,38 +105,3 @@ def _signals_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-_told = mmap.mmap(-1, 1)
-"""Whether a fork has been told of; this process shares it with what is forked from it."""
-
-_forked_at = ""
-"""FILE:LINE in FUNCTION of what has called `os.fork`, in the process that it has made."""
-
-
-def _note_fork() -> None:
-    global _forked_at
-    frame = sys._getframe(1)
-    _forked_at = f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
-os.register_at_fork(after_in_child=_note_fork)
-
-
-def end_if_forked(own: int, who: str) -> None:
-    """End this process if a plugin's code has forked it and comes back, and say so once: each call may have forked.
-
-    Args:
-        own: The id of the process that called the code.
-        who: Whose code it is: `reward` or `agent`.
-    """
-    if os.getpid() == own:
-        return
-    if not _told[0]:
-        _told[0] = 1
-        os.write(
-            2,
-            f"agentrig: the {who} forked ({_forked_at}), and the child came back from the {who}: it is ended. End a "
-            "child by os._exit, or start a program by subprocess\n".encode(),
-        )
-    os._exit(1)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from agentrig.errors import PluginError
-from agentrig.processes.ends import end_now
+from agentrig.processes.ends import end_now, forks_ended
 from agentrig.processes.locks import held_descriptors
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,8 @@ def left_alone(who: str, cure: str, tell: Callable[[str], None] | None = None) -
     files, streams = _outputs() | held_descriptors(), _streams()
     screen = _copy_of_stderr() if 2 in files else None
     try:
-        yield
+        with forks_ended(who):
+            yield
     finally:
         with _changes:
             replaced = [each for each, function in _before.items() if getattr(*each, None) is not function]

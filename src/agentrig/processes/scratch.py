@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from multiprocessing import process, util
 from pathlib import Path
 
+import psutil
+
 from agentrig.processes.confine import environment
 from agentrig.processes.families import marked
 from agentrig.processes.locks import Lock
@@ -33,6 +35,9 @@ UNLOCKED_S = 60.0
 
 INHERITED_S = 2.0
 """How long a child that is being started can hold the lock of its dead parent, seconds."""
+
+ENDING_S = 5.0
+"""How long the processes of a run that has ended may take to see that and to end by themselves, seconds."""
 
 LEFT_S = 20.0
 """How long a guard waits for the end of the other processes of a killed run, seconds."""
@@ -87,11 +92,11 @@ def sweep(common: Path) -> list[Path]:
                 continue
         except FileNotFoundError:
             continue  # another process removed it
-        for orphan in marked(VARIABLE, str(folder)):
-            if orphan.pid != os.getpid():
-                log.warning("killing process %d, which a killed run left behind", orphan.pid)
-                with contextlib.suppress(Exception):
-                    orphan.kill()
+        ending = [each for each in marked(VARIABLE, str(folder)) if each.pid != os.getpid()]
+        for orphan in psutil.wait_procs(ending, timeout=ENDING_S)[1]:
+            log.warning("killing process %d, which a killed run left behind", orphan.pid)
+            with contextlib.suppress(psutil.Error):
+                orphan.kill()
         shutil.rmtree(folder, ignore_errors=True)
         lock.release()
         swept.append(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 from collections import defaultdict
@@ -23,6 +24,7 @@ from agentrig.delivery.digests import fingerprint
 from agentrig.errors import AgentrigError, PluginError, RunFileError, RunStopped, place_of
 from agentrig.figures import unaudited_s
 from agentrig.plan import Plan, script_of
+from agentrig.processes.ends import forks_ended
 from agentrig.rewards import Score
 from agentrig.run.damage import reading, writing
 from agentrig.run.files import write_whole
@@ -69,6 +71,9 @@ class Auditing:
         first: The first step, of a resumed run too.
         on: Whether to audit at all.
         tasks: Role to the tasks that the run uses; each is compared with the task set's own.
+
+    Attributes:
+        wall_s: Seconds that the gradients of the first steps may take together; a warm-up has so many to train in.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class Auditing:
         self._said: set[str] = set()
         self._owed: Sketch | None = None  # of the first step whose gradient was not looked at, until one is
         self.due = False
+        self.wall_s = math.inf
         self._start, self._spent, self._last = time.monotonic(), 0.0, 0.0
 
     def sketch(self, step: int) -> Sketch:
@@ -124,7 +130,7 @@ class Auditing:
             if self._auditor is None:
                 self._auditor = auditor.Auditor(self._run, self._rebuilt.sources(used=self._used))
             budget_s = max(LEAST_S, unaudited_s(line) or 0.0)
-            found = self._auditor.audit(step, sketch=sketch, line=line, budget_s=budget_s)
+            found = self._auditor.audit(step, sketch=sketch, line=line, budget_s=budget_s, wall_s=self.wall_s / FIRST)
         except AgentrigError as error:
             log.warning("step %d is not audited: %s", step, error)
             return
@@ -168,7 +174,8 @@ class Auditing:
         self._conclude(self._auditor.audit(step, stated=accuracy, links=auditor.LAST))
         if self._owed is not None and "gradient" in self.summary()["not_looked_at"]:
             budget_s = max(OWED_S, OWED * (time.monotonic() - self._start))
-            first = self._auditor.audit(self._owed.step, sketch=self._owed, budget_s=budget_s, links=auditor.OWED)
+            limits: Any = {"budget_s": budget_s, "wall_s": self.wall_s}
+            first = self._auditor.audit(self._owed.step, sketch=self._owed, links=auditor.OWED, **limits)
             self._conclude(first, write=True)
 
     def _warn(self, text: str, where: str = "") -> None:
@@ -331,7 +338,8 @@ class Rebuilt:
             for role in ROLES:
                 split = str(getattr(run, role) or tasks.roles.get(role, ""))
                 if split and split not in loaded:
-                    loaded[split] = tasks.load(split)
+                    with forks_ended(f"`load` of {self._plan.whose_tasks}"):
+                        loaded[split] = list(tasks.load(split))
                 found[role] = loaded[split][: getattr(run, f"{role}_tasks") or None] if split else ()
         except AgentrigError:
             raise

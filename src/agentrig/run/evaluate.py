@@ -121,6 +121,7 @@ def evaluate(
     n: int = 1,
     each: Callable[[Rollout], None] = lambda rollout: None,
     ended: Callable[[Rollout], None] = lambda rollout: None,
+    begun: Callable[[], None] = lambda: None,
 ) -> Evaluation:
     """Run the agent on each task and score it; nothing is learned.
 
@@ -136,6 +137,7 @@ def evaluate(
         n: Rollouts of each task.
         each: Called with every rollout, in the order of the tasks.
         ended: Called with every rollout as it ends.
+        begun: Called when the first rollouts begin, from where `wall_s` is measured.
     """
     found: list[Rollout] = []
     start = end = 0.0
@@ -149,6 +151,7 @@ def evaluate(
         if temperature is not None:
             sampled = [e.with_sampling(temperature=temperature) for e in sampled]
         nonlocal start, end
+        begun()
         start = time.perf_counter()
         size = max(1, CHUNK // n)
         for i in range(0, len(tasks), size):

@@ -50,13 +50,11 @@ def read_split(tasks: Tasks, split: str, *, who: str, key: str = "") -> Sequence
             told_if_slow(f"loading the tasks of {where}", after_s=TASKS_SLOW_S),
             left_alone(f"`load` of {where},", TASKS_CURE),
         ):
-            rows = tasks.load(split)
-        _check_rows(rows, where)
+            return _checked(tasks.load(split), where)
     except AgentrigError:
         raise
     except (Exception, SystemExit) as error:
         raise PluginError(f"{where}: `load` raised {words_of(error)}{place_of(error)}") from error
-    return rows
 
 
 def load_splits(tasks: Tasks, run: RunSettings, *, who: str) -> dict[str, tuple[str, Sequence[Task]]]:
@@ -157,18 +155,21 @@ def _shared(shared: Sequence[tuple[Task, Task]], rows: Sequence[Task], role: str
     return f"{len(shared)} of {len(rows)} {role} tasks are in the {other} split too; the first: {where}"
 
 
-def _check_rows(rows: Any, where: str) -> None:
+def _checked(rows: Any, where: str) -> list[Task]:
+    """Return the rows as a list of our own: what `load` returns may be of a class that gives others each time."""
     if isinstance(rows, str | bytes | Mapping) or not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
         got = "None; is a `return` missing?" if rows is None else f"a {type(rows).__name__}; write `return list(...)`."
         raise PluginError(f"{where}: `load` returned {got} It must return a list of agentrig.Task objects")
+    tasks: list[Task] = list(rows)
     seen: dict[str, int] = {}
-    for number, task in enumerate(rows):
+    for number, task in enumerate(tasks):
         problem = _problem(task)
         if problem is None and (first := seen.setdefault(task.id, number)) != number:
             problem = f'id is "{task.id}", which row {first} has too; ids must be unique within a split'
         if problem is not None:
             place = getattr(task, "place", "") or f"row {number} (the first is 0)"
             raise PluginError(f"{where}, {place}: {problem}")
+    return tasks
 
 
 def _problem(task: Any) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shlex
 import time
 from collections.abc import Callable, Iterator
@@ -46,6 +47,7 @@ def train(
     from_step: int | None = None,
     starting: Callable[[Path], None] = lambda directory: None,
     enough: Enough | None = None,
+    audit_s: float = math.inf,
 ) -> dict[str, Any]:
     """Train: load tasks, start agent and algorithm, run rollouts and updates, write the run directory.
 
@@ -56,6 +58,7 @@ def train(
         from_step: Resume from the checkpoint of this step and delete everything after it; None for the latest.
         starting: Called with the run directory, before the agent, the server and the learner start.
         enough: Says after a step whether the run ends before its last one; only the core's loop asks.
+        audit_s: Seconds by the clock on the wall that computing the gradients of the first steps again may take.
 
     Returns:
         The content of `summary.json`.
@@ -163,6 +166,7 @@ def train(
         )
         sessions.append(session)
         session.enough, session.start = enough, start - past.spent_s
+        session.auditing.wall_s = audit_s
         ending.callback(session.delivery.end)
         ending.callback(session.auditing.close)
         if not resume:

@@ -336,7 +336,7 @@ def make_start(
 
         begun, directory = time.perf_counter(), RunDirectory(Path(folder) / "run")
         try:
-            train(run, enough=ends)
+            train(run, enough=ends, audit_s=60 * wanted.minutes)
             lines = [line["algorithm"] for line in directory.metrics()]
             if not all(isinstance(line["loss"], float) for line in lines):
                 raise AgentrigError(f"it has {DIVERGED}: the loss is NaN or infinite")

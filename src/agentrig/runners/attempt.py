@@ -7,7 +7,6 @@ import inspect
 import json
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -21,8 +20,7 @@ from agentrig.errors import FAILURE_KIND, AgentFailure, AgentrigError, place_of
 from agentrig.gateway.client import GatewayAttempt, GatewayError
 from agentrig.pools import AgentSource, Job, Result
 from agentrig.processes.confine import hint
-from agentrig.processes.ends import no_silent_end
-from agentrig.processes.forks import end_if_forked
+from agentrig.processes.ends import forks_ended, no_silent_end
 from agentrig.prompting import prompted
 from agentrig.tasks import field_hint
 from agentrig.text import cut, masked, plain_json, storable, whole_characters, words_of
@@ -112,11 +110,8 @@ def _called(
             if isinstance(job.input, Mapping) and (digest := value_digest(job.input)):  # the agent may change it
                 recorder.about[GIVEN] = digest
             whole = getattr(agent, "run_job", None)
-            own_pid = os.getpid()
-            try:
+            with forks_ended("the agent"):
                 answer = whole(job) if whole is not None else agent(job.input, job.endpoint)
-            finally:
-                end_if_forked(own_pid, "agent")
             if inspect.isawaitable(answer):
                 waiting = _await(answer)
                 answer = asyncio.run_coroutine_threadsafe(waiting, loop).result() if loop else asyncio.run(waiting)
@@ -219,13 +214,11 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _await(awaitable: Any) -> Any:
-    own = os.getpid()
     try:
-        return await awaitable
+        with forks_ended("the agent"):
+            return await awaitable
     except SystemExit as error:  # otherwise it would end the event loop of all rollouts
         raise AgentFailure(f"the agent called sys.exit({error.code!r})") from error
-    finally:
-        end_if_forked(own, "agent")
 
 
 def failure_kind(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from agentrig.agents import Outcome
 from agentrig.endpoints import Endpoint
 from agentrig.errors import place_of
 from agentrig.pools import Job, Result
+from agentrig.processes.ends import forks_ended
 from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.runners.runtime import Results, Runtime
 from agentrig.runners.scorer import Scorer
@@ -219,7 +220,8 @@ class RolloutEngine:
         if rollout.failure is not None:
             return rollout
         try:
-            kept = identified(self.adapter(rollout.trace), rollout.trace)
+            with forks_ended("the adapter"):
+                kept = identified(self.adapter(rollout.trace), rollout.trace)
             # Rewards that the agent itself gave to its calls hold only if the last of them is the rollout's reward.
             own = rollout.value in (rollout.outcome.answer, rollout.outcome.own_reward)
             triplets = tuple(t if own and t.reward is not None else attrs.evolve(t, reward=rollout.value) for t in kept)

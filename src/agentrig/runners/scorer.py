@@ -20,7 +20,7 @@ from agentrig.correctness import Correctness
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, place_of
 from agentrig.pools import Job
-from agentrig.processes.forks import end_if_forked
+from agentrig.processes.ends import forks_ended
 from agentrig.processes.held import Watch
 from agentrig.processes.replaced import left_alone
 from agentrig.rewards import Reward, Score
@@ -377,15 +377,9 @@ def score_one(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
 
 
 def _called(reward: Callable[..., Any], *given: Any) -> Any:
-    """Return what a reward returns. A coroutine, which nobody awaits, is closed: Python would warn of it.
-
-    A process that the reward forks and that comes back from it ends here: it would go on as this one.
-    """
-    own = os.getpid()
-    try:
+    """Return what a reward returns. A coroutine, which nobody awaits, is closed: Python would warn of it."""
+    with forks_ended("the reward"):
         made = reward(*given)
-    finally:
-        end_if_forked(own, "reward")
     if inspect.iscoroutine(made):
         made.close()
     return made

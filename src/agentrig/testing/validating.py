@@ -89,6 +89,11 @@ def validated(
             raise ConfigError(
                 f"nothing that is validated reads [{section}].{nearest(section, known)} Known: {', '.join(known)}"
             )
+    if uses and not kinds & set(TRIED):
+        raise ConfigError(
+            f"--{next(iter(uses))} is for an agent or a reward, and none is validated. One component of a file is "
+            "validated by its name: FILE.py:NAME"
+        )
     if shared and "tasks" not in kinds:
         raise ConfigError("--shared is about the tasks of a task set, and none is validated")
     uses = {kind: _in_files(name, files, kind) for kind, name in uses.items()}

@@ -262,18 +262,25 @@ def headline(diagnosis: Diagnosis) -> str:
     return verdict(diagnosis) if first is None else f"{first.cause}: {first.text}"
 
 
+DAMAGED = ("damaged", "cannot be read", "changed since the run wrote")
+"""What is said of a file that holds something else than the run wrote."""
+
+
 def words(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as text for a terminal."""
     head = f"{diagnosis.run}: {diagnosis.status}, {amount(diagnosis.steps, 'step')}"
     start = f"starts from {diagnosis.descent}" if diagnosis.descent else ""
     lines = [*filter(None, [head, start]), ""]
+    damaged = [text for text in diagnosis.missing if any(word in text for word in DAMAGED)]
+    if damaged:  # first: what is said below is of the files that can be read
+        lines += ["Damaged files:", *(f"- {text}" for text in damaged), ""]
     if not diagnosis.problems:
         lines.append(verdict(diagnosis))
     for i, found in enumerate(diagnosis.problems, 1):
         lines += [f"{i}. {found.cause}: {found.text}", *(f"   {line}" for line in details(found))]
-    if diagnosis.warnings or diagnosis.missing:
-        lines += ["", "Also know:"]
-        lines += [f"- {text}" for text in [*(f.text for f in diagnosis.warnings), *diagnosis.missing]]
+    others = [*(f.text for f in diagnosis.warnings), *(text for text in diagnosis.missing if text not in damaged)]
+    if others:
+        lines += ["", "Also know:", *(f"- {text}" for text in others)]
     lines += ["", diagnosis.audited] if diagnosis.audited else []
     return "\n".join(lines)
 

@@ -233,6 +233,8 @@ def read_run(directory: Path) -> RunData:
     stepless = bool(error) and not saved and not several  # its error says why no step has ended
     lines = str(_read(directory / "metrics.jsonl", _text, missing, needed=not (running or stepless)) or "")
     told, damaged = read_metrics(lines)
+    if "\N{REPLACEMENT CHARACTER}" in lines:
+        missing += filter(None, [_not_utf8(directory / "metrics.jsonl")])
     files: list[RolloutFile] = []
     try:
         files += rollout_files(directory / "rollouts")
@@ -421,6 +423,16 @@ def _read(path: Path, read: Callable[[Path], Any], missing: list[str], *, needed
 def _text(path: Path) -> str:
     with reading(path):
         return path.read_text("utf-8", "replace")
+
+
+def _not_utf8(path: Path) -> str:
+    """Say that a file has bytes that are no text; '' if it has none."""
+    try:
+        path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        return f"{path.name} is damaged: line {line} has bytes that are no UTF-8 text; read as far as it can be"
+    return ""
 
 
 def _summary(path: Path) -> Mapping[str, Any]:

@@ -223,4 +223,6 @@ def _tracked(writes: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for name, place in writes.items():
         found[name] = next((str(place[key]) for key in ("command", "url", "folder") if mapping(place).get(key)), "")
+        if found[name] and mapping(place).get("written") == 0:
+            found[name] = f"nothing arrived: {found[name]}"
     return {name: place for name, place in found.items() if place}

@@ -48,6 +48,7 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
     from agentrig.text import printable
 
     found = []
+    click.echo(f"{run}: reading it, and building its tasks and its reward again …", err=True)
     try:
         with temporary_files(), stdout_to_stderr(as_json):  # torch makes a folder for compiled kernels
             plan = recorded_plan(run)  # names the file if config.toml or manifest.json is damaged
@@ -64,8 +65,14 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
                 raise AgentrigError(f"{run} has no step yet")
             with closing(Rebuilt(plan)) as rebuilt:
                 auditor = Auditor(run, rebuilt.sources(seconds=math.inf))
-                for one in steps if every else [step or steps[-1]]:
-                    found.append(auditor.audit(one))
+                chosen = steps if every else [step or steps[-1]]
+                for i, one in enumerate(chosen, 1):
+                    of = f" ({i} of {len(chosen)})" if every else ""
+
+                    def tell(link: str, at: str = f"  step {one}{of}") -> None:
+                        click.echo(f"{at}: looking at its {link} …", err=True)
+
+                    found.append(auditor.audit(one, begun=tell))
                     if not as_json:
                         click.echo(f"step {one}: {len(found[-1].looked)} of {len(LINKS)} parts compared")
                         for verdict in found[-1].verdicts:

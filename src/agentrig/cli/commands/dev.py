@@ -76,6 +76,7 @@ def dev(
             as_mode=as_mode,
             keep=True,
             ended=shown,
+            begun=shown.begin,
         )
     failed = [rollout for rollout in found.rollouts if rollout.failure]
     if as_json:

@@ -76,6 +76,7 @@ def eval_(
             temperature=temperature,
             each=predictions.write,
             ended=shown,
+            begun=shown.begin,
         )
     for line in failure_lines(found.failures, found.reasons):
         click.echo(line, err=True)

@@ -61,6 +61,7 @@ def forecast(
         ended: BaseException | None = None
         try:
             with progress(expected) as shown:
+                shown.begin()
                 trial.roll_out(shown)
             trial.update()
         except (AgentrigError, KeyboardInterrupt) as error:

@@ -222,7 +222,8 @@ def _make(
     def measure(tasks: Sequence[Any], model: Path | None, n: int = 1) -> Any:
         """Sample rollouts of training tasks, at the temperature of training; 1 where it has none."""
         with progress(n * len(tasks)) as shown:
-            return evaluate(plan, tasks=tasks, checkpoint=model, n=n, keep=True, ended=shown, **sampling)
+            told: dict[str, Any] = {"ended": shown, "begun": shown.begin}
+            return evaluate(plan, tasks=tasks, checkpoint=model, n=n, keep=True, **told, **sampling)
 
     run.check_context(settings, wanted.context)
     labels = run.choose_labels(plan, n, seed=wanted.seed)
