@@ -191,6 +191,7 @@ def peak_of_the_card(hardware: str) -> Iterator[list[int]]:
         finally:
             process.terminate()
             reader.join()
+            print(f"most of the card in use: {max(used, default=0) / 1024:.2f} GiB", file=sys.stderr, flush=True)
 
 
 def checkpoints_of(lines: list[dict[str, Any]], summary: dict[str, object]) -> dict[str, object]:
