@@ -219,7 +219,10 @@ def test_a_second_signal_ends_a_run_within_seconds(
     command.process.send_signal(signal.SIGINT)
     code, said = command.end()
     assert time.monotonic() - before < 6  # on a machine that does much else
-    assert (code, said.splitlines()[-1]) == (130, f"agentrig: ended at once; resume with: {again(run)}"), said
+    assert code == 130, said
+    assert re.fullmatch(  # it may name steps that were not saved
+        rf"agentrig: ended at once; (.*; )?resume with: {re.escape(again(run))}", said.splitlines()[-1]
+    ), said
     assert json.loads((run / "error.json").read_text())["message"].startswith("ended at once")
     assert not (run / "report.html").exists()
     assert not [f for f in run.rglob(".*") if f.suffix == ".part"]
