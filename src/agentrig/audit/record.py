@@ -148,7 +148,7 @@ class Sources:
     """What the recipe names, built afresh.
 
     Attributes:
-        splits: Role to the tasks of its split.
+        splits: Role to the tasks of its split; of a held-out one all of them, whatever `run.report_tasks` says.
         score: Scores an outcome: from a task and a row to the status and the value.
         seconds: After which no further answer of a step is scored again.
         used: Role to the private parts, as `told` has them, of the tasks that the run began with, by task id; empty
@@ -296,6 +296,15 @@ class Record:
                 for of in rows.values()
             ]
         return self._groups[step]
+
+    def limit(self, mode: str, step: int) -> int:
+        """Return of how many tasks a measurement was to be, 0 for all: as its file says, else as the settings do."""
+        import pyarrow.parquet as pq
+
+        file = self.path / "rollouts" / f"{mode}-{step:05d}.parquet"
+        with readable(file):
+            stated = (pq.read_schema(file).metadata or {}).get(b"tasks")
+            return int(mapping(self.config.get("run")).get(f"{mode}_tasks", 0) if stated is None else stated)
 
     def rows(self, mode: str, step: int) -> list[Row]:
         """Return the rollouts of a mode and step; none without a file."""

@@ -340,7 +340,8 @@ class Rebuilt:
                 if split and split not in loaded:
                     with forks_ended(f"`load` of {self._plan.whose_tasks}"):
                         loaded[split] = list(tasks.load(split))
-                found[role] = loaded[split][: getattr(run, f"{role}_tasks") or None] if split else ()
+                limit = run.train_tasks if role == "train" else 0  # a measurement's file says of how many it is
+                found[role] = loaded[split][: limit or None] if split else ()
         except AgentrigError:
             raise
         except (Exception, SystemExit) as error:

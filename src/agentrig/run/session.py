@@ -54,7 +54,7 @@ from agentrig.run.metrics import (
     second_reward_figures,
     warn_of_new_failures,
 )
-from agentrig.run.past import Past
+from agentrig.run.past import Past, over_common, stated_ends
 from agentrig.run.trends import LOOKED_AT, SOLVED, Guards
 from agentrig.runners.engine import RolloutEngine, Versions
 from agentrig.runners.runtime import Runtime
@@ -424,7 +424,8 @@ class RunSession:
     def store_rollouts(self, rollouts: Sequence[Rollout], *, mode: Mode, step: int) -> None:
         """Write a batch of rollouts into the run directory, those of training with what second rewards say."""
         second = self._step_second if mode == "train" else None
-        digest = self._run.write_rollouts(rollouts, mode=mode, step=step, second=second)
+        limit = None if mode == "train" else getattr(self.plan.run, f"{mode}_tasks")
+        digest = self._run.write_rollouts(rollouts, mode=mode, step=step, second=second, limit=limit)
         if mode == "report" or (mode == "validation" and step < self.first_step):  # part of no step
             with self._progressing:
                 self._progress.setdefault(FILES, {})[table_name(mode, step)] = digest
@@ -472,7 +473,14 @@ class RunSession:
             self._report_tasks, n=1, endpoint=endpoint, step=0 if when == "before" else max(step, 1), mode="report"
         )
         self.measured = found = Measurement.of(rollouts)
-        self._note_progress(**{when: {**attrs.asdict(found), "failures": count_failures(rollouts)}})
+        told: dict[str, Any] = {**attrs.asdict(found), "failures": count_failures(rollouts)}
+        if when == "after" and "before" in self._progress:
+            common, said = over_common(self.directory, max(step, 1))
+            told |= {"common": common} if common else {}
+            self._warnings += [said] if said else []
+            if said:
+                log.warning("%s", said)
+        self._note_progress(**{when: told})
         self.keeps_end = self.keeps_end and when == "before"
         self._start_clock()
         return found.accuracy
@@ -629,7 +637,7 @@ class RunSession:
 
     def summary(self, *, wall_s: float) -> dict[str, Any]:
         """Return the content of `summary.json`."""
-        before, after = self._progress.get("before", {}), self._progress.get("after", {})
+        before, after = (stated_ends(self._progress).get(end, {}) for end in ("before", "after"))
         lines = self.lines
         times: Counter[str] = Counter()
         for line in lines:
