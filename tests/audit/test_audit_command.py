@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -62,6 +63,20 @@ def change_rows(file: Path, change: Callable[[list[dict[str, Any]]], None]) -> N
     rows = table.to_pylist()
     change(rows)
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), file)
+    state_digest(file)
+
+
+def state_digest(file: Path) -> None:
+    """Let the run state the digest of a changed file, as if it had written it so."""
+    run, digest = file.parents[1], hashlib.sha256(file.read_bytes()).hexdigest()
+    mode, _, step = file.stem.partition("-")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["step"] == int(step) and mode != "report":
+            line["files"]["calls" if file.parent.name == "calls" else mode] = digest
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if mode == "report":
+        change_json(run / "progress.json", lambda told: told["files"].update({f"rollouts/{file.name}": digest}))
 
 
 def change_spans(file: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
@@ -123,6 +138,16 @@ def test_a_resumed_run_may_measure_other_held_out_tasks_and_compares_those_of_bo
     assert (status, found["held-out"]["result"]) == (1, "fault")
     change_rows(run / "rollouts/report-00000.parquet", set_first("task_id", "test-5"))
     assert audited(run)[0] == 1
+
+
+@pytest.mark.parametrize("name", ["calls/train-0000{}.parquet", "rollouts/train-0000{}.parquet"])
+def test_another_steps_file_in_a_files_place_is_called_a_changed_file(run: Path, name: str) -> None:
+    shutil.copy(run / name.format(1), run / name.format(2))
+    status, found = audited(run, "--step", "2")
+    wrong = {link: each["detail"] for link, each in found.items() if each["result"] == "fault"}
+    said = f"{run / name.format(2)} was changed since the run wrote it: restore it from a copy"
+    assert (status, set(wrong.values())) == (1, {said})
+    assert found["advantages"]["causes"] == "a file of the run that was cut short or changed since"
 
 
 def swap_rewards(rows: list[dict[str, Any]]) -> None:
