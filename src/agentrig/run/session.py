@@ -114,6 +114,7 @@ class RunSession:
         self.first_step = self.step = past.step + 1  # step: that is under way; the last one while the run ends
         self.checkpoint, self.resumed = past.checkpoint, resumed
         self.stopping = self.written = False  # written: the summary of a complete run is
+        self.measuring: Literal["", "before", "after"] = ""  # training: a measurement that is no part of a step
         self.enough: Enough | None = None
         self.start = time.perf_counter() - past.spent_s  # of the run, with its earlier parts and nothing between them
         self._saved_step = past.step
@@ -199,6 +200,11 @@ class RunSession:
             after = f"goes on after step {self._saved_step}" if self._saved_step else "starts over"
             costs += f" not saved, so a resume {after}; "
         return f"{costs}resume with: {self.resumes}"
+
+    @property
+    def untouched(self) -> bool:
+        """Whether the run waits for rollouts of which no runner has taken one: if it ends now, nothing is lost."""
+        return bool(getattr(self.runtime.pool, "untouched", False))
 
     @property
     def prompts(self) -> Mapping[str, str]:
@@ -438,7 +444,9 @@ class RunSession:
         """Measure the accuracy on the validation split; before the first step, it is the starting accuracy."""
         if not self.validation_tasks:
             return None
+        self.measuring = "before" if step < self.first_step else ""
         rollouts = self.rollouts(self.validation_tasks, n=1, endpoint=endpoint, step=step, mode="validation")
+        self.measuring = ""
         self.measured = found = Measurement.of(rollouts)
         if step < self.first_step:  # not part of a step; in a resumed run it measures the checkpoint, not the start
             if self.first_step == 1:
@@ -469,6 +477,7 @@ class RunSession:
             log.warning("%s", self._warnings[-1])
             self.measured = None
             return None
+        self.measuring = when
         rollouts = self.rollouts(
             self._report_tasks, n=1, endpoint=endpoint, step=0 if when == "before" else max(step, 1), mode="report"
         )
@@ -481,6 +490,7 @@ class RunSession:
             if said:
                 log.warning("%s", said)
         self._note_progress(**{when: told})
+        self.measuring = "after" if when == "after" else ""  # the run ends
         self.keeps_end = self.keeps_end and when == "before"
         self._start_clock()
         return found.accuracy
