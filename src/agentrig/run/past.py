@@ -281,10 +281,10 @@ def contradictions(
         stated, found = number(value), number(_figures_of(run / file).get(key)) if file else None
         if stated is not None and found is not None and abs(stated - found) > 1e-9 * max(1, abs(found)):
             yield where, CONTRADICTED.format(what, stated, where, found, file)
-    ends = stated_ends(progress)
+    shown = stated_ends(progress)
     for key in ("accuracy", "reward"):
         for when in held_out:
-            stated, found = number(_under(summary, key, when)), number(_under(ends, when, key))
+            stated, found = number(_under(summary, key, when)), number(_under(shown, when, key))
             if stated is not None and found is not None and stated != found:
                 what = f"the {key} {when} training"
                 yield "summary.json", CONTRADICTED.format(what, stated, "summary.json", found, "progress.json")
