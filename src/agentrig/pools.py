@@ -225,7 +225,8 @@ class RunnerPool(Protocol):
     Attributes:
         built: Set once a runner has built the agent.
 
-    A pool may also have `warnings`, a sequence of texts: what the run's summary says of its runners.
+    A pool may also have `warnings`, a sequence of texts: what the run's summary says of its runners; and `untouched`,
+    whether jobs wait for runners from elsewhere, and none of them has begun: the first signal then ends the run.
     """
 
     built: threading.Event

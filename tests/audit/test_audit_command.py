@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -23,6 +24,10 @@ from quick import quick_first
 from agentrig.audit.record import Record
 from agentrig.audit.verdicts import LINKS
 from agentrig.cli import main
+from agentrig.run.resume import resume_plan
+from agentrig.run.training import train
+from agentrig.view.diagnosis import diagnose
+from agentrig.view.figures import held_out
 from agentrig.view.reading import read_run
 
 
@@ -58,6 +63,20 @@ def change_rows(file: Path, change: Callable[[list[dict[str, Any]]], None]) -> N
     rows = table.to_pylist()
     change(rows)
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), file)
+    state_digest(file)
+
+
+def state_digest(file: Path) -> None:
+    """Let the run state the digest of a changed file, as if it had written it so."""
+    run, digest = file.parents[1], hashlib.sha256(file.read_bytes()).hexdigest()
+    mode, _, step = file.stem.partition("-")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["step"] == int(step) and mode != "report":
+            line["files"]["calls" if file.parent.name == "calls" else mode] = digest
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if mode == "report":
+        change_json(run / "progress.json", lambda told: told["files"].update({f"rollouts/{file.name}": digest}))
 
 
 def change_spans(file: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
@@ -87,6 +106,48 @@ def test_a_healthy_record_holds_in_every_link_afterwards_too(healthy: Path) -> N
     assert f"  step 2 (2 of 2): looking at its {LINKS[0]} …\n" in done.stderr
     assert done.output.count("; no fault of sampling shows. The nearest to one: ") == 2, done.output
     assert sorted((path, path.stat().st_mtime_ns) for path in healthy.rglob("*")) == before, "it only reads"
+
+
+@pytest.mark.parametrize(("first", "then"), [(2, 4), (4, 2)])
+def test_a_resumed_run_may_measure_other_held_out_tasks_and_compares_those_of_both(
+    tmp_path: Path, first: int, then: int
+) -> None:
+    both = [f"run.{mode}_tasks={first}" for mode in ("report", "validation")]
+    run = trained(tmp_path, tiny_model(tmp_path), "algorithm.steps=1", "algorithm.validate_every=1", *both)
+    words = [word.replace(f"={first}", f"={then}") for word in both]
+    train(resume_plan(run, overrides=["algorithm.steps=2", *words]), resume=run)
+    summary = json.loads((run / "summary.json").read_text())
+    start, end = (pq.read_table(run / "rollouts" / f"report-0000{at}.parquet").to_pylist() for at in (0, 2))
+    assert (len(start), len(end)) == (first, then)
+    right = [[row["correct"] for row in rows if row["task_id"] in ("test-0", "test-1")] for rows in (start, end)]
+    assert summary["accuracy"] == {"before": sum(right[0]) / 2, "after": sum(right[1]) / 2, "n": 2}
+    said = f"{first} held-out tasks were measured before training, and {then} after it (run.report_tasks was changed, "
+    said += "or the task set): both accuracies are of the 2 in both"
+    assert said in summary["warnings"]
+    assert said in " ".join(finding.text for finding in diagnose(read_run(run)).warnings)
+    shown = held_out(read_run(run))["accuracy"]
+    assert {key: shown[key] for key in summary["accuracy"]} == summary["accuracy"]
+    done = CliRunner().invoke(main, ["audit", str(run), "--all"])
+    assert done.exit_code == 0, done.output
+    (compared,) = json.loads(CliRunner().invoke(main, ["compare", str(run), "--json"]).stdout)["runs"]
+    assert compared["against_start"]["gain"] == (sum(right[1]) - sum(right[0])) / 2
+    assert compared["against_start"]["n"] == 2
+
+    change_rows(run / "rollouts/report-00000.parquet", list.pop)
+    status, found = audited(run)
+    assert (status, found["held-out"]["result"]) == (1, "fault")
+    change_rows(run / "rollouts/report-00000.parquet", set_first("task_id", "test-5"))
+    assert audited(run)[0] == 1
+
+
+@pytest.mark.parametrize("name", ["calls/train-0000{}.parquet", "rollouts/train-0000{}.parquet"])
+def test_another_steps_file_in_a_files_place_is_called_a_changed_file(run: Path, name: str) -> None:
+    shutil.copy(run / name.format(1), run / name.format(2))
+    status, found = audited(run, "--step", "2")
+    wrong = {link: each["detail"] for link, each in found.items() if each["result"] == "fault"}
+    said = f"{run / name.format(2)} was changed since the run wrote it: restore it from a copy"
+    assert (status, set(wrong.values())) == (1, {said})
+    assert found["advantages"]["causes"] == "a file of the run that was cut short or changed since"
 
 
 def swap_rewards(rows: list[dict[str, Any]]) -> None:

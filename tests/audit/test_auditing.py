@@ -171,6 +171,16 @@ def test_the_line_of_an_audited_step_names_what_could_not_be_compared(
     assert caplog.messages[-1] == f"checked step 1 in 12.6 s: computed again from its records, {words}"
 
 
+def test_the_line_of_a_step_with_a_fault_lists_the_parts_that_agree(
+    told: Callable[..., None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    links = [Verdict(link=link, result="ok", detail="same") for link in LINKS[:-1]]
+    told([*links, Verdict(link=LINKS[-1], result="fault", detail="other", causes="the measurement")], seconds=1.0)
+    with caplog.at_level("INFO"), pytest.raises(RunStopped, match="other"):
+        Auditing(tmp_path, Rebuilt(resolve("mini"))).end(1, {"step": 1, "step_s": 10.0})
+    assert caplog.messages[-1].endswith(f", 8 of 9 parts agree ({', '.join(LINKS[:-1])})")
+
+
 def test_a_reward_that_does_not_end_holds_up_no_audit(toy_plan: Callable[..., Plan]) -> None:
     plan = toy_plan("reward.spin=true", "run.reward_budget_s=0.5")
     row = Row(id="r", task_id="t", group="g", input={}, answer="spin", spans=(), calls=(), **REST)

@@ -299,8 +299,8 @@ def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
 
 def test_the_first_signal_waits_for_the_report_and_the_second_does_not() -> None:
     class Session:
-        stopping = False
-        begun = True
+        stopping = untouched = False
+        begun, measuring = True, ""
 
         def advice(self) -> str:
             return "resume with: agentrig train --resume runs/a"
@@ -467,12 +467,34 @@ def test_a_process_that_still_ends_with_its_run_is_not_called_left_behind(
     assert not caplog.records
 
 
+def begun_run(**facts: Any) -> SimpleNamespace:
+    facts = {"begun": True, "stopping": False, "measuring": "", "untouched": False, **facts}
+    return SimpleNamespace(advice=lambda: "resume with: agentrig train --resume runs/a", **facts)
+
+
+@pytest.mark.parametrize(
+    ("measuring", "said", "stopping"),
+    [("", "this step", True), ("before", "the measuring", True), ("after", "the measuring", False)],
+)
+def test_a_signal_says_what_the_run_ends_after(
+    measuring: str, said: str, stopping: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = begun_run(measuring=measuring)
+    RunSignals(run, lambda error: pytest.fail("it ends in order"))(signal.SIGINT, None)
+    assert caplog.messages == [f"Ctrl-C: ending after {said}; Ctrl-C once more ends at once"]
+    assert run.stopping == stopping, "a run that is measured after training is complete"
+
+
+def test_the_first_signal_ends_a_run_whose_rollouts_wait_for_a_runner() -> None:
+    ended: list[Interrupted] = []
+    RunSignals(begun_run(untouched=True), ended.append)(signal.SIGTERM, None)
+    said = "ended while its rollouts waited for a runner; resume with: agentrig train --resume runs/a"
+    assert [(str(error), error.exit_status) for error in ended] == [(said, 143)]
+
+
 def test_a_second_signal_says_how_to_resume() -> None:
     ended: list[Interrupted] = []
-    signals = RunSignals(
-        SimpleNamespace(begun=True, stopping=False, advice=lambda: "resume with: agentrig train --resume runs/a"),
-        ended.append,
-    )
+    signals = RunSignals(begun_run(), ended.append)
     signals(signal.SIGTERM, None)
     assert not ended
     signals(signal.SIGINT, None)

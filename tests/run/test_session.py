@@ -253,7 +253,7 @@ class Stop:
 
     @hookimpl
     def on_rollout_end(self, rollout: Any) -> None:
-        self.stop(rollout.mode)
+        self.stop("after" if rollout.mode == "report" and rollout.step else rollout.mode)
 
     @hookimpl
     def on_step_end(self, event: Any) -> None:
@@ -282,13 +282,26 @@ def test_a_run_that_is_stopped_says_so_and_what_it_has_lost(
     error = json.loads((run / "error.json").read_text())
     assert (error["error"], said in error["message"]) == ("KeyboardInterrupt", True)
     found = diagnose(run)
-    lost_steps = [said.partition("; resume with: ")[0]] if hook == "step" else []  # the next step has the command
-    assert (found.status, [w.text for w in found.warnings if "ended" in w.text]) == ("stopped", lost_steps)
+    assert (found.status, "agentrig train --resume" in found.next_step) == ("stopped", True)
+    lost = "ended at once; step 1 was not saved, so a resume starts over"
+    assert (lost in [each.text for each in found.warnings]) == (hook == "step")
     assert not any("killed" in each for each in found.missing)
     summary = train(resume_plan(run), resume=run)
     assert (summary["steps"], summary["complete"], (run / "error.json").exists()) == (3, True, False)
     lost = "no checkpoint had been saved yet: the run starts over, and its step is removed"
     assert (lost in caplog.text) == (hook == "step")
+
+
+def test_a_signal_during_the_measurement_after_training_lets_the_run_complete(
+    toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = toy_plan("algorithm.steps=1")
+    plan.registry.add_observer(Stop("after", 1), "stop")
+    with pytest.raises(KeyboardInterrupt, match="the run has ended, and its report is written"):
+        train(plan)
+    summary = json.loads((tmp_path / "runs" / "toy" / "summary.json").read_text())
+    assert (summary["complete"], summary["accuracy"]["after"] is None) == (True, False)
+    assert "SIGTERM: ending after the measuring; SIGTERM once more ends at once" in caplog.messages
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,7 +148,7 @@ class Sources:
     """What the recipe names, built afresh.
 
     Attributes:
-        splits: Role to the tasks of its split.
+        splits: Role to the tasks of its split; of a held-out one all of them, whatever `run.report_tasks` says.
         score: Scores an outcome: from a task and a row to the status and the value.
         seconds: After which no further answer of a step is scored again.
         used: Role to the private parts, as `told` has them, of the tasks that the run began with, by task id; empty
@@ -281,6 +281,19 @@ class Record:
         """Return what the run recorded of a version's weights: `weights`, their digest, and the `dtype` of its step."""
         return mapping(self.lines.get(version, {}).get("digests")) if version else {"weights": self._start}
 
+    def _stated(self, folder: str, mode: str, step: int) -> str | None:
+        """Return the SHA-256 of a file as the run wrote it; None if it is not known.
+
+        A resumed run measures the validation of its checkpoint again, and states that only with its next checkpoint.
+        """
+        stated = mapping(self.lines.get(step, {}).get("files")).get("calls" if folder == "calls" else mode)
+        if mode == "report":
+            file = self.path / "progress.json"
+            with readable(file):
+                progress = mapping(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
+            stated = mapping(progress.get("files")).get(f"{folder}/{mode}-{step:05d}.parquet")
+        return stated if isinstance(stated, str) and not (mode == "validation" and self.resumed) else None
+
     def steps(self, mode: str) -> list[int]:
         """Return the steps that have a file of rollouts of a mode."""
         return sorted(int(f.stem.rpartition("-")[2]) for f in (self.path / "rollouts").glob(f"{mode}-*.parquet"))
@@ -297,6 +310,15 @@ class Record:
             ]
         return self._groups[step]
 
+    def limit(self, mode: str, step: int) -> int:
+        """Return of how many tasks a measurement was to be, 0 for all: as its file says, else as the settings do."""
+        import pyarrow.parquet as pq
+
+        file = self.path / "rollouts" / f"{mode}-{step:05d}.parquet"
+        with readable(file):
+            stated = (pq.read_schema(file).metadata or {}).get(b"tasks")
+            return int(mapping(self.config.get("run")).get(f"{mode}_tasks", 0) if stated is None else stated)
+
     def rows(self, mode: str, step: int) -> list[Row]:
         """Return the rollouts of a mode and step; none without a file."""
         table = self.table("rollouts", mode, step, *COLUMNS)
@@ -307,7 +329,7 @@ class Record:
         """Return columns of a step's file in `rollouts` or `calls` (where each call went); no rows without a file.
 
         Raises:
-            RunFileError: The file is damaged, it lacks one of the columns, or one has another type.
+            RunFileError: The file is damaged or was changed, it lacks one of the columns, or one has another type.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -324,7 +346,11 @@ class Record:
             schema = pa.schema([(name, types.get(name, pa.string())) for name in columns])
             read = pq.read_table(file, columns=list(columns)).select(columns).cast(schema)
             found: list[dict[str, Any]] = read.to_pylist()
-            return found
+            state = file.stat()
+        stated = self._stated(folder, mode, step)
+        if stated is not None and _digest(file, state.st_ino, state.st_size, state.st_mtime_ns) != stated:
+            raise RunFileError(f"{file} was changed since the run wrote it: restore it from a copy")
+        return found
 
 
 @contextmanager
@@ -343,6 +369,12 @@ def readable(file: Path, cure: str = "") -> Iterator[None]:
         yield
     except Exception as error:
         raise RunFileError(f"{file} cannot be read: {read_fault(error)}{cure and f'. {cure}'}") from error
+
+
+@lru_cache(1 << 10)
+def _digest(file: Path, *_state: int) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _row(row: Mapping[str, Any]) -> Row:

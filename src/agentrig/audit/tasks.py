@@ -22,7 +22,7 @@ from agentrig.audit.text import CAUSES as TEXT_CAUSES
 from agentrig.audit.text import differences
 from agentrig.audit.verdicts import GIVEN, UNSEEN, CannotLook, Verdict, fault, ok, some
 from agentrig.text import amount
-from agentrig.traces import value_digest
+from agentrig.traces import mapping, value_digest
 
 HELD_OUT = 16
 """Calls of a measurement whose texts, tokens and log-probabilities are looked at."""
@@ -144,16 +144,26 @@ def held_out(step: Step) -> Iterator[Verdict]:
         detail += f"algorithm.final = {record.settings.get('final', 'last')} asks for (progress.json, metrics.jsonl)"
         yield fault(detail, "how the best measurement is chosen, or which weights are kept")
     for mode in ("report", "validation"):
-        split, measured = splits[mode], record.steps(mode)
+        measured = record.steps(mode)
+        looks = [at for at in measured if at in (0, step.number)]
+        limits = {at: record.limit(mode, at) for at in looks}  # a resume may have changed it
+        split = splits[mode][: max(limits.values(), key=lambda n: n or math.inf, default=0) or None]
         chats = record.demonstrations != TASKS and Path(record.demonstrations).is_file()  # they are of no task
         trained = () if chats else splits["train"]
         leaks += [f"{n} of {len(split)} {mode} tasks are {how}" for how, n in _shared(split, trained) if n]
-        for at in (one for one in measured if one in (0, step.number)):
+        shared = mapping(mapping(progress.get("after")).get("common")) if mode == "report" else {}
+        ends = [
+            {row["task_id"] for row in record.table("rollouts", mode, at, "task_id")}
+            for at in (0, max(measured, default=0))
+            if shared
+        ]
+        for at in looks:
             rows, of = record.rows(mode, at), f"the {mode} of step {at}"
             looked += len(rows)
-            if record.knows_update and Counter(row.task_id for row in rows) != Counter(task.id for task in split):
-                foreign = {row.task_id for row in rows} - {task.id for task in split}
-                detail = f"{of} has {len(rows)} rollouts of {len(split)} tasks, each once; {len(foreign)} of its tasks "
+            asked = Counter(task.id for task in splits[mode][: limits[at] or None])
+            if record.knows_update and Counter(row.task_id for row in rows) != asked:
+                foreign = {row.task_id for row in rows} - asked.keys()
+                detail = f"{of} has {len(rows)} rollouts of {len(asked)} tasks, each once; {len(foreign)} of its tasks "
                 yield fault(f"{detail}are not in the split", "the measurement, or a task set that changed since")
             yield from _inputs(rows, {task.id: _text(task.input) for task in split})
             yield from _at_the_door(step, rows, split)
@@ -194,7 +204,9 @@ def held_out(step: Step) -> Iterator[Verdict]:
                 yield from _accuracy(rows, line.get("validation_accuracy") if at else start, of)
             elif at in (0, max(measured)) and when in progress:
                 yield from _accuracy(rows, progress[when].get("accuracy"), of)
-                yield from _accuracy(rows, (step.stated or {}).get(when), of)
+                both = [row for row in rows if all(row.task_id in end for end in ends)]
+                yield from _accuracy(both, mapping(shared.get(when)).get("accuracy"), of)
+                yield from _accuracy(both, (step.stated or {}).get(when), of)
     if not looked:
         given = "" if step.record.demonstrations in ("", TASKS) else GIVEN
         raise CannotLook(f"{given}nothing was measured at the start and at step {step.number}")

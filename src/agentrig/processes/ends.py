@@ -166,12 +166,14 @@ def interrupt(number: int, frame: Any) -> NoReturn:
 class RunSignals:
     """The signal handler of a run.
 
-    While the run starts, the first signal ends it: there is nothing to save. Later, the first signal ends the run
-    after the current step, and the second one ends it immediately. While the summary and the report are written,
-    the first signal waits for them.
+    While the run starts, the first signal ends it: there is nothing to save. So it does while rollouts wait for a
+    runner and none of them has begun. Otherwise the first signal ends the run after the current step or measurement,
+    and the second one ends it immediately. After training, the first signal waits for the measurement, the summary and
+    the report: the run is complete then.
 
     Args:
-        session: The run's session; its `stopping` is set, and its `advice` says how to go on.
+        session: The run's session; its `stopping` is set, its `advice` says how to go on, its `measuring` which
+            measurement outside of a step is under way, and its `untouched` whether no rollout has begun.
         abort: Ends the run immediately, with the given error.
     """
 
@@ -191,13 +193,18 @@ class RunSignals:
                 raise error
             log.warning("%s: the summary and the report are written first; once more ends at once", name_of(number))
             return
-        self._session.stopping = True
+        measuring = self._session.measuring
+        self._session.stopping |= measuring != "after"  # else the run ends then
         if again:
             self._abort(error)
         elif not self._session.begun:
             self._abort(Interrupted(number, f"interrupted by {name_of(number)} while the run started"))
+        elif self._session.untouched:
+            waited = f"ended while its rollouts waited for a runner; {self._session.advice()}"
+            self._abort(Interrupted(number, waited))
         else:
-            log.warning("%s: ending after this step; %s once more ends at once", name_of(number), name_of(number))
+            what, name = "the measuring" if measuring else "this step", name_of(number)
+            log.warning("%s: ending after %s; %s once more ends at once", name, what, name)
 
 
 def end_soon(error: Interrupted) -> None:

@@ -143,8 +143,9 @@ class Auditing:
         unseen = ", ".join(f"{link} ({why})" for link, why in left.items() if why != NO_WEIGHTS)
         wrong = {fault.link for fault in found.faults}
         looked = f"all {len(found.looked)} parts" + (" that could be checked" if left else "")
-        looked = f"{len(found.looked - wrong)} of {len(found.looked)} parts" if wrong else looked
-        parts = f" ({', '.join(link for link in LINKS if link in found.looked)})" if step == self._sure - FIRST else ""
+        agree = [link for link in LINKS if link in found.looked and link not in wrong]
+        looked = f"{len(agree)} of {len(found.looked)} parts" if wrong else looked
+        parts = f" ({', '.join(agree)})" if agree and step == self._sure - FIRST else ""
         shares = [(v.link, *v.read) for v in found.verdicts if v.read is not None]
         log.info(
             "checked step %d in %.1f s: computed again from its records, %s agree%s%s%s",
@@ -340,7 +341,8 @@ class Rebuilt:
                 if split and split not in loaded:
                     with forks_ended(f"`load` of {self._plan.whose_tasks}"):
                         loaded[split] = list(tasks.load(split))
-                found[role] = loaded[split][: getattr(run, f"{role}_tasks") or None] if split else ()
+                limit = run.train_tasks if role == "train" else 0  # a measurement's file says of how many it is
+                found[role] = loaded[split][: limit or None] if split else ()
         except AgentrigError:
             raise
         except (Exception, SystemExit) as error:

@@ -293,6 +293,7 @@ class RunDirectory:
         mode: str,
         step: int,
         second: Mapping[str, Mapping[str, Score]] | None = None,
+        limit: int | None = None,
     ) -> str:
         """Write a step's rollouts as Parquet, without the private parts of tasks; return the file's SHA-256.
 
@@ -301,11 +302,14 @@ class RunDirectory:
             mode: Their mode.
             step: Their step.
             second: Rollout id to the score of each second reward, if there is one.
+            limit: `run.validation_tasks` or `run.report_tasks` as the measurement has it, which a later resume may
+                change: it is kept in the file's metadata, for the auditor.
         """
         import pyarrow as pa
 
         rows = [row_of(r, (second or {}).get(r.id)) for r in rollouts]
-        return self._write_table(pa.Table.from_pylist(rows, schema=rollout_schema(pa)), table_name(mode, step))
+        schema = rollout_schema(pa).with_metadata(None if limit is None else {"tasks": str(limit)})
+        return self._write_table(pa.Table.from_pylist(rows, schema=schema), table_name(mode, step))
 
     def write_calls(self, rows: Sequence[Mapping[str, Any]], *, step: int) -> str:
         """Write where the calls of a step's rollouts went (see `StepTotals.rows`); return the file's SHA-256."""

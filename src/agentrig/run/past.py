@@ -24,6 +24,7 @@ from agentrig.run.files import sha256_of
 from agentrig.run.rows import rollout_schema
 from agentrig.run.trends import Guards
 from agentrig.text import check_regular, cut
+from agentrig.traces import mapping
 
 NEEDED = ("failures", "algorithm", "time_s", "step_s", "rollouts", "transitions_per_rollout")
 """The keys that a line of `metrics.jsonl` needs for the run's totals; the first three hold objects."""
@@ -280,12 +281,43 @@ def contradictions(
         stated, found = number(value), number(_figures_of(run / file).get(key)) if file else None
         if stated is not None and found is not None and abs(stated - found) > 1e-9 * max(1, abs(found)):
             yield where, CONTRADICTED.format(what, stated, where, found, file)
+    shown = stated_ends(progress)
     for key in ("accuracy", "reward"):
         for when in held_out:
-            stated, found = number(_under(summary, key, when)), number(_under(progress, when, key))
+            stated, found = number(_under(summary, key, when)), number(_under(shown, when, key))
             if stated is not None and found is not None and stated != found:
                 what = f"the {key} {when} training"
                 yield "summary.json", CONTRADICTED.format(what, stated, "summary.json", found, "progress.json")
+
+
+def stated_ends(progress: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the measurements `before` and `after` training that a run states; see `over_common`."""
+    return mapping(_under(progress, "after", "common")) or progress
+
+
+def over_common(run: Path, step: int) -> tuple[dict[str, Any], str]:
+    """Compare the held-out measurements before training and after a step over the tasks that both have.
+
+    Args:
+        run: The run directory.
+        step: The step of the last one.
+
+    Returns:
+        What `before` and `after` are over these tasks, and a sentence that says so. Both are empty if all tasks are the
+        same, as they are unless a resume changed `run.report_tasks`, or if a file is gone or can't be read; the first
+        is if no task is in both.
+    """
+    first, last = (_scored(run / table_name("report", at)) or [] for at in (0, step))
+    ids = [{row["task_id"] for row in rows} for rows in (first, last)]
+    if not first or not last or ids[0] == ids[1]:
+        return {}, ""
+    both = ids[0] & ids[1]
+    said = f"{amount(len(ids[0]), 'held-out task')} were measured before training, and {len(ids[1])} after it "
+    said += "(run.report_tasks was changed, or the task set): "
+    if not both:
+        return {}, f"{said}none of them in both, so the two accuracies can't be compared"
+    found = [_figures([row for row in rows if row["task_id"] in both]) for rows in (first, last)]
+    return dict(zip(("before", "after"), found, strict=True)), f"{said}both accuracies are of the {len(both)} in both"
 
 
 def _under(held: Mapping[str, Any], key: str, name: str) -> Any:
@@ -295,17 +327,27 @@ def _under(held: Mapping[str, Any], key: str, name: str) -> Any:
 
 def _figures_of(file: Path) -> Mapping[str, Any]:
     """Return accuracy, mean reward and number of the scored rollouts of a file; {} if it can't be read."""
+    rows = _scored(file)
+    return {} if rows is None else _figures(rows)
+
+
+def _scored(file: Path) -> list[dict[str, Any]] | None:
+    """Return task, failure, value and whether it is correct of each rollout of a file; None if it can't be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         check_regular(file)  # to read a pipe would wait for ever
-        table = pq.read_table(file, columns=["failure", "value", "correct"])
+        table = pq.read_table(file, columns=["task_id", "failure", "value", "correct"])
     except Exception:  # it is damaged: who needs it says so
-        return {}
+        return None
     if any(column.type != rollout_schema(pa).field(column.name).type for column in table.schema):
-        return {}
-    rows = table.to_pylist()
+        return None
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     values = [row["value"] for row in rows if row["failure"] is None and row["value"] is not None]
     right = sum(bool(row["correct"]) for row in rows if row["failure"] is None)
     n = len(values)
@@ -324,6 +366,8 @@ def measurement_faults(held: dict[str, Any], keys: Sequence[str]) -> Iterator[st
         if not isinstance(found, dict):
             yield f"{key} is no object"
             continue
+        if isinstance(found.get("common"), dict):
+            yield from measurement_faults(found["common"], ("before", "after"))
         for name in ("accuracy", "reward", "n", "before", "after"):
             value = number(found.get(name))
             least, most = BOUNDS.get(key if name in ("before", "after") else name, (-LARGEST, LARGEST))

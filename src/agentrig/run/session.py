@@ -54,7 +54,7 @@ from agentrig.run.metrics import (
     second_reward_figures,
     warn_of_new_failures,
 )
-from agentrig.run.past import Past
+from agentrig.run.past import Past, over_common, stated_ends
 from agentrig.run.trends import LOOKED_AT, SOLVED, Guards
 from agentrig.runners.engine import RolloutEngine, Versions
 from agentrig.runners.runtime import Runtime
@@ -114,6 +114,7 @@ class RunSession:
         self.first_step = self.step = past.step + 1  # step: that is under way; the last one while the run ends
         self.checkpoint, self.resumed = past.checkpoint, resumed
         self.stopping = self.written = False  # written: the summary of a complete run is
+        self.measuring: Literal["", "before", "after"] = ""  # training: a measurement that is no part of a step
         self.enough: Enough | None = None
         self.start = time.perf_counter() - past.spent_s  # of the run, with its earlier parts and nothing between them
         self._saved_step = past.step
@@ -199,6 +200,11 @@ class RunSession:
             after = f"goes on after step {self._saved_step}" if self._saved_step else "starts over"
             costs += f" not saved, so a resume {after}; "
         return f"{costs}resume with: {self.resumes}"
+
+    @property
+    def untouched(self) -> bool:
+        """Whether the run waits for rollouts of which no runner has taken one: if it ends now, nothing is lost."""
+        return bool(getattr(self.runtime.pool, "untouched", False))
 
     @property
     def prompts(self) -> Mapping[str, str]:
@@ -424,7 +430,8 @@ class RunSession:
     def store_rollouts(self, rollouts: Sequence[Rollout], *, mode: Mode, step: int) -> None:
         """Write a batch of rollouts into the run directory, those of training with what second rewards say."""
         second = self._step_second if mode == "train" else None
-        digest = self._run.write_rollouts(rollouts, mode=mode, step=step, second=second)
+        limit = None if mode == "train" else getattr(self.plan.run, f"{mode}_tasks")
+        digest = self._run.write_rollouts(rollouts, mode=mode, step=step, second=second, limit=limit)
         if mode == "report" or (mode == "validation" and step < self.first_step):  # part of no step
             with self._progressing:
                 self._progress.setdefault(FILES, {})[table_name(mode, step)] = digest
@@ -437,7 +444,9 @@ class RunSession:
         """Measure the accuracy on the validation split; before the first step, it is the starting accuracy."""
         if not self.validation_tasks:
             return None
+        self.measuring = "before" if step < self.first_step else ""
         rollouts = self.rollouts(self.validation_tasks, n=1, endpoint=endpoint, step=step, mode="validation")
+        self.measuring = ""
         self.measured = found = Measurement.of(rollouts)
         if step < self.first_step:  # not part of a step; in a resumed run it measures the checkpoint, not the start
             if self.first_step == 1:
@@ -468,11 +477,20 @@ class RunSession:
             log.warning("%s", self._warnings[-1])
             self.measured = None
             return None
+        self.measuring = when
         rollouts = self.rollouts(
             self._report_tasks, n=1, endpoint=endpoint, step=0 if when == "before" else max(step, 1), mode="report"
         )
         self.measured = found = Measurement.of(rollouts)
-        self._note_progress(**{when: {**attrs.asdict(found), "failures": count_failures(rollouts)}})
+        told: dict[str, Any] = {**attrs.asdict(found), "failures": count_failures(rollouts)}
+        if when == "after" and "before" in self._progress:
+            common, said = over_common(self.directory, max(step, 1))
+            told |= {"common": common} if common else {}
+            self._warnings += [said] if said else []
+            if said:
+                log.warning("%s", said)
+        self._note_progress(**{when: told})
+        self.measuring = "after" if when == "after" else ""  # the run ends
         self.keeps_end = self.keeps_end and when == "before"
         self._start_clock()
         return found.accuracy
@@ -629,7 +647,7 @@ class RunSession:
 
     def summary(self, *, wall_s: float) -> dict[str, Any]:
         """Return the content of `summary.json`."""
-        before, after = self._progress.get("before", {}), self._progress.get("after", {})
+        before, after = (stated_ends(self._progress).get(end, {}) for end in ("before", "after"))
         lines = self.lines
         times: Counter[str] = Counter()
         for line in lines:

@@ -430,7 +430,6 @@ def _judged(
     found |= dict.fromkeys(("gain", "better", "worse", "n", "p"))
     if reason := _reason(run, reference, known):
         return found | {"reason": reason}
-    first, after = figures.held_out(reference)["accuracy"]["before"], figures.held_out(run)["accuracy"]["after"]
     begun, ended = reference.of_mode("report")[:1], run.of_mode("report")[1:][-1:]
     there: list[str] = []
     sides: list[Measured] = [
@@ -444,7 +443,7 @@ def _judged(
     if not n:
         return found | {"reason": "unreadable"}
     p = sign_test(better, worse)
-    return found | {"gain": after - first, "better": better, "worse": worse, "n": n, "p": p}
+    return found | {"gain": (better - worse) / n, "better": better, "worse": worse, "n": n, "p": p}
 
 
 def _alike(run: RunData, known: dict[Path, RunData]) -> str:

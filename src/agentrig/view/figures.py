@@ -10,6 +10,7 @@ from typing import Any
 from agentrig.figures import SIGNIFICANT, amount, duration, mean, number, sign_test, unaudited_s, wilson
 from agentrig.figures import machine as named_machine
 from agentrig.run.directory import ENDED
+from agentrig.run.past import stated_ends
 from agentrig.text import read_text
 from agentrig.traces import items
 from agentrig.view.reading import RunData, dig, mapping
@@ -145,12 +146,13 @@ def change(run: RunData, *key: str) -> dict[str, float] | None:
 def held_out(run: RunData) -> dict[str, dict[str, Any]]:
     """Return a run's held-out `accuracy` and mean `reward`, `before` and `after`; None where it was not measured.
 
-    They are those of `progress.json`, or if it is lost of `summary.json`. The accuracies are fractions, with their
-    95% intervals, the number of scored tasks, and the best accuracy on the validation split.
+    They are those of `progress.json` (see `stated_ends`), or if it is lost of `summary.json`. The accuracies are
+    fractions, with their 95% intervals, the number of scored tasks, and the best accuracy on the validation split.
     """
     ends = ("before", "after")
     told = {key: mapping(run.summary.get(key)) for key in ("accuracy", "reward")}
-    measured = {end: mapping(run.progress.get(end)) or {key: told[key].get(end) for key in told} for end in ends}
+    stated = stated_ends(run.progress)
+    measured = {end: mapping(stated.get(end)) or {key: told[key].get(end) for key in told} for end in ends}
     accuracy: dict[str, Any] = {end: number(measured[end].get("accuracy")) for end in ends}
     tasks = {end: int(number(measured[end].get("n") or told["accuracy"].get("n")) or 0) for end in ends}
     accuracy["n"] = tasks["after"] or tasks["before"]

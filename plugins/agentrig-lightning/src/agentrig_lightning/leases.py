@@ -58,6 +58,12 @@ class Leases:
             if rollout_id in self._held:
                 self._held[rollout_id].seen = time.monotonic()
 
+    @property
+    def held(self) -> int:
+        """How many attempts are held."""
+        with self._lock:
+            return len(self._held)
+
     def held_by(self, worker: str) -> list[Lease]:
         """Return what a runner holds."""
         with self._lock:

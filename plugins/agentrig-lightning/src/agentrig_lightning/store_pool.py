@@ -101,6 +101,11 @@ class StorePool:
         return ROOM - self.pending
 
     @property
+    def untouched(self) -> bool:
+        """Whether jobs wait for runners from elsewhere, and none of the batch has begun."""
+        return not self.n and self.pending > 0 and not self._old and not self.store.leases.held
+
+    @property
     def warnings(self) -> Sequence[str]:
         """What the run's summary says of those who came."""
         return self._served.warnings
