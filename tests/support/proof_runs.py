@@ -66,7 +66,8 @@ class ProofSession:
         """Do nothing."""
 
     def record_start(self, digest: str) -> None:
-        """Do nothing."""
+        """Keep it."""
+        self.start_weights = digest
 
     def sketch(self, step: int) -> None:
         """Audit nothing."""
