@@ -322,6 +322,12 @@ def test_a_gap_without_a_gain_asks_for_more_tasks_and_not_for_more_steps(tmp_pat
     assert said == f"{NO_GAIN.format('gained')} {more_tasks(found)}"
 
 
+def test_a_run_whose_tasks_are_all_but_solved_is_told_to_use_harder_ones(tmp_path: Path) -> None:
+    said = more(evidence(tmp_path / "solved", right=[60] * 8, known=148, n=150))
+    assert said == "98.7% of the held-out tasks are right: little is left to learn. Use harder tasks."
+    assert "harder" not in more(evidence(tmp_path / "not", right=[60] * 8, known=140, n=150))
+
+
 def test_a_training_reward_that_falls_a_little_is_told(tmp_path: Path) -> None:
     (found,) = collapsed(evidence(tmp_path, right=[46, 47, 49, 40, 47, 39, 33, 31], known=1, n=18))
     assert (found.level, found.cause) == ("warn", "")

@@ -14,6 +14,7 @@ from agentrig.plan import RESUME, resume_command
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.damage import read_object
 from agentrig.run.past import contradictions
+from agentrig.run.verdict import SOLVED
 from agentrig.text import amount
 from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence, changed, measured_of
@@ -308,6 +309,10 @@ def more(evidence: Evidence) -> str:
     """Return what to do in a run without a fault and without a significant gain."""
     if found := more_tasks(evidence):
         return found
+    if evidence.ends is not None and (after := evidence.ends[1]):
+        right = sum(correct for _, correct, _ in after.values()) / len(after)
+        if right >= SOLVED:
+            return f"{percent(right)}% of the held-out tasks are right: little is left to learn. Use harder tasks."
     measured = "measure more held-out tasks (run.report_tasks), or " if evidence.value("run.report_tasks") else ""
     said = f"{measured}{train_on(evidence)}"
     return f"{said[0].upper()}{said[1:]}"
