@@ -12,7 +12,6 @@ import sys
 import click
 
 from agentrig.cli.groups import Group
-from agentrig.processes.ends import wake_stopped
 
 
 class Printable(logging.Formatter):
@@ -41,7 +40,6 @@ def main(verbose: bool) -> None:
     # Torch and what it needs make a million objects that stay: search them for cycles seldom, and not at the exit.
     gc.set_threshold(10_000)
     atexit.register(gc.freeze)
-    atexit.register(wake_stopped)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a model's output can be printed in any terminal encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     handler = logging.StreamHandler()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import tempfile
@@ -15,7 +16,7 @@ from typing import Any
 
 from agentrig.errors import AgentrigError
 from agentrig.processes.confine import environment, start_forkserver
-from agentrig.processes.ends import SIGNALS, end_now
+from agentrig.processes.ends import SIGNALS, end_now, wake_stopped
 
 TRIES = 3
 """How often to try to start a process when the server that forks it has died."""
@@ -27,6 +28,8 @@ NO_MAIN_GUARD = 87
 """Exit code of a process that would start others while it imports the script that started the run."""
 
 _lock = threading.Lock()
+
+atexit.register(wake_stopped)  # here: a command that starts no process has nothing to wake
 
 
 def start_process(
