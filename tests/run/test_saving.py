@@ -58,7 +58,7 @@ def test_auto_saves_as_often_as_it_costs_little(case: str) -> None:
     [(2.4, 0.5, 25.0), (2.4, 8.0, 40.0), (90.0, 3.0, 5.0), (0.2, 0.0, 0.1), (3, 45, 9)],
 )
 def test_over_a_long_run_auto_keeps_both_limits(step_s: float, waited_s: float, write_s: float) -> None:
-    """A made-up clock of three hours, in which each checkpoint costs the same, and steps beside its write take longer."""
+    """A made-up clock of three hours: each checkpoint costs the same, and steps beside its write take longer."""
     now = copied = cost = 0.0
     known, saved, gaps = None, 0, []
     while now < 3 * 3600:
