@@ -49,7 +49,7 @@ def test_columns_are_what_they_are_named(rows: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({}, "has 1 row, of which this split gets about 10% by chance (tasks.shares): it takes about 30 rows"),
+        ({}, "has 1 row, and a row comes into this split with a chance of 10% (tasks.shares): with about 30 rows"),
         ({"shares": [1.0, 0.0, 0.0]}, "has 1 row, and tasks.shares gives none of them to this split"),
         ({"split": "part"}, 'has 1 row, and none has "validation" in its column part (tasks.split)'),
     ],

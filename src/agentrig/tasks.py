@@ -346,9 +346,9 @@ class Table:
         if not share:
             return f"{has}, and tasks.shares gives none of them to this split"
         return (
-            f"{has}, of which this split gets about {share:.0%} by chance (tasks.shares): it takes about "
-            f"{math.ceil(3 / share)} rows until it surely gets one, and some hundred for a measurement. Add rows, or "
-            "give the split a file of its own (tasks.validation=FILE tasks.test=FILE)"
+            f"{has}, and a row comes into this split with a chance of {share:.0%} (tasks.shares): with about "
+            f"{math.ceil(3 / share)} rows it very likely gets one, and a measurement needs hundreds. Add rows, or give "
+            "the split a file of its own (tasks.validation=FILE tasks.test=FILE)"
         )
 
     def _row(self, row: Mapping[str, Any], place: str) -> dict[str, Any]:
