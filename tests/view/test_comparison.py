@@ -154,6 +154,7 @@ def test_a_run_that_cannot_be_compared_says_why_instead_of_a_number(real: Mappin
     (early / "manifest.json").write_text(json.dumps(manifest))
     assert [row["against_start"]["reason"] for row in compare([first, early]).rows] == [None, "start-not-measured"]
     assert "The common start is" not in alone.text()
+    assert alone.table().rows[0][1] == "not measured"
 
 
 def test_a_file_of_the_common_start_that_cannot_be_read_is_told_as_that_runs(tmp_path: Path) -> None:

@@ -552,6 +552,8 @@ def _run(line: Mapping[str, Any]) -> str:
 
 def _accuracy(line: Mapping[str, Any]) -> str:
     ends = [line["before"], line["after"]]
+    if not any(ends):
+        return "not measured"
     told = [[percent(of and of["mean"]) for of in ends], [table.interval(line[f"{end}_ci95"]) for end in ENDS]]
     if any(of and of["least"] != of["greatest"] for of in ends):
         told.append([table.interval(of and (of["least"], of["greatest"])) for of in ends])
