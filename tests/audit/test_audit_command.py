@@ -319,6 +319,14 @@ def test_a_file_that_was_cut_short_is_a_fault_that_names_it(
     assert not [record for record in caplog.records if record.exc_info]
 
 
+def test_a_file_of_a_step_that_is_gone_is_a_fault_that_names_it(run: Path) -> None:
+    (run / "calls/train-00002.parquet").unlink()
+    status, found = audited(run, "--step", "2")
+    wrong = {link: each["detail"] for link, each in found.items() if each["result"] == "fault"}
+    said = f"{run}/calls/train-00002.parquet is gone, and the run wrote it: restore it from a copy"
+    assert (status, wrong) == (1, dict.fromkeys(("score", "advantages", "gradient"), said))
+
+
 def test_another_file_in_the_place_of_the_learners_gets_no_advice_of_torchs(run: Path) -> None:
     file = run / "checkpoints/step-00001/trainer/learner.pt"
     size = file.stat().st_size

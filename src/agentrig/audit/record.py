@@ -329,7 +329,7 @@ class Record:
         """Return columns of a step's file in `rollouts` or `calls` (where each call went); no rows without a file.
 
         Raises:
-            RunFileError: The file is damaged or was changed, it lacks one of the columns, or one has another type.
+            RunFileError: The file is gone, damaged or changed, it lacks one of the columns, or one has another type.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -337,6 +337,8 @@ class Record:
         types = {"value": pa.float64(), "advantage": pa.float64(), "own_reward": pa.float64(), "correct": pa.bool_()}
         file = self.path / folder / f"{mode}-{step:05d}.parquet"
         if not file.exists():
+            if self._stated(folder, mode, step) is not None:
+                raise RunFileError(f"{file} is gone, and the run wrote it: restore it from a copy")
             return []
         with readable(file):
             there = pq.read_schema(file).names

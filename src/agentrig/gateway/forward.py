@@ -170,6 +170,9 @@ class Exchange:
         try:
             body = json.loads(content or b"", parse_int=_of_64_bits, parse_float=_finite, parse_constant=_finite)
         except (ValueError, RecursionError) as error:
+            if encoding := self.headers.get("content-encoding"):
+                text = f"the body has the Content-Encoding {encoding:.40}: send it as it is, without that header"
+                raise Refused(text, status=415, code="unsupported_encoding") from None
             raise Refused(f"the body {json_fault(error)}", status=400, code="invalid_json") from None
         if not isinstance(body, dict):
             raise Refused("the body must be a JSON object", status=400, code="invalid_json")
