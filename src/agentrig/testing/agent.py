@@ -21,7 +21,7 @@ from agentrig.runners.processes import Pool
 from agentrig.settings import structure
 from agentrig.tasks import Task
 from agentrig.testing.elsewhere import packed
-from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
+from agentrig.testing.kit import CheckFailed, CheckSkipped, basic, needs
 from agentrig.testing.samples import TriedSubject, difference, texts_of
 from agentrig.testing.scripted import Reply, Request, ScriptedServer, scripted_server
 from agentrig.testing.subject import Subject
@@ -234,6 +234,7 @@ class AgentSubject(TriedSubject):
         return {name: self.alone(self.rows[0], reply) for name, reply in ODD.items()}
 
 
+@basic
 def check_starts(subject: AgentSubject) -> None:
     """A runner process builds it.
 
@@ -243,7 +244,7 @@ def check_starts(subject: AgentSubject) -> None:
     _ = subject.pool
 
 
-@needs(check_starts)
+@basic
 def check_calls_endpoint(subject: AgentSubject) -> None:
     """Each task leads to a call to the endpoint that the agent was given.
 
@@ -258,7 +259,7 @@ def check_calls_endpoint(subject: AgentSubject) -> None:
             raise CheckFailed(f"{how}; no call of /chat/completions arrived at the endpoint", cure)
 
 
-@needs(check_calls_endpoint)
+@basic
 def check_answers(subject: AgentSubject) -> None:
     """Each task is answered with a JSON value, with an endpoint that works.
 
@@ -271,7 +272,6 @@ def check_answers(subject: AgentSubject) -> None:
             raise CheckFailed(play.says())
 
 
-@needs(check_answers)
 def check_recorded(subject: AgentSubject) -> None:
     """Every call that arrives is recorded, with its token ids.
 
@@ -284,7 +284,6 @@ def check_recorded(subject: AgentSubject) -> None:
             raise CheckFailed(f"task {play.task.id}: {len(play.requests)} calls arrived, {len(calls)} were recorded")
 
 
-@needs(check_answers)
 def check_sampling(subject: AgentSubject) -> None:
     """Every call names the endpoint's model, and has its sampling fields, or a lower limit of tokens.
 
@@ -301,7 +300,6 @@ def check_sampling(subject: AgentSubject) -> None:
                 raise CheckFailed(f"task {play.task.id}: the run samples with {wanted}, a call with {got}")
 
 
-@needs(check_answers)
 def check_private(subject: AgentSubject) -> None:
     """It asks for no key of `private`, and no private text is in its calls or its answer.
 
@@ -359,7 +357,6 @@ def check_together(subject: AgentSubject) -> None:
                 raise CheckFailed(f"task {alone.task.id}, {how}: {different}")
 
 
-@needs(check_answers)
 def check_server_error(subject: AgentSubject) -> None:
     """If the server refuses a call, the rollout fails; it has no answer.
 
@@ -374,7 +371,6 @@ def check_server_error(subject: AgentSubject) -> None:
         )
 
 
-@needs(check_answers)
 def check_odd_replies(subject: AgentSubject) -> str:
     """Odd replies lead to an answer or to a typed failure, not to an exception.
 
@@ -394,7 +390,6 @@ def check_odd_replies(subject: AgentSubject) -> str:
     return _facts(bad, own, "Such rollouts are not trained on, and over 25% of them stop a run")
 
 
-@needs(check_answers)
 def check_deadline(subject: AgentSubject) -> str:
     """It ends by itself, also when the model never says what it waits for.
 

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from importlib import import_module
+from itertools import takewhile
+from types import ModuleType
 from typing import Any, Literal
 
 import attrs
@@ -64,6 +66,13 @@ class CheckSkipped(Exception):
 
 
 _needs: dict[Function, tuple[Function, ...]] = {}
+_basic: set[Any] = set()
+
+
+def basic(function: Function) -> Function:
+    """Mark a check that all later checks of its kind need."""
+    _basic.add(function)
+    return function
 
 
 def needs(*before: Function) -> Callable[[Function], Function]:
@@ -159,7 +168,7 @@ class Check:
         done: dict[Function, BaseException | str] = self.subject.done
         if function in done:
             return done[function]
-        for before in () if function is check_loads else (check_loads, *_needs.get(function, ())):
+        for before in () if function is check_loads else (check_loads, *_before(function)):
             error = self._done(before)
             if not isinstance(error, str):
                 if before in self.subject.chosen and not isinstance(error, CheckSkipped):
@@ -187,6 +196,17 @@ class Check:
     def __str__(self) -> str:
         """Return the name; pytest shows it (`ids=str`)."""
         return self.name
+
+
+def _before(function: Function) -> list[Function]:
+    """Return the checks that a check needs: the last basic one above it, and those that it names itself."""
+    above = takewhile(lambda each: each is not function, _functions(import_module(function.__module__)))
+    return [*[each for each in above if each in _basic][-1:], *_needs.get(function, ())]
+
+
+def _functions(module: ModuleType) -> list[Any]:
+    """Return the functions of a module, in the order in which it defines them."""
+    return [f for f in vars(module).values() if inspect.isfunction(f) and f.__module__ == module.__name__]
 
 
 def _name(kind: str, function: Function) -> str:
@@ -258,8 +278,7 @@ def declared(kind: str) -> list[Check]:
     """
     if kind not in (*CHECKED, TRIAL):
         raise ConfigError(f'there are no checks of a "{kind}".{nearest(kind, CHECKED)} Kinds: {", ".join(CHECKED)}')
-    module = import_module(f"agentrig.testing.{kind}")
-    own: list[Any] = [f for f in vars(module).values() if inspect.isfunction(f) and f.__module__ == module.__name__]
+    own = _functions(import_module(f"agentrig.testing.{kind}"))
     return [Check(kind=kind, function=f) for f in (check_loads, *own) if f.__name__.startswith("check_")]
 
 

@@ -22,7 +22,7 @@ from agentrig.rewards import Score
 from agentrig.run.demonstration_server import Conversation
 from agentrig.tasks import Task
 from agentrig.testing.agent import AgentSubject, Play
-from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
+from agentrig.testing.kit import CheckFailed, CheckSkipped, basic, needs
 from agentrig.testing.reward import RewardSubject
 from agentrig.testing.scripted import Reply, Script
 from agentrig.testing.subject import Subject
@@ -187,6 +187,7 @@ class PlaySubject(AgentSubject):
         }
 
 
+@basic
 def check_parts(subject: PlaySubject) -> None:
     """Tasks, reward and adapter are found and built.
 
@@ -196,7 +197,7 @@ def check_parts(subject: PlaySubject) -> None:
     _ = subject.rows, subject.judge.made, subject.adapt
 
 
-@needs(check_parts)
+@basic
 def check_rollouts(subject: PlaySubject) -> None:
     """At most a quarter of the rollouts fail.
 
@@ -208,7 +209,6 @@ def check_rollouts(subject: PlaySubject) -> None:
         raise CheckFailed(f"{len(failed)} of {len(subject.trials)} rollouts failed; the first: {failed[0].play.says()}")
 
 
-@needs(check_rollouts)
 def check_scored(subject: PlaySubject) -> None:
     """The reward can read what the agent answers.
 
@@ -256,7 +256,6 @@ def check_readable(subject: PlaySubject) -> None:
         )
 
 
-@needs(check_rollouts)
 def check_trains(subject: PlaySubject) -> None:
     """The adapter keeps calls of the agent.
 
