@@ -296,10 +296,20 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
     assert said == [0.1, 0.2, 0.3, 0.4, 0.5][:passes]  # the first try is after the first pass
 
 
-@pytest.mark.parametrize(("dear", "tries"), [(False, [1, 2, 3, 4, 5, 7, 9]), (True, [1, 2, 4, 8])])
-def test_tries_of_the_model_begin_at_once_and_get_rarer(
-    colors: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dear: bool, tries: list[int]
+@pytest.mark.parametrize(
+    ("dear", "minutes", "tries"),
+    [(False, 3.0, [1, 2, 3, 4, 5, 7, 9]), (True, 3.0, [1, 2, 4, 8]), (False, 1e-6, [1])],
+    ids=["cheap", "dear", "no time left"],
+)
+def test_tries_of_the_model_begin_at_once_get_rarer_and_end_with_the_time(
+    colors: Callable[..., Plan],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dear: bool,
+    minutes: float,
+    tries: list[int],
 ) -> None:
+    """When the time is up, the training ends: no later try measures a model that no longer changes."""
     if dear:
         monkeypatch.setattr("agentrig.run.warmup.TRIALS_S", -1.0)
         monkeypatch.setattr("agentrig.run.warmup.TRIALS", -1.0)
@@ -309,7 +319,8 @@ def test_tries_of_the_model_begin_at_once_and_get_rarer(
         said.append(done)
         return False
 
-    wanted = StartPlan(directory=tmp_path / "model", parameters=60_000, tokenizer="bytes", passes=10.0)
+    directory = tmp_path / "model"
+    wanted = StartPlan(directory=directory, parameters=60_000, tokenizer="bytes", passes=10.0, minutes=minutes)
     turns = [Turn(messages=[{"role": "user", "content": "a"}], reply=Reply(content="b"))]
     plan = colors()
     make_start(plan, wanted, choose_labels(plan, 0, seed=0), turns, enough=enough)

@@ -17,7 +17,9 @@ import pytest
 
 from agentrig import Endpoint
 from agentrig.errors import AgentrigError, ConfigError
+from agentrig.plan import resolve
 from agentrig.pools import Job
+from agentrig.run.warmup import choose_labels, demonstrate
 from agentrig.runners.attempt import run_agent, running_loop
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
@@ -183,6 +185,43 @@ def test_the_mode_decides_which_method_is_called() -> None:
     """As in Agent Lightning, everything but `train` is a validation."""
     agent = build(lambda: Telling([]))
     assert [answer(agent, job(mode=mode)) for mode in ("train", "val", "test", None)] == [1.0, 2.0, 2.0, 2.0]
+
+
+TRAINED_ONLY = """
+import agentlightning as agl
+import agentrig_lightning as lightning
+import httpx
+from agentrig import hookimpl
+
+
+class Asks(agl.LitAgent):
+    def training_rollout(self, task, resources, rollout):
+        llm = resources["main_llm"]
+        text = ""
+        for said in (f"color {task['number']}", "again, not {}"):
+            body = {"model": llm.model, "messages": [{"role": "user", "content": said.format(text)}]}
+            headers = {"Authorization": f"Bearer {llm.api_key}"}
+            reply = httpx.post(f"{llm.endpoint}/chat/completions", json=body, headers=headers, timeout=20)
+            text = reply.raise_for_status().json()["choices"][0]["message"]["content"]
+        return 1.0
+
+    def validation_rollout(self, task, resources, rollout):
+        raise FileNotFoundError(f"{task['number']} is not in the test databases")
+
+
+@hookimpl
+def register_agents():
+    yield lightning.agent(Asks, name="asks", summary="Asks twice.")
+"""
+
+
+def test_demonstrations_of_training_tasks_call_training_rollout(tmp_path: Path) -> None:
+    """In the mode of a validation, LitSQLAgent looks for them in the test databases."""
+    (tmp_path / "asks.py").write_text(TRAINED_ONLY)
+    files = [str(Path(__file__).parents[3] / "tests" / "support" / "warmup_plugin.py"), str(tmp_path / "asks.py")]
+    plan = resolve("colors", overrides=["runners.n=1"], uses={"agent": "asks", "reward": "own"}, files=files)
+    labels = choose_labels(plan, 2, seed=0).tasks
+    assert [turn.reply.content for turn in demonstrate(plan, labels).turns] == [t.private["gold"] for t in labels]
 
 
 def test_an_agent_gets_the_whole_rollout() -> None:

@@ -70,6 +70,20 @@ def test_every_import_skips_litellm(python: object) -> None:
     ]
 
 
+def test_a_script_that_imports_it_first_asks_no_network_under_agentrig_run(python: object, tmp_path: Path) -> None:
+    """Without `agentrig run`, litellm asks for its list of prices three times."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import agentlightning, sys\nprint('litellm' in sys.modules, agentlightning.Trainer.__module__)\n"
+    )
+    source = (
+        "import sys\nfrom agentrig.cli.entry import main\n"
+        f"sys.argv = ['agentrig', 'run', {str(script)!r}]\n"
+        "try:\n    main()\nexcept SystemExit:  # the script makes no run\n    pass\n"
+    )
+    assert python(source) == "False agentrig_lightning.trainer\n"  # type: ignore[operator]
+
+
 @pytest.mark.slow  # litellm takes a dozen seconds to import, so only this test imports it
 def test_the_proxy_is_the_real_one_when_asked_for(python: object) -> None:
     source = (
