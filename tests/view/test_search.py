@@ -108,9 +108,9 @@ def test_searched_texts_are_kept_until_their_file_changes(
 ) -> None:
     read: list[str] = []
 
-    def noted(file: RolloutFile, columns: Sequence[str], missing: list[str]) -> pa.Table | None:
+    def noted(file: RolloutFile, columns: Sequence[str]) -> pa.Table | None:
         read.extend([file.path.name] if set(TEXTS) <= set(columns) else [])
-        return columns_of(file, columns, missing)
+        return columns_of(file, columns)
 
     monkeypatch.setattr("agentrig.view.watch.rollouts.columns_of", noted)
     monkeypatch.setattr("agentrig.view.watch.rollouts.MOST_TEXT", most)
