@@ -53,7 +53,7 @@ class Group(NearestGroup):
             "report": ("look:report", "Rebuild the report of a run."),
             "compare": ("look:compare", "Compare runs in one table: method, held-out accuracy, tokens, time, cost."),
             "why": ("look:why", "Say what held a run's learning back, and what to change."),
-            "audit": ("audit:audit", "Check a recorded step with code that shares nothing with the trainer."),
+            "audit": ("look:audit", "Check a recorded step with code that shares nothing with the trainer."),
             "export": ("traces:export", "Copy a run's latest checkpoint as a Hugging Face directory."),
             "export-traces": ("traces:export_traces", "Send a run's traces to OpenTelemetry, or into a file."),
             "import-traces": ("traces:import_traces", "Make demonstrations from traces of production or a run."),

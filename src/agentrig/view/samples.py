@@ -8,13 +8,11 @@ from typing import Any
 from agentrig.figures import number
 from agentrig.text import cut
 from agentrig.view import figures
-from agentrig.view.calls import calls_of
+from agentrig.view.beside import calls_of, gold_of, tokenizer_of
 from agentrig.view.causes.evidence import Evidence
-from agentrig.view.gold import gold_of
 from agentrig.view.html import Links
 from agentrig.view.reading import SECOND, RunData, mapping, rollout_rows
 from agentrig.view.rollout import COLUMNS, FOLDER, QUESTION, chip, question, readable, score_of, text_of
-from agentrig.view.tokens import tokenizer_of
 
 LONGEST_TEXT = 4_000
 """Characters of a message or an output in the file; the live page shows more."""

@@ -79,6 +79,7 @@ def export_traces(run: Path, url: str | None, file: Path | None, content: bool) 
     from agentrig.otlp.exporting import BATCH, Exporter, ExportError, OtlpConfig, json_line, origin_of
     from agentrig.otlp.spans import spans_of
     from agentrig.run.damage import writing
+    from agentrig.run.files import replacing
     from agentrig.run.rows import stored_rollouts
     from agentrig.settings import structure
     from agentrig.view.reading import mapping, read_run
@@ -102,8 +103,7 @@ def export_traces(run: Path, url: str | None, file: Path | None, content: bool) 
             if file.exists():
                 raise ConfigError(f"{file} exists already: name another file, or delete it")
             stack.enter_context(writing(file, "another --file"))
-            part = file.with_name(f".{file.name}.part")
-            stack.callback(lambda: part.unlink(missing_ok=True))  # a killed export's is written over
+            part = stack.enter_context(replacing(file, file.with_name(f".{file.name}.part")))
             out = stack.enter_context(part.open("w", encoding="utf-8"))
         for batch in stored_rollouts(run / "rollouts", size=BATCH):
             found = [span for rollout in batch for span in spans_of(rollout, origin)]
@@ -115,9 +115,6 @@ def export_traces(run: Path, url: str | None, file: Path | None, content: bool) 
                 except ExportError as error:
                     raise AgentrigError(f"{error} {rollouts} rollouts were sent before") from None
             rollouts, spans = rollouts + len(batch), spans + len(found)
-        if file is not None:
-            out.close()
-            part.rename(file)
     click.echo(f"{amount(rollouts, 'rollout')}, {amount(spans, 'span')} -> {url or file}")
 
 

@@ -28,16 +28,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrig.errors import AgentrigError
 from agentrig.view import table
-from agentrig.view.calls import calls_of
+from agentrig.view.beside import calls_of, gold_of, tokenizer_of
 from agentrig.view.comparison import compared
-from agentrig.view.gold import gold_of
 from agentrig.view.html import Links, templates
 from agentrig.view.page import before_and_after, differing_settings, of_diagnosis, view
 from agentrig.view.prices import Prices
 from agentrig.view.reading import RunData
 from agentrig.view.rollout import differences, readable, text_of
 from agentrig.view.samples import add_gold
-from agentrig.view.tokens import tokenizer_of
 from agentrig.view.watch import rewards, views
 from agentrig.view.watch.notes import can_write, read_notes, write_notes
 from agentrig.view.watch.rollouts import Filter
@@ -396,6 +394,7 @@ class Pages:
         request: Request,
         name: str,
         of: Run | None = None,
+        /,
         *,
         title: str,
         still: bool = False,
