@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from agentrig.errors import AgentrigError, nearest
 from agentrig.figures import amount, number, percent
@@ -18,7 +18,9 @@ from agentrig.run.damage import writing
 from agentrig.text import flat
 from agentrig.traces import LLM_CALL, Trace, items, reply_of
 from agentrig.view import figures
-from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
+from agentrig.view.diagnosis import Diagnosis, diagnose
+from agentrig.view.html import templates
+from agentrig.view.page import of_diagnosis
 from agentrig.view.png import FILES, draw
 from agentrig.view.reading import SECOND, RolloutFile, RunData, mapping, read_run, rollout_rows, spans_of
 
@@ -181,12 +183,8 @@ class LoadedRun:
                 percent(accuracy["after"]),
             )
         ]
-        for found in self.diagnosis.problems:
-            lines = Markup("<br>").join(escape(line) for line in details(found))
-            parts.append(Markup("<p><b>{}</b>: {}<br>{}</p>").format(found.cause, found.text, lines))
-        if not self.diagnosis.problems and data.steps:
-            parts.append(Markup("<p>{}</p>").format(verdict(self.diagnosis)))
-        parts += [Markup("<p>{}</p>").format(text) for text in self.missing]
+        told = of_diagnosis(self.diagnosis) | {"missing": self.missing}
+        parts.append(templates().get_template("parts.html.j2").module.why(told))  # as the page shows it
         for plot in self.plots():
             source = f"data:image/png;base64,{base64.b64encode(plot.png).decode()}"
             parts.append(Markup('<img alt="{} plot" width="620" src="{}">').format(plot.name, source))
