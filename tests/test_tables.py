@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrig.errors import AgentrigError, ConfigError
-from agentrig.plan import resolve
-from agentrig.run.splits import load_splits, read_split
+from agentrig.plan import RunSettings, resolve
+from agentrig.run.evaluate import eval_tasks
+from agentrig.run.splits import load_splits, read_split, split_warnings
 from agentrig.tasks import Table, TableConfig, Task, from_frame, table
 
 ROWS = "id,question,answer,level,part\n" + "".join(
@@ -43,6 +44,26 @@ def test_columns_are_what_they_are_named(rows: Path) -> None:
     assert first.given(whole=True) == {"question": "What is 2 + 1?", "answer": 3}
     rest = table(TableConfig(file=str(rows), private=["answer"], split="part"))
     assert set(rest.load("train")[0].input) == {"question", "level"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "has 1 row, and a row comes into this split with a chance of 10% (tasks.shares): with about 30 rows"),
+        ({"shares": [1.0, 0.0, 0.0]}, "has 1 row, and tasks.shares gives none of them to this split"),
+        ({"split": "part"}, 'has 1 row, and none has "validation" in its column part (tasks.split)'),
+    ],
+)
+def test_a_split_without_rows_says_how_many_the_file_has(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    file = tmp_path / "one.csv"
+    file.write_text("text,answer,part\nthe 3rd of May 2001,2001-05-03,train\n")
+    tasks = table(TableConfig(file=str(file), private=["answer"], **settings))
+    assert not tasks.load("validation")
+    with pytest.raises(ConfigError) as raised:
+        eval_tasks(tasks, RunSettings(), None, who="task set table", role="validation")
+    assert f"{file} {said}" in str(raised.value)
+    splits = {role: (split, tasks.load(split)) for role, split in tasks.roles.items()}
+    assert any(f"{file} {said}" in warning for warning in split_warnings(splits, tasks))
 
 
 def test_shares_put_rows_with_one_input_into_one_split(rows: Path) -> None:

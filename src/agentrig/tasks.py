@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ import attrs
 from agentrig.errors import ConfigError, PluginError, nearest
 from agentrig.rows import read_rows
 from agentrig.settings import setting, structure
-from agentrig.text import cut, json_kind, words_of
+from agentrig.text import amount, cut, json_kind, words_of
 
 T = TypeVar("T")
 
@@ -331,6 +332,24 @@ class Table:
         check_same_kinds({**self._loaded, split: tasks})
         self._loaded[split] = tasks
         return tasks
+
+    def why_empty(self, split: str) -> str:
+        """Say why a split got no rows, and what to do; '' if only its own file knows."""
+        if len(self._tables) > 1 or split not in self.splits:
+            return ""
+        rows, place = self._tables["train"]
+        file = (place(0).rpartition(", ")[0] if rows else "") or "the table"
+        has = f"{file} has {amount(len(rows), 'row')}"
+        if name := self._columns.split:
+            return f'{has}, and none has "{split}" in its column {name} (tasks.split)'
+        share = self._columns.shares[self.splits.index(split)]
+        if not share:
+            return f"{has}, and tasks.shares gives none of them to this split"
+        return (
+            f"{has}, and a row comes into this split with a chance of {share:.0%} (tasks.shares): with about "
+            f"{math.ceil(3 / share)} rows it very likely gets one, and a measurement needs hundreds. Add rows, or give "
+            "the split a file of its own (tasks.validation=FILE tasks.test=FILE)"
+        )
 
     def _row(self, row: Mapping[str, Any], place: str) -> dict[str, Any]:
         columns = self._columns

@@ -180,8 +180,13 @@ def peak_of_the_card(hardware: str) -> Iterator[list[int]]:
         yield used
         return
     card = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=250", f"--id={card}"]
-    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as process:
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={card}"]
+    until = time.monotonic() + 20  # the process that made the model has ended, and the card gives its memory back
+    while int(subprocess.run(query, capture_output=True, text=True, check=True).stdout) > 1024:
+        if time.monotonic() > until:
+            raise SystemExit(f"card {card} is in use by another process")
+        time.sleep(0.25)
+    with subprocess.Popen([*query, "--loop-ms=250"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = process.stdout
         reader = threading.Thread(target=lambda: used.extend(map(int, lines)))

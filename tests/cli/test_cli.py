@@ -554,6 +554,15 @@ def test_a_failed_rollout_sets_the_exit_status_of_dev(here: Path, model: ModelSe
     assert result.stdout.endswith(" of 2 rollouts right, 1 failed\n")
 
 
+def test_dev_says_when_the_agent_returns_nothing(here: Path, model: ModelServer, toy_file: str) -> None:
+    words = ["dev", "toy", "--plugin", toy_file, "--endpoint", model.url, "--limit", "3", "--split", "train"]
+    result = invoke(*words, "adapter.match=", "tasks.do=['nothing', 'nothing', '']", env={"COLUMNS": "200"})
+    assert "warning: the agent returned None in 2 of 3 rollouts" in result.stderr
+    assert "Does the agent `return` its answer?" in result.stderr
+    result = invoke(*words, "adapter.match=", "tasks.do=['nothing', '', '']", env={"COLUMNS": "200"})
+    assert "returned None" not in result.stderr
+
+
 def test_dev_says_when_no_call_would_be_trained_on(here: Path, model: ModelServer, toy_file: str) -> None:
     words = ["dev", "toy", "--plugin", toy_file, "--endpoint", model.url, "--limit", "12"]
     result = invoke(*words, "adapter.match=check", env={"COLUMNS": "200"})

@@ -20,6 +20,7 @@ from openai import BadRequestError, OpenAI
 from rollouts import rollout
 
 from agentrig import Task
+from agentrig.cli.commands.warmup import next_step
 from agentrig.cli.entry import main
 from agentrig.demonstrations import Reply, StartPlan, Turn, gold_of
 from agentrig.errors import ConfigError, PluginError
@@ -181,6 +182,15 @@ def test_a_start_without_reward_and_one_without_room_are_named() -> None:
     assert found.kind == "solved"
     assert "already solves" in found.message
     assert found.message.endswith("fewer labels or passes.")
+    last = next_step({"verdict": attrs.asdict(found)}, "agentrig train colors")
+    assert last.startswith("next: use harder tasks")
+    assert last.endswith("little left to gain; to do it all the same: agentrig train colors")
+    good = {"verdict": attrs.asdict(verdict(measured([0.0, 1.0])))}
+    assert (
+        next_step(good, "agentrig train colors")
+        == next_step({}, "agentrig train colors")
+        == ("next: agentrig train colors")
+    )
     found = verdict(measured([], failed=2))
     assert found.kind == "failing"
     assert found.message.splitlines()[1:] == ["  2 x deadline: for example no answer after 9 s"]

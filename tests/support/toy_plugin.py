@@ -268,6 +268,9 @@ def toy_agent(task_input, endpoint):
         return "odd"
     if do == "even":
         return "even"
+    if do == "nothing":
+        ask(endpoint, f"Is {task_input['number']} odd?")
+        return None
     if do == "cold":
         endpoint = endpoint.with_sampling(temperature=0.1)
     with agentrig.span("write_query"):

@@ -149,3 +149,15 @@ def test_a_plugin_that_ends_its_process_fails_one_check(
 def test_an_agent_that_asks_for_the_gold_is_caught() -> None:
     report = check("agent", f"{FOLDER}/agent_functions.py:private-asked", raise_failed=False, limit=2, only=["private"])
     assert 'the agent asks for private["gold"]' in report.failed[0].message
+
+
+def test_an_agent_that_returns_nothing_is_told_to_return_and_one_that_reads_a_form_is_fine() -> None:
+    forgets, form = (
+        check("agent", f"{FOLDER}/agent_functions.py:{name}", raise_failed=False, limit=2, only=["answers"])
+        for name in ("answers-no-return", "form")
+    )
+    (failed,) = forgets.failed
+    assert failed.check == "agent.answers"
+    assert "the agent returned None for 2 of 2 tasks, first for task w0" in failed.message
+    assert "a function without `return` returns None" in failed.message
+    assert not form.failed

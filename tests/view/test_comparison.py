@@ -142,7 +142,7 @@ def test_a_run_that_cannot_be_compared_says_why_instead_of_a_number(real: Mappin
     assert [row["against_start"]["reason"] for row in compare([first, unset], each=True).rows][1] == "reward-unknown"
     found = compare([first, other, stopped, lost, unread, early], each=True)
     reasons = [row["against_start"]["reason"] for row in found.rows]
-    assert reasons == [None, "other-start", "not-measured", "tasks-unknown", "unreadable", "not-measured"]
+    assert reasons == [None, "other-start", "unfinished", "tasks-unknown", "unreadable", "unfinished"]
     assert "crashed" in found.table().rows[2][0]
     assert "unread" in found.table().rows[4][0]
     assert found.rows[4]["at_least"]
@@ -154,6 +154,7 @@ def test_a_run_that_cannot_be_compared_says_why_instead_of_a_number(real: Mappin
     (early / "manifest.json").write_text(json.dumps(manifest))
     assert [row["against_start"]["reason"] for row in compare([first, early]).rows] == [None, "start-not-measured"]
     assert "The common start is" not in alone.text()
+    assert alone.table().rows[0][1] == "not measured"
 
 
 def test_a_file_of_the_common_start_that_cannot_be_read_is_told_as_that_runs(tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_a_running_run_is_shown_with_what_it_has(tmp_path: Path) -> None:
         run.release()
     line = found.lines[1]
     assert line["status"] == {"running": 1}
-    assert line["reasons"] == ["not-measured"]
+    assert line["reasons"] == ["running"]
     assert line["before"] is not None
     assert line["after"] is None
     assert found.table().rows[1][0].endswith("running")
@@ -234,15 +235,45 @@ def test_runs_that_differ_only_in_their_seed_are_one_line(seeds: list[Path], tmp
     each = compare([*seeds, other], each=True)
     assert [line["runs"] for line in each.lines] == [["run-0"], ["run-1"], ["run-2"], ["other"]]
     assert each.rows == found.rows
-    # one of them has no end yet
+
+
+def test_a_run_without_its_last_measurement_is_no_seed_of_the_finished_ones(seeds: list[Path], tmp_path: Path) -> None:
     begun = shutil.copytree(seeds[2], tmp_path / "begun")
-    (begun / "progress.json").write_text(json.dumps({"before": json.loads(
-        (begun / "progress.json").read_text())["before"]}))  # fmt: skip
+    before = json.loads((begun / "progress.json").read_text())["before"]
+    (begun / "progress.json").write_text(json.dumps({"before": before}))
     (begun / "summary.json").unlink()
-    text = compare([*seeds[:2], begun]).table().rows[0]
-    assert "1 crashed" in text[0]
-    assert "1 not measured after" in text[1]
-    assert "not measured after training" in text[2]
+    pooled, alone = compare([*seeds[:2], begun]).table().rows
+    assert "seeds 0, 1" in pooled[0]
+    assert "of 2 significant" in pooled[2]
+    assert "unknown" not in " ".join(pooled)
+    assert alone[0].endswith("crashed")
+    assert alone[2] == "it was not measured after training: it did not finish"
+    run = RunDirectory(begun)
+    run.lock()
+    try:
+        running = compare([*seeds[:2], begun]).table().rows[1]
+    finally:
+        run.release()
+    assert running[0].endswith("running")
+    assert running[2] == "it still runs: it is measured at its end"
+
+
+def test_a_finished_run_that_cannot_be_compared_is_counted_with_its_reason(seeds: list[Path], tmp_path: Path) -> None:
+    unread = shutil.copytree(seeds[2], tmp_path / "unread")
+    (unread / "rollouts" / "report-00003.parquet").write_bytes(b"no rollouts")
+    (line,) = compare([*seeds[:2], unread]).table().rows
+    assert "unknown" not in line[2]
+    assert line[2].endswith("1 of 3 runs: held-out rollouts cannot be read")
+
+
+def test_runs_with_the_same_seed_are_repeats(seeds: list[Path], tmp_path: Path) -> None:
+    again = shutil.copytree(seeds[0], tmp_path / "again")
+    found = compare([seeds[0], again])
+    assert "2 repeats of seed 0, no other seeds" in found.table().rows[0][0]
+    assert "Runs of the same settings and the same seed are repeats" in found.table().note
+    found = compare([seeds[0], seeds[1], again])
+    assert "seeds 0, 1; 2 runs of seed 0 are repeats" in found.table().rows[0][0]
+    assert "repeats" not in compare(seeds).text()
 
 
 def test_a_run_that_came_from_another_is_compared_with_the_start_of_that_one(tmp_path: Path) -> None:

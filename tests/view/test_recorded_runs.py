@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from agentrig.ledger import UNMATCHED_NODE
 from agentrig.view.causes import outcome
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.outcome import SETTINGS
-from agentrig.view.diagnosis import NO_GAIN, NOTHING_WRONG, Diagnosis, diagnose, verdict, words
+from agentrig.view.diagnosis import NO_GAIN, NOTHING_WRONG, Diagnosis, details, diagnose, verdict, words
 from agentrig.view.notebook import LoadedRun
 from agentrig.view.page import render
 from agentrig.view.reading import read_run
@@ -114,7 +115,7 @@ def test_the_report_shows_the_same_text(runs: Mapping[str, Path]) -> None:
     assert "What held learning back" in page
     for problem in diagnose(run).problems:
         assert f"<b>{problem.cause}</b>" in page
-        assert f"since step {problem.since}" in page
+        assert all(line in html.unescape(page) for line in details(problem))
     assert "Nothing held learning back." in render([read_run(runs["healthy: it learns"])])
 
 

@@ -104,6 +104,7 @@ def distribution(step: Step) -> Iterator[Verdict]:
         temperature=temperature,
         top_p=top_p,
         of=len(step.calls),
+        otherwise=len(step.calls) - sum(map(len, groups)),
         streams=_streams(step, {call for group in groups for call in group}),
     )
 
@@ -117,10 +118,12 @@ def compared(
     temperature: float,
     top_p: float,
     of: int,
+    otherwise: int = 0,
     streams: Sequence[Sequence[Call]] = (),
 ) -> Iterator[Verdict]:
     """Compare calls, of so many, with what weights say of their tokens; see `distribution`.
 
+    `otherwise` of them are in no group, because they were not sampled as the settings say.
     `groups` have for each call the replies of its group that should be independent of it. They are taken whole, up to
     `TOKENS` sampled tokens; where the time is up before, or there are more, what needs no model is still computed, from
     the recorded log-probabilities. `streams` are the n-th first calls of all groups, for each n. `evidence` has the
@@ -207,7 +210,7 @@ def compared(
     if what and most <= MOST:
         share += f"; no fault of sampling shows. The nearest to one: {what}, log likelihood ratio {most:.3g}, where "
         share += f"{MOST:.3g} would be one"
-    yield ok(share, max(gap / bound, half / least, most / MOST), read=(looked, of))
+    yield ok(share, max(gap / bound, half / least, most / MOST), read=(looked, of), otherwise=otherwise)
 
 
 def _farthest(found: Sequence[tuple[float, float, str]], spread: float) -> tuple[float, float, str]:

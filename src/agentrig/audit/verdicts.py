@@ -35,6 +35,8 @@ class Verdict:
         link: One of `LINKS`; the auditor fills it in.
         note: What is no fault but may hold learning back; '' if nothing is known.
         read: How many calls were looked at, and of how many; None where that is all or stands in no relation.
+        otherwise: Of the calls that were not looked at, those that were not sampled as the settings say; the others
+            were left out to save time.
     """
 
     result: Literal["ok", "fault", "not looked at"]
@@ -44,6 +46,7 @@ class Verdict:
     link: str = ""
     note: str = ""
     read: tuple[int, int] | None = None
+    otherwise: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -81,9 +84,12 @@ class CannotLook(Exception):
     """A link can't be looked at; the text says why."""
 
 
-def ok(detail: str, ratio: float = 0.0, note: str = "", read: tuple[int, int] | None = None) -> Verdict:
+def ok(
+    detail: str, ratio: float = 0.0, note: str = "", read: tuple[int, int] | None = None, otherwise: int = 0
+) -> Verdict:
     """Return the verdict on a link that holds."""
-    return Verdict(result="ok", detail=f"{detail}; {note}" if note else detail, ratio=ratio, note=note, read=read)
+    detail = f"{detail}; {note}" if note else detail
+    return Verdict(result="ok", detail=detail, ratio=ratio, note=note, read=read, otherwise=otherwise)
 
 
 def fault(detail: str, causes: str, ratio: float = 0.0) -> Verdict:

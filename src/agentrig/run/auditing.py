@@ -227,6 +227,7 @@ def totals_of(steps: Sequence[Audited]) -> dict[str, Any]:
         "steps": [one.step for one in steps],
         "not_looked_at": unseen,
         "calls": {link: list(map(sum, zip(*pairs, strict=True))) for link, pairs in read.items() if pairs},
+        "sampled_otherwise": sum(verdict.otherwise for verdict in verdicts),
         "seconds": sum(one.seconds for one in steps),
         "notes": list(dict.fromkeys(verdict.note for verdict in verdicts if verdict.note)),
         "faults": [f"{fault.link}: {fault.detail}" for one in steps for fault in one.faults],

@@ -257,7 +257,7 @@ def eval_tasks(
         raise ConfigError(f"no split serves {role}; name one: --split NAME, one of {', '.join(tasks.splits)}")
     rows = read_split(tasks, name, who=who)
     if not rows:
-        more = other_split(tasks, "--split NAME", who=who)
+        more = other_split(tasks, name, "--split NAME", who=who)
         raise ConfigError(f'{who}: split "{name}" has no tasks.{more}')
     return name, rows[:limit] if limit else rows
 

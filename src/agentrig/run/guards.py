@@ -117,6 +117,18 @@ def unseen_calls(rollouts: Sequence[Rollout]) -> str:
     )
 
 
+def unanswered(rollouts: Sequence[Rollout]) -> str:
+    """Say that most rollouts have no answer although they did not fail; '' if most have one."""
+    ended = [r.outcome for r in rollouts if r.outcome.failure is None]
+    silent = [outcome for outcome in ended if outcome.answer is None and outcome.own_reward is None]
+    if 2 * len(silent) <= len(ended):
+        return ""
+    return (
+        f"the agent returned None in {len(silent)} of {amount(len(ended), 'rollout')}: the reward has no answer to "
+        "judge. Does the agent `return` its answer?"
+    )
+
+
 def warn_of_unseen(rollouts: Sequence[Rollout], *, step: int | None = None) -> bool:
     """Warn of what `unseen_calls` finds in rollouts, of a step if one is given; return whether there was anything."""
     unseen = unseen_calls(rollouts)

@@ -82,19 +82,19 @@ def load_splits(tasks: Tasks, run: RunSettings, *, who: str) -> dict[str, tuple[
         rows = read[split] if split else ()
         if role == "train" and not rows and role not in getattr(tasks, "optional", ()):
             named = f'split "{split}" has no tasks' if split else "the task set names no split for it"
-            raise ConfigError(
-                f"{who}: there is nothing to learn from: {named}.{other_split(tasks, 'run.train=SPLIT', who=who)}"
-            )
+            more = other_split(tasks, split, "run.train=SPLIT", who=who)
+            raise ConfigError(f"{who}: there is nothing to learn from: {named}.{more}")
         limit = getattr(run, f"{role}_tasks")
         loaded[role] = (split, rows[:limit] if limit else rows)
     return loaded
 
 
-def other_split(tasks: Tasks, setting: str, *, who: str) -> str:
-    """Return the advice to name another split than an empty one, or that all are empty.
+def other_split(tasks: Tasks, empty: str, setting: str, *, who: str) -> str:
+    """Return why a split is empty, if the task set knows, and the advice to name another one, or that all are empty.
 
     Args:
         tasks: The task set.
+        empty: The empty split; '' if none is named.
         setting: What names a split.
         who: Whose they are, for messages.
     """
@@ -106,7 +106,15 @@ def other_split(tasks: Tasks, setting: str, *, who: str) -> str:
             filled.append(split)
     if not filled:
         return f"\n  None of its splits has a task ({', '.join(tasks.splits)}): give it data"
-    return f"\n  Name another: {setting}, one of {', '.join(filled)}"
+    why = why_empty(tasks, empty)
+    lines = [*([why] if why else []), f"{'Or name' if why else 'Name'} another: {setting}, one of {', '.join(filled)}"]
+    return "".join(f"\n  {line}" for line in lines)
+
+
+def why_empty(tasks: Any, split: str) -> str:
+    """Return what a task set says of why a split has no tasks, and what to do; '' if it has no `why_empty`."""
+    says = getattr(tasks, "why_empty", None)
+    return str(says(split)) if says is not None and split else ""
 
 
 def split_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], tasks: Any) -> list[str]:
@@ -142,7 +150,9 @@ def split_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], tasks: Any)
         split, rows = splits[role]
         if not rows and role not in getattr(tasks, "optional", ()):
             named = f'the {role} split "{split}" has no tasks' if split else f"no split serves {role}"
-            warnings.append(f"{named}: {WITHOUT[role]}; name another with run.{role}=SPLIT")
+            why = why_empty(tasks, split)
+            another = f"name another with run.{role}=SPLIT"
+            warnings.append(f"{named}: {WITHOUT[role]}; {f'{why}; or ' if why else ''}{another}")
         shared = overlap(splits["train"][1], rows)
         if shared and not getattr(tasks, "measures_training", False):
             warnings.append(_shared(shared, rows, role, "training"))

@@ -42,6 +42,7 @@ class Template:
         before: What makes the model that this command starts from: what follows `agentrig`; '' for nothing.
         requires: Distributions that it needs beside agentrig and attrs.
         tests_require: Those that its tests need beside pytest.
+        sql: Whether its example is of SQL tasks.
     """
 
     kind: str
@@ -55,6 +56,7 @@ class Template:
     before: str = ""
     requires: Sequence[str] = ()
     tests_require: Sequence[str] = ()
+    sql: bool = False
 
     @property
     def folder(self) -> Path:
@@ -128,6 +130,7 @@ TEMPLATES: Mapping[str, Template] = {
         Template(
             kind="tasks",
             name="car-dealers",
+            sql=True,
             says="A task set for agentrig: questions about a small database, each with the query that answers it. The "
             "agent gets the question and the database, only the reward gets the query.",
             edit="Replace `QUESTIONS` and `write_database` by your own data.",
@@ -135,6 +138,7 @@ TEMPLATES: Mapping[str, Template] = {
         Template(
             kind="agent",
             name="one-shot",
+            sql=True,
             says="An agent for agentrig: it asks the model once for the SQL of a question, with the OpenAI SDK.",
             edit="Replace what `Agent.__call__` does: call the model as often as you like, in named spans, with "
             "`endpoint.sampling` each time.",
@@ -146,6 +150,7 @@ TEMPLATES: Mapping[str, Template] = {
         Template(
             kind="reward",
             name="partial-credit",
+            sql=True,
             says="A reward for agentrig: 1 for a query with the right result, a little for one that runs.",
             edit="Replace what `Reward.__call__` does.",
             beside="--tasks mini-sql",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -12,19 +13,22 @@ import attrs
 import cloudpickle
 
 from agentrig.agents import Agent
+from agentrig.demonstrations import Demonstrate
 from agentrig.endpoints import LIMIT, Endpoint, GatewayAddress
 from agentrig.errors import AgentFailure, AgentrigError
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.pools import Job, Result
+from agentrig.run.demonstration_server import Conversation
 from agentrig.runners.processes import Pool
 from agentrig.settings import structure
 from agentrig.tasks import Task
 from agentrig.testing.elsewhere import packed
 from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
 from agentrig.testing.samples import TriedSubject, difference, texts_of
-from agentrig.testing.scripted import Reply, Request, ScriptedServer, scripted_server
+from agentrig.testing.scripted import Reply, Request, Script, ScriptedServer, scripted_server
 from agentrig.testing.subject import Subject
+from agentrig.text import amount
 from agentrig.traces import SERVER
 
 START_S = 120.0
@@ -47,6 +51,9 @@ ODD: Mapping[str, str | Reply] = {
 
 OWN_ENDS = ("an empty reply", "a call of a tool that nobody offered")
 """Those that many libraries end a rollout on, by an error or a limit of turns of their own: no fault of the agent."""
+
+FORMS = ("{}", "Answer: {}", "```\n{}\n```", "### ANSWER: {} ###", "### {} ###", "<answer>{}</answer>", "\\boxed{{{}}}")
+"""How a model may write a right answer; the agent reads one of these."""
 
 SHORT = 4
 """Shorter private texts are not searched for in calls and answers: they would occur by chance."""
@@ -71,6 +78,12 @@ class Play:
         added = ("return_token_ids", "logprobs")
         calls = [c for c in self.result.trace.llm_calls() if SERVER not in c.attributes]
         return [{k: v for k, v in c.attributes["request"].items() if k not in added} for c in calls]
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether it ended without a failure, an answer and a reward of its own."""
+        outcome = self.result.outcome
+        return outcome.failure is None and outcome.answer is None and outcome.own_reward is None
 
     def says(self) -> str:
         """Describe the rollout for a message."""
@@ -229,9 +242,31 @@ class AgentSubject(TriedSubject):
         return [self.alone(task) for task in self.rows]
 
     @cached_property
+    def demonstrator(self) -> Demonstrate | None:
+        """Who says what a right reply to a call is: the agent's spec, or else the task set; None if neither does."""
+        if self.spec is not None and self.spec.demonstrate is not None:
+            found: Demonstrate = self.spec.demonstrate(self.config)
+            return found
+        return getattr(self.task_set.made, "demonstrate", None) if self.task_set else None
+
+    @cached_property
     def odd(self) -> dict[str, Play]:
         """The first task, played with odd replies."""
         return {name: self.alone(self.rows[0], reply) for name, reply in ODD.items()}
+
+
+def demonstrated(task: Task, says: Demonstrate) -> Script:
+    """Return the script of a rollout whose model says what a demonstrator says."""
+    conversation = Conversation(task, random.Random(task.id))
+
+    def script(body: Mapping[str, Any]) -> Reply:
+        answered = conversation.answer(says, body)
+        if answered is None:
+            return Reply(status=400, text=conversation.problem)
+        said, _ = answered
+        return Reply(text=said.content, tool_calls=[(c["name"], c.get("arguments", {})) for c in said.tool_calls])
+
+    return script
 
 
 def check_starts(subject: AgentSubject) -> None:
@@ -269,6 +304,24 @@ def check_answers(subject: AgentSubject) -> None:
     for play in subject.plays:
         if play.failure not in (None, READ_PRIVATE):
             raise CheckFailed(play.says())
+    silent = [play for play in subject.plays if play.unanswered]
+    if 2 * len(silent) > len(subject.plays) and not _answers_another_reply(subject, silent[0].task):
+        raise CheckFailed(
+            f"the agent returned None for {len(silent)} of {amount(len(subject.plays), 'task')}, first for task "
+            f"{silent[0].task.id}",
+            "Return the answer: a function without `return` returns None. If it returns None where it finds no answer "
+            "in a reply, return the reply's text, or give a script whose replies it can read (--script).",
+            "The reward has no answer to judge: nothing can be learned.",
+        )
+
+
+def _answers_another_reply(subject: AgentSubject, task: Task) -> bool:
+    """Whether the agent returns an answer to a right reply: it may find none in the scripted one."""
+    scripts: list[Any] = []
+    if subject.demonstrator is not None:
+        scripts.append(demonstrated(task, subject.demonstrator))
+    scripts += [Reply(text=form.format(text)) for text in texts_of(dict(task.private))[:1] for form in FORMS]
+    return any(not subject.alone(task, script).unanswered for script in scripts)
 
 
 @needs(check_answers)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,21 +14,16 @@ import attrs
 
 from agentrig.adapters import Adapter, Triplet
 from agentrig.agents import Outcome
-from agentrig.demonstrations import Demonstrate
 from agentrig.endpoints import Endpoint
 from agentrig.pools import Job
 from agentrig.rewards import Score
-from agentrig.run.demonstration_server import Conversation
 from agentrig.tasks import Task
-from agentrig.testing.agent import AgentSubject, Play
+from agentrig.testing.agent import FORMS, AgentSubject, Play, demonstrated
 from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
 from agentrig.testing.reward import RewardSubject
-from agentrig.testing.scripted import Reply, Script
+from agentrig.testing.scripted import Reply
 from agentrig.testing.subject import Subject
 from agentrig.traces import reply_of, token_count
-
-FORMS = ("{}", "Answer: {}", "```\n{}\n```", "### ANSWER: {} ###", "### {} ###", "<answer>{}</answer>", "\\boxed{{{}}}")
-"""How a model may write a right answer; the agent reads one of these."""
 
 NONSENSE = "lorem ipsum"
 """What a model says that knows nothing."""
@@ -129,14 +123,6 @@ class PlaySubject(AgentSubject):
         return next(found, FORMS[0])
 
     @cached_property
-    def demonstrator(self) -> Demonstrate | None:
-        """Who says what a right reply to a call is: the agent's spec, or else the task set; None if neither does."""
-        if self.spec is not None and self.spec.demonstrate is not None:
-            found: Demonstrate = self.spec.demonstrate(self.config)
-            return found
-        return getattr(self.task_set.made, "demonstrate", None) if self.task_set else None
-
-    @cached_property
     def trials(self) -> list[Trial]:
         """Every task: with the real model, with the script, or once with right replies and once with nonsense.
 
@@ -148,7 +134,7 @@ class PlaySubject(AgentSubject):
             return [self.trial(task, "script", self.script) for task in self.rows]
         right: list[Any] = []
         if self.demonstrator is not None:
-            right = [_demonstrated(task, self.demonstrator) for task in self.rows]
+            right = [demonstrated(task, self.demonstrator) for task in self.rows]
         else:
             with contextlib.suppress(CheckSkipped):  # the right answers are not known
                 right = [Reply(text=self.form.format(text)) for text in self.right]
@@ -275,20 +261,6 @@ def check_trains(subject: PlaySubject) -> None:
         raise CheckFailed(
             f"of {calls} calls the adapter keeps none; the calls are under: {', '.join(nodes) or 'no node'}"
         )
-
-
-def _demonstrated(task: Task, says: Demonstrate) -> Script:
-    """Return the script of a rollout whose model says what a demonstrator says."""
-    conversation = Conversation(task, random.Random(task.id))
-
-    def script(body: Mapping[str, Any]) -> Reply:
-        answered = conversation.answer(says, body)
-        if answered is None:
-            return Reply(status=400, text=conversation.problem)
-        said, _ = answered
-        return Reply(text=said.content, tool_calls=[(c["name"], c.get("arguments", {})) for c in said.tool_calls])
-
-    return script
 
 
 def _returns_ids(endpoint: Endpoint) -> bool:

@@ -10,7 +10,7 @@ import attrs
 
 from agentrig.errors import ConfigError
 from agentrig.plugins.registry import a_kind
-from agentrig.run.splits import read_split
+from agentrig.run.splits import read_split, why_empty
 from agentrig.tasks import Task, check_set
 from agentrig.testing.kit import CheckFailed, CheckSkipped
 from agentrig.testing.subject import Subject
@@ -64,7 +64,8 @@ class TriedSubject(Subject):
         name = self.split or made.roles.get("validation") or made.roles.get("train") or made.splits[0]
         found = list(read_split(made, name, who=who)[: self.limit])
         if not found:
-            raise ConfigError(f'{who}: the split "{name}" has no tasks; give another: split=NAME')
+            cure = why_empty(made, name) or "give another: split=NAME"
+            raise ConfigError(f'{who}: the split "{name}" has no tasks; {cure}')
         return found
 
     def _own_tasks(self) -> Any:

@@ -1,6 +1,7 @@
 """Runs in one table: how each learned, from where, held-out accuracy against a common start, and what it took.
 
-Runs that differ only in their seed are one line, with the mean, the least and the greatest of each figure.
+Finished runs that differ only in their seed are one line, with the mean, the least and the greatest of each figure. A
+run that goes on, or was stopped, has a line of its own: it has had another training than the finished ones.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ COUNTS = ("id", "calls", "triplets", "prompt_tokens", "response_tokens")
 """The columns that count a rollout's calls, and the tokens of those that the adapter keeps."""
 
 NOT_COMPARED: Mapping[str, str] = {
+    "running": "it still runs: it is measured at its end",
+    "unfinished": "it was not measured after training: it did not finish",
     "not-measured": "not measured after training",
     "other-tasks": "other held-out tasks",
     "tasks-unknown": "the manifest does not say which tasks are held out",
@@ -63,6 +66,7 @@ POOLED = (
     "A line of several runs, which differ only in their seed, has means, and the least and the greatest. Its interval "
     "is that of the mean over the held-out tasks."
 )
+REPEATED = "Runs of the same settings and the same seed are repeats: they say nothing about other seeds."
 CHAINED = "What a run spent leaves out the runs that it came from."
 
 ENDS = ("before", "after")
@@ -155,7 +159,8 @@ class Comparison:
 
     Attributes:
         rows: One dict of JSON values for each run.
-        lines: What the table shows, as JSON values: a line for each run, or for those that differ only in the seed.
+        lines: What the table shows, as JSON values: a line for each run, or for finished ones that differ only in the
+            seed.
         start: The run whose measurement before training is the common start, its `accuracy` and its number of tasks.
         prices: The price table, if there is one.
     """
@@ -179,6 +184,8 @@ class Comparison:
             notes.insert(0, f"The common start is {self.start['start']}, as {self.start['run']} measured it: {begun}.")
         if len(self.lines) < len(self.rows):
             notes.append(POOLED)
+        if any(len(set(line["seeds"])) < len(line["seeds"]) for line in self.lines):
+            notes.append(REPEATED)
         if any(len(line["chain"]) > 1 for line in self.lines):
             notes.append(CHAINED)
         if self.prices is not None:
@@ -225,7 +232,7 @@ def compared(
     Args:
         runs: At least one.
         prices: What tokens and machines cost.
-        each: Give runs that differ only in their seed a line each.
+        each: Give finished runs that differ only in their seed a line each, too.
 
     Raises:
         ConfigError: One of them is named twice.
@@ -248,7 +255,8 @@ def compared(
         rows.append(row | {"missing": list(dict.fromkeys([*row["missing"], *run.damage, *missing]))})
     pools: dict[str, list[dict[str, Any]]] = {}
     for run, row in zip(runs, rows, strict=True):
-        pools.setdefault(str(run.directory) if each else _alike(run, known), []).append(row)
+        alone = each or row["status"] != "finished"
+        pools.setdefault(str(run.directory) if alone else _alike(run, known), []).append(row)
     begun = figures.held_out(reference)["accuracy"]
     n = int(number(dig(reference.progress, "before", "n")) or begun["n"])
     start = {"run": reference.name, "accuracy": begun["before"], "n": n, "start": start_of(reference).name}
@@ -404,7 +412,9 @@ def _reason(run: RunData, reference: RunData, known: dict[Path, RunData]) -> str
         return "other-start"
     if figures.held_out(reference)["accuracy"]["before"] is None:
         return "start-not-measured"
-    return "not-measured" if accuracy["after"] is None else None
+    if accuracy["after"] is not None:
+        return None
+    return {"running": "running", "finished": "not-measured"}.get(figures.status(run), "unfinished")
 
 
 def _judged(
@@ -509,19 +519,30 @@ def _spread(of: Mapping[str, Any] | None, text: Callable[[float], str]) -> str:
     return f"{text(of['mean'])}{spread}{unknown}"
 
 
+def _seeds(seeds: Sequence[Any]) -> str:
+    """Name the seeds of a line's runs; runs of one seed are repeats."""
+    runs = Counter(map(str, seeds))
+    named = f"seed{'s' if len(runs) > 1 else ''} {', '.join(runs)}"
+    repeated = [f"{n} runs of seed {seed} are repeats" for seed, n in runs.items() if n > 1]
+    if len(runs) == 1 and repeated:
+        return f"{len(seeds)} repeats of seed {next(iter(runs))}, no other seeds"
+    return "; ".join([named, *repeated])
+
+
 def _run(line: Mapping[str, Any]) -> str:
     """Name the runs of a line, their method, start and seeds, and how they ended if they did not finish."""
-    runs, starts, seeds = line["runs"], line["starts"], ", ".join(map(str, line["seeds"]))
+    runs, starts = line["runs"], line["starts"]
     told = [*runs[:NAMES], *([f"and {len(runs) - NAMES} more"] if len(runs) > NAMES else [])]
     told.append(" → ".join(line["chain"]))
     told.append(f"from {starts[0]}{f' and {len(starts) - 1} more' if len(starts) > 1 else ''}")
-    told.append(f"seed{'s' if len(runs) > 1 else ''} {seeds}")
-    odd = {status: n for status, n in line["status"].items() if status != "finished"}
-    return "\n".join([*told, *(status if len(runs) == 1 else f"{n} {status}" for status, n in odd.items())])
+    told.append(_seeds(line["seeds"]))
+    return "\n".join([*told, *(status for status in line["status"] if status != "finished")])
 
 
 def _accuracy(line: Mapping[str, Any]) -> str:
     ends = [line["before"], line["after"]]
+    if not any(ends):
+        return "not measured"
     told = [[percent(of and of["mean"]) for of in ends], [table.interval(line[f"{end}_ci95"]) for end in ENDS]]
     if any(of and of["least"] != of["greatest"] for of in ends):
         told.append([table.interval(of and (of["least"], of["greatest"])) for of in ends])
@@ -538,7 +559,9 @@ def _accuracy(line: Mapping[str, Any]) -> str:
 def _against(line: Mapping[str, Any]) -> str:
     """Tell a line's change against the common start, or why there is none and the change against its own start."""
     told = [] if line["gain"] is None else _changed(line, line)
-    told += dict.fromkeys(NOT_COMPARED[reason] for reason in line["reasons"] if reason)
+    for reason, n in Counter(filter(None, line["reasons"])).items():
+        some = f"{n} of {len(line['runs'])} runs: " if n < len(line["runs"]) else ""
+        told.append(f"{some}{NOT_COMPARED[reason]}")
     if line["own_start"]:
         told += ["against its own start:", *_changed(line, line["own_start"])]
     return "\n".join(told)
@@ -550,12 +573,13 @@ def _changed(line: Mapping[str, Any], against: Mapping[str, Any]) -> list[str]:
         judged = figures.chance(int(against["better"]["mean"]), int(against["worse"]["mean"]))
     else:
         judged = f"sign tests: {sum(p <= SIGNIFICANT for p in known)} of {len(known)} significant"
-    changed = ", ".join(f"{_spread(against[key], lambda n: f'{n:.3g}')} {key}" for key in ("better", "worse"))
+    compared = {key: {**against[key], "unknown": 0} for key in ("gain", "better", "worse")}  # the reasons are told
+    changed = ", ".join(f"{_spread(compared[key], lambda n: f'{n:.3g}')} {key}" for key in ("better", "worse"))
     ends = [of["mean"] for of in (line["before"], line["after"]) if of]
     if len(line["runs"]) == 1 and len(ends) == 2 and math.isclose(ends[1] - ends[0], against["gain"]["mean"]):
         gained = points(*ends)  # these two are beside it
     else:
-        gained = _spread(against["gain"] | {"unknown": 0}, lambda gain: f"{100 * gain:+.1f}")
+        gained = _spread(compared["gain"], lambda gain: f"{100 * gain:+.1f}")
     return [f"{gained} points", changed, judged]
 
 

@@ -6,6 +6,7 @@ last time: then only new files of rollouts are read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -285,12 +286,24 @@ def words(diagnosis: Diagnosis) -> str:
 
 
 def details(found: Finding) -> list[str]:
-    """Return the lines below a problem: how often, since when, what to do, which settings."""
-    facts = [] if found.count is None else [f"{count(found.count)} of {count(found.of)} {found.unit}"]
-    if found.since is not None:
-        facts.append(f"since step {found.since}")
+    """Return the lines below a problem: how often and when it was first seen, what to do, which settings.
+
+    What the problem's own text tells already is left out.
+    """
+    facts = []
+    ended = found.ended and found.count == 1
+    if found.count is not None and not ended and not _tells_count(found):
+        facts.append(f"seen in {count(found.count)} of {count(found.of)} {found.unit}")
+    if found.since and not re.search(rf"\bstep {found.since}\b", found.text):
+        facts.append(f"{'it ended the run in' if ended else 'first seen in'} step {found.since}")
     lines = [", ".join(facts)] if facts and found.since != 0 else []  # before step 1, the text says it all
     lines += [line for line in found.advice.splitlines() if line]
     if found.settings:
         lines.append(f"settings: {', '.join(found.settings)}")
     return lines
+
+
+def _tells_count(found: Finding) -> bool:
+    """Whether the text of a finding says how often, of how many; with thousands separators or without."""
+    texts = f"{found.count} of {found.of}", f"{count(found.count)} of {count(found.of)}"
+    return any(re.search(rf"\b{text}\b", found.text) for text in texts)

@@ -184,7 +184,8 @@ class LoadedRun:
             )
         ]
         told = of_diagnosis(self.diagnosis) | {"missing": self.missing}
-        parts.append(templates().get_template("parts.html.j2").module.why(told))  # as the page shows it
+        page: Any = templates().get_template("parts.html.j2").module
+        parts.append(page.why(told))
         for plot in self.plots():
             source = f"data:image/png;base64,{base64.b64encode(plot.png).decode()}"
             parts.append(Markup('<img alt="{} plot" width="620" src="{}">').format(plot.name, source))

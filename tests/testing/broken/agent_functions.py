@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import tempfile
 import time
 import urllib.request
@@ -48,6 +49,16 @@ def fine(task_input, endpoint):
 def raises(task_input, endpoint):
     ask(endpoint, task_input["word"])
     return task_input["wrd"]
+
+
+def forgets(task_input, endpoint):
+    ask(endpoint, task_input["word"])
+
+
+def reads_a_form(task_input, endpoint):
+    """Return what the model says in a form, and None without it: no fault."""
+    found = re.search("### (.*) ###", ask(endpoint, task_input["word"]))
+    return found[1] if found else None
 
 
 def by_urllib(task_input, endpoint):
@@ -119,6 +130,7 @@ BROKEN = {
     "calls-endpoint-raises": lambda given, endpoint: ask(endpoint, given["wrd"]),
     "answers": raises,
     "answers-json": lambda given, endpoint: {fine(given, endpoint)} if ask(endpoint, "x") == "ok" else "",
+    "answers-no-return": forgets,
     "recorded": by_urllib,
     "sampling": lambda given, endpoint: ask(endpoint, given["word"], body={"temperature": 0.0}),
     "sampling-model": lambda given, endpoint: ask(endpoint, given["word"], body={"model": "gpt-5"}),
@@ -142,6 +154,7 @@ def register_tasks():
 @hookimpl
 def register_agents():
     yield AgentSpec(name="fine", summary="Fine.", build=lambda config: fine)
+    yield AgentSpec(name="form", summary="Fine.", build=lambda config: reads_a_form)
     yield AgentSpec(name="starts", summary="Broken.", build=lambda config: os._exit(3))
     yield AgentSpec(name="together-processes", summary="Broken.", build=lambda config: Locked())
     for name, agent in BROKEN.items():

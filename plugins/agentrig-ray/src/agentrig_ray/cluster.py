@@ -16,6 +16,9 @@ from agentrig.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+NAMED = "Is it running, and is that the port of its head (6379 by default)? runners.address or RAY_ADDRESS names it"
+"""What to do about a cluster that does not answer."""
+
 NONE = (
     "no Ray cluster is named (runners.address, RAY_ADDRESS), and none runs on this machine: start one with `ray start "
     "--head`, name one, or let the run start one here with runners.address=local"
@@ -63,7 +66,7 @@ def join(address: str, *, logs: bool = False) -> bool:
     return True
 
 
-def reach(address: str) -> None:
+def reach(address: str, cure: str = NAMED) -> None:
     """Raise `ConfigError` immediately if nothing listens at `HOST:PORT`; other forms of address are left to Ray."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host:
@@ -71,10 +74,10 @@ def reach(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
     except OSError as error:
-        raise refused(address, error) from error
+        raise refused(address, error, cure) from error
 
 
-def refused(address: str, error: Exception) -> ConfigError:
+def refused(address: str, error: Exception, cure: str = NAMED) -> ConfigError:
     """Return the error for a cluster that can't be joined, with what to do."""
     cause: BaseException | None = error
     while cause is not None:
@@ -86,10 +89,7 @@ def refused(address: str, error: Exception) -> ConfigError:
         cause = cause.__cause__
     if address == "auto":
         return ConfigError(NONE)
-    return ConfigError(
-        f"the Ray cluster {address} does not answer: {error}\n  Is it running, and is that the port of its head (6379 "
-        "by default)? runners.address or RAY_ADDRESS names it"
-    )
+    return ConfigError(f"the Ray cluster {address} does not answer: {error}\n  {cure}")
 
 
 def _shorten_messages() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
+
+from agentrig_ray.cluster import reach, refused
 
 from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware, installed
@@ -23,6 +24,9 @@ PASSED = (
     *("VLLM_NO_USAGE_STATS", "PYTHONPATH", "LANGSMITH_TRACING"),
 )
 """Passed on to the workers of a cluster that was started elsewhere."""
+
+DEAD = "If it is dead: run `ray stop`, unset RAY_ADDRESS or delete /tmp/ray/ray_current_cluster, and try again"
+"""What to do about a cluster that does not answer."""
 
 STOP = [sys.executable, "-P", "-m", "ray.scripts.scripts", "stop"]
 """`ray stop` of this environment, which may not be on PATH."""
@@ -66,13 +70,13 @@ def connect(config: Any, hardware: Hardware, *, logs: bool = False) -> int:
     left_over = given.get("address") == running and not os.environ.get("RAY_ADDRESS")  # not named by the user
     if given.get("address"):
         given.pop("num_cpus", None)  # Ray accepts it only when it starts the cluster
-        _reach(given["address"])
+        reach(given["address"], DEAD)
         if left_over:
             given["address"] = "auto"  # the same cluster; Ray sends no token to an explicit address by default
     try:
         ray.init(**given, runtime_env=runtime, log_to_driver=logs, configure_logging=False)
     except ConnectionError as error:
-        raise _unreachable(running or given.get("address"), error) from error
+        raise refused(str(running or given.get("address")), error, DEAD) from error
     if given.get("address"):
         lacking = lacks(ray, [name for name in NEEDED_BY_WORKERS if os.environ.get(name)])
         short = _short(ray, config, hardware)
@@ -85,32 +89,6 @@ def connect(config: Any, hardware: Hardware, *, logs: bool = False) -> int:
             raise ConfigError(_explain(running or given["address"], lacking, short, stoppable=left_over))
         log.info("joined the Ray cluster %s: %d nodes", running or given["address"], _nodes(ray))
     return _nodes(ray)
-
-
-def _reach(address: str) -> None:
-    """Raise immediately if nothing listens at `host:port`; Ray itself retries for minutes."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or "/" in host:
-        return  # `auto`, `local`, `ray://…`
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-    except OSError as error:
-        raise _unreachable(address, error) from error
-
-
-def _unreachable(address: Any, error: Exception) -> ConfigError:
-    cause: BaseException | None = error
-    while cause is not None:
-        if type(cause).__name__ == "AuthenticationError":
-            return ConfigError(
-                f"the Ray cluster {address} asks for a token: export RAY_AUTH_MODE=token, and put the cluster's own in "
-                "RAY_AUTH_TOKEN or ~/.ray/auth_token"
-            )
-        cause = cause.__cause__
-    return ConfigError(
-        f"the Ray cluster {address} does not answer: {error}\n  If it is dead: run `ray stop`, unset "
-        "RAY_ADDRESS or delete /tmp/ray/ray_current_cluster, and try again"
-    )
 
 
 def running_cluster() -> str | None:

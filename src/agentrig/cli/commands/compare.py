@@ -39,7 +39,7 @@ def compare(
     another one is compared with the start of that one. A run with other held-out tasks, another reward or another
     start is compared with its own start, and the table says so.
 
-    Runs that differ only in their seed are one line: the mean, and the least and the greatest.
+    Finished runs that differ only in their seed are one line: mean, least and greatest.
 
     \b
     agentrig compare runs/one runs/other

@@ -14,14 +14,14 @@ import click
 def new(kind: str, name: str, file: Path | None) -> None:
     """Start a component of your own: a package with tests, or one file.
 
-    KIND is tasks, agent, reward, adapter, algorithm, credit, server, runners, hardware, observer or recipe. Or domain:
-    tasks, an agent that calls a tool, a reward, a demonstrator and a recipe in one package. The package is the folder
-    agentrig-NAME, and works as it is: install it, run its tests, then edit its source file.
+    For any kind of agent, KIND is domain: tasks, an agent that calls a tool, a reward, a demonstrator and a recipe. Or
+    one part: tasks, agent, reward (these are for SQL), adapter, algorithm, credit, server, runners, hardware, observer
+    or recipe. The package is the folder agentrig-NAME and works as it is: install it, run its tests, edit its source.
 
     \b
     agentrig new domain my-domain
     agentrig new reward my-reward
-    agentrig new agent my-agent --here my_agent.py
+    agentrig new agent my-sql-agent --here my_agent.py
     """
     from agentrig.plugins.loading import load
     from agentrig.scaffold.copying import copy
@@ -52,3 +52,9 @@ def new(kind: str, name: str, file: Path | None) -> None:
     for command, why in steps:
         click.echo(f"  {command:<{width}}  # {why}" if why else f"  {command}")
     click.echo(f"\n{edit}")
+    if template.sql:
+        here = " --here my_domain.py" if file is not None else ""
+        click.echo(
+            "Its example is for SQL. For tasks of another kind, start from tasks, agent, reward and recipe in one: "
+            f"agentrig new domain my-domain{here}"
+        )

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -169,13 +169,22 @@ def warmup(
                 plan, wanted, 0 if all_labels else labels, directory=directory, gold=gold, repeats=repeats,
                 until=until, measured=measure,
             )  # fmt: skip
-        click.echo(
-            f"next: agentrig train {given} algorithm.model={directory}" if done["ready"] else "", nl=done["ready"]
-        )
+        if done["ready"]:
+            click.echo(next_step(done, f"agentrig train {given} algorithm.model={directory}"))
     if as_json:
         click.echo(json.dumps(done, indent=2))
     if not done["ready"]:
         raise SystemExit(1)
+
+
+def next_step(done: Mapping[str, Any], train: str) -> str:
+    """Return the last line: the command that trains the model, or that its tasks leave training little to gain."""
+    if done.get("verdict", {}).get("kind") != "solved":
+        return f"next: {train}"
+    return (
+        "next: use harder tasks, and make a model for them. Training on these tasks has little left to gain; to do it "
+        f"all the same: {train}"
+    )
 
 
 _PLANNED = ("context", "minutes", "passes", "lr", "tokens_per_batch")

@@ -52,7 +52,7 @@ def _of_the_last_steps(evidence: Evidence) -> Iterator[Finding]:
 def constant(evidence: Evidence, groups: int, same: int) -> Finding:
     """Say why most groups of the whole run have a single reward."""
     right, wrong, answers = (evidence.total(key) for key in ("same_right", "same_wrong", "same_answer"))
-    text = f"in {same} of {amount(groups, 'group')} all rollouts got the same reward"
+    text = f"in {same} of {amount(groups, 'group')} (one task's rollouts in a step) all rewards were the same"
     size = evidence.setting("algorithm.group_size", "algorithm.verl.actor_rollout_ref.rollout.n")
     cause, settings, advice = "zero-variance-groups", (*size, "tasks.use"), ""
     rewards = set(rewards_of(evidence.steps))
@@ -118,12 +118,15 @@ def _collapsed(evidence: Evidence) -> Finding | None:
         collapsed = at_least(total(late, "same_answer"), total(late, "groups")) > ZERO_VARIANCE_LIMIT
     if not collapsed:
         return None
+    since = _since(steps)
+    begun = f"; since step {since}, most groups are like that" if since is not None else ""
     return problem(
         "entropy-collapse",
-        f"the policy stopped to explore before the tasks were solved: {words}; {total(late, 'same')} of the last "
-        f"{total(late, 'groups')} groups had a single reward, {wrong} of them with wrong answers",
+        f"the policy stopped to explore before the tasks were solved: {words}; in {total(late, 'same')} of "
+        f"{total(late, 'groups')} groups (one task's rollouts in a step) of the last {amount(width, 'step')} all "
+        f"rewards were the same, in {wrong} of these with wrong answers{begun}",
         seen=(total(late, "same"), total(late, "groups"), "groups"),
-        since=_since(steps),
+        since=since,
         settings=(
             *evidence.setting("algorithm.lr", "algorithm.verl.actor_rollout_ref.actor.optim.lr"),
             "algorithm.temperature",

@@ -75,14 +75,25 @@ def links_audited(run: RunData) -> str:
     of_steps = f"step{'s' if len(steps) > 1 else ''} {shown}"
     text = f"the auditor recomputed {seen.get('links')} of {seen.get('of')} parts of {of_steps}"
     left, read = mapping(seen.get("not_looked_at")), mapping(seen.get("calls"))
-    parts = [f"{link} of a sample, {one[0]} of {one[1]} calls" for link, one in read.items() if one[0] < one[1]]
-    parts += (
-        ["the others were left out to save time, or because the agent gave them a temperature of its own"]
-        if parts
-        else []
-    )
+    otherwise = number(seen.get("sampled_otherwise"))
+    parts = [
+        f"{link} of {one[0]} of {one[1]} calls ({_left_out(link, one[1] - one[0], otherwise)})"
+        for link, one in read.items()
+        if one[0] < one[1]
+    ]
     unseen = [f"not {link}: {why}" for link, why in left.items() if why != NO_WEIGHTS]
     return "; ".join([text, *parts, *unseen, *([NO_WEIGHTS] if NO_WEIGHTS in left.values() else [])])
+
+
+def _left_out(link: str, n: int, otherwise: float | None) -> str:
+    """Say why the auditor left out n calls; `otherwise` of the link "distribution" were not sampled as set."""
+    own = "sampled with settings of the agent's own, or by other weights"
+    if link != "distribution":
+        return f"{n} left out to save time"
+    if otherwise is None:  # of a run that did not count them
+        return f"{n} left out: to save time, or {own}"
+    counted = {"left out to save time": n - int(otherwise), own: int(otherwise)}
+    return ", ".join(f"{of} {why}" for why, of in counted.items() if of > 0)
 
 
 def audited(evidence: Evidence) -> Iterator[Finding]:
