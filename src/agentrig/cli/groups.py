@@ -51,7 +51,7 @@ class Group(NearestGroup):
         "Look": {
             "watch": ("look:watch", "Show runs in a browser while they go on: curves, and every trace."),
             "report": ("look:report", "Rebuild the report of a run."),
-            "compare": ("compare:compare", "Compare runs in one table: method, held-out accuracy, tokens, time, cost."),
+            "compare": ("look:compare", "Compare runs in one table: method, held-out accuracy, tokens, time, cost."),
             "why": ("look:why", "Say what held a run's learning back, and what to change."),
             "audit": ("look:audit", "Check a recorded step with code that shares nothing with the trainer."),
             "export": ("traces:export", "Copy a run's latest checkpoint as a Hugging Face directory."),
