@@ -134,6 +134,9 @@ def test_a_damaged_file_is_named_each_time_and_the_others_are_shown(run: Path) -
         assert len(rollouts.table()) == 5
         assert len(rollouts.unreadable()) == 1
         assert "rollouts/train-00002.parquet cannot be read" in rollouts.unreadable()[0]
+    write(run, "train-00002", row(9, step=2))
+    assert "r9" in ids_of(rollouts.table())
+    assert rollouts.unreadable() == [], "it is whole again"
 
 
 def test_a_whole_row_is_decoded(run: Path) -> None:

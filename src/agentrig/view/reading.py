@@ -82,8 +82,6 @@ class Seen:
         key, version = (read.__name__, file.path.name), file.version
         kept = self._kept.get(key)
         if kept is None or kept[0] != version:
-            if kept is not None:
-                file.damage.clear()  # it was of what the file held before
             kept = self._kept[key] = version, read(file), list(file.damage)
         file.damage.extend(text for text in kept[2] if text not in file.damage)
         found: T = kept[1]

@@ -101,7 +101,7 @@ class Rollouts:
         self._folder = directory / "rollouts"
         self._lock = threading.Lock()
         self._reader: threading.Thread | None = None
-        self._files: dict[Path, RolloutFile] = {}
+        self._files: dict[tuple[Path, tuple[int, int]], RolloutFile] = {}  # with the version of its content
         self._read: set[Path] = set()
         self._seen = Seen()
         self._texts: dict[Path, tuple[tuple[int, int], pa.Table]] = {}
@@ -109,7 +109,7 @@ class Rollouts:
     def files(self) -> list[RolloutFile]:
         """Return the files that are there, in the order in which they were made."""
         order = {"report": 0, "validation": 1, "train": 2, "dev": 3}
-        there = [self._files.setdefault(file.path, file) for file in rollout_files(self._folder)]
+        there = [self._files.setdefault((file.path, file.version), file) for file in rollout_files(self._folder)]
         return sorted(there, key=lambda f: (f.step, order.get(f.mode, 4)))
 
     def table(self, files: Sequence[RolloutFile] | None = None) -> pa.Table:
