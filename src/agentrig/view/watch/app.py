@@ -289,6 +289,7 @@ class Pages:
             before=batches[at - 1] if at else None,
             after=batches[at + 1] if at is not None and at + 1 < len(batches) else None,
             query=views.query,
+            reading=run.rollouts.progress(),  # before what is read so far is looked at
             rollouts=run.rollouts,
         )
 
@@ -313,6 +314,7 @@ class Pages:
             order=order,
             orders=rewards.ORDERS,
             page=page,
+            reading=run.rollouts.progress(),  # before what is read so far is looked at
             rollouts=run.rollouts,
             **rewards.rewards_of(run, str(mode), str(order), page),
         )
