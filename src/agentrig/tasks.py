@@ -114,13 +114,12 @@ def check_set(tasks: Any, who: str) -> None:
     Raises:
         PluginError: One is missing or wrong; the message has an example, or the names of the splits.
     """
-    splits = getattr(tasks, "splits", None)
+    splits, roles, held_out = (_attribute(tasks, name, who) for name in ("splits", "roles", "held_out"))
     names = isinstance(splits, Sequence) and not isinstance(splits, str) and all(isinstance(s, str) for s in splits)
     if not names or not splits:
         raise PluginError(
             f'{who}: `splits` is {splits!r:.80}; write the names of the splits: splits = ("train", "test")'
         )
-    roles = getattr(tasks, "roles", None)
     if not isinstance(roles, Mapping):
         able = ROLES if len(splits) > 2 else ("train", "report")
         example = ", ".join(f'"{role}": "{split}"' for role, split in zip(able, splits, strict=False))
@@ -134,9 +133,15 @@ def check_set(tasks: Any, who: str) -> None:
                 f"{who}: `roles` has {role!r}: {split!r}; the roles are {', '.join(ROLES)}, the splits are "
                 f"{', '.join(splits)}"
             )
-    held_out = getattr(tasks, "held_out", ())
-    if isinstance(held_out, str) or not set(held_out) <= set(splits):
+    if isinstance(held_out, str) or not set(held_out or ()) <= set(splits):
         raise PluginError(f"{who}: `held_out` is {held_out!r:.80}, not a list of these splits: {', '.join(splits)}")
+
+
+def _attribute(tasks: Any, name: str, who: str) -> Any:
+    try:
+        return getattr(tasks, name, None)
+    except Exception as error:  # a property may raise anything
+        raise PluginError(f"{who}: `{name}` raised {words_of(error)}") from error
 
 
 def fingerprint(tasks: Sequence[Task]) -> str:

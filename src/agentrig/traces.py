@@ -230,8 +230,10 @@ def message_digest(messages: Any) -> str | None:
 
 def value_digest(value: Any) -> str | None:
     """Return a digest of plain data as JSON holds it, with U+FFFD for lone surrogates; None if it can't be compared."""
-    value = dict(value) if isinstance(value, Mapping) else value
-    found = message_digest(value)
+    if isinstance(value, Mapping) and not isinstance(value, dict):
+        value = dict(value)
+    own = isinstance(value, dict) and type(value) is not dict  # its own methods say what JSON holds of it
+    found = None if own else message_digest(value)
     if found is None:  # tuples with names, numbers of numpy, lone surrogates
         try:
             found = message_digest(whole_characters(json.loads(json.dumps(value))))  # which joins halves of a pair

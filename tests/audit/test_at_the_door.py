@@ -41,6 +41,13 @@ def changing(given: Any, endpoint: Any) -> str:
     return "an answer"
 
 
+class OtherItems(dict[str, str]):
+    """JSON holds of it what its own method says."""
+
+    def items(self) -> Any:
+        return [("a", 1)]
+
+
 class Whole:
     def run_job(self, job: Job) -> Any:
         return {"got": job.input}
@@ -57,6 +64,7 @@ AGENTS: dict[str, Any] = {
     "a lone surrogate": lambda given, endpoint: {"half \ud800": "of \udfff"},
     "a secret": lambda given, endpoint: f"the key is {SECRET}",
     "a secret and a lone surrogate": lambda given, endpoint: f"the key is {SECRET}\ud800",
+    "a dict with items of its own": lambda given, endpoint: OtherItems(k="v"),
     "changes its input": changing,
     "judged": lambda given, endpoint: Judged(answer={"x": 1.0}, reward=0.5),
     "judged, without an answer": lambda given, endpoint: Judged(reward=0.5),

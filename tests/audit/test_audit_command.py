@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
 import pickle
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from audited_runs import tiny_model, trained
+from changed import Place, change
 from click.testing import CliRunner
 from quick import quick_first
 
@@ -58,45 +57,6 @@ def audited(run: Path, *words: str) -> tuple[int, dict[str, dict[str, Any]]]:
     return done.exit_code, found
 
 
-def change_rows(file: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
-    table = pq.read_table(file)
-    rows = table.to_pylist()
-    change(rows)
-    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), file)
-    state_digest(file)
-
-
-def state_digest(file: Path) -> None:
-    """Let the run state the digest of a changed file, as if it had written it so."""
-    run, digest = file.parents[1], hashlib.sha256(file.read_bytes()).hexdigest()
-    mode, _, step = file.stem.partition("-")
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for line in lines:
-        if line["step"] == int(step) and mode != "report":
-            line["files"]["calls" if file.parent.name == "calls" else mode] = digest
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    if mode == "report":
-        change_json(run / "progress.json", lambda told: told["files"].update({f"rollouts/{file.name}": digest}))
-
-
-def change_spans(file: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
-    """Change the attributes of the calls of a file."""
-
-    def each(rows: list[dict[str, Any]]) -> None:
-        spans = [json.loads(row["spans"]) for row in rows]
-        change([span["attributes"] for of in spans for span in of if "prompt_token_ids" in span["attributes"]])
-        for row, of in zip(rows, spans, strict=True):
-            row["spans"] = json.dumps(of)
-
-    change_rows(file, each)
-
-
-def change_json(file: Path, change: Callable[[Any], None]) -> None:
-    value = json.loads(file.read_text())
-    change(value)
-    file.write_text(json.dumps(value))
-
-
 def test_a_healthy_record_holds_in_every_link_afterwards_too(healthy: Path) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in healthy.rglob("*"))
     done = CliRunner().invoke(main, ["audit", str(healthy), "--all"])
@@ -133,10 +93,10 @@ def test_a_resumed_run_may_measure_other_held_out_tasks_and_compares_those_of_bo
     assert compared["against_start"]["gain"] == (sum(right[1]) - sum(right[0])) / 2
     assert compared["against_start"]["n"] == 2
 
-    change_rows(run / "rollouts/report-00000.parquet", list.pop)
+    change(run, "rollouts/report-00000.parquet", (), list.pop)
     status, found = audited(run)
     assert (status, found["held-out"]["result"]) == (1, "fault")
-    change_rows(run / "rollouts/report-00000.parquet", set_first("task_id", "test-5"))
+    change(run, "rollouts/report-00000.parquet", (0, "task_id"), "test-5")
     assert audited(run)[0] == 1
 
 
@@ -160,140 +120,69 @@ def shorter(calls: list[dict[str, Any]]) -> None:
         call["request"]["max_tokens"] = 5
 
 
-def set_first(key: str, value: Any) -> Callable[[list[dict[str, Any]]], None]:
-    def change(rows: list[dict[str, Any]]) -> None:
-        rows[0][key] = value
+ROLLOUTS, CALLS, SKETCH = "rollouts/train-00002.parquet", "calls/train-00002.parquet", "audit/step-00002.json"
+START, END = "rollouts/report-00000.parquet", "rollouts/report-00002.parquet"
+TENSOR = "model.layers.1.mlp.up_proj.weight"
+SEEN = "updates", 0, "tensors", TENSOR
 
-    return change
-
-
-def other_text(calls: list[dict[str, Any]]) -> None:
-    calls[3]["response"]["choices"][0]["message"]["content"] += "!"
-
-
-def other_prompt(calls: list[dict[str, Any]]) -> None:
-    calls[3]["request"]["messages"][0]["content"] = "another question"
-
-
-def other_logprob(calls: list[dict[str, Any]]) -> None:
-    calls[3]["response_logprobs"][0] -= 1e-3
-
-
-def warm(calls: list[dict[str, Any]]) -> None:
-    calls[0]["request"]["temperature"] = 0.7
-
-
-def times(by: float) -> Callable[[Any], None]:
-    def change(sketch: Any) -> None:
-        gradient = sketch["updates"][0]["tensors"]["model.layers.1.mlp.up_proj.weight"]["gradient"]
-        gradient[:] = [value * by for value in gradient]
-
-    return change
-
-
-def other_moments(sketch: Any) -> None:
-    seen = sketch["updates"][0]["tensors"]["model.layers.1.mlp.up_proj.weight"]
-    seen["means"] = [0.0] * len(seen["means"])
-
-
-def poisoned(sketch: Any) -> None:
-    sketch["updates"][-1]["tensors"]["model.layers.1.mlp.up_proj.weight"]["after"][3] = math.nan
-
-
-def poisoned_projection(sketch: Any) -> None:
-    sketch["updates"][0]["tensors"]["model.layers.1.mlp.up_proj.weight"]["gradient"][3] = math.nan
-
-
-def poisoned_weight(run: Path) -> None:
-    file = run / "checkpoints/step-00001/trainer/learner.pt"
-    state = torch.load(file, weights_only=True)
-    state["trained"]["model.layers.1.mlp.up_proj.weight"][3, 3] = math.nan
-    torch.save(state, file)
-
-
-def poisoned_line(link: str, key: str, value: float = math.nan) -> Callable[[Path], None]:
-    """Change a number of the second step's line."""
-
-    def change(run: Path) -> None:
-        lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
-        assert key in lines[1][link]
-        lines[1][link][key] = value
-        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-    return change
-
-
-def other_rate(run: Path) -> None:
-    text = (run / "config.toml").read_text()
-    assert "lr = 0.001" in text
-    (run / "config.toml").write_text(text.replace("lr = 0.001", "lr = 0.002"))
-
-
-CHANGES: dict[str, tuple[str, Callable[[Path], None]]] = {
-    "a task of another step": (
-        "tasks", lambda run: change_rows(run / "rollouts/train-00002.parquet", set_first("task_id", "train-9"))
+CHANGES: dict[str, tuple[str, str, Place, Any]] = {
+    "a task of another step": ("tasks", ROLLOUTS, (0, "task_id"), "train-9"),
+    "another input": ("tasks", ROLLOUTS, (0, "input"), '{"text": "other"}'),
+    "another text": (
+        "text", ROLLOUTS, ("calls", 3, "response", "choices", 0, "message", "content"), lambda text: f"{text}!"
     ),
-    "another input": (
-        "tasks", lambda run: change_rows(run / "rollouts/train-00002.parquet", set_first("input", '{"text": "other"}'))
+    "other messages": ("text", ROLLOUTS, ("calls", 3, "request", "messages", 0, "content"), "another question"),
+    "a log-probability": ("distribution", ROLLOUTS, ("calls", 3, "response_logprobs", 0), lambda value: value - 1e-3),
+    "two rewards": ("score", ROLLOUTS, (), swap_rewards),
+    "an advantage": ("advantages", CALLS, (0, "advantage"), 0.7),
+    "a gradient's size": ("gradient", SKETCH, (*SEEN, "gradient"), lambda sums: [one * 1.01 for one in sums]),
+    "a gradient's sign": ("gradient", SKETCH, (*SEEN, "gradient"), lambda sums: [-one for one in sums]),
+    "moments": ("weights", SKETCH, (*SEEN, "means"), lambda means: [0.0] * len(means)),
+    "NaN in one of a tensor's weights": ("weights", SKETCH, ("updates", -1, "tensors", TENSOR, "after", 3), math.nan),
+    "NaN in one of a gradient's projections": ("gradient", SKETCH, (*SEEN, "gradient", 3), math.nan),
+    "weights that give NaN": (
+        "distribution", "checkpoints/step-00001/trainer/learner.pt", ("trained", TENSOR, (3, 3)), math.nan
     ),
-    "another text": ("text", lambda run: change_spans(run / "rollouts/train-00002.parquet", other_text)),
-    "other messages": ("text", lambda run: change_spans(run / "rollouts/train-00002.parquet", other_prompt)),
-    "a log-probability": (
-        "distribution", lambda run: change_spans(run / "rollouts/train-00002.parquet", other_logprob)
-    ),
-    "two rewards": ("score", lambda run: change_rows(run / "rollouts/train-00002.parquet", swap_rewards)),
-    "an advantage": (
-        "advantages", lambda run: change_rows(run / "calls/train-00002.parquet", set_first("advantage", 0.7))
-    ),
-    "a gradient's size": ("gradient", lambda run: change_json(run / "audit/step-00002.json", times(1.01))),
-    "a gradient's sign": ("gradient", lambda run: change_json(run / "audit/step-00002.json", times(-1))),
-    "moments": ("weights", lambda run: change_json(run / "audit/step-00002.json", other_moments)),
-    "the learning rate": ("weights", other_rate),
-    "NaN in one of a tensor's weights": ("weights", lambda run: change_json(run / "audit/step-00002.json", poisoned)),
-    "NaN in one of a gradient's projections": (
-        "gradient", lambda run: change_json(run / "audit/step-00002.json", poisoned_projection)
-    ),
-    "weights that give NaN": ("distribution", poisoned_weight),
-    "NaN as the learning rate": ("weights", poisoned_line("algorithm", "lr")),
-    "NaN as what the server's answer differs by": ("delivery", poisoned_line("delivery", "difference")),
-    "a bound of infinity for the server's answer": ("delivery", poisoned_line("delivery", "bound", math.inf)),
-    "a warm measurement": ("held-out", lambda run: change_spans(run / "rollouts/report-00002.parquet", warm)),
-    "NaN as the stated accuracy": (
-        "held-out", lambda run: change_json(run / "progress.json", lambda told: told["after"].update(accuracy=math.nan))
-    ),
-    "other requests before training": (
-        "held-out", lambda run: change_spans(run / "rollouts/report-00000.parquet", shorter)
-    ),
-    "the score of a call": (
-        "score", lambda run: change_rows(run / "rollouts/train-00002.parquet", set_first("call_values", "[0.987]"))
-    ),
-    "the stated accuracy": (
-        "held-out", lambda run: change_json(run / "progress.json", lambda told: told["after"].update(accuracy=0.123))
-    ),
+    "NaN as the learning rate": ("weights", "metrics.jsonl", (1, "algorithm", "lr"), math.nan),
+    "NaN as what the answer differs by": ("delivery", "metrics.jsonl", (1, "delivery", "difference"), math.nan),
+    "a bound of infinity for the server's answer": ("delivery", "metrics.jsonl", (1, "delivery", "bound"), math.inf),
+    "a warm measurement": ("held-out", END, ("calls", 0, "request", "temperature"), 0.7),
+    "other requests before training": ("held-out", START, ("calls",), shorter),
+    "the score of a call": ("score", ROLLOUTS, (0, "call_values"), "[0.987]"),
+    "NaN as the stated accuracy": ("held-out", "progress.json", ("after", "accuracy"), math.nan),
+    "the stated accuracy": ("held-out", "progress.json", ("after", "accuracy"), 0.123),
 }  # fmt: skip
 
 
 QUICK = (
     *("a task of another step", "another text", "a log-probability", "two rewards", "an advantage"),
-    *("a gradient's size", "moments", "NaN as what the server's answer differs by", "the stated accuracy"),
+    *("a gradient's size", "moments", "NaN as what the answer differs by", "the stated accuracy"),
 )
 """One for each link."""
 
 
 @pytest.mark.parametrize("name", quick_first(CHANGES, QUICK))
 def test_a_changed_record_is_named_with_its_link(name: str, run: Path) -> None:
-    link, change = CHANGES[name]
-    change(run)
+    link, *what = CHANGES[name]
+    change(run, *what)
     status, found = audited(run, "--step", "2")
     assert status == 1
     assert found[link]["result"] == "fault", found
     assert found[link]["causes"]
 
 
+def test_a_changed_setting_is_named_with_its_link(run: Path) -> None:
+    text = (run / "config.toml").read_text()
+    assert "lr = 0.001" in text
+    (run / "config.toml").write_text(text.replace("lr = 0.001", "lr = 0.002"))
+    status, found = audited(run, "--step", "2")
+    assert (status, found["weights"]["result"]) == (1, "fault"), found
+
+
 def test_a_changed_reward_in_the_metrics_is_named(run: Path) -> None:
-    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
-    lines[1]["reward"] += 0.25
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "rew')
+    change(run, "metrics.jsonl", (1, "reward"), lambda reward: reward + 0.25)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "rew')
     done = CliRunner().invoke(main, ["audit", str(run), "--step", "2"])
     assert done.exit_code == 1, done.output
     assert "metrics.jsonl has the reward" in done.output
@@ -317,6 +206,14 @@ def test_a_file_that_was_cut_short_is_a_fault_that_names_it(
     assert (status, found[link]["result"]) == (1, "fault"), found
     assert f"{name} cannot be read" in found[link]["detail"]
     assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_file_of_a_step_that_is_gone_is_a_fault_that_names_it(run: Path) -> None:
+    (run / "calls/train-00002.parquet").unlink()
+    status, found = audited(run, "--step", "2")
+    wrong = {link: each["detail"] for link, each in found.items() if each["result"] == "fault"}
+    said = f"{run}/calls/train-00002.parquet is gone, and the run wrote it: restore it from a copy"
+    assert (status, wrong) == (1, dict.fromkeys(("score", "advantages", "gradient"), said))
 
 
 def test_another_file_in_the_place_of_the_learners_gets_no_advice_of_torchs(run: Path) -> None:
@@ -379,20 +276,19 @@ def test_a_record_that_cannot_be_read_ends_the_command_with_the_file(run: Path, 
     assert re.search(rf"{name} (is not TOML|cannot be read)", done.stderr), done.stderr
 
 
-def no_updates(sketch: Any) -> None:
-    sketch.update(dict.fromkeys(sketch))
-
-
-def no_numbers(sketch: Any) -> None:
-    seen = next(iter(sketch["updates"][0]["tensors"].values()))
-    seen.update(dict.fromkeys(seen))
-
-
-@pytest.mark.parametrize("change", [no_updates, no_numbers])
+@pytest.mark.parametrize(
+    "place",
+    [(), ("updates", 0, "tensors", TENSOR)],
+    ids=["no updates", "no numbers"],
+)
 def test_a_sketch_with_values_of_other_types_is_named_and_not_looked_at(
-    run: Path, change: Callable[[Any], None], caplog: pytest.LogCaptureFixture
+    run: Path, place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    change_json(run / "audit" / "step-00001.json", change)
+    def emptied(held: dict[str, Any]) -> dict[str, Any]:
+        held.update(dict.fromkeys(held))
+        return held
+
+    change(run, "audit/step-00001.json", place, emptied)
     _, found = audited(run, "--step", "1")
     for link in ("gradient", "weights"):
         assert found[link]["result"] == "not looked at"
@@ -485,8 +381,5 @@ def test_a_checkpoint_of_a_run_with_a_fault_is_warned_of(run: Path, caplog: pyte
     assert not any(warned(*words) for words in commands)
     shutil.rmtree(run.parent / "model")
 
-    def fail(told: dict[str, Any]) -> None:
-        told["verdicts"][-1].update(result="fault", detail="no")
-
-    change_json(run / "audit" / "verdicts-00002.json", fail)
+    change(run, "audit/verdicts-00002.json", ("verdicts", -1), lambda told: {**told, "result": "fault", "detail": "no"})
     assert [warned(*words) for words in commands] == [True, True, False, True, True]

@@ -242,7 +242,7 @@ def test_an_optimizer_whose_state_was_not_restored_is_named(
 ) -> None:
     run = trained(tmp_path, model)
     monkeypatch.setattr(torch.optim.AdamW, "load_state_dict", lambda self, state: None)
-    with pytest.raises(RunStopped, match=r"\n  weights: update \d+ of the run: the optimizer has made 0"):
+    with pytest.raises(RunStopped, match=r"\n  weights: not AdamW.*: update \d+ of the run: the optimizer has made 0"):
         train(resume_plan(run, overrides=["algorithm.steps=3"]), resume=run)
 
 

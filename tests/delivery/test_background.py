@@ -138,7 +138,7 @@ def test_the_next_call_gives_the_verdict_first(stage: Stage, tmp_path: Path, cal
     calls: dict[str, Any] = {
         "prepare": lambda: stage.delivery.prepare([stage.endpoint]),
         "begin": lambda: stage.begin(2),
-        "sign": lambda: stage.delivery.sign(tmp_path),
+        "sign": lambda: stage.delivery.signature()(tmp_path),
     }
     with pytest.raises(RunStopped, match=r"step 1: the weights of version 1 did not arrive at http") as stopped:
         calls[call]()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import threading
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from agentrig import http_server
 from agentrig.agents import Judged, Outcome
 from agentrig.errors import AgentFailure, AgentrigError
 from agentrig.external.callbacks import Callback, Listener, read_answer, returned
@@ -111,23 +108,6 @@ def test_an_async_agent_waits_without_its_thread(here: Listener) -> None:
                 return await callback.answer()
 
     assert asyncio.run(waits()).answer == "late"
-
-
-def test_a_sender_that_drips_or_hangs_up_does_not_hold_up_others(
-    here: Listener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_server, "ARRIVAL_S", 1)
-    with Callback("slow", listener=here) as slow, Callback("quick", listener=here) as quick:
-        at = urlsplit(slow.url)
-        head = f"POST {at.path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {slow.key}\r\n"
-        head += "Content-Length: 1000\r\n\r\n"
-        with socket.create_connection((at.hostname, at.port), timeout=10) as dripping:
-            dripping.sendall(head.encode() + b"{")
-            assert post(quick, {"answer": 1})[0] == 200
-            assert dripping.recv(1000).startswith(b"HTTP/1.1 408")
-        with socket.create_connection((at.hostname, at.port), timeout=10) as gone:
-            gone.sendall(head.encode() + b"{")
-        assert post(slow, {"answer": "after all"})[0] == 200
 
 
 def test_a_host_that_is_not_this_machines_is_named() -> None:

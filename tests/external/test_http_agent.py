@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -19,7 +19,7 @@ from agentrig.external import http as exchange
 from agentrig.external.checks import check_service
 from agentrig.external.config import HttpConfig
 from agentrig.external.http import HttpAgent
-from agentrig.findings import Finding
+from agentrig.findings import Finding, Situation
 from agentrig.plan import resolve
 from agentrig.pools import Job, RunnerSettings
 from agentrig.runners.attempt import run_agent, running_loop
@@ -350,20 +350,11 @@ def test_settings_that_cannot_work_are_refused(keys: dict[str, Any], words: str)
 
 
 @pytest.fixture
-def doctor(toy_file: str) -> Iterator[Callable[..., list[Finding]]]:
-    class Now:
-        """What the check reads of the doctor's situation."""
-
-        def __init__(self, plan: Any) -> None:
-            self.plan = plan
-
-        def setting(self, kind: str, key: str) -> Any:
-            return getattr(self.plan.configs.get(kind), key, None)
-
+def doctor(toy_file: str) -> Callable[..., list[Finding]]:
     def look(**keys: Any) -> list[Finding]:
         overrides = ["algorithm.endpoint=http://127.0.0.1:9/v1", *(f"agent.{k}={v}" for k, v in keys.items())]
         plan = resolve("toy", overrides=overrides, uses={"agent": "http"}, files=[toy_file])
-        return list(check_service(Now(plan)))  # type: ignore[arg-type]
+        return list(check_service(Situation(hardware=None, plan=plan)))
 
     return look
 

@@ -312,19 +312,17 @@ def test_a_model_that_is_no_name_is_told(
 
 
 def test_every_message_and_tool_call_has_its_place_in_the_agent_s_body() -> None:
-    """The places are counted from the agent's body; the messages are made from it elsewhere."""
     body: dict[str, Any] = {
         "instructions": "a",
         "input": [*CONVERSATION, {"role": "assistant", "content": "x"},
                   {"type": "function_call", "call_id": "c2", "name": "b", "arguments": "{}"},
                   {"type": "function_call", "call_id": "c3", "name": "c", "arguments": "{}"}, USER],
     }  # fmt: skip
-    messages = Responses().asked(body, {})["messages"]
-    places = Responses().origins(body, {})
-    expected = {0: "instructions", 1: "input[0]", 2: "input[1]", 3: "input[2]", 4: "input[3]", 5: "input[4]"}
-    assert {i: places[f"messages[{i}]"] for i in range(len(messages))} == {**expected, 6: "input[7]"}
-    calls = [(i, j) for i, m in enumerate(messages) for j, _ in enumerate(m.get("tool_calls", ()))]
-    named = [Responses().named(f"messages[{i}].tool_calls[{j}].function.arguments", body, {}) for i, j in calls]
+    asked, places = Responses().asked(body, {})
+    found = [places[f"messages[{i}]"] for i in range(len(asked["messages"]))]
+    assert found == ["instructions", "input[0]", "input[1]", "input[2]", "input[3]", "input[4]", "input[7]"]
+    calls = [(i, j) for i, m in enumerate(asked["messages"]) for j, _ in enumerate(m.get("tool_calls", ()))]
+    named = [Responses().named(f"messages[{i}].tool_calls[{j}].function.arguments", places) for i, j in calls]
     assert named == ["input[2].arguments", "input[5].arguments", "input[6].arguments"]
 
     use = {"type": "tool_use", "id": "c1", "name": "add", "input": {}}
@@ -335,9 +333,9 @@ def test_every_message_and_tool_call_has_its_place_in_the_agent_s_body() -> None
                      {"role": "user", "content": [result, {"type": "text", "text": "y"}]},
                      {"role": "user", "content": [result]}, USER],
     }  # fmt: skip
-    messages = Messages().asked(body, {})["messages"]
-    found = [Messages().named(f"messages[{i}]", body, {}) for i in range(len(messages))]
+    asked, places = Messages().asked(body, {})
+    found = [Messages().named(f"messages[{i}]", places) for i in range(len(asked["messages"]))]
     assert found == ["system", "messages[0]", "messages[1]", "messages[2].content[0]", "messages[2]",
                      "messages[3].content[0]", "messages[4]"]  # fmt: skip
-    call = Messages().named("messages[2].tool_calls[0].function.arguments", body, {})
+    call = Messages().named("messages[2].tool_calls[0].function.arguments", places)
     assert call == "messages[1].content[1].input"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 from collections.abc import Iterator
@@ -99,8 +100,10 @@ def test_what_is_refused_is_recorded_with_its_reason(gateway: Gateway, model: Sc
         post(endpoint, messages=[{"role": "user", "content": "x" * (1 << 20)}]),
         httpx.post(url, content=b"{", headers=key),
         httpx.post(url, content=b"[]", headers=key),
+        httpx.post(url, content=gzip.compress(b"{}"), headers={**key, "content-encoding": "gzip"}),
     ]
-    assert [a.status_code for a in answers] == [400, 404, 413, 400, 400]
+    assert [a.status_code for a in answers] == [400, 404, 413, 400, 400, 415]
+    assert "Content-Encoding gzip: send it as it is" in answers[5].json()["error"]["message"]
     assert "'scripted'" in answers[1].json()["error"]["message"]
     assert "gateway.body_mb" in answers[2].json()["error"]["message"]
     models = httpx.get(f"{endpoint.base_url}/models", headers=key)
@@ -111,7 +114,7 @@ def test_what_is_refused_is_recorded_with_its_reason(gateway: Gateway, model: Sc
     ]  # fmt: skip
     assert model.requests == []
     errors = [str(s.error) for s in visit.close().spans]
-    assert [e[:8] for e in errors] == ["HTTP 400", "HTTP 404", "HTTP 413", "HTTP 400", "HTTP 400", "HTTP 404"]
+    assert [e[:8] for e in errors] == [f"HTTP {status}" for status in (400, 404, 413, 400, 400, 415, 404)]
 
 
 def test_only_the_key_of_the_open_attempt_is_let_in(gateway: Gateway, model: ScriptedServer) -> None:

@@ -61,7 +61,7 @@ class Command:
         return [p for p in found if p.pid != self.process.pid]
 
     def kill(self) -> None:
-        """Kill it; all that it has started ends soon after."""
+        """Kill it; all that it has started ends soon after, and the next command removes its files."""
         self.process.kill()
         self.process.wait()
         end = time.monotonic() + 30
@@ -69,15 +69,13 @@ class Command:
             time.sleep(0.1)
         assert [cmdline(process) for process in left] == []
 
-    def end(self, timeout_s: float = 120.0) -> tuple[int, str]:
-        return self.process.wait(timeout_s), self.log.read_text()
-
-    def leaves_nothing(self) -> None:
-        end = time.monotonic() + 20
-        while (left := self.started()) and time.monotonic() < end:
-            time.sleep(0.1)
-        assert left == []
-        assert list(self.tmp.iterdir()) == []
+    def ended(self, code: int, *, files: bool = False) -> str:
+        """Wait for its end, with this exit code; return what it said. No process is left, and no file of it."""
+        found, said = self.process.wait(120.0), self.log.read_text()
+        assert (found, "Traceback" in said, "Aborted" in said) == (code, False, False), said
+        self.kill()
+        assert files or list(self.tmp.iterdir()) == []
+        return said
 
 
 def variable(process: psutil.Process, name: str) -> str:
@@ -148,8 +146,7 @@ def test_a_signal_to_all_of_a_run_lets_the_step_end(
     for process in command.started():  # as Slurm does: also in groups of their own
         process.send_signal(number)
     command.process.send_signal(number)
-    code, said = command.end()
-    assert code == status, said
+    said = command.ended(status)
     assert "died" not in said
     assert f"{signal.Signals(number).name}: ending after this step" in said
     assert "resume with: agentrig train --resume" in said
@@ -158,7 +155,6 @@ def test_a_signal_to_all_of_a_run_lets_the_step_end(
     assert (run / "checkpoints" / "latest").read_text() == f"step-{done:05d}"
     assert (run / "report.html").is_file() == report
     assert json.loads((run / "summary.json").read_text())["complete"] is False
-    command.leaves_nothing()
 
 
 @pytest.mark.slow
@@ -175,13 +171,9 @@ def test_a_signal_while_a_run_starts_ends_it_with_a_message(
         if "ending after this step" in command.log.read_text():  # it had begun, and waits for its first step
             os.killpg(command.process.pid, signal.SIGINT)
             break
-    code, said = command.end()
-    assert code == 130, said
-    assert "Traceback" not in said
-    assert "Aborted" not in said
+    said = command.ended(130)
     assert "agentrig: " in said.splitlines()[-1]
     assert "while the run started" not in said or not (tmp_path / "runs").exists()
-    command.leaves_nothing()
 
 
 @pytest.mark.slow
@@ -194,10 +186,8 @@ def test_a_resume_that_is_interrupted_in_its_start_changes_nothing(
     command = start(*words)
     command.wait_for(lambda: len(command.started()) > 2)  # the runners are there, and hang
     command.process.send_signal(signal.SIGTERM)
-    code, said = command.end()
-    assert (code, "agentrig: interrupted by SIGTERM" in said) == (143, True), said
+    assert "agentrig: interrupted by SIGTERM" in command.ended(143)
     assert {f: f.read_bytes() for f in run.rglob("*") if f.is_file() and f.name != "run.lock"} == before
-    command.leaves_nothing()
 
 
 @pytest.mark.slow
@@ -214,22 +204,18 @@ def test_a_second_signal_ends_a_run_within_seconds(
     run = tmp_path / "runs" / "toy"
     command.wait_for((run / "metrics.jsonl").exists)
     command.process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    command.wait_for(lambda: "ending after this step" in command.log.read_text())
     before = time.monotonic()
     command.process.send_signal(signal.SIGINT)
-    code, said = command.end()
+    command.process.wait(120.0)
     assert time.monotonic() - before < 6  # on a machine that does much else
-    assert code == 130, said
+    said = command.ended(130, files=stuck)
     assert re.fullmatch(  # it may name steps that were not saved
         rf"agentrig: ended at once; (.*; )?resume with: {re.escape(again(run))}", said.splitlines()[-1]
     ), said
     assert json.loads((run / "error.json").read_text())["message"].startswith("ended at once")
     assert not (run / "report.html").exists()
     assert not [f for f in run.rglob(".*") if f.suffix == ".part"]
-    if stuck:
-        command.kill()  # as after a kill: no process is left, and the next command removes the files
-    else:
-        command.leaves_nothing()
 
 
 @pytest.mark.slow
@@ -245,14 +231,9 @@ def test_processes_that_are_stopped_end_with_their_run(
             process.suspend()
     command.process.send_signal(signal.SIGTERM)
     if at_once:
-        time.sleep(1)
+        command.wait_for(lambda: "ending after this step" in command.log.read_text())
         command.process.send_signal(signal.SIGTERM)
-    code, said = command.end()
-    assert code == 143, said
-    if at_once:
-        command.kill()  # as after a kill: no process is left, and the next command removes the files
-    else:
-        command.leaves_nothing()
+    command.ended(143, files=at_once)
 
 
 def again(run: Path) -> str:
@@ -269,10 +250,9 @@ def test_a_stuck_body_does_not_keep_a_run_from_ending(
     command.wait_for(lambda: "ending after this step" in command.log.read_text())
     before = time.monotonic()
     command.process.send_signal(signal.SIGTERM)
-    code, said = command.end()
-    assert (code, "agentrig: ended at once" in said) == (143, True), said
+    command.process.wait(120.0)
     assert time.monotonic() - before < 6
-    command.leaves_nothing()
+    assert "agentrig: ended at once" in command.ended(143)
 
 
 @pytest.mark.slow
@@ -281,9 +261,7 @@ def test_an_evaluation_ends_by_a_signal_too(model: ModelServer, toy_file: str, t
     command = start(*words, "--endpoint", model.url)
     command.wait_for(lambda: list(tmp_path.glob("seen-*")))
     command.process.send_signal(signal.SIGTERM)
-    code, said = command.end()
-    assert (code, said.splitlines()[-1]) == (143, "agentrig: interrupted by SIGTERM"), said
-    command.leaves_nothing()
+    assert command.ended(143).splitlines()[-1] == "agentrig: interrupted by SIGTERM"
 
 
 def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
@@ -297,15 +275,13 @@ def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+def begun_run(**facts: Any) -> SimpleNamespace:
+    facts = {"begun": True, "stopping": False, "measuring": "", "untouched": False, **facts}
+    return SimpleNamespace(advice=lambda: "resume with: agentrig train --resume runs/a", **facts)
+
+
 def test_the_first_signal_waits_for_the_report_and_the_second_does_not() -> None:
-    class Session:
-        stopping = untouched = False
-        begun, measuring = True, ""
-
-        def advice(self) -> str:
-            return "resume with: agentrig train --resume runs/a"
-
-    signals = RunSignals(Session(), lambda error: pytest.fail("nothing works any more"))
+    signals = RunSignals(begun_run(), lambda error: pytest.fail("nothing works any more"))
     signals.writing = True
     signals(signal.SIGTERM, None)
     assert signals.first == signal.SIGTERM
@@ -331,13 +307,11 @@ def test_what_an_agent_started_ends_with_its_runner(
 ) -> None:
     (tmp_path / "queue.py").write_text("raise RuntimeError('a module of the current folder was imported')\n")
     command = start(*family(tmp_path, model, toy_file))
-    code, said = command.end()
-    assert code == 0, said
+    said = command.ended(0)
     assert len(set((tmp_path / "own" / "started").read_text().split())) == 8, (
         "a child and a detached grandchild of each agent"
     )
     assert "accuracy 50.0%" in said
-    command.leaves_nothing()
 
 
 def cmdline(process: psutil.Process) -> list[str]:
@@ -368,7 +342,7 @@ def test_a_killed_run_leaves_no_process_and_no_file(
     noted = tmp_path / "own" / "started"
     command.wait_for(lambda: noted.is_file() and len(noted.read_text().split()) == 8)
     command.kill()
-    command.leaves_nothing()
+    assert list(command.tmp.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -382,9 +356,7 @@ def test_the_next_command_removes_the_files_of_a_killed_one(tmp_path: Path, star
         command, made = start("run", "lightning_script.py"), "agentrig-script-*"
     command.wait_for(lambda: list(command.tmp.rglob(made)))
     command.kill()
-    code, said = start("validate", "agentrig-agent-match").end()
-    assert code == 0, said
-    command.leaves_nothing()
+    start("validate", "agentrig-agent-match").ended(0)
 
 
 @pytest.mark.slow
@@ -404,12 +376,8 @@ def test_runners_that_cannot_be_forked_are_an_error(
     path.mkdir()
     (path / "deadly.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     command = start(*family(tmp_path, model, toy_file, agent="unforked"), PYTHONPATH=str(path))
-    code, said = command.end()
-    assert code == 1, said
+    said = command.ended(1)
     assert "agentrig: no runner can be started: the process that they are forked from died 3 times" in said
-    assert "Traceback" not in said
-    assert "Aborted" not in said
-    command.leaves_nothing()
 
 
 # --- temporary files --------------------------------------------------------------------------------
@@ -467,11 +435,6 @@ def test_a_process_that_still_ends_with_its_run_is_not_called_left_behind(
     assert not caplog.records
 
 
-def begun_run(**facts: Any) -> SimpleNamespace:
-    facts = {"begun": True, "stopping": False, "measuring": "", "untouched": False, **facts}
-    return SimpleNamespace(advice=lambda: "resume with: agentrig train --resume runs/a", **facts)
-
-
 @pytest.mark.parametrize(
     ("measuring", "said", "stopping"),
     [("", "this step", True), ("before", "the measuring", True), ("after", "the measuring", False)],
@@ -483,13 +446,6 @@ def test_a_signal_says_what_the_run_ends_after(
     RunSignals(run, lambda error: pytest.fail("it ends in order"))(signal.SIGINT, None)
     assert caplog.messages == [f"Ctrl-C: ending after {said}; Ctrl-C once more ends at once"]
     assert run.stopping == stopping, "a run that is measured after training is complete"
-
-
-def test_the_first_signal_ends_a_run_whose_rollouts_wait_for_a_runner() -> None:
-    ended: list[Interrupted] = []
-    RunSignals(begun_run(untouched=True), ended.append)(signal.SIGTERM, None)
-    said = "ended while its rollouts waited for a runner; resume with: agentrig train --resume runs/a"
-    assert [(str(error), error.exit_status) for error in ended] == [(said, 143)]
 
 
 def test_a_second_signal_says_how_to_resume() -> None:
@@ -531,11 +487,9 @@ def register_tasks():
 """)
     words = ["eval", "mini", "--plugin", str(file), "--tasks", "own", "--endpoint", model.url]
     command = Command(tmp_path, *words, "--split", "train", OPENAI_API_KEY="x")
-    assert command.process.wait(120) == 1
-    assert f"RuntimeError: it called os._exit({call[-2]})" in command.log.read_text()
-    assert "ends_itself.py:" in command.log.read_text()
-    assert "Traceback" not in command.log.read_text()
-    command.leaves_nothing()
+    said = command.ended(1)
+    assert f"RuntimeError: it called os._exit({call[-2]})" in said
+    assert "ends_itself.py:" in said
 
 
 ENDS_ITSELF = """
@@ -572,10 +526,7 @@ def test_a_reward_or_agent_that_ends_its_process_is_named(
     file.write_text(ENDS_ITSELF)
     words = ["eval", "toy", "--plugin", toy_file, "--plugin", str(file), f"--{kind}", name, "--limit", "2"]
     command = start(*words, "--endpoint", model.url)
-    code, told = command.end()
-    assert (code, said in told) == (1, True), told
-    assert "Traceback" not in told
-    command.leaves_nothing()
+    assert said in command.ended(1)
 
 
 TRACKED = """

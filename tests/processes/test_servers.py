@@ -171,6 +171,18 @@ def test_a_server_gets_its_environment_and_answers_over_its_channel():
         os.close(write)
 
 
+def test_a_server_that_a_signal_has_stopped_is_named():
+    server = asked(wait=True)
+    try:
+        server.check()
+        os.kill(server.pid, signal.SIGSTOP)
+        os.waitpid(server.pid, os.WUNTRACED)
+        with pytest.raises(ServerError, match=r"has been stopped by a signal \(SIGSTOP\) and answers nothing$"):
+            server.check()
+    finally:
+        server.stop()
+
+
 def test_a_server_that_does_not_answer_is_stopped_and_named():
     server = asked(wait=True)
     with pytest.raises(ServerError, match=r"^the test server did not start within 0 s"):

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from changed import change
 from click.testing import CliRunner
 
 from agentrig.cli.entry import main
@@ -176,8 +177,7 @@ def test_the_advice_of_the_messages_works(run: Path) -> None:
         (run / name).unlink()
     (run / "rollouts" / "validation-00001.parquet").unlink()
     (run / "rollouts" / "notes.parquet").write_text("somebody's own")
-    line = json.loads((run / "metrics.jsonl").read_text())
-    (run / "metrics.jsonl").write_text(json.dumps({"step": line["step"]}) + "\n")  # a line without its figures
+    change(run, "metrics.jsonl", (0,), lambda line: {"step": line["step"]})  # a line without its figures
     resume(run)
     assert json.loads((run / "summary.json").read_text())["complete"] is True
     assert "metrics.jsonl: the line of step 1 lacks" in (run / "manifest.json").read_text()
@@ -198,9 +198,7 @@ def test_a_lost_record_is_told_for_ever(run: Path) -> None:
 
 
 def test_a_measurement_that_is_no_number_is_named(run: Path) -> None:
-    progress = json.loads((run / "progress.json").read_text())
-    progress["before"]["accuracy"] = float("nan")
-    (run / "progress.json").write_text(json.dumps(progress))
+    change(run, "progress.json", ("before", "accuracy"), float("nan"))
     said = "progress.json is damaged: before.accuracy is nan, not a finite number"
     assert said in read_run(run).missing
     assert said in str(diagnose(run))
@@ -209,8 +207,7 @@ def test_a_measurement_that_is_no_number_is_named(run: Path) -> None:
 
 
 def test_a_run_of_a_later_version_is_refused_by_all_readers(run: Path, tmp_path: Path) -> None:
-    facts = json.loads((run / "manifest.json").read_text())
-    (run / "manifest.json").write_text(json.dumps({**facts, "format": 2, "agentrig": "9.0"}))
+    change(run, "manifest.json", (), lambda facts: facts.update(format=2, agentrig="9.0"))
     step = run / "checkpoints" / "step-00001"
     for words in (
         ["why", run], ["report", run], ["audit", run], ["train", "--resume", run, "algorithm.steps=2"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ import agentrig_grpo.checkpoint
 import pytest
 import torch
 from agentrig_grpo import trainer_files
+from changed import change
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
@@ -73,140 +75,93 @@ def whole(run: Path) -> Mapping[str, str]:
     return found
 
 
-def learner_of(run: Path) -> Path:
-    return run / "checkpoints" / "step-00003" / "trainer" / "learner.pt"
+CHECKPOINT = "checkpoints/step-00003"
+LEARNER = f"{CHECKPOINT}/trainer/learner.pt"
+MODEL = f"{CHECKPOINT}/model.safetensors"
+
+Damage = Callable[[Path], object]
+"""Changes a run directory."""
 
 
-def with_learner(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    state = torch.load(learner_of(run), weights_only=True)
-    change(state)
-    torch.save(state, learner_of(run))
+def learner(*place: Any, becomes: Any) -> Damage:
+    """Change what the last checkpoint has of the learner."""
+    return lambda run: change(run, LEARNER, place, becomes)
 
 
-def weights_not_a_number(run: Path) -> None:
-    with_learner(run, lambda state: next(iter(state["trained"].values())).view(-1)[:3].fill_(float("nan")))
+def trained_as(becomes: Callable[[torch.Tensor], torch.Tensor]) -> Damage:
+    return learner("trained", becomes=lambda held: {name: becomes(tensor) for name, tensor in held.items()})
 
 
-def moments_not_a_number(run: Path) -> None:
-    with_learner(run, lambda state: state["optimizer"]["state"][0]["exp_avg"].view(-1)[:3].fill_(float("inf")))
+def gone(run: Path, name: str) -> None:
+    shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink(missing_ok=True)
 
 
-def weights_larger(run: Path) -> None:
-    with_learner(run, lambda state: [t.mul_(1.01) for t in state["trained"].values()] and None)
+def a_folder_for(name: str) -> Damage:
+    def damage(run: Path) -> None:
+        gone(run, name)
+        (run / name / "inside").mkdir(parents=True)
 
-
-def moment_of_another_shape(run: Path) -> None:
-    with_learner(run, lambda state: state["optimizer"]["state"][0].update(exp_avg=torch.zeros(3)))
-
-
-def no_optimizer(run: Path) -> None:
-    with_learner(run, lambda state: state.pop("optimizer"))
-
-
-def other_dtype(run: Path) -> None:
-    with_learner(run, lambda state: state.update(trained={n: t.half() for n, t in state["trained"].items()}))
-
-
-def other_shapes(run: Path) -> None:
-    with_learner(run, lambda state: state.update(trained={n: t[:1] for n, t in state["trained"].items()}))
-
-
-def flipped(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    middle = len(data) // 2
-    data[middle : middle + 64] = bytes(byte ^ 0xFF for byte in data[middle : middle + 64])
-    file.write_bytes(data)
-
-
-def flipped_in_the_model(run: Path) -> None:
-    flipped(learner_of(run).parents[1] / "model.safetensors")
-
-
-def model_larger(run: Path) -> None:
-    file = str(learner_of(run).parents[1] / "model.safetensors")
-    save_file({name: tensor * 1.01 for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
-
-
-def cut_off(run: Path) -> None:
-    learner_of(run).write_bytes(learner_of(run).read_bytes()[:-100])
-
-
-def a_directory_for_the_learner(run: Path) -> None:
-    learner_of(run).unlink()
-    learner_of(run).mkdir()
-
-
-def no_learner(run: Path) -> None:
-    learner_of(run).unlink()
-
-
-def no_list(run: Path) -> None:
-    (learner_of(run).parents[1] / checkpoints.LIST).unlink()
-
-
-def a_directory_for_the_rollouts(run: Path) -> None:
-    (run / "rollouts" / "report-00003.parquet").unlink()
-    (run / "rollouts" / "report-00003.parquet").mkdir()
-
-
-def a_directory_for_the_summary(run: Path) -> None:
-    (run / "summary.json").unlink()
-    (run / "summary.json" / "inside").mkdir(parents=True)
-
-
-def a_directory_for_the_error(run: Path) -> None:
-    (run / "error.json" / "inside").mkdir(parents=True)
-
-
-def a_directory_for_the_progress(run: Path) -> None:
-    (run / "progress.json").unlink()
-    (run / "progress.json").mkdir()
-
-
-def a_directory_for_latest(run: Path) -> None:
-    (run / "checkpoints" / "latest").unlink()
-    (run / "checkpoints" / "latest").mkdir()
+    return damage
 
 
 def a_file_for_the_rollouts(run: Path) -> None:
-    shutil.rmtree(run / "rollouts")
+    gone(run, "rollouts")
     (run / "rollouts").write_text("")
 
 
-def a_list_for_the_progress(run: Path) -> None:
-    (run / "progress.json").write_text('{"before": 3, "checkpoints": [1]}')
+def flipped(*names: str) -> Damage:
+    """Flip the bits of some bytes in the middle of files."""
+
+    def damage(run: Path) -> None:
+        for file in (file for name in names for file in run.glob(name)):
+            data = bytearray(file.read_bytes())
+            middle = len(data) // 2
+            data[middle : middle + 64] = bytes(byte ^ 0xFF for byte in data[middle : middle + 64])
+            file.write_bytes(data)
+
+    return damage
 
 
-def no_number_of_tasks(run: Path) -> None:
-    progress = json.loads((run / "progress.json").read_text())
-    (run / "progress.json").write_text(json.dumps({**progress, "before": {"accuracy": 0.5}}))
+def model_larger(run: Path) -> None:
+    tensors = {name: tensor * 1.01 for name, tensor in load_file(str(run / MODEL)).items()}
+    save_file(tensors, str(run / MODEL), metadata={"format": "pt"})
 
 
-def words_in_the_manifest(run: Path) -> None:
-    facts = json.loads((run / "manifest.json").read_text())
-    (run / "manifest.json").write_text(json.dumps({**facts, "resumed": 3, "server": "ours"}))
+NOT_A_NUMBER = learner(becomes=lambda state: next(iter(state["trained"].values())).view(-1)[:3].fill_(float("nan")))
+
+DAMAGES: Mapping[str, tuple[Damage, str]] = {
+    "weights that are no number": (NOT_A_NUMBER, r"trainer/learner\.pt has changed since it was saved"),
+    "a larger model": (model_larger, r"model\.safetensors has changed"),
+    "a folder for the learner": (a_folder_for(LEARNER), r"trainer/learner\.pt is no file"),
+    "no learner": (lambda run: gone(run, LEARNER), r"trainer/learner\.pt is missing"),
+    "no list": (
+        lambda run: gone(run, f"{CHECKPOINT}/{checkpoints.LIST}"), r"its list of files, \.files\.json, is missing",
+    ),
+    "a folder for the rollouts": (
+        a_folder_for("rollouts/report-00003.parquet"), r"rollouts/report-00003\.parquet is a directory",
+    ),
+    "a folder for the summary": (a_folder_for("summary.json"), r"summary\.json cannot be read"),
+    "a folder for the error": (a_folder_for("error.json"), r"error\.json is a directory"),
+    "a folder for the progress": (a_folder_for("progress.json"), r"progress\.json cannot be read"),
+    "a folder for latest": (a_folder_for("checkpoints/latest"), r"checkpoints/latest is a directory"),
+    "a file for the rollouts": (a_file_for_the_rollouts, r"rollouts.*cannot be (read|written)"),
+    "a list for the progress": (
+        lambda run: (run / "progress.json").write_text('{"before": 3, "checkpoints": [1]}'),
+        r"progress\.json is damaged",
+    ),
+    "no number of tasks": (
+        lambda run: change(run, "progress.json", ("before",), {"accuracy": 0.5}),
+        r"progress\.json is damaged: .*Restore it from a copy, or remove it",
+    ),
+    "words in the manifest": (
+        lambda run: change(run, "manifest.json", (), lambda held: held.update(resumed=3, server="ours")),
+        r"manifest\.json is damaged",
+    ),
+}  # fmt: skip
 
 
-DAMAGES: Mapping[Callable[[Path], None], str] = {
-    weights_not_a_number: r"trainer/learner\.pt has changed since it was saved",
-    model_larger: r"model\.safetensors has changed",
-    a_directory_for_the_learner: r"trainer/learner\.pt is no file",
-    no_learner: r"trainer/learner\.pt is missing",
-    no_list: r"its list of files, \.files\.json, is missing",
-    a_directory_for_the_rollouts: r"rollouts/report-00003\.parquet is a directory",
-    a_directory_for_the_summary: r"summary\.json cannot be read",
-    a_directory_for_the_error: r"error\.json is a directory",
-    a_directory_for_the_progress: r"progress\.json cannot be read",
-    a_directory_for_latest: r"checkpoints/latest is a directory",
-    a_file_for_the_rollouts: r"rollouts.*cannot be (read|written)",
-    a_list_for_the_progress: r"progress\.json is damaged",
-    no_number_of_tasks: r"progress\.json is damaged: .*Restore it from a copy, or remove it",
-    words_in_the_manifest: r"manifest\.json is damaged",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_a_resume_that_fails_leaves_everything_as_it_was(run: Path, damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(("damage", "wanted"), DAMAGES.values(), ids=DAMAGES)
+def test_a_resume_that_fails_leaves_everything_as_it_was(run: Path, damage: Damage, wanted: str) -> None:
     damage(run)
     before = whole(run)
     done = CliRunner().invoke(main, ["train", "--resume", str(run), "algorithm.steps=4"])
@@ -214,7 +169,7 @@ def test_a_resume_that_fails_leaves_everything_as_it_was(run: Path, damage: Call
     assert isinstance(done.exception, SystemExit), "told without a traceback"
     assert whole(run) == before
     said = " ".join(done.stderr.split())
-    assert re.search(DAMAGES[damage], said), said
+    assert re.search(wanted, said), said
 
 
 @pytest.mark.slow
@@ -271,36 +226,30 @@ def test_a_finished_result_stays_until_the_next_checkpoint(
         resume_plan(run)
 
 
-def of_another_run(run: Path) -> None:
-    progress = json.loads((run / "progress.json").read_text())
-    progress["checkpoints"] = {name: ["0" * 32] for name in progress["checkpoints"]}
-    (run / "progress.json").write_text(json.dumps(progress))
-
-
-def two_damaged(run: Path) -> None:
-    flipped_in_the_model(run)
-    flipped(run / "checkpoints" / "step-00002" / "model.safetensors")
-
-
-def all_damaged(run: Path) -> None:
-    for model in run.glob("checkpoints/step-*/model.safetensors"):
-        flipped(model)
-
-
 def half_a_config(run: Path) -> None:
     (run / "config.toml").write_text((run / "config.toml").read_text()[:-30] + "[")
+
+
+def of_another_run(run: Path) -> None:
+    change(run, "progress.json", ("checkpoints",), lambda held: {name: ["0" * 32] for name in held})
 
 
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
         (of_another_run, r"progress\.json is damaged: it records none of the checkpoints.*or remove it"),
-        (two_damaged, r"step-00003 is damaged.*The last whole checkpoint before is \S+step-00001"),
-        (all_damaged, r"step-00003 is damaged.*No earlier checkpoint is whole; restore the file"),
+        (
+            flipped("checkpoints/step-0000[23]/model.safetensors"),
+            r"step-00003 is damaged.*The last whole checkpoint before is \S+step-00001",
+        ),
+        (
+            flipped("checkpoints/step-*/model.safetensors"),
+            r"step-00003 is damaged.*No earlier checkpoint is whole; restore the file",
+        ),
         (half_a_config, r"config\.toml is not TOML.*from the section config of manifest\.json"),
     ],
 )
-def test_a_cure_is_one_that_helps(run: Path, tmp_path: Path, damage: Callable[[Path], None], said: str) -> None:
+def test_a_cure_is_one_that_helps(run: Path, tmp_path: Path, damage: Damage, said: str) -> None:
     (run / "checkpoints" / "step-00001").mkdir(exist_ok=True)
     damage(run)
     before = whole(run)
@@ -377,34 +326,39 @@ def test_half_an_export_never_has_the_final_name(run: Path, tmp_path: Path, monk
 
 def sealed(run: Path) -> None:
     """Write the last checkpoint's list of files and its digest again, as if the run had saved what is there now."""
-    folder = learner_of(run).parents[1]
+    folder = run / CHECKPOINT
     files = [f for f in sorted(folder.rglob("*")) if f.is_file() and f.name not in (checkpoints.LIST, "keep")]
     listed = {str(f.relative_to(folder)): [f.stat().st_size, checkpoints.digest_of(f)] for f in files}
     (folder / checkpoints.LIST).write_text(json.dumps(listed))
-    progress = json.loads((run / "progress.json").read_text())
-    progress["checkpoints"][folder.name] = [checkpoints.digest_of(folder / checkpoints.LIST)]
-    (run / "progress.json").write_text(json.dumps(progress))
+    change(run, "progress.json", ("checkpoints", folder.name), [checkpoints.digest_of(folder / checkpoints.LIST)])
 
 
-SAVED_WRONG: Mapping[Callable[[Path], None], str] = {
-    weights_not_a_number: r"learner\.pt holds NaN or infinite numbers in trained\.",
-    moments_not_a_number: r"learner\.pt holds NaN or infinite numbers in optimizer\.state\.0\.exp_avg",
-    weights_larger: r"its weights are not those of the run after step 3 \(digests\.weights, metrics\.jsonl\)",
-    moment_of_another_shape: r"learner\.pt does not fit: the moment exp_avg of \S+ has the shape \[3\]",
-    no_optimizer: r"learner\.pt lacks optimizer",
-    other_dtype: r"its weights are not those",
-    other_shapes: r"learner\.pt does not fit: the moment",
+SAVED_WRONG: Mapping[str, tuple[Damage, str]] = {
+    "weights that are no number": (NOT_A_NUMBER, r"learner\.pt holds NaN or infinite numbers in trained\."),
+    "moments that are no number": (
+        learner("optimizer", "state", 0, "exp_avg", slice(3), becomes=math.inf),
+        r"learner\.pt holds NaN or infinite numbers in optimizer\.state\.0\.exp_avg",
+    ),
+    "larger weights": (
+        trained_as(lambda tensor: tensor * 1.01),
+        r"its weights are not those of the run after step 3 \(digests\.weights, metrics\.jsonl\)",
+    ),
+    "a moment of another shape": (
+        learner("optimizer", "state", 0, "exp_avg", becomes=torch.zeros(3)),
+        r"learner\.pt does not fit: the moment exp_avg of \S+ has the shape \[3\]",
+    ),
+    "no optimizer": (learner(becomes=lambda state: state.pop("optimizer")), r"learner\.pt lacks optimizer"),
+    "another dtype": (trained_as(torch.Tensor.half), r"its weights are not those"),
+    "other shapes": (trained_as(lambda tensor: tensor[:1]), r"learner\.pt does not fit: the moment"),
 }
 
 
-@pytest.mark.parametrize("damage", SAVED_WRONG, ids=lambda damage: damage.__name__)
-def test_a_checkpoint_that_was_wrong_when_it_was_saved_changes_nothing(
-    run: Path, damage: Callable[[Path], None]
-) -> None:
+@pytest.mark.parametrize(("damage", "wanted"), SAVED_WRONG.values(), ids=SAVED_WRONG)
+def test_a_checkpoint_that_was_wrong_when_it_was_saved_changes_nothing(run: Path, damage: Damage, wanted: str) -> None:
     damage(run)
     sealed(run)
     before = whole(run)
-    with pytest.raises(AgentrigError, match=SAVED_WRONG[damage]):
+    with pytest.raises(AgentrigError, match=wanted):
         train(resume_plan(run, overrides=["algorithm.steps=4"]), resume=run)
     assert whole(run) == before
 
@@ -423,7 +377,7 @@ def test_a_first_transfer_that_fails_changes_nothing(run: Path, monkeypatch: pyt
 def test_a_changed_checkpoint_is_neither_measured_nor_exported(run: Path, tmp_path: Path, words: list[str]) -> None:
     model_larger(run)
     target = [str(tmp_path / "exported")] if words == ["export"] else []
-    for place in (run, learner_of(run).parents[1]):
+    for place in (run, run / CHECKPOINT):
         done = CliRunner().invoke(main, [*words, str(place), *target])
         assert done.exit_code == 1, done.output
         assert "model.safetensors has changed since it was saved" in done.stderr
@@ -431,8 +385,8 @@ def test_a_changed_checkpoint_is_neither_measured_nor_exported(run: Path, tmp_pa
 
 
 def test_the_optimizer_is_not_needed_to_measure_or_export(run: Path) -> None:
-    cut_off(run)
-    assert find_checkpoint(run) == run / "checkpoints" / "step-00003"
-    flipped_in_the_model(run)
+    (run / LEARNER).write_bytes((run / LEARNER).read_bytes()[:-100])
+    assert find_checkpoint(run) == run / CHECKPOINT
+    flipped(MODEL)(run)
     with pytest.raises(CheckpointDamaged, match=r"step-00002; give its path: `eval` and `dev` take it with --checkp"):
         find_checkpoint(run)

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from changed import Place, change
 from click.testing import CliRunner
 from model_server import ModelServer
 
@@ -123,7 +122,7 @@ def killed_while_saving(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("damage", "said"),
     [
         (newest_gone, "checkpoints/step-00003 is not there, though the run saved it: step-00002 is used"),
         (newest_and_its_name_gone, "checkpoints/step-00003 is not there, though the run saved it: step-00002 is used"),
@@ -131,9 +130,9 @@ def killed_while_saving(run: Path) -> None:
     ],
 )
 def test_a_newest_checkpoint_that_is_gone_is_told(
-    finished: Path, change: Callable[[Path], None], said: str, capfd: pytest.CaptureFixture[str]
+    finished: Path, damage: Callable[[Path], None], said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    change(finished)
+    damage(finished)
     find_checkpoint(finished)  # of `eval`, `dev` and `export`
     told = capfd.readouterr().err
     run = RunDirectory(finished)
@@ -259,34 +258,19 @@ def test_a_resume_keeps_metrics_of_which_no_line_can_be_read(finished: Path) -> 
     ids=str,
 )
 def test_a_line_that_the_totals_leave_out_is_named_as_such(finished: Path, damage: dict[str, Any]) -> None:
-    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
-    for line in lines[:2]:
-        line.update(damage)
-    (finished / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    change(finished, "metrics.jsonl", (), lambda lines: [line.update(damage) for line in lines[:2]])
     warnings = " ".join(read_past(RunDirectory(finished)).warnings)
     assert "the line of step 1 and 2 lacks what the run's totals and guards need" in warnings
     assert "no line for step" not in warnings
 
 
-def rewritten(run: Path, name: str, change: Callable[[pa.Table], pa.Table]) -> None:
-    pq.write_table(change(pq.read_table(run / name)), run / name)
-
-
 def other_values(run: Path) -> None:
-    rewritten(run, "rollouts/train-00002.parquet", lambda t: with_column(t, "value", pa.array([1.0] * len(t))))
-
-
-def with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
-    return table.set_column(table.column_names.index(name), name, values)
+    change(run, "rollouts/train-00002.parquet", (0, "value"), lambda value: 1 - value, told=False)
 
 
 def no_spans(run: Path) -> None:
-    texts = ["null", "no JSON", "[" * 100_000 + "]" * 100_000]
-    rewritten(
-        run,
-        "rollouts/train-00002.parquet",
-        lambda t: with_column(t, "spans", pa.array([texts[i % 3] for i in range(len(t))])),
-    )
+    for at, text in enumerate(["null", "no JSON", "[" * 100_000 + "]" * 100_000]):
+        change(run, "rollouts/train-00002.parquet", (at, "spans"), text, told=False)
 
 
 def renamed(run: Path) -> None:
@@ -298,7 +282,7 @@ def copied(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("damage", "said"),
     [
         (other_values, ["train-00002.parquet: changed since the run wrote it"]),
         pytest.param(
@@ -313,11 +297,11 @@ def copied(run: Path) -> None:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_file_that_the_run_did_not_write_is_named(
-    finished: Path, change: Callable[[Path], None], said: Sequence[str]
+    finished: Path, damage: Callable[[Path], None], said: Sequence[str]
 ) -> None:
     run = finished
     assert not [text for text in read_run(run).missing if "wrote" in text]
-    change(run)
+    damage(run)
     compared = compare([run]).rows[0]["missing"]
     watched = view(Run(run, "toy").data(), whole=False)["missing"]
     shown = str(diagnose(run)), build_report([run]).read_text()
@@ -330,38 +314,26 @@ def test_a_file_that_the_run_did_not_write_is_named(
             assert any(text in each for each in resumed), resumed
 
 
-def changed_json(file: str, *keys: str) -> Callable[[Path], None]:
-    def change(run: Path) -> None:
-        whole = json.loads((run / file).read_text())
-        held = whole
-        for key in keys[:-1]:
-            held = held[key]
-        held[keys[-1]] += 0.01
-        (run / file).write_text(json.dumps(whole))
-
-    return change
-
-
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("name", "place", "said"),
     [
         (
-            changed_json("progress.json", "before", "accuracy"),
+            *("progress.json", ("before", "accuracy")),
             r"the accuracy before training is \S+ in progress\.json, and \S+ in rollouts/report-00000\.parquet: one of",
         ),
-        (changed_json("progress.json", "after", "reward"), r"the reward after training is \S+ in progress\.json"),
-        (changed_json("summary.json", "accuracy", "before"), r"the accuracy before training is \S+ in summary\.json"),
+        ("progress.json", ("after", "reward"), r"the reward after training is \S+ in progress\.json"),
+        ("summary.json", ("accuracy", "before"), r"the accuracy before training is \S+ in summary\.json"),
     ],
     ids=["before", "after", "summary"],
 )
 def test_a_record_that_contradicts_itself_is_not_resumed(
-    ended_run: Callable[..., Path], change: Callable[[Path], None], said: str
+    ended_run: Callable[..., Path], name: str, place: Place, said: str
 ) -> None:
     """A changed accuracy before training became that of the new summary."""
     run = ended_run("algorithm.steps=3", "run.report_tasks=8")
     read_past(RunDirectory(run))
     assert "contradicts itself" not in str(diagnose(run))
-    change(run)
+    change(run, name, place, lambda figure: figure + 0.01)
     before = content(run)
     done = CliRunner().invoke(main, ["train", "--resume", str(run), "algorithm.steps=4"])
     assert (done.exit_code, content(run)) == (1, before), done.output
@@ -391,12 +363,11 @@ def test_validation_that_contradicts_its_rollouts_is_named(finished: Path) -> No
 
 
 def test_files_without_a_digest_are_not_compared(finished: Path) -> None:
-    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
-    progress = json.loads((finished / "progress.json").read_text())
-    assert sorted(progress.pop("files")) == ["rollouts/report-00000.parquet", "rollouts/report-00003.parquet"]
-    assert [sorted(line.pop("files")) for line in lines] == [["calls", "train", "validation"]] * 3
-    (finished / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (finished / "progress.json").write_text(json.dumps(progress))
+    popped: list[Any] = []
+    change(finished, "progress.json", (), lambda held: popped.append(sorted(held.pop("files"))))
+    assert popped.pop() == ["rollouts/report-00000.parquet", "rollouts/report-00003.parquet"]
+    change(finished, "metrics.jsonl", (), lambda lines: popped.extend(sorted(line.pop("files")) for line in lines))
+    assert popped == [["calls", "train", "validation"]] * 3
     other_values(finished)
     assert read_run(finished).missing == []
     assert read_past(RunDirectory(finished)).warnings == []
@@ -412,8 +383,7 @@ def test_the_digests_of_a_resumed_run_are_those_of_its_files(finished: Path) -> 
 
 @pytest.mark.slow
 def test_the_wall_time_of_a_resumed_run_is_that_of_all_its_parts(finished: Path) -> None:
-    summary = json.loads((finished / "summary.json").read_text())
-    (finished / "summary.json").write_text(json.dumps({**summary, "wall_s": 1000.0}))
+    change(finished, "summary.json", ("wall_s",), 1000.0)
     train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
     spent = json.loads((finished / "summary.json").read_text())["wall_s"]
     assert 1000 < spent < 1600

@@ -167,6 +167,10 @@ def test_a_wrong_row_ends_the_run_before_it_begins(
         ("Own.splits = ()", "`splits` is (); write the names of the splits"),
         ("Own.held_out = ('zzz',)", "`held_out` is ('zzz',), not a list of these splits: train, dev"),
         ("Own.held_out = 'dev'", "`held_out` is 'dev', not a list of these splits"),
+        (
+            "Own.splits = property(lambda self: {}['rows'])",
+            "task set own: `splits` raised KeyError: 'rows'",
+        ),
         ("Own.roles = {}", "there is nothing to learn from: the task set names no split for it"),
         (
             "Own.load = lambda self, split: []",

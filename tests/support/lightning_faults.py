@@ -128,7 +128,7 @@ def build_once(config):
     """Build in the first runner only; its rollouts kill it."""
     mark = Path(os.environ["TMPDIR"]) / "built"
     if mark.exists():
-        os._exit(7)
+        os.kill(os.getpid(), signal.SIGKILL)  # `os._exit` raises there
     mark.touch()
 
     def dies(task_input, endpoint):

@@ -147,9 +147,9 @@ def register_agents():
     yield lightning.agent(AsyncParity, name="lit-async", summary="Asynchronous.")
     yield lightning.agent(Emitting, name="lit-emits", summary="Emits its reward.")
     yield lightning.agent(Failing, name="lit-fails", summary="Raises.")
-    yield lightning.tracer(OtelTracer, Emitting, name="lit-otel", summary="Traced by OpenTelemetry.")
-    yield lightning.tracer(AgentOpsTracer, Emitting, name="lit-agentops", summary="Traced by AgentOps.")
-    yield lightning.tracer(AgentOpsTracer, AsyncParity, name="lit-agentops-async", summary="Traced by AgentOps.")
+    yield lightning.agent(Emitting, tracer=OtelTracer, name="lit-otel", summary="Traced by OpenTelemetry.")
+    yield lightning.agent(Emitting, tracer=AgentOpsTracer, name="lit-agentops", summary="Traced by AgentOps.")
+    yield lightning.agent(AsyncParity, tracer=AgentOpsTracer, name="lit-agentops-async", summary="Traced by AgentOps.")
 
 
 @hookimpl

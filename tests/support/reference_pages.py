@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import lightning_features
 
 ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTIONS = {"agentrig", *(folder.name for folder in ROOT.glob("plugins/agentrig-*"))}
@@ -203,6 +202,5 @@ PAGES = {
     ROOT / "docs" / "reference" / "command-line.md": command_line,
     ROOT / "docs" / "reference" / "configuration.md": configuration,
     ROOT / "docs" / "reference" / "api.md": api,
-    ROOT / "docs" / "reference" / "agent-lightning.md": lightning_features.page,
 }
 """Page to what makes it."""

@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from model_server import ModelServer
 
 from agentrig.endpoints import Endpoint
 from agentrig.errors import ConfigError
+from agentrig.findings import Situation
 from agentrig.plan import resolve
 from agentrig.pools import Job
 from agentrig.processes.ends import Interrupted
@@ -33,7 +33,7 @@ def test_the_kit_finds_nothing_else() -> None:
 def test_the_doctor_names_a_gateway_that_runners_elsewhere_cannot_reach(toy_file: str) -> None:
     def found(*overrides: str) -> list[Any]:
         plan = resolve("toy", overrides=["gateway.use=on", *overrides], files=[toy_file])
-        return list(check_gateway(SimpleNamespace(plan=plan)))  # type: ignore[arg-type]
+        return list(check_gateway(Situation(hardware=None, plan=plan)))
 
     wide = ("runners.use=lightning", "runners.store=0.0.0.0:4747")
     (finding,) = found(*wide)

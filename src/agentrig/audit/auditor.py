@@ -47,11 +47,9 @@ class Auditor:
         *,
         sketch: Sketch | None = None,
         line: Mapping[str, Any] | None = None,
-        budget_s: float = math.inf,
-        wall_s: float = math.inf,
-        stated: Mapping[str, Any] | None = None,
         links: Mapping[str, Callable[[Step], Iterator[Verdict]]] | None = None,
         begun: Callable[[str], None] = lambda link: None,
+        **more: Any,
     ) -> Audited:
         """Look at links of a step.
 
@@ -59,11 +57,9 @@ class Auditor:
             step: The step.
             sketch: What the learner left of it, with the weights before; None for what is in the run directory.
             line: The step's line of metrics, if it is not in the file yet.
-            budget_s: What the gradient may take; log-probabilities take half of it.
-            wall_s: What the gradient may take by the clock on the wall, where other work keeps the machine busy.
-            stated: The accuracies that the run states at its end: the entry `accuracy` of its summary.
             links: Which links; None for all.
             begun: Called with each link before it is looked at.
+            more: What it may take, and what the run states at its end: `budget_s`, `wall_s`, `stated` of `Step`.
         """
         start = time.perf_counter()
         if line is not None:
@@ -79,9 +75,7 @@ class Auditor:
             sketch=sketch,
             kept=self._kept,
             evidence=self._evidence,
-            stated=stated,
-            budget_s=budget_s,
-            wall_s=wall_s,
+            **more,
         )
         found: list[Verdict] = []
         with contextlib.ExitStack() as stack:

@@ -38,10 +38,6 @@ COLUMNS = (
 """Columns of a file of rollouts; the last four hold JSON."""
 
 
-LATER = ("token_advantages", "teacher_logprobs", "details", "call_values")
-"""Columns that runs of earlier versions lack."""
-
-
 @attrs.frozen(kw_only=True, eq=False)
 class Call:
     """One answered call to the run's model: the rollout's id, its span's id, and the JSON that its client sent and got.
@@ -151,8 +147,8 @@ class Sources:
         splits: Role to the tasks of its split; of a held-out one all of them, whatever `run.report_tasks` says.
         score: Scores an outcome: from a task and a row to the status and the value.
         seconds: After which no further answer of a step is scored again.
-        used: Role to the private parts, as `told` has them, of the tasks that the run began with, by task id; empty
-            if they are not known.
+        used: Role to the private parts, as `value_digest` has them, of the tasks that the run began with, by task id;
+            empty if they are not known.
         again: Loads the tasks of all roles once more.
         digest: Returns the digest of named tensors that metrics.jsonl has of each step's weights.
         weights: Whether the run trains weights.
@@ -162,17 +158,11 @@ class Sources:
     splits: Mapping[str, Sequence[Any]]
     score: Any
     seconds: float = 5.0
-    used: Mapping[str, Mapping[str, str]] = {}
+    used: Mapping[str, Mapping[str, str | None]] = {}
     again: Callable[[], Mapping[str, Sequence[Any]]] | None = None
     digest: Callable[[Mapping[str, Any]], str] | None = None
     weights: bool = True
     whole_rows: bool = False
-
-
-def told(private: Any) -> str:
-    """Return a digest of a task's private part."""
-    text = json.dumps(private, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 TASKS = "tasks"
@@ -247,12 +237,9 @@ class Record:
     @property
     def credit(self) -> tuple[str, Mapping[str, Any]]:
         """The name of the credit and its settings; '' instead of the name if it is none of agentrig's own."""
-        keys = self.config.get("credit")
         if self.demonstrations:
             return "demonstrations", {}
-        if keys is None:  # of a run before there were credits
-            mine = self.settings["use"] == "grpo" or "advantages" in (self._manifest.get("formulas") or ())
-            return ("grpo" if self.settings.get("scale_rewards") else "dr-grpo") if mine else "", self.settings
+        keys = self.config["credit"]
         told = mapping(mapping(self._manifest.get("components")).get("credit")).get("distribution", "agentrig")
         return str(keys["use"]).rpartition(":")[2] if told == "agentrig" else "", keys
 
@@ -271,15 +258,22 @@ class Record:
                 return folder
         raise CannotLook(f"the starting model {name!r} is not on this machine")
 
-    @cached_property
-    def _start(self) -> str:
+    @property
+    def progress(self) -> Mapping[str, Any]:
+        """What `progress.json` holds now, of a run at work too; nothing if it is not there.
+
+        Raises:
+            RunFileError: It cannot be read.
+        """
         file = self.path / "progress.json"
         with readable(file):
-            return str(json.loads(file.read_text("utf-8")).get("start_weights", "")) if file.is_file() else ""
+            return mapping(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
 
     def digests(self, version: int) -> Mapping[str, Any]:
         """Return what the run recorded of a version's weights: `weights`, their digest, and the `dtype` of its step."""
-        return mapping(self.lines.get(version, {}).get("digests")) if version else {"weights": self._start}
+        if not version:
+            return {"weights": self.progress.get("start_weights", "")}
+        return mapping(self.lines.get(version, {}).get("digests"))
 
     def _stated(self, folder: str, mode: str, step: int) -> str | None:
         """Return the SHA-256 of a file as the run wrote it; None if it is not known.
@@ -288,10 +282,7 @@ class Record:
         """
         stated = mapping(self.lines.get(step, {}).get("files")).get("calls" if folder == "calls" else mode)
         if mode == "report":
-            file = self.path / "progress.json"
-            with readable(file):
-                progress = mapping(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
-            stated = mapping(progress.get("files")).get(f"{folder}/{mode}-{step:05d}.parquet")
+            stated = mapping(self.progress.get("files")).get(f"{folder}/{mode}-{step:05d}.parquet")
         return stated if isinstance(stated, str) and not (mode == "validation" and self.resumed) else None
 
     def steps(self, mode: str) -> list[int]:
@@ -329,7 +320,7 @@ class Record:
         """Return columns of a step's file in `rollouts` or `calls` (where each call went); no rows without a file.
 
         Raises:
-            RunFileError: The file is damaged or was changed, it lacks one of the columns, or one has another type.
+            RunFileError: The file is gone, damaged or changed, it lacks one of the columns, or one has another type.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -337,12 +328,13 @@ class Record:
         types = {"value": pa.float64(), "advantage": pa.float64(), "own_reward": pa.float64(), "correct": pa.bool_()}
         file = self.path / folder / f"{mode}-{step:05d}.parquet"
         if not file.exists():
+            if self._stated(folder, mode, step) is not None:
+                raise RunFileError(f"{file} is gone, and the run wrote it: restore it from a copy")
             return []
         with readable(file):
             there = pq.read_schema(file).names
-            if lacking := [name for name in columns if name not in there and name not in LATER]:
+            if lacking := [name for name in columns if name not in there]:
                 raise ValueError(f"it has no column {lacking[0]}")
-            columns = tuple(name for name in columns if name in there)
             schema = pa.schema([(name, types.get(name, pa.string())) for name in columns])
             read = pq.read_table(file, columns=list(columns)).select(columns).cast(schema)
             found: list[dict[str, Any]] = read.to_pylist()
@@ -378,7 +370,7 @@ def _digest(file: Path, *_state: int) -> str:
 
 
 def _row(row: Mapping[str, Any]) -> Row:
-    read = {"call_values": (), **row, **{name: json.loads(row[name]) for name in COLUMNS[-4:] if name in row}}
+    read = {**row, **{name: json.loads(row[name]) for name in COLUMNS[-4:]}}
     calls, spans = [], items(read["spans"])
     root = mapping(spans[0]["attributes"]) if spans else {}
     for span in spans:

@@ -9,11 +9,12 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from agentrig.audit.record import TASKS, Call, Row
 from agentrig.audit.step import Step
-from agentrig.audit.verdicts import GIVEN, CannotLook, Verdict, fault, ok, some
+from agentrig.audit.verdicts import GIVEN, CannotLook, Verdict, fault, faults, ok, some
 from agentrig.text import amount
 from agentrig.traces import LLM_CALL, REWARD, SERVER, mapping
 
@@ -42,6 +43,9 @@ EPSILON = 1e-6
 LARGEST = 1e9
 """The largest reward that an agent may give, without its sign, as the docstring of `agentrig.reward` says."""
 
+SAID = attrgetter("status", "value", "correct", "calls")
+"""What two scores of an answer must have in common."""
+
 Key = tuple[str, str]
 """A call: its rollout and its span."""
 
@@ -66,13 +70,12 @@ def score(step: Step) -> Iterator[Verdict]:
             yield fault(detail, "a line of metrics.jsonl or a file of rollouts that was changed since")
     yield from _exchanged(step.rows)
     looked, wrong = scored_again(step, step.rows, "train")
-    if wrong:
-        yield fault(f"{len(wrong)} of {looked} scores are others: {some(wrong)}", CAUSES)
-    elif looked:
+    yield from faults(f"{len(wrong)} of {looked} scores are others", wrong, CAUSES)
+    if looked:
         apart, of = _calls_apart(step.rows)
-        if apart and 2 * len(apart) < of:
-            detail = f"{len(apart)} of {of} calls whose reply is an answer to their task have another score than it: "
-            yield fault(detail + some(apart), "`Score.calls`: values of other calls of the rollout, or of others")
+        what = f"{len(apart)} of {of} calls whose reply is an answer to their task have another score than it"
+        few = apart if 2 * len(apart) < of else ()  # most: the reward takes `Score.calls` for something else
+        yield from faults(what, few, "`Score.calls`: values of other calls of the rollout, or of others")
         of_calls = f"`Score.calls` has other scores than the same answers: {some(apart)}" if apart else ""
         notes = "; ".join(note for note in (_valid_now(step), _unheard(step), of_calls) if note)
         yield ok(f"{looked} of {len(step.rows)} scores", note=notes)
@@ -108,9 +111,8 @@ def _exchanged(rows: Sequence[Row]) -> Iterator[Verdict]:
         here = [(a.id, b.id) for a in lost for b in lost if texts[a.id] in b.said]
         if lost and {a for a, _ in here} == {row.id for row in lost} == {b for _, b in here}:
             wrong += [f"rollouts {a} and {b}" for a, b in here]
-    if own > len(texts) / 2 and wrong:
-        detail = f"answers are only in the replies of another rollout of their group: {some(wrong)}"
-        yield fault(detail, EXCHANGED)
+    what = "answers are only in the replies of another rollout of their group"
+    yield from faults(what, wrong if own > len(texts) / 2 else (), EXCHANGED)
     yield from moved(rows)
 
 
@@ -141,11 +143,9 @@ def moved(rows: Sequence[Row], before: Sequence[Row] = ()) -> Iterator[Verdict]:
         owners += [other for other in before if other.task_id == row.task_id and text in other.said]
         if owners:
             found.setdefault(text, f"rollout {row.id} has that of {owners[0].id}")
-    if len(found) >= MOVED and len(found) >= lost / 2:
-        detail = (
-            f"{len(found)} answers are not in the replies of their rollouts, but in those of another rollout of the "
-        )
-        yield fault(f"{detail}task: {some([*found.values()])}", EXCHANGED)
+    wrong = [*found.values()] if len(found) >= max(MOVED, lost / 2) else []
+    what = f"{len(wrong)} answers are not in the replies of their rollouts, but in those of another rollout of the task"
+    yield from faults(what, wrong, EXCHANGED)
 
 
 def _words(text: str) -> list[str]:
@@ -205,12 +205,7 @@ def scored_again(step: Step, rows: Sequence[Row], role: str) -> tuple[int, list[
         differ = [(a, b) for a, b in zip(row.call_values, found.calls, strict=False) if a and b is not None and a != b]
         if differ or (found.value, found.correct) != (row.value, row.correct):  # a call's 0 may be that of a time limit
             again = sources.score(known[row.task_id], row)
-            if (again.status, again.value, again.correct, again.calls) != (
-                found.status,
-                found.value,
-                found.correct,
-                found.calls,
-            ):
+            if SAID(again) != SAID(found):
                 raise CannotLook(f"the reward gives two scores to one answer: {found.value} and {again.value}")
             was, now = (f"{one.value}{' (correct)' if one.correct else ''}" for one in (row, found))
             where = f"rollout {row.id} of task {row.task_id}"
@@ -401,7 +396,7 @@ def _by_teacher(step: Step) -> dict[Key, Worth]:
     scored = {row["id"] for row in step.outcomes if row["value"] is not None}
     found = dict[Key, Worth]()
     for row in step.placed:
-        key, said = (row["rollout"], row["span"]), row.get("teacher_logprobs")
+        key, said = (row["rollout"], row["span"]), row["teacher_logprobs"]
         if row["rollout"] in scored and said is not None:
             student = step.calls[key].logprobs or ()
             found[key] = [teacher - own for teacher, own in zip(json.loads(said), student, strict=True)]
@@ -502,12 +497,10 @@ def advantages(step: Step) -> Iterator[Verdict]:
             worst = max(worst, off)
         else:
             wrong.append(f"call {span} of rollout {rollout}: {_said(advantage)} instead of {_said(worth)}")
-    if wrong:
-        detail = f"{len(wrong)} of {len(given)} calls have another advantage (bound {bound:.1g}): {some(wrong)}"
-        yield fault(detail, "groups that were mixed up, an advantage of another rollout, its size")
-    else:
-        rollouts = amount(len({rollout for rollout, _ in given}), "rollout")
-        yield ok(f"{amount(len(given), 'call')} of {rollouts}, by {name}", worst / bound)
+    what = f"{len(wrong)} of {len(given)} calls have another advantage (bound {bound:.1g})"
+    yield from faults(what, wrong, "groups that were mixed up, an advantage of another rollout, its size")
+    rollouts = amount(len({rollout for rollout, _ in given}), "rollout")
+    yield ok(f"{amount(len(given), 'call')} of {rollouts}, by {name}", worst / bound)
 
 
 def _apart(worth: Worth, other: Worth) -> float:
@@ -539,6 +532,5 @@ def _nodes(step: Step) -> Iterator[Verdict]:
         unmatched, matches = row["reason"] == "unmatched-node", bool(re.search(adapter["match"], row["node"] or ""))
         if unmatched == matches and (unmatched or row["place"] == "trained"):
             wrong.append(f"call {row['span']} of rollout {row['rollout']}, node {row['node']}")
-    if wrong:
-        detail = f"adapter.match = {adapter['match']!r} says otherwise of {len(wrong)} calls: {some(wrong)}"
-        yield fault(detail, "the adapter")
+    what = f"adapter.match = {adapter['match']!r} says otherwise of {len(wrong)} calls"
+    yield from faults(what, wrong, "the adapter")

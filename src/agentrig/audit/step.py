@@ -50,7 +50,7 @@ class Step:
         evidence: The logarithms of likelihood ratios over the audited steps, of each link by itself; is added to.
         stated: The entry `accuracy` of the run's summary; None before its end.
         budget_s: What the gradient may take, by `work_clock`; log-probabilities take half of it.
-        wall_s: What the gradient may take by the clock on the wall.
+        wall_s: What the gradient may take by the clock on the wall, where other work keeps the machine busy.
         begun: When its audit began, by `time.monotonic`.
     """
 
@@ -120,7 +120,7 @@ class Step:
         """
         rows = self.record.table("calls", "train", self.number, *PLACED)
         for row in rows:
-            tokens = row.get("token_advantages")
+            tokens = row["token_advantages"]
             row["worth"] = row["advantage"] if tokens is None else json.loads(tokens)
         return rows
 
@@ -163,6 +163,18 @@ class Step:
     def folder(self, at: int) -> Path:
         """Return the directory of a step's checkpoint."""
         return self.record.path / "checkpoints" / f"step-{at:05d}"
+
+    def weights_of(self, at: int) -> int | None:
+        """Return the step that made the weights in a step's checkpoint; None if the loop saved none.
+
+        Raises:
+            RunFileError: The checkpoint's file cannot be read.
+        """
+        file = self.folder(at) / "trainer" / "state.json"
+        if not file.is_file():
+            return None
+        with readable(file):
+            return int(json.loads(file.read_text("utf-8"))["weights_of"])
 
     def learner(self, at: int) -> Mapping[str, torch.Tensor]:
         """Return the trained tensors in a step's checkpoint.

@@ -14,13 +14,13 @@ import attrs
 
 from agentrig.audit.distribution import compared
 from agentrig.audit.draws import CAUSES, drawn
-from agentrig.audit.record import TASKS, Call, Row, Sources, readable, told
+from agentrig.audit.record import TASKS, Call, Row, Sources
 from agentrig.audit.scores import CAUSES as SCORE_CAUSES
 from agentrig.audit.scores import longest, moved, scored_again
 from agentrig.audit.step import Step
 from agentrig.audit.text import CAUSES as TEXT_CAUSES
 from agentrig.audit.text import differences
-from agentrig.audit.verdicts import GIVEN, UNSEEN, CannotLook, Verdict, fault, ok, some
+from agentrig.audit.verdicts import GIVEN, UNSEEN, CannotLook, Verdict, fault, faults, ok, some
 from agentrig.text import amount
 from agentrig.traces import mapping, value_digest
 
@@ -53,23 +53,20 @@ def tasks(step: Step) -> Iterator[Verdict]:
         raise CannotLook(f"the rollouts of step {step.number} are not in {step.record.path}/rollouts")
     known = {task.id: _text(task.input) for task in split}
     strange = sorted({row.task_id for row in rows if row.task_id not in known})
-    if strange and step.record.knows_update:
-        yield fault(f"{some(strange)}: not in the training split of the task set, loaded again", CAUSES)
-    yield from _inputs(rows, known)
+    if step.record.knows_update:
+        yield from faults("not in the training split of the task set, loaded again", strange, CAUSES)
     yield from _at_the_door(step, rows, split)
     yield from _private(step.sources)
     groups: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         groups[row.group].append(row.task_id)
     mixed = [f"group {name} has rollouts of {len(set(ids))} tasks" for name, ids in groups.items() if len(set(ids)) > 1]
-    if mixed:
-        yield fault(mixed[0], "the labels of groups")
+    yield from faults("groups are mixed up", mixed, "the labels of groups")
     yield from _own_texts(rows, {task.id: task.input for task in split})
     if step.record.knows_update:
         size = step.settings["group_size"]
         wrong = [f"group {name} has {len(ids)} rollouts" for name, ids in groups.items() if len(ids) != size]
-        if wrong:
-            yield fault(f"instead of {size}: {some(wrong)}", "the engine, or rollouts that got lost")
+        yield from faults(f"instead of {size}", wrong, "the engine, or rollouts that got lost")
         yield from drawn(step)
     kinds = Counter(known.values())
     if sum(n * (n - 1) for n in kinds.values()) > 0.5 * len(known) * (len(known) - 1):
@@ -81,30 +78,21 @@ def tasks(step: Step) -> Iterator[Verdict]:
     yield ok(f"{of}, {amount(len(known), 'training task')}", note=note)
 
 
-def _inputs(rows: Sequence[Row], known: Mapping[str, str]) -> Iterator[Verdict]:
-    changed = sorted({r.task_id for r in rows if known.get(r.task_id, _text(r.input)) != _text(r.input)})
-    if changed:
-        yield fault(f"the agent got another input than the task's in {some(changed)}", CAUSES)
-
-
 def _at_the_door(step: Step, rows: Sequence[Row], split: Sequence[Any]) -> Iterator[Verdict]:
-    """Compare what the runner gave each agent, and what that returned, with the task and the recorded answer."""
+    """Compare what each agent got, by the record and by the runner, with the task, and its answer with the record."""
+    known = {task.id: _text(task.input) for task in split}
+    changed = sorted({r.task_id for r in rows if known.get(r.task_id, _text(r.input)) != _text(r.input)})
+    yield from faults("the agent got another input than the task's", changed, CAUSES)
     ids = {row.task_id for row in rows if row.given is not None}
     inputs = {task.id: task.given(whole=step.sources.whole_rows) for task in split if task.id in ids}
     digests = {name: value_digest(one) for name, one in inputs.items() if isinstance(one, Mapping)}
     wrong = [row.id for row in rows if row.given is not None and digests.get(row.task_id) not in (None, row.given)]
-    if wrong:
-        detail = (
-            f"the runner gave the agent another input than the task's in {amount(len(wrong), 'rollout')}: {some(wrong)}"
-        )
-        yield fault(detail, "what makes the jobs of tasks, or hands them to runners; a task that changed since")
+    what = f"the runner gave the agent another input than the task's in {amount(len(wrong), 'rollout')}"
+    yield from faults(what, wrong, "what makes the jobs of tasks, or hands them to runners; a task that changed since")
     scored = [row for row in rows if row.returned is not None and row.status is not None]
     wrong = [row.id for row in scored if value_digest(row.answer) not in (None, row.returned)]
-    if wrong:
-        detail = f"the agent returned another answer than the one that is recorded in {amount(len(wrong), 'rollout')}"
-        yield fault(
-            f"{detail}: {some(wrong)}", "what makes JSON of answers in the runner, or brings them to the reward"
-        )
+    what = f"the agent returned another answer than the one that is recorded in {amount(len(wrong), 'rollout')}"
+    yield from faults(what, wrong, "what makes JSON of answers in the runner, or brings them to the reward")
 
 
 def _private(sources: Sources) -> Iterator[Verdict]:
@@ -113,16 +101,17 @@ def _private(sources: Sources) -> Iterator[Verdict]:
         (role, task.id)
         for role, used in sources.used.items()
         for task in sources.splits[role]
-        if used.get(task.id, "") not in ("", told(task.private))
+        if used.get(task.id) not in (None, value_digest(task.private))
     }
     if wrong and sources.again is not None:
-        first = {(role, task.id): told(task.private) for role, tasks in sources.splits.items() for task in tasks}
-        second = {(role, task.id): told(task.private) for role, tasks in sources.again().items() for task in tasks}
+        first, second = (
+            {(role, task.id): value_digest(task.private) for role, tasks in splits.items() for task in tasks}
+            for splits in (sources.splits, sources.again())
+        )
         wrong = {key for key in wrong if first[key] == second.get(key)}
-    if wrong:
-        names = [f"{role} task {name}" for role, name in sorted(wrong)]
-        detail = f"{len(wrong)} tasks have another private part than the task set, loaded again, gives: {some(names)}"
-        yield fault(detail, "what changes tasks after `load`, or their order; a task that changed since")
+    names = [f"{role} task {name}" for role, name in sorted(wrong)]
+    what = f"{len(wrong)} tasks have another private part than the task set, loaded again, gives"
+    yield from faults(what, names, "what changes tasks after `load`, or their order; a task that changed since")
 
 
 def held_out(step: Step) -> Iterator[Verdict]:
@@ -135,10 +124,8 @@ def held_out(step: Step) -> Iterator[Verdict]:
     """
     record, splits, looked, scored, notes, worst = step.record, step.sources.splits, 0, 0, [], 0.0
     leaks = list[str]()
-    file = record.path / "progress.json"
-    with readable(file):
-        progress = json.loads(file.read_text("utf-8")) if file.exists() else {}
-    best, kept = _best(step, progress), _weights_of(step)
+    progress = record.progress
+    best, kept = _best(step, progress), step.weights_of(step.number)
     if None not in (best, kept) and kept != best and step.number == max(record.lines):
         detail = f"the run ends with the weights of step {kept}, and those of step {best} are the ones that "
         detail += f"algorithm.final = {record.settings.get('final', 'last')} asks for (progress.json, metrics.jsonl)"
@@ -165,7 +152,6 @@ def held_out(step: Step) -> Iterator[Verdict]:
                 foreign = {row.task_id for row in rows} - asked.keys()
                 detail = f"{of} has {len(rows)} rollouts of {len(asked)} tasks, each once; {len(foreign)} of its tasks "
                 yield fault(f"{detail}are not in the split", "the measurement, or a task set that changed since")
-            yield from _inputs(rows, {task.id: _text(task.input) for task in split})
             yield from _at_the_door(step, rows, split)
             earlier = [one for one in measured if one < at]
             for verdict in moved(rows, record.rows(mode, max(earlier)) if earlier else ()):
@@ -273,7 +259,7 @@ def _best(step: Step, progress: Mapping[str, Any]) -> int | None:
         return step.number
     if not record.knows_update or not at_end or step.number != max(record.lines, default=0):
         return None
-    stated, known = _weights_of(step), {}
+    stated, known = step.weights_of(step.number), {}
     measured = {0: (progress.get("validation_before"), progress.get("validation_reward_before"))} | {
         at: (line.get("validation_accuracy"), line.get("validation_reward")) for at, line in record.lines.items()
     }
@@ -281,14 +267,6 @@ def _best(step: Step, progress: Mapping[str, Any]) -> int | None:
         if accuracy is not None and reward is not None and (not record.resumed or at >= (stated or 0)):
             known[at] = -accuracy, -reward, at
     return min(known, key=lambda at: known[at], default=step.number)
-
-
-def _weights_of(step: Step) -> int | None:
-    file = step.folder(step.number) / "trainer" / "state.json"
-    if not file.is_file():
-        return None
-    with readable(file):
-        return int(json.loads(file.read_text("utf-8"))["weights_of"])
 
 
 def _answers(step: Step, rows: Sequence[Row], calls: Sequence[Call], role: str) -> Iterator[Verdict]:
@@ -299,12 +277,10 @@ def _answers(step: Step, rows: Sequence[Row], calls: Sequence[Call], role: str) 
     versions = {call.version for call in plain}
     try:
         looked, wrong = scored_again(step, rows, role)
-        if wrong:
-            yield fault(f"{len(wrong)} of {looked} scores are others: {some(wrong)}", SCORE_CAUSES)
+        yield from faults(f"{len(wrong)} of {looked} scores are others", wrong, SCORE_CAUSES)
         yield ok(SCORED, read=(looked, len(rows)))
         _, wrong, _ = differences(step, some_calls)
-        if wrong:
-            yield fault(some(wrong), TEXT_CAUSES)
+        yield from faults("tokens and texts differ", wrong, TEXT_CAUSES)
         if role == "report" and len(versions) == 1 and (version := versions.pop()) is not None:  # a model loads twice
             alone: dict[Call, Sequence[Sequence[int]]] = dict.fromkeys(plain, ())
             own, weights = step.evidence["held-out"], step.weights(version)
@@ -341,10 +317,9 @@ def _own_texts(rows: Sequence[Row], inputs: Mapping[str, Any]) -> Iterator[Verdi
                 other = next((task for task, text in texts.items() if text in said and text not in mine), None)
                 if mine not in said and other is not None:
                     wrong.append(f"{call.name}, task {row.task_id}, has {key} of task {other}")
-        if own and wrong:
-            causes = "the input that was handed to the agent is another task's, calls that were recorded with another "
-            causes += "rollout, an agent whose rollouts share what they should not"
-            yield fault(f"{len(wrong)} calls are about another task: {some(wrong)}", causes)
+        causes = "the input that was handed to the agent is another task's, calls that were recorded with another "
+        causes += "rollout, an agent whose rollouts share what they should not"
+        yield from faults(f"{len(wrong)} calls are about another task", wrong if own else (), causes)
 
 
 def _cut(rows: Sequence[Row], inputs: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrig.audit.record import Call
 from agentrig.audit.step import Step
-from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some
+from agentrig.audit.verdicts import CannotLook, Verdict, faults, ok
 from agentrig.text import amount
 from agentrig.traces import message_digest
 
@@ -23,14 +23,12 @@ def text(step: Step) -> Iterator[Verdict]:
     """Compare tokens and text of each call of a step. All is equal or not: there is no bound."""
     calls = list(step.calls.values())
     looked, wrong, what = differences(step, calls)
-    if wrong:
-        yield fault(f"{amount(len(wrong), 'difference')} in {amount(len(calls), 'call')}: {some(wrong)}", CAUSES)
-    elif not looked:
+    if not looked:
         raise CannotLook("no call has token ids and the messages of a chat")
-    else:
-        foreign = len(calls) - looked
-        left = f"; {foreign} not looked at, which are not calls of a chat" if foreign else ""
-        yield ok(f"{amount(looked, 'call')}: {what}{left}")
+    yield from faults(f"{amount(len(wrong), 'difference')} in {amount(len(calls), 'call')}", wrong, CAUSES)
+    foreign = len(calls) - looked
+    left = f"; {foreign} not looked at, which are not calls of a chat" if foreign else ""
+    yield ok(f"{amount(looked, 'call')}: {what}{left}")
 
 
 def differences(step: Step, calls: Sequence[Call]) -> tuple[int, list[str], str]:

@@ -6,7 +6,6 @@ bound that is measured where it is used. Each formula is written from its paper.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections import Counter, defaultdict
@@ -34,7 +33,7 @@ from agentrig.audit.model import (
 from agentrig.audit.record import Call, readable
 from agentrig.audit.sketch import Sketch, projections
 from agentrig.audit.step import Step, work_clock
-from agentrig.audit.verdicts import CannotLook, Verdict, fault, finite, ok, some
+from agentrig.audit.verdicts import CannotLook, Verdict, fault, faults, finite, ok, some
 from agentrig.text import amount
 
 if TYPE_CHECKING:
@@ -317,9 +316,8 @@ def gradient(step: Step) -> Iterator[Verdict]:
         return
     needed = {key for key in step.trained.keys() | set(times) if teaches(advantages.get(key, 0.0)) or kl}
     odd = sorted(key for key in needed if times[key] != epochs)
-    if odd:
-        named = some([f"call {span} of rollout {rollout}: {times[rollout, span]}" for rollout, span in odd])
-        yield fault(f"{len(odd)} calls are not in {epochs} updates: {named}", "mini-batches")
+    named = [f"call {span} of rollout {rollout}: {times[rollout, span]}" for rollout, span in odd]
+    yield from faults(f"{len(odd)} calls are not in {epochs} updates", named, "mini-batches")
     begin, looked = _begun(step, set(sketch.updates[0]["tensors"])), dict[int, int]()
     precisions = step.precisions(place(begin.directory, 48 if kl else 36, on_cpu=step.record.on_cpu), merged=False)
     half = HALF if precisions[1].cast or precisions[1].dtype.itemsize < 4 else 0.0
@@ -439,13 +437,11 @@ def _names(step: Step, names: Set[str]) -> Iterator[Verdict]:
                 middle, end = ("lora_embedding_", "") if kind == "Embedding" else ("lora_", ".weight")
                 wanted |= {f"base_model.model.{name}.{middle}{side}.default{end}" for side in "AB"}
     lost, others = sorted(wanted - names), sorted(names - wanted)
-    if others:
-        detail = f"{len(others)} tensors are trained that are no adapters" if rank else f"{len(others)} unknown tensors"
-        yield fault(f"{detail}, with lora_rank = {rank}: {some(others)}", "parameters of the model that are not frozen")
-    if lost:
-        targeted = f" and lora_targets = {targets}" if rank else ""
-        detail = f"{len(lost)} of {len(wanted)} tensors that lora_rank = {rank}{targeted} must train are not trained: "
-        yield fault(detail + some(lost), "parameters that are frozen, or left out where adapters are made")
+    what = f"{len(others)} tensors are trained that are no adapters" if rank else f"{len(others)} unknown tensors"
+    yield from faults(f"{what}, with lora_rank = {rank}", others, "parameters of the model that are not frozen")
+    targeted = f" and lora_targets = {targets}" if rank else ""
+    what = f"{len(lost)} of {len(wanted)} tensors that lora_rank = {rank}{targeted} must train are not trained"
+    yield from faults(what, lost, "parameters that are frozen, or left out where adapters are made")
 
 
 def saved(step: Step, at: int | None = None) -> Iterator[Verdict]:
@@ -464,12 +460,10 @@ def saved(step: Step, at: int | None = None) -> Iterator[Verdict]:
 
     at = step.number if at is None else at
     folder = step.folder(at)
-    file, state, learner = (folder / name for name in ("model.safetensors", "trainer/state.json", "trainer/learner.pt"))
-    if not (file.is_file() and state.is_file() and learner.is_file()):
+    file, version = folder / "model.safetensors", step.weights_of(at)
+    if version is None or not (file.is_file() and (folder / "trainer" / "learner.pt").is_file()):
         raise CannotLook(f"step {at} has no checkpoint of the loop's")
     place(step.record.model, 8, on_cpu=step.record.on_cpu)
-    with readable(state):
-        version = int(json.loads(state.read_text("utf-8"))["weights_of"])
     trained = step.learner(at)
     with readable(file):
         written = load_file(file)
@@ -490,9 +484,8 @@ def saved(step: Step, at: int | None = None) -> Iterator[Verdict]:
             wrong.append(f"{name} is written in {written[name].dtype}, and the run's dtype is {dtype}")
         elif not off <= bound:
             wrong.append(f"{name} is off by up to {off:.3g}, bound {bound:.2g}")
-    if wrong:
-        detail = f"the checkpoint of step {at} does not hold the weights {made}: {some(wrong)}"
-        yield fault(detail, "the copy of the weights, how it is written, how adapters are merged")
+    what = f"the checkpoint of step {at} does not hold the weights {made}"
+    yield from faults(what, wrong, "the copy of the weights, how it is written, how adapters are merged")
     yield ok(f"checkpoint of step {at}: {amount(len(written), 'tensor')}")
 
 
@@ -564,14 +557,13 @@ def weights(step: Step) -> Iterator[Verdict]:
             if seen["copies"] and torch.tensor(seen["after"]).to(torch.bfloat16).tolist() != seen["copies"]:
                 wrong.append(f"{of}: the model does not compute with the new weights in bf16")
             state[name] = seen["after"], should
-    if wrong:
-        detail = f"{some(wrong)}. The bound is that of fp32's rounding in AdamW's step, at learning rate {rate:.4g}"
-        causes = "the schedule, the optimizer or its state, a tensor that is not in it, weights that were replaced"
-        yield fault(detail, causes, worst)
-    elif not sketch.updates:
+    if not sketch.updates:
         yield ok("the step made no update")
-    else:
-        yield ok(f"{amount(len(sketch.updates), 'update')}, {elements} elements{checkpoint}", worst)
+        return
+    what = f"not AdamW's step at learning rate {rate:.4g}, whose bound is that of fp32's rounding"
+    causes = "the schedule, the optimizer or its state, a tensor that is not in it, weights that were replaced"
+    yield from faults(what, wrong, causes, worst)
+    yield ok(f"{amount(len(sketch.updates), 'update')}, {elements} elements{checkpoint}", worst)
 
 
 def _change(seen: Mapping[str, Any], rate: float, settings: Mapping[str, Any]) -> Change:

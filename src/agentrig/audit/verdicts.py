@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import attrs
@@ -97,6 +97,12 @@ def fault(detail: str, causes: str, ratio: float = 0.0) -> Verdict:
     return Verdict(result="fault", detail=detail, causes=causes, ratio=ratio)
 
 
+def faults(what: str, wrong: Sequence[str], causes: str, ratio: float = 0.0) -> Iterator[Verdict]:
+    """Yield the verdict on a link of which some items do not hold, the first of them named; none if all hold."""
+    if wrong:
+        yield fault(f"{what}: {some(wrong)}", causes, ratio)
+
+
 def finite(value: float, of: str) -> float:
     """Return a number that a bound is made of.
 
@@ -108,6 +114,6 @@ def finite(value: float, of: str) -> float:
     return value
 
 
-def some(items: list[str]) -> str:
+def some(items: Sequence[str]) -> str:
     """Return the first three items as text, and how many more there are."""
     return "; ".join(items[:3]) + (f"; and {len(items) - 3} more" if len(items) > 3 else "")

@@ -195,7 +195,7 @@ class Delivery:
         """Begin to prove that each server answers with the learner's weights; call it after every transfer.
 
         Learner and servers answer in the background until `settle` gives the verdict. Call that before the learner's
-        model is used or changed, and before the servers end. `Session.rollouts`, `prepare`, `begin` and `sign` do.
+        model is used or changed, and before the servers end. `Session.rollouts`, `prepare`, `begin` and `signature` do.
 
         Args:
             version: The version of the weights: the step that made them.
@@ -249,16 +249,10 @@ class Delivery:
         with self._using:
             pass
 
-    def sign(self, checkpoint: Path) -> None:
-        """Write the learner's log-probabilities of the probe into a checkpoint, for `agentrig export`.
-
-        Raises:
-            RunStopped: The proof of the latest transfer has failed.
-        """
-        self.signature()(checkpoint)
-
     def signature(self) -> Callable[[Path], None]:
-        """Return what does the work of `sign` later, in any thread: with what was proven up to now.
+        """Return what writes the learner's log-probabilities of the probe into a checkpoint, for `agentrig export`.
+
+        They are those that were proven up to now; it may be called later, in any thread.
 
         Raises:
             RunStopped: The proof of the latest transfer has failed.

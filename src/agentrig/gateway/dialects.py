@@ -86,6 +86,35 @@ def error_in(data: str) -> str:
     return str(error.get("message", error)) if isinstance(error, dict) else str(error or "")
 
 
+class Conversation:
+    """The messages of a chat completion, as they are made from the body of another API.
+
+    Attributes:
+        messages: The messages.
+        places: The place in that body from which each message comes, and each tool call, by its path.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.places: dict[str, str] = {}
+
+    def add(self, message: dict[str, Any], place: str, **fields: str) -> None:
+        """Add a message; `fields` are the places of fields that have another name there."""
+        self._note(f"messages[{len(self.messages)}]", place, fields)
+        self.messages.append(message)
+
+    def call(self, number: Any, name: Any, arguments: Any, place: str, fields: Mapping[str, str]) -> None:
+        """Add a call of a tool to the last message."""
+        calls = self.messages[-1].setdefault("tool_calls", [])
+        path = f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"
+        self._note(path, place, {"function": place, **fields})
+        calls.append({"id": number, "type": "function", "function": {"name": name, "arguments": arguments}})
+
+    def _note(self, path: str, place: str, fields: Mapping[str, str]) -> None:
+        self.places[path] = place
+        self.places |= {f"{path}.{name}": at for name, at in fields.items()}
+
+
 class StreamWriter:
     """Writes a streamed chat completion; a subclass writes it in another dialect's form."""
 
@@ -125,21 +154,17 @@ class Chat:
     names: Mapping[str, str] = {}
     words: Mapping[str, str] = {}
 
-    def asked(self, body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
-        """Return the chat completion's request.
+    def asked(self, body: dict[str, Any], earlier: Earlier) -> tuple[dict[str, Any], Mapping[str, str]]:
+        """Return the chat completion's request, and the places that its messages come from; see `Conversation`.
 
         Raises:
             agentrig.http_server.Refused: It does not map to one.
         """
-        return body
+        return body, {}
 
-    def origins(self, body: Mapping[str, Any], earlier: Earlier) -> dict[str, str]:
-        """Return the place in a body from which each message of the chat completion comes, and each tool call."""
-        return {}
-
-    def named(self, path: str, body: Mapping[str, Any], earlier: Earlier) -> str:
+    def named(self, path: str, places: Mapping[str, str]) -> str:
         """Return what the agent's API calls a field of the chat completion: `input[0].content`."""
-        names = {**self.names, **self.origins(body, earlier)}
+        names = {**self.names, **places}
         for name in sorted(names, key=len, reverse=True):
             if match := re.match(re.escape(name).replace(r"\[\]", r"\[(\d+)\]") + r"(?!\w)", path):
                 index = f"[{match[1]}]" if match.groups() else ""

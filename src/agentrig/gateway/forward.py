@@ -110,6 +110,7 @@ class Exchange:
     _start: float = attrs.field(factory=time.time, init=False)
     _body: dict[str, Any] = attrs.field(factory=dict, init=False)
     _sent: dict[str, Any] = attrs.field(factory=dict, init=False)
+    _places: Mapping[str, str] = attrs.field(factory=dict, init=False)
     _sent_text: bytes = attrs.field(default=b"", init=False)
     _ignored: list[str] = attrs.field(factory=list, init=False)
     _replaced: dict[str, Any] = attrs.field(factory=dict, init=False)
@@ -170,6 +171,9 @@ class Exchange:
         try:
             body = json.loads(content or b"", parse_int=_of_64_bits, parse_float=_finite, parse_constant=_finite)
         except (ValueError, RecursionError) as error:
+            if encoding := self.headers.get("content-encoding"):
+                text = f"the body has the Content-Encoding {encoding:.40}: send it as it is, without that header"
+                raise Refused(text, status=415, code="unsupported_encoding") from None
             raise Refused(f"the body {json_fault(error)}", status=400, code="invalid_json") from None
         if not isinstance(body, dict):
             raise Refused("the body must be a JSON object", status=400, code="invalid_json")
@@ -177,7 +181,8 @@ class Exchange:
 
     def _asked(self) -> dict[str, Any]:
         try:
-            return self.dialect.asked(self._body, self.opened.responses)
+            asked, self._places = self.dialect.asked(self._body, self.opened.responses)
+            return asked
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             text = f"the body does not have the form of this API: {words_of(error)}"
             raise Refused(text, status=400, code="invalid_type") from None
@@ -365,18 +370,14 @@ class Exchange:
         """Return an error of the model's server about a chat completion in the names of the agent's API."""
         if type(self.dialect) is Chat:
             return message, param
-
-        def named(path: str) -> str:
-            return self.dialect.named(path, self._body, self.opened.responses)
-
         start = re.match(r"[a-z_]+[\w.\[\]]*", message)
         if start and (start[0] == param or re.split(r"[.\[]", start[0])[0] in self._sent):
-            message = named(start[0]) + message[start.end() :]
+            message = self.dialect.named(start[0], self._places) + message[start.end() :]
         for word, own in self.dialect.words.items():
             message = message.replace(word, own)
         if param == "tool_choice":
             message = message.replace(f"{self._sent.get(param)!r}", json.dumps(self._body.get(param)))
-        return message, named(param)
+        return message, self.dialect.named(param, self._places)
 
     async def _stream(self, response: aiohttp.ClientResponse) -> None:
         """Pass a stream on, event by event; a client that reads slowly slows down the reading of the upstream."""

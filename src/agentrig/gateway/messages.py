@@ -9,6 +9,7 @@ from typing import Any
 from agentrig.chat_fields import CACHE, Fields
 from agentrig.gateway.dialects import (
     Chat,
+    Conversation,
     Earlier,
     StreamWriter,
     check_fields,
@@ -84,10 +85,11 @@ class Messages(Chat):
         '"auto" or "none"': '{"type": "auto"} or {"type": "none"}',
     }
 
-    def asked(self, body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
-        """Return the chat completion's request."""
+    def asked(self, body: dict[str, Any], earlier: Earlier) -> tuple[dict[str, Any], Mapping[str, str]]:
+        """Return the chat completion's request, and the places that its messages come from."""
         check_fields(body, (*MAPPED, *WITHOUT_EFFECT, *self.hints))
-        found: dict[str, Any] = {"model": body.get("model"), "messages": _messages(body), **sampled(body)}
+        conversation = _conversation(body)
+        found: dict[str, Any] = {"model": body.get("model"), "messages": conversation.messages, **sampled(body)}
         if found["messages"] and found["messages"][-1]["role"] == "assistant":  # the model is to go on with it
             found |= {"add_generation_prompt": False, "continue_final_message": True}
         if body.get("max_tokens") is not None:
@@ -102,32 +104,7 @@ class Messages(Chat):
             found["user"] = body["metadata"]["user_id"]
         if body.get("stream"):
             found["stream"], found["stream_options"] = True, {"include_usage": True}
-        return found
-
-    def origins(self, body: Mapping[str, Any], earlier: Earlier) -> dict[str, str]:
-        """Return the place in a body from which each message of the chat completion comes, and each tool call."""
-        found = {"messages[0]": "system"} if body.get("system") else {}
-        number = len(found)
-        for k, message in enumerate(body["messages"]):
-            where, blocks = f"messages[{k}]", message["content"]
-            kinds = [block.get("type") for block in blocks] if isinstance(blocks, list) else []
-            if message.get("role") == "assistant":
-                calls = [j for j, kind in enumerate(kinds) if kind == "tool_use"]
-                for n, j in enumerate(calls):
-                    call = f"messages[{number}].tool_calls[{n}]"
-                    block = f"{where}.content[{j}]"
-                    found |= {call: block, f"{call}.function": block, f"{call}.function.arguments": f"{block}.input"}
-            else:
-                results = [j for j, kind in enumerate(kinds) if kind == "tool_result"]
-                for j in results:
-                    block = f"{where}.content[{j}]"
-                    found |= {f"messages[{number}]": block, f"messages[{number}].tool_call_id": f"{block}.tool_use_id"}
-                    number += 1
-                if results and len(results) == len(kinds):
-                    continue
-            found[f"messages[{number}]"] = where
-            number += 1
-        return found
+        return found, conversation.places
 
     def answer(self, completion: dict[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the message."""
@@ -154,47 +131,53 @@ class Messages(Chat):
 # --- the request ------------------------------------------------------------------------------------
 
 
-def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def _conversation(body: Mapping[str, Any]) -> Conversation:
+    found = Conversation()
     if body.get("system"):
-        found.append({"role": "system", "content": _text(body["system"], "system")})
+        found.add({"role": "system", "content": _text(body["system"], "system")}, "system")
     for k, message in enumerate(listed(body.get("messages"), "messages")):
-        where = f"messages[{k}].content"
+        where = f"messages[{k}]"
         role, content = message.get("role"), message.get("content")
         if isinstance(content, str):
-            found.append({"role": role, "content": content})
+            found.add({"role": role, "content": content}, where)
         elif role == "assistant":
-            found.append(_assistant(listed(content, where)))
+            _assistant(found, listed(content, f"{where}.content"), where)
         else:
-            found += _user(str(role), listed(content, where))
+            _user(found, str(role), listed(content, f"{where}.content"), where)
     return found
 
 
-def _assistant(blocks: list[dict[str, Any]]) -> dict[str, Any]:
-    texts, calls = [], []
-    for block in blocks:
+def _assistant(found: Conversation, blocks: list[dict[str, Any]], where: str) -> None:
+    message: dict[str, Any] = {"role": "assistant", "content": None}
+    found.add(message, where)
+    texts = []
+    for j, block in enumerate(blocks):
+        place = f"{where}.content[{j}]"
         if block.get("type") == "text":
             texts.append(str(block.get("text")))
         elif block.get("type") == "tool_use":
-            function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
-            calls.append({"id": block.get("id"), "type": "function", "function": function})
+            arguments = json.dumps(block.get("input") or {})
+            fields = {"function.arguments": f"{place}.input"}
+            found.call(block.get("id"), block.get("name"), arguments, place, fields)
         else:
             raise unfit(f"a block of type {block.get('type')!r:.60}")
-    found: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts) if texts or not calls else None}
-    return {**found, "tool_calls": calls} if calls else found
+    if texts or "tool_calls" not in message:
+        message["content"] = "\n".join(texts)
 
 
-def _user(role: str, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a message of the user, after a message for each result of a tool in it."""
-    results: list[dict[str, Any]] = []
+def _user(found: Conversation, role: str, blocks: list[dict[str, Any]], where: str) -> None:
+    """Add a message of the user, after a message for each result of a tool in it."""
     parts: list[dict[str, Any]] = []
-    for block in blocks:
+    for j, block in enumerate(blocks):
         if block.get("type") == "tool_result":
+            place, number = f"{where}.content[{j}]", block.get("tool_use_id")
             content = _text(block.get("content") or "", "the content of a tool_result")
-            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content})
+            message = {"role": "tool", "tool_call_id": number, "content": content}
+            found.add(message, place, tool_call_id=f"{place}.tool_use_id")
         else:
             parts.append(_part(block))
-    return [*results, {"role": role, "content": content_of(parts)}] if parts or not results else results
+    if parts or not blocks:
+        found.add({"role": role, "content": content_of(parts)}, where)
 
 
 def _part(block: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from agentrig.chat_fields import Fields
 from agentrig.gateway.dialects import (
     Chat,
+    Conversation,
     Earlier,
     StreamWriter,
     check_fields,
@@ -72,23 +73,25 @@ class Responses(Chat):
     }
     words: Mapping[str, str] = {"'image_url'": "'input_image'"}
 
-    def asked(self, body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
-        """Return the chat completion's request."""
+    def asked(self, body: dict[str, Any], earlier: Earlier) -> tuple[dict[str, Any], Mapping[str, str]]:
+        """Return the chat completion's request, and the places that its messages come from."""
         check_fields(body, (*MAPPED, *WITHOUT_EFFECT, *self.hints, "include", "truncation", "previous_response_id"))
         if set(body.get("include") or ()) - {"reasoning.encrypted_content"}:
             raise unfit(f"include = {body['include']}", "include")
         if body.get("truncation") not in (None, "disabled"):
             raise unfit(f"truncation = {body['truncation']!r}", "truncation")
-        before: list[dict[str, Any]] = []
+        conversation = Conversation()
+        if body.get("instructions"):
+            conversation.add({"role": "system", "content": body["instructions"]}, "instructions")
         if (former := body.get("previous_response_id")) is not None:
             if former not in earlier:
                 text = f"this rollout has got no response {former!r:.100} that it stored"
                 code = "previous_response_not_found"
                 raise Refused(text, status=400, code=code, param="previous_response_id")
-            before = earlier[former]
-        system = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
-        messages = [*system, *before, *_messages(body)]
-        found: dict[str, Any] = {"model": body.get("model"), "messages": messages, **sampled(body)}
+            for message in earlier[former]:
+                conversation.add(message, "previous_response_id")
+        _add_input(conversation, body)
+        found: dict[str, Any] = {"model": body.get("model"), "messages": conversation.messages, **sampled(body)}
         for name in ("parallel_tool_calls", "user"):
             if body.get(name) is not None:
                 found[name] = body[name]
@@ -102,32 +105,7 @@ class Responses(Chat):
             found["response_format"] = form
         if body.get("stream"):
             found["stream"], found["stream_options"] = True, {"include_usage": True}
-        return found
-
-    def origins(self, body: Mapping[str, Any], earlier: Earlier) -> dict[str, str]:
-        """Return the place in a body from which each message of the chat completion comes, and each tool call."""
-        system = ["instructions"] if body.get("instructions") else []
-        before = ["previous_response_id"] * len(earlier.get(str(body.get("previous_response_id")), ()))
-        found = {f"messages[{i}]": name for i, name in enumerate([*system, *before])}
-        number, open_calls = len(found), -1  # `open_calls`: how many calls the last message has; -1: it can have none
-        if isinstance(body.get("input"), str):
-            return {**found, f"messages[{number}]": "input", f"messages[{number}].content": "input"}
-        for k, item in enumerate(body["input"]):
-            where, kind = f"input[{k}]", item.get("type", "message")
-            if kind == "function_call" and open_calls >= 0:
-                number -= 1
-            else:
-                found[f"messages[{number}]"] = where
-                open_calls = 0 if kind == "function_call" or item.get("role") == "assistant" else -1
-            if kind == "function_call":
-                call = f"messages[{number}].tool_calls[{open_calls}]"
-                found |= {call: where, f"{call}.function": where, f"{call}.id": f"{where}.call_id"}
-                open_calls += 1
-            if kind == "function_call_output":
-                found[f"messages[{number}].content"] = f"{where}.output"
-                found[f"messages[{number}].tool_call_id"] = f"{where}.call_id"
-            number += 1
-        return found
+        return found, conversation.places
 
     def answer(self, completion: dict[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the response."""
@@ -151,37 +129,41 @@ class Responses(Chat):
         before = earlier.get(str(body.get("previous_response_id")), [])
         message = choice_of(completion).get("message") or {}
         answer = {key: message[key] for key in ("role", "content", "tool_calls") if key in message}
-        return {f"resp_{completion.get('id')}": [*before, *_messages(body), answer]}
+        asked = Conversation()
+        _add_input(asked, body)
+        return {f"resp_{completion.get('id')}": [*before, *asked.messages, answer]}
 
 
 # --- the request ------------------------------------------------------------------------------------
 
 
-def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def _add_input(found: Conversation, body: Mapping[str, Any]) -> None:
+    """Add a message for each item of the input, but one for all calls that an answer has made."""
     given = body.get("input")
     if isinstance(given, str):
-        return [{"role": "user", "content": given}]
+        found.add({"role": "user", "content": given}, "input", content="input")
+        return
     if given is not None and not isinstance(given, list):
         text = "input must be a list of objects, or a text"
         raise Refused(text, status=400, code="invalid_type", param="input")
+    answering = False  # whether the last message is an answer in the input, which can have calls
     for k, item in enumerate(listed(given, "input")):
-        kind = item.get("type", "message")
+        where, kind = f"input[{k}]", item.get("type", "message")
         if kind == "message":
             role = {"developer": "system"}.get(item.get("role", ""), item.get("role"))
-            found.append({"role": role, "content": _content(item.get("content"), f"input[{k}].content")})
+            found.add({"role": role, "content": _content(item.get("content"), f"{where}.content")}, where)
         elif kind == "function_call":
-            if not found or found[-1]["role"] != "assistant":
-                found.append({"role": "assistant", "content": None})
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            call = {"id": item.get("call_id"), "type": "function", "function": function}
-            found[-1].setdefault("tool_calls", []).append(call)
+            if not answering:
+                found.add({"role": "assistant", "content": None}, where)
+            number = item.get("call_id")
+            found.call(number, item.get("name"), item.get("arguments"), where, {"id": f"{where}.call_id"})
         elif kind == "function_call_output":
-            content = _content(item.get("output"), f"input[{k}].output")
-            found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+            content, number = _content(item.get("output"), f"{where}.output"), item.get("call_id")
+            message = {"role": "tool", "tool_call_id": number, "content": content}
+            found.add(message, where, content=f"{where}.output", tool_call_id=f"{where}.call_id")
         else:
             raise unfit(f"an input item of type {kind!r:.60}")
-    return found
+        answering = found.messages[-1]["role"] == "assistant"
 
 
 def _content(content: Any, where: str) -> Any:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from agentrig.errors import AgentrigError, OutOfMemory
 from agentrig.processes.channel import Channel
 from agentrig.processes.ends import ending
@@ -110,9 +112,13 @@ class ServerProcess:
         return self._process.poll()
 
     def check(self) -> None:
-        """Raise `ServerError` if it has died."""
+        """Raise `ServerError` if it has died, or was stopped by a signal and so answers nothing."""
         if self.exit_status is not None:
             raise self._died("")
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(self.pid).status() == psutil.STATUS_STOPPED:
+                stopped = "has been stopped by a signal (SIGSTOP) and answers nothing"
+                raise ServerError(f"{self.name} (process {self.pid}) {stopped}")
 
     def ask(
         self, what: str, message: Mapping[str, Any], timeout_s: float, *, descriptor: int | None = None

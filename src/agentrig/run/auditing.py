@@ -17,7 +17,7 @@ import attrs
 import cattrs
 
 from agentrig.agents import Outcome
-from agentrig.audit.record import Row, Sources, told
+from agentrig.audit.record import Row, Sources
 from agentrig.audit.sketch import FILE, Sketch
 from agentrig.audit.verdicts import GIVEN, LINKS, NO_WEIGHTS, UNSEEN, Audited
 from agentrig.delivery.digests import fingerprint
@@ -31,7 +31,7 @@ from agentrig.run.files import write_whole
 from agentrig.runners.scorer import Scorer
 from agentrig.tasks import ROLES, Task
 from agentrig.text import amount, words_of
-from agentrig.traces import Span, Trace
+from agentrig.traces import Span, Trace, value_digest
 
 if TYPE_CHECKING:
     from agentrig.audit.auditor import Auditor
@@ -87,7 +87,7 @@ class Auditing:
     ) -> None:
         self._run, self._rebuilt, self._on, self._sure = run, rebuilt, on, first + FIRST
         self._used = {
-            role: {task.id: told(task.private) for task in rows} for role, rows in (tasks or {}).items() if on
+            role: {task.id: value_digest(task.private) for task in rows} for role, rows in (tasks or {}).items() if on
         }
         self._auditor: Auditor | None = None
         self._sketch: Sketch | None = None
@@ -288,7 +288,7 @@ class Rebuilt:
         self._plan, self._slow, self._of_run = plan, False, of_run
         self._scorer: Scorer | None = None
 
-    def sources(self, *, seconds: float = 5.0, used: Mapping[str, Mapping[str, str]] | None = None) -> Sources:
+    def sources(self, *, seconds: float = 5.0, used: Mapping[str, Mapping[str, str | None]] | None = None) -> Sources:
         """Build what the auditor asks.
 
         Args:

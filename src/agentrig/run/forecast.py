@@ -27,16 +27,8 @@ from agentrig.learners import LoopSettings, TrainSample
 from agentrig.plan import Plan
 from agentrig.processes.scratch import temporary_files
 from agentrig.rollouts import Rollout
+from agentrig.run import guards
 from agentrig.run.evaluate import run_agent
-from agentrig.run.guards import (
-    EARLY,
-    check_failures,
-    check_sampling,
-    check_triplets,
-    warn_of_constraints,
-    warn_of_fields,
-    warn_of_unseen,
-)
 from agentrig.run.loop import samples_of
 from agentrig.run.metrics import count_failures, reason_of
 from agentrig.run.splits import load_splits
@@ -168,18 +160,18 @@ class Trial:
                 self.groups += [groups[i] for i in sorted(groups)]
                 for rollout in (rollout for group in groups.values() for rollout in group):
                     each(rollout)
-                if len(self.rollouts) >= EARLY and all(r.failure for r in self.rollouts):
-                    check_failures(self.rollouts, limit, step=1, mode="train", expected=expected)
+                if len(self.rollouts) >= guards.EARLY and all(r.failure for r in self.rollouts):
+                    guards.check_failures(self.rollouts, limit, step=1, mode="train", expected=expected)
 
             found = engine.run(self.tasks, n=self.n, endpoint=sampled, step=1, mode="train", on_groups=arrived)
-            check_failures(found, limit, step=1, mode="train")
+            guards.check_failures(found, limit, step=1, mode="train")
             if algorithm.credit:  # it learns from calls
-                check_triplets(found, step=1, adapter=adapter)
-            warn_of_unseen(found)
-            warn_of_fields(found, attrs.asdict(plan.config("algorithm")))
-            warn_of_constraints(found, step=1)
+                guards.check_triplets(found, step=1, adapter=adapter)
+            guards.warn_of_unseen(found)
+            guards.warn_of_fields(found, attrs.asdict(plan.config("algorithm")))
+            guards.warn_of_constraints(found, step=1)
             if algorithm.credit:
-                check_sampling(found, sampled[0].sampling, step=1)
+                guards.check_sampling(found, sampled[0].sampling, step=1)
 
         try:
             run_agent(plan, body)

@@ -261,33 +261,34 @@ def contradictions(
         summary: `summary.json`; empty without one.
         lines: Those of `metrics.jsonl` whose validation counts.
     """
+
+    def apart(where: str, what: str, stated: Any, file: str, found: Any) -> Iterator[tuple[str, str]]:
+        ours, theirs = number(stated), number(found)
+        if ours is not None and theirs is not None and abs(ours - theirs) > 1e-9 * max(1, abs(theirs)):
+            yield where, CONTRADICTED.format(what, ours, where, theirs, file)
+
     ends = [name for name, _ in _measured_files(progress) if is_end(Path(name))]
-    held_out = {"before": table_name("report", 0), "after": ends[0] if len(ends) == 1 else ""}
-    told: list[tuple[str, str, str, Any, Any]] = [
-        ("progress.json", f"the {key} {when} training", held_out[when], _under(progress, when, key), key)
-        for key in ("accuracy", "reward", "n")
-        for when in held_out
-    ]
-    start = table_name("validation", 0)
+    shown = stated_ends(progress)
+    for when, file in (("before", table_name("report", 0)), ("after", ends[0] if len(ends) == 1 else "")):
+        found = _figures_of(run / file)
+        for key in ("accuracy", "reward", "n"):
+            what = f"the {key} {when} training"
+            yield from apart("progress.json", what, _under(progress, when, key), file, found.get(key))
+            yield from apart(
+                "summary.json", what, _under(summary, key, when), "progress.json", _under(shown, when, key)
+            )
+    file = table_name("validation", 0)
+    found = _figures_of(run / file)
     for key, name in (("accuracy", "validation_before"), ("reward", "validation_reward_before")):
-        told.append(("progress.json", f"the validation {key} before training", start, progress.get(name), key))
+        what = f"the validation {key} before training"
+        yield from apart("progress.json", what, progress.get(name), file, found.get(key))
     for line in lines:
         file = table_name("validation", line["step"])
         if dict(_files(line)).get("validation") == _digest(run / file):  # a resumed run measures its checkpoint anew
+            found = _figures_of(run / file)
             for key in ("accuracy", "reward"):
                 what = f"the validation {key} of step {line['step']}"
-                told.append(("metrics.jsonl", what, file, line.get(f"validation_{key}"), key))
-    for where, what, file, value, key in told:
-        stated, found = number(value), number(_figures_of(run / file).get(key)) if file else None
-        if stated is not None and found is not None and abs(stated - found) > 1e-9 * max(1, abs(found)):
-            yield where, CONTRADICTED.format(what, stated, where, found, file)
-    shown = stated_ends(progress)
-    for key in ("accuracy", "reward"):
-        for when in held_out:
-            stated, found = number(_under(summary, key, when)), number(_under(shown, when, key))
-            if stated is not None and found is not None and stated != found:
-                what = f"the {key} {when} training"
-                yield "summary.json", CONTRADICTED.format(what, stated, "summary.json", found, "progress.json")
+                yield from apart("metrics.jsonl", what, line.get(f"validation_{key}"), file, found.get(key))
 
 
 def stated_ends(progress: Mapping[str, Any]) -> Mapping[str, Any]:

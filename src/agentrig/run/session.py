@@ -30,22 +30,11 @@ from agentrig.observers import RunStart, StepEnd
 from agentrig.plan import Plan, resume_command
 from agentrig.rewards import Score
 from agentrig.rollouts import Mode, OnGroups, Rollout
+from agentrig.run import guards
 from agentrig.run.auditing import Auditing, Rebuilt
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.directory import FILES, RunDirectory, is_end, table_name
 from agentrig.run.gate import Gate
-from agentrig.run.guards import (
-    EARLY,
-    check_failures,
-    check_rewards,
-    check_sampling,
-    check_triplets,
-    warn_of_constraints,
-    warn_of_fields,
-    warn_of_overpaid,
-    warn_of_sampling,
-    warn_of_unseen,
-)
 from agentrig.run.metrics import (
     component_means,
     count_failures,
@@ -259,9 +248,9 @@ class RunSession:
         first: list[Rollout] = []
 
         def arrived(groups: Mapping[int, Sequence[Rollout]]) -> None:
-            if len(first) < EARLY:
+            if len(first) < guards.EARLY:
                 first.extend(rollout for group in groups.values() for rollout in group)
-                if self._learns and EARLY <= len(first) < expected and all(r.failure for r in first):
+                if self._learns and guards.EARLY <= len(first) < expected and all(r.failure for r in first):
                     self.delivery.settle()
                     try:
                         self.check_failures(first, step=step, mode=mode, expected=expected)
@@ -380,22 +369,22 @@ class RunSession:
         if self._learns or mode != "train":
             self.check_failures(rollouts, step=step, mode=mode)
         warn_of_new_failures(rollouts, known, step=step, mode=mode)
-        self._warn_once(warn_of_fields, rollouts, attrs.asdict(self.plan.config("algorithm")))
-        self._warn_once(warn_of_overpaid, rollouts, step=step, reward=self.plan.components["reward"].spec.name)
+        self._warn_once(guards.warn_of_fields, rollouts, attrs.asdict(self.plan.config("algorithm")))
+        self._warn_once(guards.warn_of_overpaid, rollouts, step=step, reward=self.plan.components["reward"].spec.name)
         if mode != "train":
             self._measured += len(rollouts)
-            self._warn_once(warn_of_sampling, rollouts, sampling, mode=mode)
+            self._warn_once(guards.warn_of_sampling, rollouts, sampling, mode=mode)
             return
         self.spend(rollouts, wall_s=wall_s, waited_s=wall_s if waited_s is None else waited_s)
         self._rollouts_s += wall_s
         self._step_rollouts += rollouts
         if learns:
-            check_triplets(rollouts, step=step, adapter=self.plan.components["adapter"].spec.name)
+            guards.check_triplets(rollouts, step=step, adapter=self.plan.components["adapter"].spec.name)
         if learns and not self._demonstrated:
-            check_sampling(rollouts, sampling, step=step)
+            guards.check_sampling(rollouts, sampling, step=step)
         self._ledger.record(rollouts, step=step, expected=expected)
-        self._warn_once(warn_of_constraints, rollouts, step=step)
-        self._warn_once(warn_of_unseen, rollouts, step=step)
+        self._warn_once(guards.warn_of_constraints, rollouts, step=step)
+        self._warn_once(guards.warn_of_unseen, rollouts, step=step)
         self._judged = list(self._step_rollouts) if learns else []
         if learns and self._guards.check_signal(self._step_rollouts, step=step) and not self.solved:
             self.solved = True
@@ -409,7 +398,7 @@ class RunSession:
         self, rollouts: Sequence[Rollout], *, step: int, mode: Mode = "train", expected: int | None = None
     ) -> None:
         """Implement `Session.check_failures`, for rollouts of any mode; see `agentrig.run.guards.check_failures`."""
-        check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode, expected=expected)
+        guards.check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode, expected=expected)
 
     def check_learned(self) -> None:
         """Stop a run at its end if it was too short for its guards, and all of its rewards were the same.
@@ -418,7 +407,7 @@ class RunSession:
             RunStopped: The message has examples.
         """
         if self._judged and self._by_rewards and not self._guards.varied:
-            check_rewards(self._judged, step=self._judged[0].step, running=self._guards.silent)
+            guards.check_rewards(self._judged, step=self._judged[0].step, running=self._guards.silent)
 
     def spend(self, rollouts: Sequence[Rollout], *, wall_s: float, waited_s: float) -> None:
         """Add the seconds that the run waited for rollouts to the current step's time."""

@@ -11,7 +11,7 @@ import attrs
 
 from agentrig.adapters import Adapter, Triplet, identified, same_tokens, triplet_of
 from agentrig.testing.elsewhere import elsewhere
-from agentrig.testing.kit import CheckFailed, needs
+from agentrig.testing.kit import CheckFailed, basic
 from agentrig.testing.recorded import recorded_traces
 from agentrig.testing.samples import difference
 from agentrig.testing.subject import Subject
@@ -47,6 +47,7 @@ class AdapterSubject(Subject):
         ]
 
 
+@basic
 def check_triplets(subject: AdapterSubject) -> None:
     """It returns a list of triplets for every trace, an empty one without calls, and does not end its process.
 
@@ -65,7 +66,6 @@ def check_triplets(subject: AdapterSubject) -> None:
             raise CheckFailed(f"a trace {name} gave {len(found)} triplets")
 
 
-@needs(check_triplets)
 def check_keeps_some(subject: AdapterSubject) -> None:
     """It keeps a call of at least one trace.
 
@@ -79,7 +79,6 @@ def check_keeps_some(subject: AdapterSubject) -> None:
         raise CheckFailed(f"no triplet of any trace; their nodes: {', '.join(nodes)}")
 
 
-@needs(check_triplets)
 def check_exact_tokens(subject: AdapterSubject) -> None:
     """Every triplet has exactly the tokens and log-probabilities of one recorded call: none lost, none invented.
 
@@ -105,7 +104,6 @@ def check_exact_tokens(subject: AdapterSubject) -> None:
             )
 
 
-@needs(check_triplets)
 def check_once(subject: AdapterSubject) -> None:
     """No call has two triplets.
 
@@ -122,7 +120,6 @@ def check_once(subject: AdapterSubject) -> None:
             raise CheckFailed(f"trace {name}: {len(found)} triplets of {len(_calls(subject.traces[name]))} calls")
 
 
-@needs(check_triplets)
 def check_failed_calls(subject: AdapterSubject) -> None:
     """No call that failed, broke off or went to another server is kept.
 
@@ -134,7 +131,6 @@ def check_failed_calls(subject: AdapterSubject) -> None:
             raise CheckFailed(f"trace {name}: it keeps a call that failed: {call.error}")
 
 
-@needs(check_triplets)
 def check_accounts(subject: AdapterSubject) -> None:
     """Every call that could be trained has a triplet or a reason, and not both.
 
@@ -153,7 +149,6 @@ def check_accounts(subject: AdapterSubject) -> None:
                 raise CheckFailed(f"trace {name}: call {number} has a triplet, and left_out returns {reason!r}")
 
 
-@needs(check_triplets)
 def check_same_twice(subject: AdapterSubject) -> None:
     """The same traces give the same triplets: again, from an adapter that is built again, and in another process.
 
@@ -167,7 +162,6 @@ def check_same_twice(subject: AdapterSubject) -> None:
             raise CheckFailed(f"{how}: {different}")
 
 
-@needs(check_triplets)
 def check_leaves_trace(subject: AdapterSubject) -> None:
     """It does not change the trace.
 

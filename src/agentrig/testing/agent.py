@@ -24,7 +24,7 @@ from agentrig.runners.processes import Pool
 from agentrig.settings import structure
 from agentrig.tasks import Task
 from agentrig.testing.elsewhere import packed
-from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
+from agentrig.testing.kit import CheckFailed, CheckSkipped, basic, needs
 from agentrig.testing.samples import TriedSubject, difference, texts_of
 from agentrig.testing.scripted import Reply, Request, Script, ScriptedServer, scripted_server
 from agentrig.testing.subject import Subject
@@ -269,6 +269,7 @@ def demonstrated(task: Task, says: Demonstrate) -> Script:
     return script
 
 
+@basic
 def check_starts(subject: AgentSubject) -> None:
     """A runner process builds it.
 
@@ -278,7 +279,7 @@ def check_starts(subject: AgentSubject) -> None:
     _ = subject.pool
 
 
-@needs(check_starts)
+@basic
 def check_calls_endpoint(subject: AgentSubject) -> None:
     """Each task leads to a call to the endpoint that the agent was given.
 
@@ -293,7 +294,7 @@ def check_calls_endpoint(subject: AgentSubject) -> None:
             raise CheckFailed(f"{how}; no call of /chat/completions arrived at the endpoint", cure)
 
 
-@needs(check_calls_endpoint)
+@basic
 def check_answers(subject: AgentSubject) -> None:
     """Each task is answered with a JSON value, with an endpoint that works.
 
@@ -324,7 +325,6 @@ def _answers_another_reply(subject: AgentSubject, task: Task) -> bool:
     return any(not subject.alone(task, script).unanswered for script in scripts)
 
 
-@needs(check_answers)
 def check_recorded(subject: AgentSubject) -> None:
     """Every call that arrives is recorded, with its token ids.
 
@@ -337,7 +337,6 @@ def check_recorded(subject: AgentSubject) -> None:
             raise CheckFailed(f"task {play.task.id}: {len(play.requests)} calls arrived, {len(calls)} were recorded")
 
 
-@needs(check_answers)
 def check_sampling(subject: AgentSubject) -> None:
     """Every call names the endpoint's model, and has its sampling fields, or a lower limit of tokens.
 
@@ -354,7 +353,6 @@ def check_sampling(subject: AgentSubject) -> None:
                 raise CheckFailed(f"task {play.task.id}: the run samples with {wanted}, a call with {got}")
 
 
-@needs(check_answers)
 def check_private(subject: AgentSubject) -> None:
     """It asks for no key of `private`, and no private text is in its calls or its answer.
 
@@ -412,7 +410,6 @@ def check_together(subject: AgentSubject) -> None:
                 raise CheckFailed(f"task {alone.task.id}, {how}: {different}")
 
 
-@needs(check_answers)
 def check_server_error(subject: AgentSubject) -> None:
     """If the server refuses a call, the rollout fails; it has no answer.
 
@@ -427,7 +424,6 @@ def check_server_error(subject: AgentSubject) -> None:
         )
 
 
-@needs(check_answers)
 def check_odd_replies(subject: AgentSubject) -> str:
     """Odd replies lead to an answer or to a typed failure, not to an exception.
 
@@ -447,7 +443,6 @@ def check_odd_replies(subject: AgentSubject) -> str:
     return _facts(bad, own, "Such rollouts are not trained on, and over 25% of them stop a run")
 
 
-@needs(check_answers)
 def check_deadline(subject: AgentSubject) -> str:
     """It ends by itself, also when the model never says what it waits for.
 

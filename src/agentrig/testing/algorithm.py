@@ -21,7 +21,7 @@ from agentrig.run.directory import RunDirectory
 from agentrig.run.loop import runnable
 from agentrig.testing import bandit
 from agentrig.testing.bandit import OPTIMUM, pull
-from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
+from agentrig.testing.kit import CheckFailed, CheckSkipped, basic, needs
 from agentrig.testing.policy import Policy
 from agentrig.testing.subject import Subject
 from agentrig.testing.tiny_model import make_tiny_model
@@ -219,6 +219,7 @@ def check_keys_declared(subject: AlgorithmSubject) -> None:
         raise CheckFailed(f"{', '.join(bare)} of {spec.config.__name__} has no help")
 
 
+@basic
 def check_runs(subject: AlgorithmSubject) -> None:
     """A whole run ends without an error, with a line and a checkpoint.
 
@@ -232,7 +233,6 @@ def check_runs(subject: AlgorithmSubject) -> None:
     _ = run.last
 
 
-@needs(check_runs)
 def check_figures(subject: AlgorithmSubject) -> None:
     """The figures and times of each step are finite numbers.
 
@@ -247,7 +247,6 @@ def check_figures(subject: AlgorithmSubject) -> None:
                     raise CheckFailed(f'step {line["step"]}: {where}["{name}"] is {value}')
 
 
-@needs(check_runs)
 def check_checkpoints(subject: AlgorithmSubject) -> None:
     """The last checkpoint can be read: all its files, its tensors, and the model if it is one.
 
@@ -280,7 +279,6 @@ def check_checkpoints(subject: AlgorithmSubject) -> None:
     maker.from_pretrained(str(folder), local_files_only=True)
 
 
-@needs(check_runs)
 def check_moves(subject: AlgorithmSubject) -> None:
     """What is trained changes from one checkpoint to another, and by as much as is stated.
 
@@ -306,7 +304,6 @@ def check_moves(subject: AlgorithmSubject) -> None:
             )
 
 
-@needs(check_runs)
 def check_stops(subject: AlgorithmSubject) -> None:
     """Asked to stop, it finishes the step, saves, and returns.
 
@@ -337,7 +334,6 @@ def check_resumes(subject: AlgorithmSubject) -> None:
         raise CheckFailed(f"the resumed run ends with another {different[0]}, and {len(different) - 1} more differ")
 
 
-@needs(check_runs)
 def check_keys_read(subject: AlgorithmSubject) -> None:
     """Every key is read in a run.
 
@@ -354,7 +350,6 @@ def check_keys_read(subject: AlgorithmSubject) -> None:
         raise CheckFailed(f"nothing read {', '.join(unread)} in {len(runs)} runs")
 
 
-@needs(check_runs)
 def check_names_no_model(subject: AlgorithmSubject) -> None:
     """A model that is not there is named.
 
@@ -399,7 +394,6 @@ def check_serves(subject: AlgorithmSubject) -> None:
             raise CheckFailed(f"`serve` answers {first!r}; transformers, with the checkpoint's weights, {own!r}")
 
 
-@needs(check_runs)
 def check_solves(subject: AlgorithmSubject) -> None:
     """It solves a bandit whose best mean reward is 1.
 

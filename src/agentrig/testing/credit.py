@@ -15,7 +15,7 @@ from agentrig.errors import AgentrigError
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
 from agentrig.tasks import Task
-from agentrig.testing.kit import CheckFailed, needs
+from agentrig.testing.kit import CheckFailed, basic
 from agentrig.testing.subject import Subject
 from agentrig.traces import LLM_CALL, Span, Trace
 
@@ -64,6 +64,7 @@ def _rollout(name: str, group: str, value: float | None, calls: int) -> Rollout:
     )
 
 
+@basic
 def check_worths(subject: CreditSubject) -> None:
     """It gives each rollout of each group a worth, in any step: with failures, equal rewards, one rollout, no group.
 
@@ -78,7 +79,6 @@ def check_worths(subject: CreditSubject) -> None:
             raise CheckFailed(f"a step with {step}: {error}") from error
 
 
-@needs(check_worths)
 def check_learns(subject: CreditSubject) -> None:
     """Where rewards differ, some call is worth more or less than 0.
 
@@ -90,7 +90,6 @@ def check_learns(subject: CreditSubject) -> None:
         raise CheckFailed(f"rewards {VALUES['two groups that differ']} are worth {found}")
 
 
-@needs(check_worths)
 def check_better_is_not_worth_less(subject: CreditSubject) -> None:
     """In a group, a rollout with a higher reward is not worth less.
 
@@ -108,7 +107,6 @@ def check_better_is_not_worth_less(subject: CreditSubject) -> None:
                         raise CheckFailed(f"the reward {value:g} is worth {mean:g}, and {better:g} is worth {other:g}")
 
 
-@needs(check_worths)
 def check_same_twice(subject: CreditSubject) -> None:
     """The same step gives the same worths again, also after others, and with a credit that is built again.
 

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from importlib import import_module
+from itertools import takewhile
+from types import ModuleType
 from typing import Any, Literal
 
 import attrs
@@ -64,6 +66,13 @@ class CheckSkipped(Exception):
 
 
 _needs: dict[Function, tuple[Function, ...]] = {}
+_basic: set[Any] = set()
+
+
+def basic(function: Function) -> Function:
+    """Mark a check that all later checks of its kind need."""
+    _basic.add(function)
+    return function
 
 
 def needs(*before: Function) -> Callable[[Function], Function]:
@@ -142,36 +151,33 @@ class Check:
         found = self._done(self.function)
         if isinstance(found, str):
             return found
-        if isinstance(found, CheckSkipped):
-            raise found
-        failure = self._failure(found)
-        raise failure from failure.__cause__
+        raise found from found.__cause__
 
-    def _failure(self, found: BaseException) -> CheckFailed:
+    def _failure(self, error: BaseException) -> CheckFailed:
         """Return an error as this check's failure, with its reason and its cure."""
-        own = found if isinstance(found, CheckFailed) else CheckFailed(account_of(found))
+        own = error if isinstance(error, CheckFailed) else CheckFailed(account_of(error))
         failure = CheckFailed(own.what, own.cure or self.cure, own.why or self.why, self.name)
-        failure.__cause__ = found.__cause__ if own is found else found
+        failure.__cause__ = error.__cause__ if own is error else error
         return failure
 
-    def _done(self, function: Function) -> BaseException | str:
-        """Return a check's error, or its fact; it runs once for each subject, after what it needs."""
-        done: dict[Function, BaseException | str] = self.subject.done
+    def _done(self, function: Function) -> CheckFailed | CheckSkipped | str:
+        """Return how a check ended, or its fact; it runs once for each subject, after what it needs."""
+        done: dict[Function, CheckFailed | CheckSkipped | str] = self.subject.done
         if function in done:
             return done[function]
-        for before in () if function is check_loads else (check_loads, *_needs.get(function, ())):
-            error = self._done(before)
-            if not isinstance(error, str):
-                if before in self.subject.chosen and not isinstance(error, CheckSkipped):
-                    error = CheckSkipped(f"it needs {_name(self.kind, before)}, which failed")
-                elif not isinstance(error, CheckSkipped):  # nobody asked for the other: its failure is told here
-                    error = attrs.evolve(self, function=before)._failure(error)
-                return done.setdefault(function, error)
+        for before in () if function is check_loads else (check_loads, *_before(function)):
+            found = self._done(before)
+            if isinstance(found, CheckFailed) and before in self.subject.chosen:
+                found = CheckSkipped(f"it needs {_name(self.kind, before)}, which failed")
+            if not isinstance(found, str):  # a failure of what nobody asked for is told here
+                return done.setdefault(function, found)
         try:
             with told_if_slow(f"doing the check {_name(self.kind, function)}"):
                 done[function] = function(self.subject) or ""
+        except CheckSkipped as skipped:
+            done[function] = skipped
         except (Exception, SystemExit) as error:
-            done[function] = error
+            done[function] = attrs.evolve(self, function=function)._failure(error)
         return done[function]
 
     def result(self) -> Result:
@@ -187,6 +193,17 @@ class Check:
     def __str__(self) -> str:
         """Return the name; pytest shows it (`ids=str`)."""
         return self.name
+
+
+def _before(function: Function) -> list[Function]:
+    """Return the checks that a check needs: the last basic one above it, and those that it names itself."""
+    above = takewhile(lambda each: each is not function, _functions(import_module(function.__module__)))
+    return [*[each for each in above if each in _basic][-1:], *_needs.get(function, ())]
+
+
+def _functions(module: ModuleType) -> list[Any]:
+    """Return the functions of a module, in the order in which it defines them."""
+    return [f for f in vars(module).values() if inspect.isfunction(f) and f.__module__ == module.__name__]
 
 
 def _name(kind: str, function: Function) -> str:
@@ -258,8 +275,7 @@ def declared(kind: str) -> list[Check]:
     """
     if kind not in (*CHECKED, TRIAL):
         raise ConfigError(f'there are no checks of a "{kind}".{nearest(kind, CHECKED)} Kinds: {", ".join(CHECKED)}')
-    module = import_module(f"agentrig.testing.{kind}")
-    own: list[Any] = [f for f in vars(module).values() if inspect.isfunction(f) and f.__module__ == module.__name__]
+    own = _functions(import_module(f"agentrig.testing.{kind}"))
     return [Check(kind=kind, function=f) for f in (check_loads, *own) if f.__name__.startswith("check_")]
 
 

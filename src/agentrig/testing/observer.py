@@ -18,7 +18,7 @@ from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
 from agentrig.plugins.building import hooks_of
 from agentrig.plugins.observing import build_observers
 from agentrig.run.directory import RunDirectory
-from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
+from agentrig.testing.kit import CheckFailed, CheckSkipped, basic
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.testing.subject import Subject
 
@@ -97,6 +97,7 @@ def failing(run: RunDirectory) -> Iterator[Event]:
     yield "on_run_error", RunError(directory=run.path, error=KeyboardInterrupt("ended early"))
 
 
+@basic
 def check_hooks(subject: ObserverSubject) -> None:
     """Its methods are hooks that a run can call.
 
@@ -109,7 +110,7 @@ def check_hooks(subject: ObserverSubject) -> None:
     build_observers([(component, subject.config)])
 
 
-@needs(check_hooks)
+@basic
 def check_events(subject: ObserverSubject) -> None:
     """It gets the events of a run that ends well, and of a resumed one in which everything fails, and raises nothing.
 
@@ -122,7 +123,6 @@ def check_events(subject: ObserverSubject) -> None:
         subject.play(events(subject.run()))
 
 
-@needs(check_events)
 def check_fast(subject: ObserverSubject) -> None:
     """It does not hold a run up.
 
@@ -135,7 +135,6 @@ def check_fast(subject: ObserverSubject) -> None:
             raise CheckFailed(f"{hook} takes {took:.2f} s on average; {most:g} s are allowed")
 
 
-@needs(check_events)
 def check_leaves_the_run(subject: ObserverSubject) -> None:
     """It does not change the run's own files.
 

@@ -19,7 +19,7 @@ from agentrig.pools import Job
 from agentrig.rewards import Score
 from agentrig.tasks import Task
 from agentrig.testing.agent import FORMS, AgentSubject, Play, demonstrated
-from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
+from agentrig.testing.kit import CheckFailed, CheckSkipped, basic, needs
 from agentrig.testing.reward import RewardSubject
 from agentrig.testing.scripted import Reply
 from agentrig.testing.subject import Subject
@@ -173,6 +173,7 @@ class PlaySubject(AgentSubject):
         }
 
 
+@basic
 def check_parts(subject: PlaySubject) -> None:
     """Tasks, reward and adapter are found and built.
 
@@ -182,7 +183,7 @@ def check_parts(subject: PlaySubject) -> None:
     _ = subject.rows, subject.judge.made, subject.adapt
 
 
-@needs(check_parts)
+@basic
 def check_rollouts(subject: PlaySubject) -> None:
     """At most a quarter of the rollouts fail.
 
@@ -194,7 +195,6 @@ def check_rollouts(subject: PlaySubject) -> None:
         raise CheckFailed(f"{len(failed)} of {len(subject.trials)} rollouts failed; the first: {failed[0].play.says()}")
 
 
-@needs(check_rollouts)
 def check_scored(subject: PlaySubject) -> None:
     """The reward can read what the agent answers.
 
@@ -242,7 +242,6 @@ def check_readable(subject: PlaySubject) -> None:
         )
 
 
-@needs(check_rollouts)
 def check_trains(subject: PlaySubject) -> None:
     """The adapter keeps calls of the agent.
 

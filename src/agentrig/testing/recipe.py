@@ -9,7 +9,7 @@ import attrs
 from agentrig.errors import ConfigError
 from agentrig.hardware import HardwareError
 from agentrig.plan import Plan, resolve, to_toml
-from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
+from agentrig.testing.kit import CheckFailed, CheckSkipped, basic
 from agentrig.testing.subject import Subject
 
 BUILT = ("reward", "adapter")
@@ -49,6 +49,7 @@ class RecipeSubject(Subject):
         return self.resolved(self.spec.name)
 
 
+@basic
 def check_resolves(subject: RecipeSubject) -> None:
     """Its components are installed, and its keys are theirs.
 
@@ -58,7 +59,6 @@ def check_resolves(subject: RecipeSubject) -> None:
     _ = subject.plan
 
 
-@needs(check_resolves)
 def check_written(subject: RecipeSubject) -> None:
     """The configuration that a run writes gives the same plan again.
 
@@ -73,7 +73,6 @@ def check_written(subject: RecipeSubject) -> None:
             raise CheckFailed(f"[{kind}] is {again.configs[kind]} when its config.toml is read, and was {config}")
 
 
-@needs(check_resolves)
 def check_builds(subject: RecipeSubject) -> None:
     """Its reward and its adapter can be built with its keys.
 
@@ -84,7 +83,6 @@ def check_builds(subject: RecipeSubject) -> None:
         subject.plan.build(kind)
 
 
-@needs(check_resolves)
 def check_tasks(subject: RecipeSubject) -> None:
     """Its task set names a training split that it has.
 

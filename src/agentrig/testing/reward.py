@@ -20,7 +20,7 @@ from agentrig.run.splits import json_problem
 from agentrig.runners.scorer import GRACE_S, Scorer
 from agentrig.tasks import Task
 from agentrig.testing.elsewhere import elsewhere
-from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
+from agentrig.testing.kit import CheckFailed, CheckSkipped, basic, needs
 from agentrig.testing.samples import TriedSubject, difference
 from agentrig.text import json_text
 from agentrig.traces import Trace
@@ -206,6 +206,7 @@ class RewardSubject(TriedSubject):
                 )
 
 
+@basic
 def check_scores(subject: RewardSubject) -> None:
     """It returns a `Score` for ordinary answers, raises nothing, and does not end its process.
 
@@ -220,7 +221,6 @@ def check_scores(subject: RewardSubject) -> None:
             raise CheckFailed(f"task {task.id}, answer {answer!r:.60}: {_reason(score)}")
 
 
-@needs(check_scores)
 def check_same_twice(subject: RewardSubject) -> None:
     """The same answers get the same scores: again, in the other order, built again, and in another process.
 
@@ -260,7 +260,6 @@ def check_batch(subject: RewardSubject) -> None:
     _compare(subject, "one by one and by score_many", found)
 
 
-@needs(check_scores)
 def check_gold(subject: RewardSubject) -> None:
     """Each task's own right answer counts as correct.
 
@@ -277,7 +276,6 @@ def check_gold(subject: RewardSubject) -> None:
         )
 
 
-@needs(check_scores)
 def check_tells_apart(subject: RewardSubject) -> None:
     """A task's own right answer is worth more than those of other tasks.
 
@@ -311,7 +309,6 @@ def check_full_reward(subject: RewardSubject) -> None:
             )
 
 
-@needs(check_scores)
 def check_odd_answers(subject: RewardSubject) -> None:
     """Empty, malformed and huge texts get a valid score, and other JSON values a score; none of them is correct.
 
@@ -325,7 +322,6 @@ def check_odd_answers(subject: RewardSubject) -> None:
     subject.bears(OTHER_TYPES, lambda score: not _reason(score).startswith(RAISED))
 
 
-@needs(check_scores)
 def check_hostile(subject: RewardSubject) -> None:
     """Answers that attack the reward run nothing and are not correct.
 
@@ -340,7 +336,6 @@ def check_hostile(subject: RewardSubject) -> None:
     subject.bears(hostile(mark))
 
 
-@needs(check_scores)
 def check_budget(subject: RewardSubject) -> None:
     """Every answer, huge and malformed ones too, is scored within `budget_s`.
 
@@ -357,7 +352,6 @@ def check_budget(subject: RewardSubject) -> None:
             raise CheckFailed(f"{name}: no score after {subject.budget_s:g} s and {GRACE_S:g} s of grace")
 
 
-@needs(check_scores)
 def check_leaves_task(subject: RewardSubject) -> None:
     """It changes neither the task nor the answer.
 
@@ -378,7 +372,6 @@ def check_leaves_task(subject: RewardSubject) -> None:
                 raise CheckFailed(f"task {before.id} or its answer is changed: {changed}")
 
 
-@needs(check_scores)
 def check_storable(subject: RewardSubject) -> None:
     """`details` are JSON values, `components` finite numbers.
 

@@ -19,7 +19,7 @@ from agentrig.errors import AgentrigError
 from agentrig.pools import Job, Result, RunnerPool
 from agentrig.runners.jobs import AgentPlan
 from agentrig.testing import runners_agent
-from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
+from agentrig.testing.kit import CheckFailed, CheckSkipped, basic
 from agentrig.testing.runners_agent import described
 from agentrig.testing.subject import Subject
 
@@ -109,6 +109,7 @@ def check_builds(subject: RunnersSubject) -> None:
     raise CheckFailed(f"an agent that cannot be built raised nothing within {subject.start_s:g} s")
 
 
+@basic
 def check_results_once(subject: RunnersSubject) -> None:
     """Every job comes back once, with its own answer.
 
@@ -122,7 +123,6 @@ def check_results_once(subject: RunnersSubject) -> None:
             raise CheckFailed(f"{asked.id} came back with another answer: {answer!r:.100} {result.outcome.message}")
 
 
-@needs(check_results_once)
 def check_sends_whole_jobs(subject: RunnersSubject) -> None:
     """Every field of a job reaches the agent.
 
@@ -146,7 +146,6 @@ def check_sends_whole_jobs(subject: RunnersSubject) -> None:
         raise CheckFailed(f"the agent got another {', '.join(changed)}: {result.outcome.message or got!r:.300}")
 
 
-@needs(check_results_once)
 def check_types_failures(subject: RunnersSubject) -> None:
     """An agent that raises, or returns what is no JSON, is a failure with a kind.
 
@@ -159,7 +158,6 @@ def check_types_failures(subject: RunnersSubject) -> None:
         raise CheckFailed(f"an agent that raises, one that returns an object and a good one gave {kinds}")
 
 
-@needs(check_results_once)
 def check_keeps_keys(subject: RunnersSubject) -> None:
     """The runner does not have a variable of the run that the agent does not declare.
 
@@ -171,7 +169,6 @@ def check_keeps_keys(subject: RunnersSubject) -> None:
         raise CheckFailed(f"the runner has the run's variable {SECRET}, which its agent does not declare")
 
 
-@needs(check_results_once)
 def check_counts(subject: RunnersSubject) -> None:
     """The pool's own figures are true, before and after a job.
 
@@ -189,7 +186,6 @@ def check_counts(subject: RunnersSubject) -> None:
         raise CheckFailed(f"room and pending with one job are {busy}, not (1, 1)")
 
 
-@needs(check_results_once)
 def check_wakes(subject: RunnersSubject) -> None:
     """A poll that waits ends when it is woken.
 
@@ -204,7 +200,6 @@ def check_wakes(subject: RunnersSubject) -> None:
         raise CheckFailed("a poll of 8 s was woken after 0.2 s and went on")
 
 
-@needs(check_results_once)
 def check_keeps_deadlines(subject: RunnersSubject) -> None:
     """A rollout that hangs fails with `deadline`; the pool goes on.
 
@@ -217,7 +212,6 @@ def check_keeps_deadlines(subject: RunnersSubject) -> None:
         raise CheckFailed(f"a rollout that hangs gave {hangs.outcome.failure!r}, the next {fine.outcome.failure!r}")
 
 
-@needs(check_results_once)
 def check_repeats_lost(subject: RunnersSubject) -> None:
     """A rollout whose runner died starts again; after the last retry it fails.
 
@@ -233,7 +227,6 @@ def check_repeats_lost(subject: RunnersSubject) -> None:
         raise CheckFailed(f"a rollout that started again says it is attempt {once.outcome.answer['attempt']}, not 2")
 
 
-@needs(check_results_once)
 def check_leaves_nothing(subject: RunnersSubject) -> None:
     """After `close`, no process of a runner or its agent is left; a second `close` does nothing.
 

@@ -15,7 +15,7 @@ from agentrig.delivery.digests import digests
 from agentrig.endpoints import port_taken
 from agentrig.servers import ServerError, ServerPlan
 from agentrig.testing.elsewhere import elsewhere
-from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
+from agentrig.testing.kit import CheckFailed, CheckSkipped, basic, needs
 from agentrig.testing.server_subject import MARK, NAME, ServerSubject, left
 
 TEXTS = 8
@@ -31,6 +31,7 @@ START_S = 120.0
 """How long it may take to start in a process of its own."""
 
 
+@basic
 def check_starts(subject: ServerSubject) -> None:
     """It starts, and its attributes are what the plan asks for.
 
@@ -57,7 +58,6 @@ def check_starts(subject: ServerSubject) -> None:
         raise CheckFailed("; ".join(wrong))
 
 
-@needs(check_starts)
 def check_token_ids(subject: ServerSubject) -> None:
     """An answer has the token ids of its prompt and of itself, with a log-probability each.
 
@@ -75,7 +75,6 @@ def check_token_ids(subject: ServerSubject) -> None:
         raise CheckFailed(f"the message is {reply.text!r}, and its tokens say {subject.policy.text(reply.tokens)!r}")
 
 
-@needs(check_starts)
 def check_logprobs(subject: ServerSubject) -> None:
     """Log-probabilities are the model's own, at temperatures other than 1 too.
 
@@ -86,7 +85,6 @@ def check_logprobs(subject: ServerSubject) -> None:
         subject.compare(subject.prompt(6), temperature=temperature)
 
 
-@needs(check_starts)
 def check_greedy(subject: ServerSubject) -> None:
     """Temperature 0 takes the likeliest token, always.
 
@@ -102,7 +100,6 @@ def check_greedy(subject: ServerSubject) -> None:
             raise CheckFailed(f"at temperature 0 it took a token that is {worst:.3f} nats below the likeliest one")
 
 
-@needs(check_starts)
 def check_seed(subject: ServerSubject) -> None:
     """A seed gives the same answer again; other seeds, and no seed, give others.
 
@@ -185,7 +182,6 @@ def check_scores(subject: ServerSubject) -> None:
         raise CheckFailed(f"prompt_logprobs differ from transformers' by {far:.4f}")
 
 
-@needs(check_starts)
 def check_context(subject: ServerSubject) -> None:
     """A prompt that is too long is refused with a message, and the next one is answered.
 
@@ -202,7 +198,6 @@ def check_context(subject: ServerSubject) -> None:
     subject.ask(subject.prompt())
 
 
-@needs(check_starts)
 def check_key(subject: ServerSubject) -> None:
     """Requests without the key, or with another, are refused.
 
@@ -223,7 +218,6 @@ def check_key(subject: ServerSubject) -> None:
                 raise CheckFailed(f"{route} with {name} is answered with status {status}")
 
 
-@needs(check_starts)
 def check_takes_weights(subject: ServerSubject) -> None:
     """Weights arrive whole: later versions, merged adapters, and for prompts that older weights have answered.
 
@@ -247,7 +241,6 @@ def check_takes_weights(subject: ServerSubject) -> None:
         subject.compare(again, when="a prompt that older weights had answered: ")
 
 
-@needs(check_starts)
 def check_reads_only(subject: ServerSubject) -> None:
     """`take` does not change the tensors that it gets.
 
@@ -292,7 +285,6 @@ def check_refuses_weights(subject: ServerSubject) -> None:
         raise CheckFailed(f"it takes weights {say}")
 
 
-@needs(check_starts)
 def check_version(subject: ServerSubject) -> None:
     """Answers state the version of the weights.
 
@@ -353,7 +345,6 @@ def check_sleep(subject: ServerSubject) -> None:
         subject.compare(subject.prompt())
 
 
-@needs(check_starts)
 def check_ends(subject: ServerSubject) -> None:
     """`__exit__` ends all processes, closes the port and removes the files, also after an error.
 
@@ -408,7 +399,6 @@ def check_names_its_death(subject: ServerSubject) -> None:
         raise CheckFailed(f"all its processes were killed, and `check` raises {said[0]}")
 
 
-@needs(check_starts)
 def check_ends_with_its_run(subject: ServerSubject) -> None:
     """If the process that started it is killed, all its processes end by themselves.
 

@@ -43,7 +43,7 @@ class Subject:
     kind: str
     given: Any
     settings: Any = None
-    done: dict[Any, BaseException | str] = attrs.field(factory=dict, init=False, repr=False)
+    done: dict[Any, Exception | str] = attrs.field(factory=dict, init=False, repr=False)
     chosen: set[Any] = attrs.field(factory=set, init=False, repr=False)
     opened: ExitStack = attrs.field(factory=ExitStack, init=False, repr=False)
 

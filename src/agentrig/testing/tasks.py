@@ -13,7 +13,7 @@ import attrs
 from agentrig.run.splits import read_split
 from agentrig.tasks import ROLES, Task, Tasks, check_set, fingerprint, overlap
 from agentrig.testing.elsewhere import elsewhere
-from agentrig.testing.kit import CheckFailed, needs
+from agentrig.testing.kit import CheckFailed, basic
 from agentrig.testing.samples import difference, texts_of
 from agentrig.testing.subject import Subject
 
@@ -71,6 +71,7 @@ class TasksSubject(Subject):
         return name, self.rows.get(name, ())
 
 
+@basic
 def check_splits(subject: TasksSubject) -> None:
     """`splits` names the splits, `roles` says which role each has.
 
@@ -80,7 +81,7 @@ def check_splits(subject: TasksSubject) -> None:
     check_set(subject.made, subject.who)
 
 
-@needs(check_splits)
+@basic
 def check_rows(subject: TasksSubject) -> None:
     """Every split loads; every row is a valid `Task` with an id of its own, and reaches another process unchanged.
 
@@ -99,7 +100,6 @@ def check_rows(subject: TasksSubject) -> None:
                 raise CheckFailed(f"split {name}, task {task.id}: it arrives changed: {different}")
 
 
-@needs(check_rows)
 def check_roles(subject: TasksSubject) -> None:
     """Training, validation and report have a split each, with tasks.
 
@@ -119,7 +119,6 @@ def check_roles(subject: TasksSubject) -> None:
         named[name] = role
 
 
-@needs(check_rows)
 def check_same_twice(subject: TasksSubject) -> None:
     """The same tasks with the same ids, in the same order: loaded again, built again, and in another process.
 
@@ -142,7 +141,6 @@ def check_same_twice(subject: TasksSubject) -> None:
                     raise CheckFailed(f"split {name}, task {one.id}, {how}: {different}")
 
 
-@needs(check_rows)
 def check_disjoint(subject: TasksSubject) -> None:
     """No task of one role is in another role's split.
 
@@ -161,7 +159,6 @@ def check_disjoint(subject: TasksSubject) -> None:
             )
 
 
-@needs(check_rows)
 def check_gold_apart(subject: TasksSubject) -> None:
     """What is in `private` is not in `input` too.
 

@@ -28,13 +28,20 @@ TRIED = ("agent", "reward")
 """Kinds whose checks need other components."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Target:
-    """A component to validate, by what finds it; and whether its plugin brings exactly one task set."""
+    """A component that can be validated, and who brings it; `file` is '' if that is an installed plugin."""
 
+    file: str
+    distribution: str
+    plugin: str
     kind: str
-    given: str
-    has_tasks: bool = False
+    name: str
+
+    @property
+    def given(self) -> str:
+        """What finds it: its name, or `FILE.py:NAME`."""
+        return f"{self.file}:{self.name}" if self.file else self.name
 
 
 Part = tuple[str, Mapping[str, Any]]
@@ -77,7 +84,8 @@ def validated(
         ConfigError: A section or `shared` that nothing here reads; a check that does not exist; or no tasks for an
             agent or a reward.
     """
-    found = targets(word, files)
+    brought = _brought(word := _named(word), files)
+    found = _targets(word, brought)
     every = [each.name for kind in (*CHECKED, TRIAL) for each in declared(kind)]
     for name in only:
         if name not in every:
@@ -96,7 +104,8 @@ def validated(
         )
     if shared and "tasks" not in kinds:
         raise ConfigError("--shared is about the tasks of a task set, and none is validated")
-    uses = {kind: _in_files(name, files, kind) for kind, name in uses.items()}
+    in_files = {(each.kind, each.name): each.given for each in brought if each.file}
+    uses = {kind: in_files.get((kind, name), name) for kind, name in uses.items()}
     reports: list[Report] = []
     trials: list[Mapping[str, Any]] = []
     faulty: dict[str, str] = {}  # task sets to their first check that failed
@@ -111,7 +120,8 @@ def validated(
             parts = _parts(target, found, uses, settings)
             keys, (tasks, tasks_keys) = parts[kind][1], parts["tasks"]
             options = {"tasks": tasks or None, "tasks_settings": tasks_keys}
-            if not tasks and not target.has_tasks and not only:
+            own = [each for each in brought if (each.kind, each.plugin) == ("tasks", target.plugin)]
+            if not tasks and len(own) != 1 and not only:
                 raise ConfigError(
                     f"say on which tasks to try {target.given}: --tasks NAME, or --tasks FILE.py:NAME.\n"
                     "  agentrig plugins lists the installed task sets"
@@ -204,57 +214,48 @@ def _same(given: str, use: str) -> bool:
     return bool(use) and given.rpartition(":")[2] == use.rpartition(":")[2]
 
 
-def targets(word: str | None, files: Sequence[str] = ()) -> list[Target]:
-    """Return the components that a name, a distribution, a file, or the package in the current folder brings.
-
-    Args:
-        word: What names them; None for the package.
-        files: Plugin files in which a name is looked up first.
+def _named(word: str | None) -> str:
+    """Return the word that names the components; without one, the package in the current folder.
 
     Raises:
-        LookupFailed: There is none; the message names the nearest.
-        ConfigError: No word, and no package in the current folder; or a run file.
+        ConfigError: There is no such package; or it is a run file.
     """
     word = word or _here()
     if word.endswith(".toml"):
         raise ConfigError(_of_run_file(word))
-    word = _in_files(word, files)
-    path, colon, name = word.rpartition(":")
-    file = path if colon and path.endswith(".py") else word if word.endswith(".py") else ""
-    wanted = name if file == path and colon else ""
-    found = _components(file, word)
-    if file:
-        own = [t for t in found if t[0] == "file" and wanted in ("", t[3])]
-    else:
-        own = [t for t in found if word in (t[0], t[1], t[3])]
-    hits = []
-    for distribution, plugin, kind, name in own:
-        has_tasks = [t[:3] for t in found].count((distribution, plugin, "tasks")) == 1
-        hits.append(Target(kind=kind, given=f"{file}:{name}" if file else name, has_tasks=has_tasks))
-    if not hits:
-        known = [*{t[0] for t in found}, *(t[3] for t in found)]
+    return word
+
+
+def _targets(word: str, brought: Sequence[Target]) -> Sequence[Target]:
+    """Return the components that a name, a distribution or a file stands for; a name is looked up in files first.
+
+    Raises:
+        LookupFailed: There is none; the message names the nearest.
+    """
+    in_files = [each for each in brought if each.file and word in (each.file, each.given, each.name)]
+    installed = [each for each in brought if not each.file and word in (each.distribution, each.plugin, each.name)]
+    if not in_files and not installed:
+        known = [*{each.distribution for each in brought}, *(each.name for each in brought)]
         raise LookupFailed(
             f"{word} is no component, no distribution with components, and no file of a plugin.{nearest(word, known)}\n"
             "  agentrig plugins lists what is installed"
         )
-    return hits
+    return in_files or installed
 
 
-def _components(file: str, name: str = "") -> list[tuple[str, str, str, str]]:
-    """Return what `_listed` does, of a file or, for '', of what is installed."""
+def _brought(word: str, files: Sequence[str]) -> list[Target]:
+    """Return every component that is installed, or in the file that the word names, or in one of these files.
+
+    Raises:
+        LookupFailed: One of the files, or the distribution or plugin of that name, cannot be loaded.
+    """
+    file = word if word.endswith(".py") else word.rpartition(":")[0]
+    given = {str(Path(each).resolve()): each for each in (*([file] if file.endswith(".py") else []), *files)}
     try:
-        return elsewhere(_listed, str(Path(file).resolve()) if file else "", name, deadline_s=LOADS_S)
+        return elsewhere(_listed, given, word, deadline_s=LOADS_S)
     except EndedElsewhere as error:
-        raise LookupFailed(f"{file or 'an installed plugin'} cannot be loaded: {error}") from error
-
-
-def _in_files(name: str, files: Sequence[str], kind: str = "") -> str:
-    """Return `FILE.py:NAME` if one of the files brings a component of that name, else the name."""
-    if not name.endswith(".py"):
-        for file in files:
-            if any(c[0] == "file" and c[3] == name and kind in ("", c[2]) for c in _components(file)):
-                return f"{file}:{name}"
-    return name
+        which = " or ".join(given.values()) or "an installed plugin"
+        raise LookupFailed(f"{which} cannot be loaded: {error}") from error
 
 
 def _of_run_file(file: str) -> str:
@@ -273,19 +274,17 @@ def _of_run_file(file: str) -> str:
     )
 
 
-def _listed(file: str, name: str) -> list[tuple[str, str, str, str]]:
-    """Return distribution, plugin, kind and name of every component, in the other process.
-
-    Raises:
-        LookupFailed: The file, or the distribution or plugin of that name, cannot be loaded.
-    """
-    registry = load(files=[file] if file else [])
-    broken = [
-        p for p in registry.plugins if p.status == "failed" and (file or name) in (p.origin, p.distribution, p.name)
+def _listed(files: Mapping[str, str], word: str) -> list[Target]:
+    """Do in the other process what `_brought` asks for; the files are by their whole paths."""
+    registry = load(files=list(files))
+    for plugin in registry.plugins:
+        if plugin.status == "failed" and (plugin.origin in files or word in (plugin.distribution, plugin.name)):
+            raise LookupFailed(f"{files.get(plugin.origin, word)}: {plugin.error}")
+    return [
+        Target(files.get(plugin.origin, ""), c.distribution, c.plugin, c.kind, c.spec.name)
+        for plugin in registry.plugins
+        for c in plugin.components
     ]
-    if broken:
-        raise LookupFailed(f"{file or name}: {broken[0].error}")
-    return [(c.distribution, c.plugin, c.kind, c.spec.name) for p in registry.plugins for c in p.components]
 
 
 def _here() -> str:

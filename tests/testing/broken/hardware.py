@@ -64,7 +64,7 @@ def numbered() -> Probe:
 FAULTS: Mapping[str, Mapping[str, Any]] = {
     "declares": {"dtypes": ("fp32",)},
     "environment": {"on_environment": lambda: {"BOARD_THREADS": 4}},
-    "imports-light-environment": {"on_environment": lambda: after_import("ray", {})},
+    "imports-light-environment": {"on_environment": lambda: after_import("torch", {})},  # ray changes os.environ
     "probe": {"on_probe": numbered},
     "imports-light-probe": {"on_probe": lambda: after_import("ray", ABSENT)},
     "hidden": {"on_probe": lambda: HERE, "visible_devices": "BOARD_VISIBLE"},

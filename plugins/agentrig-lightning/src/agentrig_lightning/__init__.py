@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrig import AgentSpec, RunnersSpec, hookimpl
 from agentrig_lightning.adapters import adapter
-from agentrig_lightning.agents import agent, tracer
+from agentrig_lightning.agents import agent
 from agentrig_lightning.algorithms import LightningAlgorithmConfig, algorithm
 from agentrig_lightning.imports import replace_verl, skip_litellm
 from agentrig_lightning.instances import Factory
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 skip_litellm()
 replace_verl()
 
-__all__ = ["Factory", "LightningAlgorithmConfig", "Trainer", "adapter", "agent", "algorithm", "tasks", "tracer"]
+__all__ = ["Factory", "LightningAlgorithmConfig", "Trainer", "adapter", "agent", "algorithm", "tasks"]
 
 
 def __getattr__(name: str) -> Any:

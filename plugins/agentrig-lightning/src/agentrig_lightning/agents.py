@@ -118,16 +118,3 @@ def _keys(source: Any) -> type:
     }
     made: type = attrs.make_class(f"{source.__name__}Config", found, frozen=True, kw_only=True)
     return made
-
-
-def tracer(
-    cls: Factory,
-    agent_cls: Any,
-    *,
-    name: str,
-    summary: str,
-    resource: str = "main_llm",
-    environment: Sequence[str] = (),
-) -> AgentSpec:
-    """Return the spec of a `LitAgent` that a tracer of Agent Lightning traces."""
-    return agent(agent_cls, name=name, summary=summary, resource=resource, tracer=cls, environment=environment)

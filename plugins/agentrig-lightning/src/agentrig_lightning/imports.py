@@ -1,9 +1,9 @@
 """Imports Agent Lightning without litellm, which is two thirds of its import time and is not used here.
 
 Importing Agent Lightning 0.3 also imports litellm and its whole proxy server, only for the class `LLMProxy`.
-That takes 12 of 17 CPU seconds on two slow cores, and makes a network request. This module replaces litellm by
-empty stub modules during the import and removes the stubs afterwards. The first access to `LLMProxy` imports the
-real litellm.
+That takes 12 of 17 CPU seconds on two slow cores, and makes a network request. During the import an empty class
+stands for `LLMProxy`, and the instrumentation of litellm counts as not installed. The first access to `LLMProxy`
+imports the real one, with litellm.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import importlib.machinery
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
 from functools import wraps
 from types import ModuleType
 from typing import Any
@@ -34,46 +33,6 @@ QUIET = {
 _PROXY = "agentlightning.llm_proxy"
 _VERL = "agentlightning.algorithm.verl"
 _INSTRUMENTATION = "agentlightning.instrumentation.litellm"
-
-
-class _StubModule(ModuleType):
-    """A module in which every attribute is an empty class."""
-
-    __path__ = []  # noqa: RUF012  (what makes a module a package)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        value = type(name, (), {"__module__": self.__name__})
-        setattr(self, name, value)
-        return value
-
-
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name == _INSTRUMENTATION:
-            raise ImportError("litellm is not imported yet")  # Agent Lightning continues without it
-        if name.split(".")[0] != "litellm":
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return _StubModule(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run."""
-
-
-@contextmanager
-def _without_litellm() -> Iterator[None]:
-    finder = _Finder()
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-        for name in [n for n, m in sys.modules.items() if isinstance(m, _StubModule)]:
-            del sys.modules[name]
 
 
 def _real_proxy(name: str) -> Any:
@@ -96,17 +55,23 @@ def _import_without_litellm(package: ModuleType, run: Callable[[ModuleType], Non
     """Run the package's own import, without network access."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    already = "litellm" in sys.modules
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its dependencies warn about each other; a user can't fix that
-        with nullcontext() if already else _without_litellm():
-            run(package)
-    replace_verl()
-    if already:
-        return
     content: Any = package
-    del sys.modules[_PROXY], content.llm_proxy, content.LLMProxy
-    content.__getattr__ = _real_proxy
+    stubs: dict[str, Any] = {}
+    if "litellm" not in sys.modules:
+        stubs = {_PROXY: ModuleType(_PROXY), _INSTRUMENTATION: None}  # None: the import of that name fails
+        stubs[_PROXY].LLMProxy = type("LLMProxy", (), {})
+    sys.modules.update(stubs)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its dependencies warn about each other; a user can't fix that
+            run(package)
+    finally:
+        for name in stubs:
+            del sys.modules[name]
+    replace_verl()
+    if stubs:
+        del content.LLMProxy
+        content.__getattr__ = _real_proxy
 
 
 def replace_verl() -> None:

@@ -24,8 +24,8 @@ from agentrig import __version__
 from agentrig.endpoints import address_of, is_loopback
 from agentrig.errors import AgentrigError
 from agentrig.http_server import Access, ServerThread, listen
-from agentrig.pools import RESULT_BYTES, Result
-from agentrig.text import cut, json_fault, mask, storable, words_of
+from agentrig.pools import Result
+from agentrig.text import cut, mask, storable, words_of
 from agentrig_lightning.joining import ALIVE, ENDED, JOIN, LEAVE, REPORT, RUNNING, TOKEN_VARIABLE
 from agentrig_lightning.store import Store
 from agentrig_lightning.store_door import StoreDoor, client, limit
@@ -202,22 +202,11 @@ class ServedStore:
 
 
 def _checked(handler: Callable[[Any], Awaitable[Any]]) -> Callable[[Request], Awaitable[JSONResponse]]:
-    """Return a route that hands over the JSON value of a request; status 400 or 413 for one that no runner sends."""
+    """Return a route that hands over the JSON value of a request; status 400 for one that no runner sends."""
 
     async def route(request: Request) -> JSONResponse:
-        data = bytearray()
-        async for part in request.stream():
-            data += part
-            if len(data) > 2 * RESULT_BYTES:
-                error = f"a runner sends at most {2 * RESULT_BYTES / 1e6:.0f} MB at once"
-                return JSONResponse({"error": error}, status_code=413)
         try:
-            sent = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            log.warning("a request of a runner to %s is refused: it %s", request.url.path, json_fault(error))
-            return JSONResponse({"error": f"the body {json_fault(error)}"}, status_code=400)
-        try:
-            return JSONResponse(await handler(sent))
+            return JSONResponse(await handler(json.loads(await request.body())))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             log.warning("a request of a runner to %s is refused: %s", request.url.path, words_of(error))
             return JSONResponse({"error": words_of(error)}, status_code=400)

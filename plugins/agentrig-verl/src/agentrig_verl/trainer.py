@@ -291,7 +291,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             for part in self._aside.iterdir():
                 part.rename(path / part.name)
             with explained(self.session, self.endpoints):
-                self.session.delivery.sign(path)
+                self.session.delivery.signature()(path)
 
         self.session.save_checkpoint(self.global_steps, move)
         self._aside.rmdir()
