@@ -36,10 +36,30 @@ class Finding:
     cure: str = ""
 
     @classmethod
+    def ok(cls, check: str, evidence: str) -> Finding:
+        """Return the finding that nothing is wrong."""
+        return cls(check=check, result="ok", evidence=evidence)
+
+    @classmethod
+    def warning(cls, check: str, evidence: str, *, cure: str = "") -> Finding:
+        """Return the finding that a run can start, and may fail later."""
+        return cls(check=check, result="warning", evidence=evidence, cure=cure)
+
+    @classmethod
+    def problem(cls, check: str, evidence: str, *, cure: str = "") -> Finding:
+        """Return the finding that a run could not start, or would fail."""
+        return cls(check=check, result="problem", evidence=evidence, cure=cure)
+
+    @classmethod
+    def skipped(cls, check: str, evidence: str) -> Finding:
+        """Return the finding that something could not be checked, and why."""
+        return cls(check=check, result="skipped", evidence=evidence)
+
+    @classmethod
     def of_error(cls, check: str, error: AgentrigError, *, cure: str = "") -> Finding:
         """Return the problem that an error states: its first line, and the others as the cure, or else `cure`."""
         first, _, rest = str(error).partition("\n")
-        return cls(check=check, result="problem", evidence=first, cure=" ".join(rest.split()) or cure)
+        return cls.problem(check, first, cure=" ".join(rest.split()) or cure)
 
 
 @attrs.frozen(kw_only=True)
@@ -121,7 +141,7 @@ class Situation:
         symptoms = (s for h in self.candidates for s in h.symptoms)
         known = next((s for s in symptoms if re.search(s.pattern, answer.error)), None)
         evidence = f"{what}: {answer.reason}" + (f" ({known.cause})" if known else "")
-        return Finding(check=check, result="problem", evidence=evidence, cure=known.cure if known else cure)
+        return Finding.problem(check, evidence, cure=known.cure if known else cure)
 
 
 Check = Callable[[Situation], Iterable[Finding]]

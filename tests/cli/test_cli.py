@@ -271,13 +271,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 TAKES = """
 import sys
-from agentrig.cli.commands import why
+from agentrig.cli.commands import look
 from agentrig.cli.entry import main
 
 def take(**_given):
     sys.stdout = None
 
-why.why.callback = take
+look.why.callback = take
 main()
 """
 

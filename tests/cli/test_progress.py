@@ -2,61 +2,58 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 
-from agentrig.cli.progress import Progress
+from agentrig.cli.progress import Progress, progress
+
+RIGHT, WRONG = SimpleNamespace(correct=True), SimpleNamespace(correct=None)
 
 
-def test_a_terminal_gets_one_line_that_goes_away(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = Progress(2, terminal=True)
-    for right in (True, None):
-        shown(SimpleNamespace(correct=right))
-    shown.clear()
-    said = capsys.readouterr().err
-    assert said == "\r  1 of 2 rollouts, 1 right\r  2 of 2 rollouts, 1 right\r\x1b[K"
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_the_seconds_before_the_first_rollout_are_counted(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
-) -> None:
-    now = [80.0]
-    monkeypatch.setattr("agentrig.cli.progress.time.monotonic", lambda: now[0])
-    shown = Progress(2, terminal=terminal)
-
-    def sleep(seconds: float) -> bool:
-        now[0] += seconds
-        if now[0] == 100:
-            shown.begin()
-        if now[0] >= 120:
-            shown(SimpleNamespace(correct=True))
-        return False
-
-    shown.wait(SimpleNamespace(wait=sleep))  # type: ignore[arg-type]
-    said = capsys.readouterr().err
-    if terminal:
-        assert said.startswith("\r  starting: 1 s\r  starting: 2 s")
-        assert "\r  no rollout has ended yet: 0 s\r  no rollout has ended yet: 1 s" in said
-        assert said.endswith(" 19 s\r\x1b[K\r  1 of 2 rollouts, 1 right")
-    else:
-        first = "  1 of 2 rollouts, 1 right\n"
-        assert said == "  starting: 10 s\n  no rollout has ended yet: 0 s\n  no rollout has ended yet: 10 s\n" + first
-        shown(SimpleNamespace(correct=None))
-        shown.clear()
-        assert capsys.readouterr().err == "  2 of 2 rollouts, 1 right\n"
-
-
-def test_a_file_gets_a_line_each_half_minute(
+def test_a_terminal_gets_one_line_that_goes_away(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress(2) as shown:
+        for rollout in (None, RIGHT, WRONG):
+            shown(rollout) if rollout else shown.begin()
+            time.sleep(0.6)
+    said = capsys.readouterr().err
+    seen = re.findall(r"  (\S.*?)(?=[\x1b\r\n])", said)
+    assert list(dict.fromkeys(seen))[-2:] == ["1 of 2 rollouts, 1 right", "2 of 2 rollouts, 1 right"]
+    assert "  no rollout has ended yet: 0 s" in said
+    assert said.endswith("\x1b[1A\x1b[2K"), "the line is gone"
+
+
+@pytest.mark.parametrize(
+    ("ends", "lines"),
+    [
+        ([25, 60], ["starting: 10 s", "no rollout has ended yet: 5 s", "1 of 2 rollouts, 1 right",
+                    "2 of 2 rollouts, 2 right"]),
+        ([1, 2], []),
+        (range(1, 91), [f"{n} of 90 rollouts, {n} right" for n in (30, 60, 90)]),
+    ],
+)  # fmt: skip
+def test_a_file_gets_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ends: list[int], lines: list[str]
 ) -> None:
     now = [100.0]
     monkeypatch.setattr("agentrig.cli.progress.time.monotonic", lambda: now[0])
-    shown = Progress(90, terminal=False)
-    for _ in range(90):
-        now[0] += 1.0
-        shown(SimpleNamespace(correct=True))
-    shown.clear()
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"  {n} of 90 rollouts, {n} right" for n in (30, 60, 90)]
+    shown = Progress(len(ends))
+
+    def wait(seconds: float) -> bool:
+        """Let a second go by, in which the rollouts begin or end; true once the last has ended."""
+        if now[0] == 115 and len(ends) == 2:
+            shown.begin()
+        now[0] += seconds
+        for _ in range(list(ends).count(int(now[0]) - 100)):
+            shown(RIGHT)
+        return now[0] - 100 >= max(ends)
+
+    shown.tell(SimpleNamespace(wait=wait))  # type: ignore[arg-type]
+    assert capsys.readouterr().err == "".join(f"  {line}\n" for line in lines)

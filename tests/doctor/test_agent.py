@@ -60,7 +60,7 @@ def test_a_module_to_preload_that_is_not_installed_is_a_warning(monkeypatch: pyt
 
 def test_the_agent_is_not_played_where_the_run_could_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Situation) -> list[Finding]:
-        return [Finding(check="broken", result="problem", evidence="no disk")]
+        return [Finding.problem("broken", "no disk")]
 
     monkeypatch.setattr(examination, "CHECKS", (check_agent, broken))
     checks = [f.check for f in examination.examine("toy", files=[TOY], uses={"hardware": "cpu"})]

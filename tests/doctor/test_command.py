@@ -83,10 +83,10 @@ main(["doctor", {recipe()!r}, "--hardware", "cpu", "--json"])
 
 
 def test_a_column_that_would_be_empty_is_left_out(capsys):
-    fine = Finding(check="python", result="ok", evidence="3.11")
+    fine = Finding.ok("python", "3.11")
     _table([fine])
     assert "cure" not in capsys.readouterr().out
-    _table([fine, Finding(check="disk", result="problem", evidence="full", cure="delete something")])
+    _table([fine, Finding.problem("disk", "full", cure="delete something")])
     assert "delete something" in capsys.readouterr().out
 
 
@@ -167,10 +167,8 @@ def test_broken_hardware_under_auto_is_explained_and_not_replaced(recipe, tmp_pa
 
 
 def test_warnings_do_not_keep_a_recipe_from_starting():
-    assert could_start(
-        [Finding(check="x", result="warning", evidence="y"), Finding(check="x", result="skipped", evidence="")]
-    )
-    assert not could_start([Finding(check="x", result="problem", evidence="y")])
+    assert could_start([Finding.warning("x", "y"), Finding.skipped("x", "")])
+    assert not could_start([Finding.problem("x", "y")])
 
 
 @pytest.mark.slow

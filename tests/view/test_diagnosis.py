@@ -246,7 +246,7 @@ def test_an_example_of_a_failed_rollout_is_in_words(
     row["details"] = json.dumps({"reason": "the judge is out", "gold": "SELECT 1"})
     monkeypatch.setattr(evidence, "rollout_rows", lambda *given, **more: [row])
     file: Any = SimpleNamespace(step=1)
-    assert evidence.facts_of(file, []).examples == {"reward-invalid": example}
+    assert evidence.facts_of(file).examples == {"reward-invalid": example}
 
 
 def test_a_difference_of_few_values_is_never_certain() -> None:

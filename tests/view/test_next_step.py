@@ -89,7 +89,7 @@ def test_a_training_accuracy_far_above_the_held_out_one_asks_for_more_tasks(tmp_
 def sliced(monkeypatch: pytest.MonkeyPatch, parts: dict[str, tuple[int, int]]) -> None:
     """Let the held-out tasks have these classes: how many tasks, and how many of them are right at the end."""
     classes = {part: {"n_after": n, "before": 0.1, "after": right / n} for part, (n, right) in parts.items()}
-    monkeypatch.setattr("agentrig.view.tables.held_out", lambda run, missing: {"slices": {"database": classes}})
+    monkeypatch.setattr("agentrig.view.tables.held_out", lambda run: {"slices": {"database": classes}})
 
 
 def test_the_weakest_class_is_named_only_if_it_is_no_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

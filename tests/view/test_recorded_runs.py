@@ -27,7 +27,7 @@ from agentrig.view.causes.outcome import SETTINGS
 from agentrig.view.diagnosis import NO_GAIN, NOTHING_WRONG, Diagnosis, details, diagnose, verdict, words
 from agentrig.view.notebook import LoadedRun
 from agentrig.view.page import render
-from agentrig.view.reading import Seen, read_run
+from agentrig.view.reading import read_run
 
 PAGE = (ROOT / "docs" / "how-to" / "debug-a-run.md").read_text("utf-8")
 
@@ -65,15 +65,15 @@ def test_a_run_that_goes_on_is_asked_again_and_only_new_files_are_read(
     shutil.copytree(whole, run)
     (run / "rollouts" / "train-00004.parquet").unlink()
     (run / "summary.json").unlink()
-    seen = Seen()
-    early = diagnose(run, seen)
+    before = read_run(run)
+    early = diagnose(before)
     assert (early.status, early.problems[0].of) == ("crashed", 384)
     for file in (run / "rollouts").iterdir():  # what was read is not read again
         state = file.stat()
         file.write_bytes(b"x" * state.st_size)
         os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
     shutil.copy2(whole / "rollouts" / "train-00004.parquet", run / "rollouts")
-    later = diagnose(run, seen)
+    later = diagnose(read_run(run, before.seen))
     assert later.problems[0] == diagnose(whole).problems[0]
     assert (later.problems[0].of, later.missing) == (512, early.missing)
     blind = diagnose(run)

@@ -108,9 +108,9 @@ def test_searched_texts_are_kept_until_their_file_changes(
 ) -> None:
     read: list[str] = []
 
-    def noted(file: RolloutFile, columns: Sequence[str], missing: list[str]) -> pa.Table | None:
+    def noted(file: RolloutFile, columns: Sequence[str]) -> pa.Table | None:
         read.extend([file.path.name] if set(TEXTS) <= set(columns) else [])
-        return columns_of(file, columns, missing)
+        return columns_of(file, columns)
 
     monkeypatch.setattr("agentrig.view.watch.rollouts.columns_of", noted)
     monkeypatch.setattr("agentrig.view.watch.rollouts.MOST_TEXT", most)
@@ -134,6 +134,9 @@ def test_a_damaged_file_is_named_each_time_and_the_others_are_shown(run: Path) -
         assert len(rollouts.table()) == 5
         assert len(rollouts.unreadable()) == 1
         assert "rollouts/train-00002.parquet cannot be read" in rollouts.unreadable()[0]
+    write(run, "train-00002", row(9, step=2))
+    assert "r9" in ids_of(rollouts.table())
+    assert rollouts.unreadable() == [], "it is whole again"
 
 
 def test_a_whole_row_is_decoded(run: Path) -> None:

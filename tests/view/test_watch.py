@@ -28,6 +28,7 @@ from agentrig.view.diagnosis import diagnose
 from agentrig.view.reading import read_run, rollout_rows
 from agentrig.view.tables import spark
 from agentrig.view.watch.app import serving
+from agentrig.view.watch.rollouts import Rollouts
 
 pytestmark = pytest.mark.usefixtures("quick_images")
 
@@ -114,6 +115,8 @@ def test_files_of_other_types_do_not_take_a_runs_pages(ended_run: Callable[..., 
         assert f"{files[-1].name} cannot be read: its column value holds string, not double" in text
         assert "many" not in page(link, f"run/typed/rollout/{rollouts_of(text)[0]}")
         assert "Traceback" not in page(link, "run/typed/why") + page(link, "run/typed/checks")
+        for path in ("run/typed", "run/typed/examples"):  # both read the measurement, and name its file once
+            assert page(link, path).count(f"{files[-1].name} cannot be read: its column value") == 1
     assert "cannot be read: its column value holds string, not double" in str(diagnose(tmp_path / "typed"))
 
 
@@ -321,6 +324,25 @@ def test_pages_of_runs_name_what_they_have(tmp_path: Path) -> None:
         rewards = page(link, "run/one/rewards")
         heads = re.findall(r"<th>(steps? [^<]*)</th>", rewards)
         assert f"Rollouts with each reward in {' and in '.join(heads)}." in rewards
+
+
+@pytest.mark.parametrize(("view", "asks"), [("rewards", "known"), ("traces", "values")])
+def test_a_page_that_was_made_while_files_were_read_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, view: str, asks: str
+) -> None:
+    """The page asks again as long as it says so: else it would go on showing what was read until then."""
+    ask = getattr(Rollouts, asks)
+
+    def then_all_are_read(rollouts: Rollouts, *given: str) -> Any:
+        found = ask(rollouts, *given)
+        rollouts.table()
+        return found
+
+    monkeypatch.setattr(Rollouts, "read_all", lambda rollouts: None)
+    monkeypatch.setattr(Rollouts, asks, then_all_are_read)
+    with serving(write_run(tmp_path / "run", steps=3)) as link:
+        assert 'role="status">The' in page(link, f"run/run/{view}")
+        assert 'role="status">The' not in page(link, f"run/run/{view}")
 
 
 def test_the_examples_of_a_run_that_goes_on_say_so(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command line: `commands/` has one file per command; `options` and `groups` have the code that they share."""
+"""The command line: `commands/` has the commands; `options` and `groups` have the code that they share."""
 
 from agentrig.cli.entry import main
 

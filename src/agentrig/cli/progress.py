@@ -21,73 +21,61 @@ RARELY_S = 30.0
 
 
 class Progress:
-    """Counts rollouts as they end: on a terminal in one line that is written again, elsewhere in a line each 30 s.
+    """Counts rollouts as they end.
 
     Args:
         of: How many there are to be.
-        terminal: Whether standard error is a terminal.
     """
 
-    def __init__(self, of: int, *, terminal: bool) -> None:
-        self._of, self._terminal = of, terminal
+    def __init__(self, of: int) -> None:
+        self._of = of
         self._lock = threading.Lock()
-        self._ended = self._right = self._told = 0
-        self._waited = False
-        self._what = "starting"
-        self._since = self._said = time.monotonic()
+        self._ended = self._right = 0
+        self._what, self._since = "starting", time.monotonic()
 
     def begin(self) -> None:
         """Count the seconds from here, where the rollouts begin: the seconds before were those of the start."""
-        with self._lock:
-            self._what, self._since = "no rollout has ended yet", time.monotonic()
+        self._what, self._since = "no rollout has ended yet", time.monotonic()
 
     def __call__(self, rollout: Any) -> None:
         """Count a rollout; may be called from several threads."""
         with self._lock:
             self._ended += 1
             self._right += bool(rollout.correct)
-            if self._terminal:
-                self._clear(self._waited and self._ended == 1)
-                click.echo(f"\r{self._text()}", err=True, nl=False)
-            elif time.monotonic() - self._said >= RARELY_S:
-                self._said, self._told = time.monotonic(), self._ended
-                click.echo(self._text(), err=True)
 
-    def _text(self) -> str:
-        return f"  {self._ended} of {amount(self._of, 'rollout')}, {self._right} right"
+    def __str__(self) -> str:
+        if self._ended:
+            return f"  {self._ended} of {amount(self._of, 'rollout')}, {self._right} right"
+        return f"  {self._what}: {time.monotonic() - self._since:.0f} s"
 
-    def wait(self, done: threading.Event) -> None:
-        """Count the seconds until the first rollout ends, or until `done` is set."""
-        while not done.wait(1.0 if self._terminal else STARTING_S):
-            with self._lock:
-                if self._ended:
-                    return
-                self._waited = True
-                text = f"  {self._what}: {time.monotonic() - self._since:.0f} s"
-                click.echo(f"\r{text}" if self._terminal else text, err=True, nl=not self._terminal)
-
-    def clear(self) -> None:
-        """Remove the line from a terminal; elsewhere write the last count, if there were lines before it."""
-        if self._terminal:
-            self._clear(bool(self._ended or self._waited))
-        elif (self._waited or self._told) and self._told < self._ended:
-            click.echo(self._text(), err=True)
-
-    def _clear(self, there: bool) -> None:
-        if there:
-            click.echo("\r\x1b[K", err=True, nl=False, color=True)
+    def tell(self, done: threading.Event) -> None:
+        """Write a line now and then until `done` is set, and the last count if there were lines before it."""
+        said, told = time.monotonic(), 0
+        while not done.wait(1.0):
+            if time.monotonic() - said >= (RARELY_S if self._ended else STARTING_S):
+                said, told = time.monotonic(), self._ended or -1
+                click.echo(str(self), err=True)
+        if told and told < self._ended:
+            click.echo(str(self), err=True)
 
 
 @contextmanager
 def progress(of: int) -> Iterator[Progress]:
-    """Give a `Progress`, and remove its line at the end."""
-    shown = Progress(of, terminal=sys.stderr.isatty())
+    """Give a `Progress`: on a terminal it is one line, which goes away at the end."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    shown, console = Progress(of), Console(stderr=True)
+    if sys.stderr.isatty() and not console.is_dumb_terminal:
+        with Live(get_renderable=lambda: Text(str(shown)), console=console, transient=True, refresh_per_second=4):
+            yield shown
+        return
     done = threading.Event()
-    waiting = threading.Thread(target=shown.wait, args=(done,), daemon=True, name="progress")
-    waiting.start()
+    telling = threading.Thread(target=shown.tell, args=(done,), daemon=True, name="progress")
+    telling.start()
     try:
         yield shown
     finally:
         done.set()
-        waiting.join()
-        shown.clear()
+        telling.join()

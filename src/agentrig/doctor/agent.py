@@ -61,17 +61,14 @@ def check_agent(situation: Situation) -> Iterator[Finding]:
     if why:
         first, _, rest = why.partition("\n")
         evidence = f"it played one training task, and none of its calls would be trained on. {first}"
-        yield Finding(check="agent", result="warning", evidence=evidence, cure=" ".join(rest.split()))
+        yield Finding.warning("agent", evidence, cure=" ".join(rest.split()))
     elif not calls:
         evidence = f"it could not play a training task without a model: {rollout.failure}: {reason_of(rollout)}"
-        yield Finding(check="agent", result="warning", evidence=evidence, cure="see it with agentrig dev")
+        yield Finding.warning("agent", evidence, cure="see it with agentrig dev")
     else:
         kept = f"{len(rollout.triplets)} of {amount(len(calls), 'call')} to the model"
-        evidence = f"it played one training task: {kept} would be trained on ({name})"
-        yield Finding(check="agent", result="ok", evidence=evidence)
+        yield Finding.ok("agent", f"it played one training task: {kept} would be trained on ({name})")
     spec: Any = plan.components["agent"].spec
     if absent := not_installed(spec.preload):
         evidence = f"its `preload` has {', '.join(absent)}, not installed: no runner can import it beforehand"
-        yield Finding(
-            check="agent", result="warning", evidence=evidence, cure="install it, or take it out of `preload`"
-        )
+        yield Finding.warning("agent", evidence, cure="install it, or take it out of `preload`")

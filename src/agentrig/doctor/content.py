@@ -38,10 +38,9 @@ def check_model(situation: Situation) -> Iterator[Finding]:
         return
     plan = situation.plan
     if situation.setting("algorithm", "model") == SHIPPED and plan and plan.components["agent"].distribution == "file":
-        yield Finding(
-            check="model",
-            result="warning",
-            evidence=f"{SHIPPED}: it knows the SQL prompts of the recipe {SHIPPED} only, and the agent is one of yours",
+        yield Finding.warning(
+            "model",
+            f"{SHIPPED}: it knows the SQL prompts of the recipe {SHIPPED} only, and the agent is one of yours",
             cure=f"set algorithm.model, or make a small model for your tasks: agentrig warmup {plan.recipe} …",
         )
         return
@@ -50,10 +49,9 @@ def check_model(situation: Situation) -> Iterator[Finding]:
     if not folder.exists():
         looks_local = model.startswith(("/", ".", "~", "models/")) or model.count("/") != 1
         if looks_local:
-            yield Finding(
-                check="model",
-                result="problem",
-                evidence=f"there is no folder {model}",
+            yield Finding.problem(
+                "model",
+                f"there is no folder {model}",
                 cure="make one with agentrig warmup, or set algorithm.model to a Hugging Face folder, or to OWNER/NAME "
                 "as Hugging Face has it",
             )
@@ -68,27 +66,23 @@ def check_model(situation: Situation) -> Iterator[Finding]:
     lacking = [] if any(any(folder.glob(w)) for w in WEIGHTS) else ["weights (*.safetensors)"]
     lacking += [n for n in ("config.json", "tokenizer_config.json") if not (folder / n).exists()]
     if lacking:
-        cure = "download the whole model again"
-        evidence = f"{folder} lacks {', '.join(lacking)}"
-        yield Finding(check="model", result="problem", evidence=evidence, cure=cure)
+        yield Finding.problem("model", f"{folder} lacks {', '.join(lacking)}", cure="download the whole model again")
     else:
         size = sum(p.stat().st_size for w in WEIGHTS for p in folder.glob(w))
-        yield Finding(check="model", result="ok", evidence=f"{folder}, {in_words(size)} of weights")
+        yield Finding.ok("model", f"{folder}, {in_words(size)} of weights")
 
 
 def _download(model: str, environ: dict[str, str]) -> Finding:
     offline = next((n for n in OFFLINE if environ.get(n, "0") not in ("", "0", "false")), None)
     if offline:
         cure = f"unset {offline}, or download it elsewhere and set algorithm.model to the folder"
-        evidence = f"{model} is not here, and {offline} forbids a download"
-        return Finding(check="model", result="problem", evidence=evidence, cure=cure)
+        return Finding.problem("model", f"{model} is not here, and {offline} forbids a download", cure=cure)
     if model.lower().startswith("meta-llama/") and not environ.get("HF_TOKEN"):
         token = Path(environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "token"
         if not token.exists():
-            return Finding(
-                check="model",
-                result="problem",
-                evidence=f"{model} is gated, and there is no HF_TOKEN",
+            return Finding.problem(
+                "model",
+                f"{model} is gated, and there is no HF_TOKEN",
                 cure="accept its licence on its page, then export HF_TOKEN",
             )
     return _from_host(model, environ.get("HF_ENDPOINT", "https://huggingface.co"), "HF_ENDPOINT")
@@ -97,10 +91,8 @@ def _download(model: str, environ: dict[str, str]) -> Finding:
 def _from_host(model: str, host: str, mirror: str) -> Finding:
     if not _reachable(host):
         cure = f"download it elsewhere and set algorithm.model to the folder, or set {mirror} to a mirror"
-        evidence = f"{model} is not here, and {host} cannot be reached"
-        return Finding(check="model", result="problem", evidence=evidence, cure=cure)
-    evidence = f"{model} is not here; it will be downloaded from {host}"
-    return Finding(check="model", result="warning", evidence=evidence)
+        return Finding.problem("model", f"{model} is not here, and {host} cannot be reached", cure=cure)
+    return Finding.warning("model", f"{model} is not here; it will be downloaded from {host}")
 
 
 def _reachable(url: str) -> bool:
@@ -127,14 +119,13 @@ def check_data(situation: Situation) -> Iterator[Finding]:
             rows = read_split(tasks, split, who=plan.whose_tasks, key=f"run.{role}")
             if rows:
                 evidence = f"{amount(len(rows), 'task')} of {split}, SHA-256 {fingerprint(rows)[:16]}"
-                yield Finding(check=f"data: {role}", result="ok", evidence=evidence)
+                yield Finding.ok(f"data: {role}", evidence)
             else:
                 cure = f"choose another split: run.{role}=NAME, one of {', '.join(tasks.splits)}"
                 result: Result = "problem" if role == "train" else "warning"
                 yield Finding(check=f"data: {role}", result=result, evidence=f"{split} is empty", cure=cure)
     except AgentrigError as error:
-        cure = f"see agentrig data {plan.components['tasks'].spec.name} --help"
-        yield Finding.of_error("data", error, cure=cure)
+        yield Finding.of_error("data", error, cure=f"see agentrig data {plan.components['tasks'].spec.name} --help")
 
 
 def check_cores(situation: Situation) -> Iterator[Finding]:

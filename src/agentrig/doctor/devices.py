@@ -34,16 +34,15 @@ def check_hardware(situation: Situation) -> Iterator[Finding]:
                 )
         elif probe.available:
             note = "used; " if chosen else "not used; "
-            yield Finding(check=f"{hardware.name} devices", result="ok", evidence=note + evidence)
+            yield Finding.ok(f"{hardware.name} devices", note + evidence)
         elif chosen:
-            yield Finding(
-                check=f"{hardware.name} devices",
-                result="problem",
-                evidence=f"requested, but not found: {evidence}",
+            yield Finding.problem(
+                f"{hardware.name} devices",
+                f"requested, but not found: {evidence}",
                 cure="run it on a machine with such a device, or choose another: --hardware auto",
             )
         else:
-            yield Finding(check=f"{hardware.name} devices", result="ok", evidence=f"none here: {evidence}")
+            yield Finding.ok(f"{hardware.name} devices", f"none here: {evidence}")
 
 
 def _size(memory: int | None) -> str:
@@ -62,17 +61,15 @@ def check_visible(situation: Situation) -> Iterator[Finding]:
     numbers = [int(i) for i in ids if i.isdigit()]
     setting = f"{hardware.visible_devices}={value}"
     if hardware.visible_order == "ascending" and numbers != sorted(numbers):
-        yield Finding(
-            check="visible devices",
-            result="problem",
-            evidence=f"{setting}: the ids do not ascend, and the runtime then finds no device",
+        yield Finding.problem(
+            "visible devices",
+            f"{setting}: the ids do not ascend, and the runtime then finds no device",
             cure=f"export {hardware.visible_devices}={','.join(str(n) for n in sorted(numbers))}",
         )
     elif len(set(ids)) != len(ids):
-        cure = "name each device once"
-        yield Finding(check="visible devices", result="problem", evidence=f"{setting}: an id occurs twice", cure=cure)
+        yield Finding.problem("visible devices", f"{setting}: an id occurs twice", cure="name each device once")
     else:
-        yield Finding(check="visible devices", result="ok", evidence=setting)
+        yield Finding.ok("visible devices", setting)
 
 
 def check_torch(situation: Situation) -> Iterator[Finding]:
@@ -81,7 +78,7 @@ def check_torch(situation: Situation) -> Iterator[Finding]:
     device = hardware.torch_device if hardware else "cpu"
     if "torch" not in situation.versions:
         cure = hardware.torch_cure if hardware else "install torch"
-        yield Finding(check="torch", result="problem", evidence="torch is not installed", cure=cure)
+        yield Finding.problem("torch", "torch is not installed", cure=cure)
         return
     answer = situation.torch
     if not answer.ok:
@@ -92,13 +89,13 @@ def check_torch(situation: Situation) -> Iterator[Finding]:
     build = f"torch {report['version']} (CUDA {report['cuda'] or 'no'}, ROCm {report['hip'] or 'no'})"
     if report["available"]:
         count = f", {report['count']} device(s)" if report["count"] else ""
-        yield Finding(check="torch", result="ok", evidence=f"{build} can use {device}{count}")
+        yield Finding.ok("torch", f"{build} can use {device}{count}")
     else:
         cure = hardware.torch_cure if hardware else ""
         if report["built"]:
             cure = f"torch is built for {device}: check that the device is there and its driver works"
         evidence = f"{build} cannot use {device}: torch.{device}.is_available() is false"
-        yield Finding(check="torch", result="problem", evidence=evidence, cure=cure)
+        yield Finding.problem("torch", evidence, cure=cure)
 
 
 def check_algorithm(situation: Situation) -> Iterator[Finding]:
@@ -114,9 +111,9 @@ def check_algorithm(situation: Situation) -> Iterator[Finding]:
         able = ", ".join(spec.hardware)
         evidence, cure = f"{spec.name} cannot run on {hardware.name}", f"choose --hardware from: {able}"
     else:
-        yield Finding(check="algorithm", result="ok", evidence=f"{spec.name} on {hardware.name}")
+        yield Finding.ok("algorithm", f"{spec.name} on {hardware.name}")
         return
-    yield Finding(check="algorithm", result="problem", evidence=evidence, cure=cure)
+    yield Finding.problem("algorithm", evidence, cure=cure)
 
 
 def check_server(situation: Situation) -> Iterator[Finding]:
@@ -128,15 +125,14 @@ def check_server(situation: Situation) -> Iterator[Finding]:
     who = f"{component.spec.name} of {component.source}"
     why = refusal(component, hardware)
     if why:
-        yield Finding(
-            check="server",
-            result="problem",
-            evidence=f"{who} can't serve on {hardware.name}: {why}",
+        yield Finding.problem(
+            "server",
+            f"{who} can't serve on {hardware.name}: {why}",
             cure="leave --server out, or name another: agentrig plugins",
         )
         return
     chosen = f"; auto chose it: {plan.reasons['server']}" if "server" in plan.reasons else ""
-    yield Finding(check="server", result="ok", evidence=f"{who} serves on {hardware.name}{chosen}")
+    yield Finding.ok("server", f"{who} serves on {hardware.name}{chosen}")
 
 
 def workload(situation: Situation) -> Workload | None:
@@ -174,13 +170,12 @@ def check_memory(situation: Situation) -> Iterator[Finding]:
     sizes = [d.memory for d in situation.probes[hardware.name].devices if d.memory]
     shape = shape_of(load.model)
     if shape is None:
-        evidence = f"the shape of {load.model} is not known here"
-        yield Finding(check="memory", result="skipped", evidence=evidence)
+        yield Finding.skipped("memory", f"the shape of {load.model} is not known here")
         return
     need = estimate(shape, load)
     if not sizes:
         evidence = f"{hardware.name} does not say its memory; {load.model} would need {need.describe()}"
-        yield Finding(check="memory", result="skipped", evidence=evidence)
+        yield Finding.skipped("memory", evidence)
         return
     has = min(sizes)
     minimum = load.minimum
@@ -192,10 +187,10 @@ def check_memory(situation: Situation) -> Iterator[Finding]:
     if has < required:
         evidence += f"; at least {in_words(required)} are needed"
         cure = "a smaller model, LoRA, more devices to shard over, or a larger device"
-        yield Finding(check="memory", result="problem", evidence=evidence, cure=cure)
+        yield Finding.problem("memory", evidence, cure=cure)
     elif has < need.peak:
         evidence += f"; {in_words(need.peak)} if every sequence has the maximum length"
         cure = "a smaller micro-batch or shorter prompts and responses, if it runs out"
-        yield Finding(check="memory", result="warning", evidence=evidence, cure=cure)
+        yield Finding.warning("memory", evidence, cure=cure)
     else:
-        yield Finding(check="memory", result="ok", evidence=evidence)
+        yield Finding.ok("memory", evidence)

@@ -77,7 +77,7 @@ def _run(check: Check, situation: Situation) -> list[Finding]:
     except Exception as error:  # a broken check is a finding and does not stop the other checks
         name = getattr(check, "__name__", repr(check)).removeprefix("check_").replace("_", " ")
         evidence = f"the check itself failed: {type(error).__name__}: {error}"
-        return [Finding(check=name, result="problem", evidence=evidence, cure="report it to the author of the check")]
+        return [Finding.problem(name, evidence, cure="report it to the author of the check")]
 
 
 def look(

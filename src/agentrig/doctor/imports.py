@@ -38,9 +38,9 @@ def check_imports(situation: Situation) -> Iterator[Finding]:
         return
     failed: Mapping[str, str] = answer.data["failed"]
     for what, error in failed.items():
-        yield Finding(check="imports", result="problem", evidence=f"{what}: {error}", cure=cure)
+        yield Finding.problem("imports", f"{what}: {error}", cure=cure)
     if not failed:
-        yield Finding(check="imports", result="ok", evidence="a run can import all that it needs")
+        yield Finding.ok("imports", "a run can import all that it needs")
 
 
 def main() -> None:

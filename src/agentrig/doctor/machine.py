@@ -45,14 +45,11 @@ def check_write(situation: Situation) -> Iterator[Finding]:
             file.write(b"x" * 4096)
             file.flush()
     except OSError as error:
-        yield Finding(
-            check="run directory",
-            result="problem",
-            evidence=f"{place}: {error.strerror}",
-            cure="choose another place: run.directory=PATH",
+        yield Finding.problem(
+            "run directory", f"{place}: {error.strerror}", cure="choose another place: run.directory=PATH"
         )
         return
-    yield Finding(check="run directory", result="ok", evidence=f"{situation.directory} can be written to")
+    yield Finding.ok("run directory", f"{situation.directory} can be written to")
 
 
 def check_disk(situation: Situation) -> Iterator[Finding]:
@@ -67,9 +64,9 @@ def check_disk(situation: Situation) -> Iterator[Finding]:
     evidence = f"{free / GB:.1f} GB free at {place}; about {need / GB:.1f} GB needed"
     if free < need:
         cure = "the run would end when a file is written: free some space, or run.directory=PATH on another disk"
-        yield Finding(check="disk", result="problem", evidence=evidence, cure=cure)
+        yield Finding.problem("disk", evidence, cure=cure)
     else:
-        yield Finding(check="disk", result="ok", evidence=evidence)
+        yield Finding.ok("disk", evidence)
 
 
 def check_shared_memory(situation: Situation, place: Path = Path("/dev/shm")) -> Iterator[Finding]:
@@ -79,14 +76,13 @@ def check_shared_memory(situation: Situation, place: Path = Path("/dev/shm")) ->
     usage = shutil.disk_usage(place)
     evidence = f"{usage.free / GB:.2f} of {usage.total / GB:.2f} GB free in {place}"
     if usage.free <= LEAST_SHM:
-        yield Finding(
-            check="shared memory",
-            result="warning",
-            evidence=evidence,
+        yield Finding.warning(
+            "shared memory",
+            evidence,
             cure="start the container with more (--shm-size=16g), or delete leftover files there",
         )
     else:
-        yield Finding(check="shared memory", result="ok", evidence=evidence)
+        yield Finding.ok("shared memory", evidence)
 
 
 def check_ports(situation: Situation) -> Iterator[Finding]:
@@ -105,15 +101,12 @@ def check_ports(situation: Situation) -> Iterator[Finding]:
         wanted["MASTER_PORT"] = int(situation.environ["MASTER_PORT"])
     busy = {name: port for name, port in wanted.items() if port_taken(port)}
     for name, port in busy.items():
-        yield Finding(
-            check="ports",
-            result="problem",
-            evidence=f"port {port} ({name}) is taken",
-            cure="stop the process that listens there, or set another port",
+        yield Finding.problem(
+            "ports", f"port {port} ({name}) is taken", cure="stop the process that listens there, or set another port"
         )
     if not busy:
         named = ", ".join(f"{port} ({name})" for name, port in wanted.items())
-        yield Finding(check="ports", result="ok", evidence=f"free: {named}" if named else "servers can listen here")
+        yield Finding.ok("ports", f"free: {named}" if named else "servers can listen here")
 
 
 def check_gateway(situation: Situation) -> Iterator[Finding]:
@@ -128,10 +121,9 @@ def check_gateway(situation: Situation) -> Iterator[Finding]:
             pass
     except OSError as error:
         cure = "set gateway.host to an address of this machine, and gateway.port to a free port, or leave them out"
-        evidence = f"the gateway cannot listen on {where}: {error.strerror or error}"
-        yield Finding(check="gateway", result="problem", evidence=evidence, cure=cure)
+        yield Finding.problem("gateway", f"the gateway cannot listen on {where}: {error.strerror or error}", cure=cure)
         return
-    yield Finding(check="gateway", result="ok", evidence=f"the gateway can listen on {where}")
+    yield Finding.ok("gateway", f"the gateway can listen on {where}")
 
 
 def check_models(situation: Situation) -> Iterator[Finding]:
@@ -145,6 +137,6 @@ def check_models(situation: Situation) -> Iterator[Finding]:
             models_of(endpoint.base_url, endpoint.api_key, key_from=f"{section}.api_key_env")
         except AgentrigError as error:
             cure = f"start its server, or correct {section}.base_url or {section}.api_key_env"
-            yield Finding(check=f"model {name}", result="problem", evidence=str(error), cure=cure)
+            yield Finding.problem(f"model {name}", str(error), cure=cure)
         else:
-            yield Finding(check=f"model {name}", result="ok", evidence=f"{endpoint.base_url} answers")
+            yield Finding.ok(f"model {name}", f"{endpoint.base_url} answers")

@@ -92,10 +92,10 @@ def check_python(situation: Situation) -> Iterator[Finding]:
     here = situation.versions["python"]
     evidence = f"{here} at {sys.executable}"
     if fits(here, wanted):
-        yield Finding(check="python", result="ok", evidence=f"{evidence}; agentrig wants {wanted}")
+        yield Finding.ok("python", f"{evidence}; agentrig wants {wanted}")
     else:
         cure = f"make a virtual environment with a Python {wanted}"
-        yield Finding(check="python", result="problem", evidence=f"{evidence}; agentrig wants {wanted}", cure=cure)
+        yield Finding.problem("python", f"{evidence}; agentrig wants {wanted}", cure=cure)
 
 
 def check_plugins(situation: Situation) -> Iterator[Finding]:
@@ -105,14 +105,13 @@ def check_plugins(situation: Situation) -> Iterator[Finding]:
     plugins = situation.plan.registry.plugins
     failed = [p for p in plugins if p.status == "failed"]
     for plugin in failed:
-        yield Finding(
-            check="plugins",
-            result="warning",
-            evidence=f"{plugin.name} ({plugin.source}) failed to load: {plugin.error}",
+        yield Finding.warning(
+            "plugins",
+            f"{plugin.name} ({plugin.source}) failed to load: {plugin.error}",
             cure=f"fix or uninstall it, or set AGENTRIG_BLOCK={plugin.name}",
         )
     if not failed:
-        yield Finding(check="plugins", result="ok", evidence=f"{len(plugins)} loaded or blocked on purpose")
+        yield Finding.ok("plugins", f"{len(plugins)} loaded or blocked on purpose")
 
 
 def _needs(situation: Situation, distribution: str) -> bool:
@@ -152,8 +151,7 @@ def check_requirements(situation: Situation) -> Iterator[Finding]:
             cure=f'pip install "{wanted}", or another {owner}',
         )
     if not found:
-        evidence = f"{len(roots)} distributions and all that they require fit together"
-        yield Finding(check="requirements", result="ok", evidence=evidence)
+        yield Finding.ok("requirements", f"{len(roots)} distributions and all that they require fit together")
 
 
 def check_stack(situation: Situation) -> Iterator[Finding]:
@@ -166,32 +164,28 @@ def check_stack(situation: Situation) -> Iterator[Finding]:
     nearest, stack = nearest_stack(about, situation.versions), nearest_stack(offered, situation.versions)
     if nearest is not None and nearest.proof == "history":
         evidence = f"the installed versions are nearest to {nearest.name}, which is history: {nearest.source}"
-        cure = f"install {stack.name}" if stack else ""
-        yield Finding(check="stack", result="warning", evidence=evidence, cure=cure)
+        yield Finding.warning("stack", evidence, cure=f"install {stack.name}" if stack else "")
     if stack is None:
-        evidence = f"no set of versions is on record for {algorithm} on {hardware.name}"
-        yield Finding(check="stack", result="skipped", evidence=evidence)
+        yield Finding.skipped("stack", f"no set of versions is on record for {algorithm} on {hardware.name}")
         return
     host = ("python", "driver", "cann")
     missing = [n for n in stack.versions if n not in situation.versions and n not in host]
     if missing:
         lines = " ".join(f'"{n}{stack.versions[n]}"' for n in missing)
-        yield Finding(
-            check="stack",
-            result="problem",
-            evidence=f"{', '.join(missing)} of the stack {stack.name} ({stack.proof}) is not installed",
+        yield Finding.problem(
+            "stack",
+            f"{', '.join(missing)} of the stack {stack.name} ({stack.proof}) is not installed",
             cure=f"pip install {lines}",
         )
     for name, wanted in stack.mismatches(situation.versions).items():
         known = [s.name for s in offered if s.name != stack.name]
         others = f"; other stacks: {', '.join(known)}" if known else ""
-        yield Finding(
-            check="stack",
-            result="warning",
-            evidence=f"{name} {situation.versions[name]} is outside the nearest stack, {stack.name}: {wanted}{others}",
+        yield Finding.warning(
+            "stack",
+            f"{name} {situation.versions[name]} is outside the nearest stack, {stack.name}: {wanted}{others}",
             cure=f"{name}{wanted}, or continue at your own risk: this combination is untested",
         )
     if not missing and not stack.mismatches(situation.versions):
-        yield Finding(check="stack", result="ok", evidence=f"{stack.name}, {stack.proof}: {stack.source}")
+        yield Finding.ok("stack", f"{stack.name}, {stack.proof}: {stack.source}")
     for clash in stack.clashes:
-        yield Finding(check="stack", result="warning", evidence=f"{stack.name}: {clash}")
+        yield Finding.warning("stack", f"{stack.name}: {clash}")

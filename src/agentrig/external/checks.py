@@ -20,11 +20,9 @@ def check_service(situation: Situation) -> Iterator[Finding]:
     deadline_s = situation.setting("runners", "deadline_s")
     longest_s = config.timeout_s + config.restart_s
     if deadline_s is not None and longest_s >= deadline_s:
-        yield Finding(
-            check="agent service time",
-            result="warning",
-            evidence=f"agent.timeout_s + agent.restart_s = {longest_s:g} is not below runners.deadline_s = "
-            f"{deadline_s:g}",
+        yield Finding.warning(
+            "agent service time",
+            f"agent.timeout_s + agent.restart_s = {longest_s:g} is not below runners.deadline_s = {deadline_s:g}",
             cure="set one of them lower: else a service that is slow or away ends the runner, with its other rollouts",
         )
 
@@ -42,17 +40,16 @@ def _answers(config: HttpConfig) -> Finding:
     except httpx.HTTPError as error:
         evidence = f"{address} does not answer: {error or type(error).__name__}"
         cure = "start the service, or name its address (agent.url); each rollout would fail with `service-down`"
-        return Finding(check="agent service", result="problem", evidence=evidence, cure=cure)
+        return Finding.problem("agent service", evidence, cure=cure)
     said = f"{address} answers {status}"
     if 300 <= status < 400:
-        cure = f"name the address that it moved to: {location}"
-        return Finding(check="agent service", result="problem", evidence=said, cure=cure)
+        return Finding.problem("agent service", said, cure=f"name the address that it moved to: {location}")
     if status in (401, 403):
         cure = "check the service's key (agent.api_key) and its header (agent.key_header)"
-        return Finding(check="agent service", result="problem", evidence=said, cure=cure)
+        return Finding.problem("agent service", said, cure=cure)
     if status >= 500 or (status >= 400 and config.health):
-        return Finding(check="agent service", result="problem", evidence=said, cure="see the service's log")
+        return Finding.problem("agent service", said, cure="see the service's log")
     if status == 404:
         cure = "check the path of agent.url; if it takes POST only, name an address that takes GET by agent.health"
-        return Finding(check="agent service", result="warning", evidence=said, cure=cure)
-    return Finding(check="agent service", result="ok", evidence=said)
+        return Finding.warning("agent service", said, cure=cure)
+    return Finding.ok("agent service", said)

@@ -13,7 +13,7 @@ from agentrig.ledger import DUPLICATE, LEFT_OUT_BY_ADAPTER, OTHER_SERVER, REASON
 from agentrig.rollouts import Rollout
 from agentrig.run.rows import stored_rollouts
 from agentrig.traces import LLM_CALL, mapping
-from agentrig.view.calls import calls_of
+from agentrig.view.beside import calls_of
 from agentrig.view.reading import dig, read_run
 
 NOT_TRAINED = (OTHER_SERVER, UNMATCHED_NODE, UNMATCHED_MODEL, DUPLICATE, LEFT_OUT_BY_ADAPTER)

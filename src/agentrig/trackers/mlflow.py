@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrig.text import spreadsheet_text
 from agentrig.trackers.config import MlflowConfig
-from agentrig.trackers.tracking import COLUMNS, Ended, Sample, TrackedRun, required
+from agentrig.trackers.tracking import Ended, Sample, TrackedRun, checkpoint_files, required
 
 KEY = "agentrig.run"
 """The tag by which a resumed run finds its run: MLflow chooses ids itself."""
@@ -67,7 +67,7 @@ class Mlflow:
         """Write the samples as a CSV file, which MLflow shows as a table; it has no histograms."""
         if samples:
             text = io.StringIO()
-            csv.writer(text).writerows([COLUMNS, *(map(spreadsheet_text, sample.row()) for sample in samples)])
+            csv.writer(text).writerows([Sample._fields, *(map(spreadsheet_text, sample) for sample in samples)])
             self._client.log_text(self._run, text.getvalue(), f"samples/{mode}-{step:05}.csv")
 
     def attach(self, files: Sequence[Path]) -> None:
@@ -77,10 +77,8 @@ class Mlflow:
 
     def checkpoint(self, folder: Path) -> None:
         """Copy the checkpoint into the run's artifacts, as `checkpoint`."""
-        for file in sorted(folder.rglob("*")):
-            name = file.relative_to(folder)
-            if file.is_file() and name.parts[0] != "trainer":
-                self._client.log_artifact(self._run, str(file), str(Path("checkpoint") / name.parent))
+        for name, file in checkpoint_files(folder).items():
+            self._client.log_artifact(self._run, str(file), str(Path("checkpoint", name).parent))
 
     def end(self, ended: Ended, error: str) -> None:
         """Set the run's status."""

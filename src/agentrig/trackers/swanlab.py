@@ -14,7 +14,7 @@ import numpy as np
 from agentrig.errors import ConfigError
 from agentrig.trackers.config import SwanlabConfig
 from agentrig.trackers.logins import swanlab_ready
-from agentrig.trackers.tracking import BINS, COLUMNS, Ended, Sample, TrackedRun, required
+from agentrig.trackers.tracking import BINS, Ended, Sample, TrackedRun, checkpoint_files, required
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +72,8 @@ class Swanlab:
             names = [f"{low:.3g} to {high:.3g}" for low, high in pairwise(edges.tolist())]
             shown[f"{mode}/rewards"] = charts.Bar().add_xaxis(names).add_yaxis("rollouts", counts.tolist())
         if samples:
-            rows = [["" if cell is None else str(cell) for cell in sample.row()] for sample in samples]
-            shown[f"{mode}/samples"] = charts.Table().add(list(COLUMNS), rows)
+            rows = [["" if cell is None else str(cell) for cell in sample] for sample in samples]
+            shown[f"{mode}/samples"] = charts.Table().add(list(Sample._fields), rows)
         self._run.log(shown, step=step)
 
     def attach(self, files: Sequence[Path]) -> None:
@@ -83,9 +83,8 @@ class Swanlab:
 
     def checkpoint(self, folder: Path) -> None:
         """Copy the checkpoint into the run."""
-        for file in sorted(folder.rglob("*")):
-            if file.is_file() and file.relative_to(folder).parts[0] != "trainer":
-                self._run.save(str(file), base_path=str(folder.parent), policy="now")
+        for file in checkpoint_files(folder).values():
+            self._run.save(str(file), base_path=str(folder.parent), policy="now")
 
     def end(self, ended: Ended, error: str) -> None:
         """End the run."""

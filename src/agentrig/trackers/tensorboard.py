@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from agentrig.trackers.config import TensorBoardConfig
-from agentrig.trackers.tracking import BINS, COLUMNS, Ended, Sample, TrackedRun, required
+from agentrig.trackers.tracking import BINS, Ended, Sample, TrackedRun, required
 
 TEXT = (".json", ".toml")
 """Files that TensorBoard can show, as text."""
@@ -63,7 +63,7 @@ class TensorBoard:
             )  # fmt: skip
             values.append(self._summaries.Summary.Value(tag=f"{mode}/rewards", histo=histogram))
         if samples:
-            rows = [list(COLUMNS), *([_plain(cell) for cell in sample.row()] for sample in samples)]
+            rows = [list(Sample._fields), *([_plain(cell) for cell in sample] for sample in samples)]
             values.append(self._text_value(f"{mode}/samples", rows))
         self._add(step=step, time=clock.time(), summary=self._summaries.Summary(value=values))
         self._writer.flush()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import attrs
 
@@ -86,8 +86,7 @@ class Client(Protocol):
         ...
 
 
-@attrs.frozen(kw_only=True)
-class Sample:
+class Sample(NamedTuple):
     """A held-out rollout as a row of a table. It has nothing of the task's private part.
 
     Attributes:
@@ -102,13 +101,6 @@ class Sample:
     answer: str
     reward: float | None
 
-    def row(self) -> list[str | float | None]:
-        """Return its cells, in the order of `COLUMNS`."""
-        return [self.task, self.input, self.answer, self.reward]
-
-
-COLUMNS = ("task", "input", "answer", "reward")
-"""The columns of a table of samples."""
 
 BINS = 20
 """Bars of a histogram that a tracker does not divide itself."""
@@ -268,7 +260,7 @@ class Tracking:
         folder = best_checkpoint(self._run.directory) if limit else None
         if folder is None:
             return
-        size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file() and "trainer" not in f.parts) / 1e6
+        size = sum(file.stat().st_size for file in checkpoint_files(folder).values()) / 1e6
         if size > limit:
             log.info(
                 "tracker %s does not get %s: it has %.0f MB, and trackers.%s.checkpoint_mb is %d",
@@ -331,6 +323,12 @@ def required(module: str, *, tracker: str, extra: str = "") -> Any:
         raise ConfigError(
             f"the client of the tracker {tracker} cannot be imported: {words_of(error)}. Try {cure}"
         ) from error
+
+
+def checkpoint_files(folder: Path) -> dict[str, Path]:
+    """Return the files of a checkpoint by their path in it, without the state of the trainer."""
+    found = {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    return {name: file for name, file in found.items() if not name.startswith("trainer/")}
 
 
 def best_checkpoint(directory: Path) -> Path | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.trackers.config import TrackioConfig
-from agentrig.trackers.tracking import COLUMNS, Ended, Sample, TrackedRun, required
+from agentrig.trackers.tracking import Ended, Sample, TrackedRun, checkpoint_files, required
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ class Trackio:
         """Write a histogram and a table."""
         shown: dict[str, Any] = {f"{mode}/rewards": self._trackio.Histogram(list(rewards))} if rewards else {}
         if samples:
-            rows = [sample.row() for sample in samples]
-            shown[f"{mode}/samples"] = self._trackio.Table(columns=list(COLUMNS), data=rows)
+            rows = [list(sample) for sample in samples]
+            shown[f"{mode}/samples"] = self._trackio.Table(columns=list(Sample._fields), data=rows)
         self._run.log(shown, step=step)
 
     def attach(self, files: Sequence[Path]) -> None:
@@ -62,8 +62,7 @@ class Trackio:
 
     def checkpoint(self, folder: Path) -> None:
         """Attach the checkpoint as an artifact of the type `model`."""
-        found = {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()}
-        self._artifact("checkpoint", "model", {k: f for k, f in found.items() if not k.startswith("trainer/")})
+        self._artifact("checkpoint", "model", checkpoint_files(folder))
 
     def end(self, ended: Ended, error: str) -> None:
         """End the run."""

@@ -11,7 +11,7 @@ from typing import Any
 from agentrig.errors import ConfigError
 from agentrig.trackers.config import WandbConfig
 from agentrig.trackers.logins import wandb_ready
-from agentrig.trackers.tracking import COLUMNS, Ended, Sample, TrackedRun, required
+from agentrig.trackers.tracking import Ended, Sample, TrackedRun, checkpoint_files, required
 
 STEP = "step"
 """The figure that W&B takes as the x axis. Its own count of steps can't go back to a step that a resume repeats."""
@@ -71,8 +71,8 @@ class Wandb:
         """Write a histogram and a table."""
         shown: dict[str, Any] = {f"{mode}/rewards": self._wandb.Histogram(list(rewards))} if rewards else {}
         if samples:
-            rows = [sample.row() for sample in samples]
-            shown[f"{mode}/samples"] = self._wandb.Table(columns=list(COLUMNS), data=rows)
+            rows = [list(sample) for sample in samples]
+            shown[f"{mode}/samples"] = self._wandb.Table(columns=list(Sample._fields), data=rows)
         self._run.log({STEP: step, **shown})
 
     def attach(self, files: Sequence[Path]) -> None:
@@ -84,10 +84,8 @@ class Wandb:
     def checkpoint(self, folder: Path) -> None:
         """Attach the checkpoint as an artifact of the type `model`."""
         artifact = self._wandb.Artifact(f"checkpoint-{self._run.id}", type="model", metadata={"from": folder.name})
-        for file in sorted(folder.rglob("*")):
-            name = file.relative_to(folder)
-            if file.is_file() and name.parts[0] != "trainer":
-                artifact.add_file(str(file), name=str(name))
+        for name, file in checkpoint_files(folder).items():
+            artifact.add_file(str(file), name=name)
         self._run.log_artifact(artifact)
 
     def end(self, ended: Ended, error: str) -> None:

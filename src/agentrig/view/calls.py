@@ -1,15 +1,13 @@
-"""The ledger of calls in the report: where the calls of all training steps went, and those of one rollout."""
+"""The ledger of calls in the report: where the calls of all training steps went."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from agentrig.figures import number
 from agentrig.ledger import REASONS
-from agentrig.text import check_regular
-from agentrig.view.reading import RunData, first_line, mapping, one_of
+from agentrig.view.reading import RunData, mapping
 
 PLACES: Mapping[str, str] = {
     "trained": "in the loss",
@@ -18,39 +16,6 @@ PLACES: Mapping[str, str] = {
     "unaccounted": "neither trained, masked nor dropped: the run stopped",
 }
 """The report's text for each place."""
-
-
-def calls_of(
-    directory: Path, rows: Collection[Mapping[str, Any]]
-) -> tuple[dict[str, dict[str, list[dict[str, Any]]]], list[str]]:
-    """Return where the calls of rollouts went, and why files of their calls cannot be read, one sentence each.
-
-    Args:
-        directory: The run directory.
-        rows: The rollouts; only those of training have such files.
-
-    Returns:
-        Rollout to span to its rows in `calls/train-STEP.parquet`; none for a step without one.
-    """
-    import pyarrow
-    import pyarrow.parquet
-
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    damage = []
-    ids = {str(row["id"]) for row in rows}
-    for step in sorted({row["step"] for row in rows if row["mode"] == "train"}):
-        file = directory / "calls" / f"train-{step:05d}.parquet"
-        try:
-            check_regular(file)
-            table = pyarrow.parquet.read_table(file, filters=one_of("rollout", ids), partitioning=None)
-            for call in table.to_pylist():
-                found.setdefault(call["rollout"], {}).setdefault(str(call.get("span")), []).append(call)
-        except FileNotFoundError:
-            continue
-        except (OSError, KeyError, pyarrow.ArrowException) as error:
-            why = getattr(error, "strerror", None) or first_line(error)
-            damage.append(f"calls/{file.name} is damaged, so it is not known which calls were trained: {why}")
-    return found, damage
 
 
 def books(run: RunData, key: str) -> dict[str, int]:

@@ -34,9 +34,9 @@ from agentrig.figures import (
 from agentrig.text import amount, flat
 from agentrig.traces import LLM_CALL, items, mapping, usage
 from agentrig.view import figures, table, tables
-from agentrig.view.causes.evidence import Measured, changed, measured_of
+from agentrig.view.causes.evidence import changed, measured_of
 from agentrig.view.prices import Prices, priced
-from agentrig.view.reading import RolloutFile, RunData, Seen, dig, read_run, rollout_rows
+from agentrig.view.reading import RolloutFile, RunData, dig, read_run, rollout_rows
 
 OWN = ""
 """The run's own model, among the models that answered its calls: the name that `agentrig.traces.usage` gives it."""
@@ -111,7 +111,7 @@ def start_at(model: str, folder: Path) -> Start:
     return Start(name=f"run {stated.name}, step {step}", id=f"{there or stated}@{path.name}", run=there)
 
 
-def usage_of(file: RolloutFile, missing: list[str]) -> Counter[tuple[str, str]]:
+def usage_of(file: RolloutFile) -> Counter[tuple[str, str]]:
     """Count a file's rollouts, and by model the calls and their tokens.
 
     The calls that the adapter keeps are counted in columns. For others, the spans of their rollouts are read.
@@ -122,13 +122,13 @@ def usage_of(file: RolloutFile, missing: list[str]) -> Counter[tuple[str, str]]:
     """
     found: Counter[tuple[str, str]] = Counter()
     more = []
-    for row in rollout_rows([file], COUNTS, missing=missing):
+    for row in rollout_rows([file], COUNTS):
         found[OWN, "rollouts"] += 1
         if row["calls"] == row["triplets"]:
             found.update(_kept(row))
         else:
             more.append(row["id"])
-    for row in rollout_rows([file], (*COUNTS, "spans"), ids=more, missing=missing, decode=False) if more else ():
+    for row in rollout_rows([file], (*COUNTS, "spans"), ids=more, decode=False) if more else ():
         calls = list(_calls(row["spans"]))
         if len(calls) < (row["calls"] or 0):  # damaged, or removed
             found.update(_kept(row))
@@ -216,8 +216,8 @@ def compare(run_dirs: Sequence[Path], *, prices: Prices | None = None, each: boo
     found = compared(runs, prices=prices, each=each)
     rows = []
     for run, row in zip(runs, found.rows, strict=True):
-        missing = list(row["missing"])
-        rows.append({**row, **tables.held_out(run, missing), "missing": list(dict.fromkeys(missing))})
+        held_out = tables.held_out(run)
+        rows.append({**row, **held_out, "missing": list(dict.fromkeys([*row["missing"], *run.damage]))})
     return attrs.evolve(found, rows=rows)
 
 
@@ -226,7 +226,6 @@ def compared(
     *,
     prices: Prices | None = None,
     each: bool = False,
-    seen: Sequence[Seen] = (),
 ) -> Comparison:
     """Compare runs.
 
@@ -234,7 +233,6 @@ def compared(
         runs: At least one.
         prices: What tokens and machines cost.
         each: Give finished runs that differ only in their seed a line each, too.
-        seen: For each run, what was read of its rollouts before.
 
     Raises:
         ConfigError: One of them is named twice.
@@ -242,20 +240,19 @@ def compared(
     twice = [place for place, n in Counter(run.directory.resolve() for run in runs).items() if n > 1]
     if twice:
         raise ConfigError(f"{twice[0]} is named twice: name each run once")
-    kept = list(seen) or [Seen() for _ in runs]
     known = {run.directory.resolve(): run for run in runs}
     reference = _reference(runs, known)
     rows = []
-    for run, each_seen in zip(runs, kept, strict=True):
+    for run in runs:
         missing: list[str] = []
-        row = table.row_of(run) | _about(run, known) | _usage(run, known, each_seen, missing)
-        row["against_start"] = _judged(run, reference, known, each_seen, kept[runs.index(reference)], missing)
+        row = table.row_of(run) | _about(run, known) | _usage(run, known)
+        row["against_start"] = _judged(run, reference, known, missing)
         own = _measured_start(run, runs, known)
         apart = row["against_start"]["reason"] is not None and own is not reference
-        against = _judged(run, own, known, each_seen, kept[runs.index(own)], missing) if apart else {"reason": ""}
+        against = _judged(run, own, known, missing) if apart else {"reason": ""}
         row["against_own_start"] = against if against["reason"] is None else None
         row |= {"cost": priced(row, prices)} if prices is not None else {}
-        rows.append(row | {"missing": list(dict.fromkeys([*row["missing"], *missing]))})
+        rows.append(row | {"missing": list(dict.fromkeys([*row["missing"], *run.damage, *missing]))})
     pools: dict[str, list[dict[str, Any]]] = {}
     for run, row in zip(runs, rows, strict=True):
         alone = each or row["status"] != "finished"
@@ -291,24 +288,22 @@ def _method(run: RunData) -> str:
     return algorithm if credit in (None, "own", algorithm) else f"{algorithm}, credit {credit}"
 
 
-def _usage(run: RunData, known: dict[Path, RunData], seen: Seen, missing: list[str]) -> dict[str, Any]:
+def _usage(run: RunData, known: dict[Path, RunData]) -> dict[str, Any]:
     """Return a run's rollouts, calls and tokens; `at_least` where some calls were not counted.
 
     Demonstrations that were learned are stored as training rollouts; they are counted apart, for no model answered.
     """
-    told: list[str] = []
     found: Counter[tuple[str, str]] = Counter()
     demonstrations = 0
     for file in run.files:
-        counted = seen.of(file, usage_of, told)
+        counted = run.seen.of(file, usage_of)
         if file.mode == "train" and run.setting("algorithm", "demonstrations"):
             demonstrations += counted[OWN, "rollouts"]
         else:
             found.update(counted)
-    missing += told
     stated = table.rollout_counts(run)["rollouts"]
     rollouts = None if stated is None else stated - demonstrations
-    lost = bool(told) or found[OWN, "rollouts"] < (rollouts or 0)
+    lost = bool(run.damage) or found[OWN, "rollouts"] < (rollouts or 0)
     by_model = usage_by_name(found, start_of(_ancestors(run, known)[-1]).name, lost=lost)
     total = {key: sum(of[key] for of in by_model.values()) for key in ("calls", "prompt_tokens", "response_tokens")}
     wall = figures.hours(run)
@@ -426,8 +421,6 @@ def _judged(
     run: RunData,
     reference: RunData,
     known: dict[Path, RunData],
-    seen: Seen,
-    seen_there: Seen,
     missing: list[str],
 ) -> dict[str, Any]:
     """Return how a run's held-out answers after training differ from those that another run, or it, began with.
@@ -441,14 +434,10 @@ def _judged(
     if reason := _reason(run, reference, known):
         return found | {"reason": reason}
     begun, ended = reference.of_mode("report")[:1], run.of_mode("report")[1:][-1:]
-    there: list[str] = []
-    sides: list[Measured] = [
-        each.of(file, measured_of, told)
-        for each, files, told in ((seen_there, begun, there), (seen, ended, missing))
-        for file in files
-    ]
-    whose = "" if run is reference else f"not compared with the common start, because of {reference.name}: "
-    missing += [f"{whose}{text}" for text in there]
+    sides = [each.seen.of(file, measured_of) for each, files in ((reference, begun), (run, ended)) for file in files]
+    if run is not reference:
+        whose = f"not compared with the common start, because of {reference.name}: "
+        missing += [f"{whose}{text}" for file in begun for text in file.damage]
     better, worse, _, n = changed(*sides) if len(sides) == 2 else (0, 0, 0, 0)
     if not n:
         return found | {"reason": "unreadable"}

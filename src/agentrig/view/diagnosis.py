@@ -1,7 +1,7 @@
 """The diagnosis of a run: everything that the rules of `causes/` find, what held learning back first.
 
-It reads only the run directory, also while the run goes on. If you ask repeatedly, keep a `Seen`: then only new
-files of rollouts are read.
+It reads only the run directory, also while the run goes on. If you ask repeatedly, read the run with the `Seen` of the
+last time: then only new files of rollouts are read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollou
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding
 from agentrig.view.causes.trend import fewer_right, gained, more_right, reward_rise
-from agentrig.view.reading import RunData, Seen, dig, mapping, read_run
+from agentrig.view.reading import RunData, dig, mapping, read_run
 
 Rule = Callable[[Evidence], Iterable[Finding]]
 """Looks at a run's evidence; returns what it finds."""
@@ -144,18 +144,17 @@ class Diagnosis:
         return words(self)
 
 
-def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
+def diagnose(run: RunData | Path) -> Diagnosis:
     """Find what held a run's learning back.
 
     Args:
         run: A run directory, or what `agentrig.view.reading.read_run` returned.
-        seen: What was read of this run before.
 
     Raises:
         AgentrigError: It is no run directory.
     """
     data = run if isinstance(run, RunData) else read_run(Path(run))
-    evidence = Evidence.of(data, seen)
+    evidence = Evidence.of(data)
     rules = [rule for rule in RULES if rule not in OF_SAMPLES or not evidence.demonstrated]
     found = [finding for rule in rules for finding in rule(evidence)]
     problems = ranked([f for f in found if f.level == "problem"], list(outcome.ended(evidence)))
@@ -189,7 +188,7 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
         next_step="" if silent else advice(evidence),
         warnings=[*ends, *(f for f in found if f.level == "warn")],
         checks=[f for f in found if f.level in ("ok", "fact")],
-        missing=list(dict.fromkeys([*data.missing, *evidence.missing])),
+        missing=list(dict.fromkeys([*data.missing, *data.damage])),
         audited=weights.links_audited(data),
         descent=figures.descent(data),
         unseen=[

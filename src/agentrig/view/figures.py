@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrig.figures import SIGNIFICANT, amount, duration, mean, number, sign_test, unaudited_s, wilson
@@ -91,18 +91,13 @@ def series(run: RunData, *path: str) -> tuple[list[int], list[float]]:
 
 def metrics(run: RunData) -> dict[str, tuple[str, ...]]:
     """Return the metrics of a run that are numbers: their names as trackers have them, and their paths for `series`."""
-    found: dict[str, tuple[str, ...]] = {}
+    paths = {path for row in run.steps for path, value in _paths(row) if number(value) is not None}
+    return {"/".join(path): path for path in sorted(paths, key="/".join) if path[-1] not in ("step", "time")}
 
-    def add(path: tuple[str, ...], values: Mapping[str, Any]) -> None:
-        for key, value in values.items():
-            if isinstance(value, Mapping):
-                add((*path, key), value)
-            elif number(value) is not None and key not in ("step", "time"):
-                found.setdefault("/".join((*path, key)), (*path, key))
 
-    for row in run.steps:
-        add((), row)
-    return dict(sorted(found.items()))
+def _paths(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in tree.items():
+        yield from _paths(value, (*above, key)) if isinstance(value, Mapping) else [((*above, key), value)]
 
 
 def places(run: RunData, axis: str) -> dict[int, float]:

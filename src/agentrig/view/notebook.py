@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from agentrig.errors import AgentrigError, nearest
 from agentrig.figures import amount, number, percent
@@ -18,9 +18,11 @@ from agentrig.run.damage import writing
 from agentrig.text import flat
 from agentrig.traces import LLM_CALL, Trace, items, reply_of
 from agentrig.view import figures
-from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
+from agentrig.view.diagnosis import Diagnosis, diagnose
+from agentrig.view.html import templates
+from agentrig.view.page import of_diagnosis
 from agentrig.view.png import FILES, draw
-from agentrig.view.reading import SECOND, RolloutFile, RunData, Seen, mapping, read_run, rollout_rows, spans_of
+from agentrig.view.reading import SECOND, RolloutFile, RunData, mapping, read_run, rollout_rows, spans_of
 
 COLUMNS = (
     "id", "task_id", "group", "failure", "message", "status", "value", "correct", "components", "details",
@@ -68,22 +70,19 @@ class LoadedRun:
     Attributes:
         path: The run directory.
         data: What `agentrig.view.reading.read_run` returned.
-        missing: What is missing or cannot be read, one sentence each; it grows as more is read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._seen = Seen()
         self.data: RunData = read_run(path)
-        self.missing: list[str] = list(self.data.missing)
+        self._spanless: list[str] = []
 
     def __repr__(self) -> str:
         return f"<run {self.data.name}: {figures.status(self.data)}, {amount(len(self.data.steps), 'step')}>"
 
     def reload(self) -> LoadedRun:
         """Read the directory again, for a run that goes on; return the run."""
-        self.data = read_run(self.path)
-        self.missing = list(self.data.missing)
+        self.data = read_run(self.path, self.data.seen)
         self.__dict__.pop("diagnosis", None)
         return self
 
@@ -102,10 +101,15 @@ class LoadedRun:
         """The content of `summary.json`; empty until the run has ended."""
         return self.data.summary
 
+    @property
+    def missing(self) -> list[str]:
+        """What is missing or cannot be read, one sentence each; it grows as more is read."""
+        return list(dict.fromkeys([*self.data.missing, *self.data.damage, *self._spanless]))
+
     @cached_property
     def diagnosis(self) -> Diagnosis:
         """What held learning back; `agentrig why` prints the same."""
-        return diagnose(self.data, self._seen)
+        return diagnose(self.data)
 
     @property
     def steps(self) -> Any:
@@ -130,7 +134,7 @@ class LoadedRun:
             AgentrigError: pandas is not installed, or the run has no such mode.
         """
         columns = ("mode", "step", *COLUMNS)
-        return self._frame(rollout_rows(self._files(mode, step), COLUMNS, missing=self.missing), columns)
+        return self._frame(rollout_rows(self._files(mode, step), COLUMNS), columns)
 
     def traces(self, mode: str | None = None, step: int | None = None, ids: Sequence[str] | None = None) -> Any:
         """Return a frame with one row for each span; `SPAN_COLUMNS` names its columns.
@@ -143,7 +147,7 @@ class LoadedRun:
         Raises:
             AgentrigError: pandas is not installed, or the run has no such mode.
         """
-        rows = rollout_rows(self._files(mode, step), ("id", "task_id", "spans"), ids=ids, missing=self.missing)
+        rows = rollout_rows(self._files(mode, step), ("id", "task_id", "spans"), ids=ids)
         return self._frame((span for row in rows for span in self._spans(row)), SPAN_COLUMNS)
 
     def plot(self, name: str) -> Plot:
@@ -179,12 +183,9 @@ class LoadedRun:
                 percent(accuracy["after"]),
             )
         ]
-        for found in self.diagnosis.problems:
-            lines = Markup("<br>").join(escape(line) for line in details(found))
-            parts.append(Markup("<p><b>{}</b>: {}<br>{}</p>").format(found.cause, found.text, lines))
-        if not self.diagnosis.problems and data.steps:
-            parts.append(Markup("<p>{}</p>").format(verdict(self.diagnosis)))
-        parts += [Markup("<p>{}</p>").format(text) for text in self.missing]
+        told = of_diagnosis(self.diagnosis) | {"missing": self.missing}
+        page: Any = templates().get_template("parts.html.j2").module
+        parts.append(page.why(told))
         for plot in self.plots():
             source = f"data:image/png;base64,{base64.b64encode(plot.png).decode()}"
             parts.append(Markup('<img alt="{} plot" width="620" src="{}">').format(plot.name, source))
@@ -200,7 +201,7 @@ class LoadedRun:
 
     def _spans(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if not isinstance(row["spans"], list):
-            self.missing.append(f"the spans of rollout {row['id']} cannot be read")
+            self._spanless.append(f"the spans of rollout {row['id']} cannot be read")
             return
         trace = Trace(rollout_id=str(row["id"]), spans=spans_of(row["spans"]))
         recorded = [span for span in row["spans"] if isinstance(span, Mapping)]
@@ -211,7 +212,6 @@ class LoadedRun:
         pandas = _pandas()
         before = set(self.missing)
         frame = pandas.DataFrame(list(rows), columns=list(columns))
-        self.missing = list(dict.fromkeys(self.missing))
         for text in self.missing:
             if text not in before:
                 warnings.warn(text, stacklevel=3)

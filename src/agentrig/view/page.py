@@ -17,7 +17,7 @@ from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
 from agentrig.view.html import templates
 from agentrig.view.plots import Plot, plots_of, second_rewards
 from agentrig.view.prices import Prices
-from agentrig.view.reading import RunData, Seen, dig, mapping, warnings_of
+from agentrig.view.reading import RunData, dig, mapping, warnings_of
 from agentrig.view.samples import before_after, reward_disagreements, shown
 
 PLOTS = ("accuracy", "reward", "time", "response tokens")
@@ -70,7 +70,6 @@ def view(
     whole: bool = True,
     at: str = "",
     drawn: Sequence[Plot] = (),
-    seen: Seen | None = None,
 ) -> dict[str, Any]:
     """Return what the templates show of a run.
 
@@ -79,16 +78,12 @@ def view(
         whole: Whether to read its rollouts too, which takes seconds for many; without them there are no examples.
         at: The beginning of its anchors, for a page with several runs.
         drawn: Its curves.
-        seen: What was read of its rollouts before.
     """
-    missing, seen = list(run.missing), seen or Seen()
-    ends = before_and_after(run, missing, seen, whole=whole)
-    failed = [tables.failures(run, missing)] if whole else []
+    ends = before_and_after(run, whole=whole)
+    failed = [tables.failures(run)] if whole else []
     told: dict[str, Any] = {"problems": [], "verdict": "", "warnings": [], "checks": []}
     if whole:
-        found = diagnose(run, seen)
-        told = of_diagnosis(found)
-        missing += found.missing
+        told = of_diagnosis(diagnose(run))
     row = table.row_of(run)
     names = {plot.name for plot in drawn}
     return {
@@ -111,24 +106,22 @@ def view(
         **ends,
         "config": run.config_text,
         "manifest": json.dumps(run.manifest, indent=2, ensure_ascii=False) if run.manifest else "",
-        "missing": list(dict.fromkeys(missing)),
+        "missing": list(dict.fromkeys([*run.missing, *ends["missing"], *run.damage])),
     }
 
 
-def before_and_after(run: RunData, missing: list[str], seen: Seen, *, whole: bool = True) -> dict[str, Any]:
+def before_and_after(run: RunData, *, whole: bool = True) -> dict[str, Any]:
     """Return what the templates show of both ends of training, and of where rewards disagree.
 
     Args:
         run: The run.
-        missing: What cannot be read is noted here.
-        seen: Has the measurements that were read before.
         whole: Whether to show tasks and tables too, for which whole rollouts are read.
 
     Returns:
         The held-out `accuracy` and `reward`, `chance`, in words, whether the gain may be chance, and more; `chance` is
         empty without held-out rollouts of both ends.
     """
-    evidence = Evidence.of_ends(run, seen)
+    evidence = Evidence.of_ends(run)
     better, worse, _, _ = evidence.changed
     chance = figures.chance(better, worse) if evidence.where.startswith("held-out") and better + worse else ""
     measured = figures.held_out(run)
@@ -137,15 +130,16 @@ def before_and_after(run: RunData, missing: list[str], seen: Seen, *, whole: boo
         "running": run.running,
         "unfinished": f"{stopped} {go_on(evidence)}" if (stopped := unfinished(evidence)) else "",
         "split": _split(run),
+        "missing": [],
         "chance": chance,
         "significant": bool(chance) and sign_test(better, worse) <= SIGNIFICANT,
     }
     if not whole:
         return {**found, "pairs": None, "reward_disagreements": [], "held_out": {}, "slices": []}
-    pairs, held_out = before_after(evidence, missing), tables.held_out(run, missing)
+    pairs, held_out = before_after(evidence), tables.held_out(run)
     if pairs is None and run.files and not (run.running or evidence.unread):
-        missing.append("no tasks were measured both before and after training, so none can be compared")
-    disagree = reward_disagreements(run, missing) if second_rewards(run) else []
+        found["missing"] = ["no tasks were measured both before and after training, so none can be compared"]
+    disagree = reward_disagreements(run) if second_rewards(run) else []
     slices = [table for table in tables.slices(held_out) if table.rows]
     return {**found, "pairs": pairs, "reward_disagreements": disagree, "held_out": held_out, "slices": slices}
 

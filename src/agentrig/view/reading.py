@@ -47,11 +47,19 @@ _FILE = re.compile(r"(train|validation|report|dev)-(\d+)\.parquet")
 
 @attrs.frozen(kw_only=True)
 class RolloutFile:
-    """One Parquet file of `rollouts/`: all rollouts of a mode and step."""
+    """One Parquet file of `rollouts/`: all rollouts of a mode and step.
+
+    Attributes:
+        mode: Their mode.
+        step: Their step.
+        path: Where it is.
+        damage: Why it cannot be read, one sentence each; it grows as it is read.
+    """
 
     mode: str
     step: int
     path: Path
+    damage: list[str] = attrs.field(factory=list, eq=False, repr=False)
 
     @property
     def version(self) -> tuple[int, int]:
@@ -69,14 +77,13 @@ class Seen:
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], tuple[tuple[int, int], Any, list[str]]] = {}
 
-    def of(self, file: RolloutFile, read: Callable[[RolloutFile, list[str]], T], missing: list[str]) -> T:
+    def of(self, file: RolloutFile, read: Callable[[RolloutFile], T]) -> T:
         """Return what `read` makes of a file; it is called again only if the file has changed."""
         key, version = (read.__name__, file.path.name), file.version
         kept = self._kept.get(key)
         if kept is None or kept[0] != version:
-            told: list[str] = []
-            kept = self._kept[key] = version, read(file, told), told
-        missing += kept[2]
+            kept = self._kept[key] = version, read(file), list(file.damage)
+        file.damage.extend(text for text in kept[2] if text not in file.damage)
         found: T = kept[1]
         return found
 
@@ -102,6 +109,7 @@ class RunData:
         continued: Whether the run was killed, or failed, after it went on from an earlier end and before the next
             checkpoint replaced that: the other attributes are of the earlier end.
         binned: Whether its curves have one point for each 16 steps, as published ones, and no moving mean.
+        seen: What was read of its rollouts.
     """
 
     directory: Path
@@ -118,6 +126,7 @@ class RunData:
     resuming: bool = False
     continued: bool = False
     binned: bool = False
+    seen: Seen = attrs.field(factory=Seen, repr=False)
 
     @cached_property
     def missing(self) -> Sequence[str]:
@@ -128,6 +137,11 @@ class RunData:
             return [*self.unread, *changed]
         except RunFileError as error:
             return list(dict.fromkeys([*self.unread, first_line(error)]))
+
+    @property
+    def damage(self) -> list[str]:
+        """Why its rollouts cannot be read, one sentence each, as far as somebody has read them."""
+        return list(dict.fromkeys(text for file in self.files for text in file.damage))
 
     @property
     def name(self) -> str:
@@ -201,8 +215,12 @@ def no_run(path: Path) -> str:
     return f"there is no run directory {path}{f'.{known}' if known else '; `agentrig train` makes them below runs/'}"
 
 
-def read_run(directory: Path) -> RunData:
+def read_run(directory: Path, seen: Seen | None = None) -> RunData:
     """Read a run directory without its rollouts.
+
+    Args:
+        directory: The run directory.
+        seen: What was read of its rollouts before.
 
     Raises:
         AgentrigError: There is no such directory, or nothing in it that a run writes, or its format is of a later
@@ -300,6 +318,7 @@ def read_run(directory: Path) -> RunData:
         error=error,
         files=files,
         unread=missing,
+        seen=seen or Seen(),
         running=running,
         resuming=resuming,
         continued=continued,
@@ -325,10 +344,8 @@ def warnings_of(run: RunData) -> list[dict[str, Any]]:
     return found[::-1]
 
 
-def columns_of(
-    file: RolloutFile, columns: Sequence[str], missing: list[str], ids: Collection[str] | None = None
-) -> pa.Table | None:
-    """Return columns of a file, of all rollouts or those with some ids; None if it cannot be read, which is noted.
+def columns_of(file: RolloutFile, columns: Sequence[str], ids: Collection[str] | None = None) -> pa.Table | None:
+    """Return columns of a file, of all rollouts or those with some ids; None if it cannot be read: see its `damage`.
 
     With `ids`, the columns must have `id`.
     """
@@ -352,7 +369,8 @@ def columns_of(
     except (OSError, RunFileError) as error:
         cause = error.__cause__ or error
         why = getattr(cause, "strerror", None) or first_line(cause)
-        missing.append(f"rollouts/{file.path.name} cannot be read: {why}")
+        if (told := f"rollouts/{file.path.name} cannot be read: {why}") not in file.damage:
+            file.damage.append(told)
         return None
 
 
@@ -369,7 +387,6 @@ def rollout_rows(
     columns: Sequence[str] = FIGURES,
     *,
     ids: Collection[str] | None = None,
-    missing: list[str] | None = None,
     decode: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """Yield rollouts of Parquet files as dicts; JSON columns are decoded.
@@ -378,11 +395,10 @@ def rollout_rows(
         files: The files to read, one after the other.
         columns: Which columns, in addition to `mode` and `step`.
         ids: Only the rollouts with these ids.
-        missing: Files that cannot be read are noted here.
         decode: False leaves JSON columns as text.
     """
     for file in files:
-        table = columns_of(file, columns, [] if missing is None else missing, ids)
+        table = columns_of(file, columns, ids)
         for row in table.to_pylist() if table is not None else ():
             yield (decoded(row) if decode else row) | {"mode": file.mode, "step": file.step}
 

@@ -23,9 +23,9 @@ from agentrig.rollouts import Rollout
 from agentrig.run.rows import row_of
 from agentrig.text import amount, cut
 from agentrig.traces import LLM_CALL, MODEL, NODE, SERVER, Span, Trace, items, message_of, reply_of, tool_calls_of
+from agentrig.view.beside import MOST_TOKENS, Token, tokens_of
 from agentrig.view.reading import SECOND, decoded, dig, judged, mapping, spans_of, verdict
 from agentrig.view.tables import WRONG
-from agentrig.view.tokens import MOST_TOKENS, Token, tokens_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

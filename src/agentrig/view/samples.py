@@ -8,13 +8,11 @@ from typing import Any
 from agentrig.figures import number
 from agentrig.text import cut
 from agentrig.view import figures
-from agentrig.view.calls import calls_of
+from agentrig.view.beside import calls_of, gold_of, tokenizer_of
 from agentrig.view.causes.evidence import Evidence
-from agentrig.view.gold import gold_of
 from agentrig.view.html import Links
 from agentrig.view.reading import SECOND, RunData, mapping, rollout_rows
 from agentrig.view.rollout import COLUMNS, FOLDER, QUESTION, chip, question, readable, score_of, text_of
-from agentrig.view.tokens import tokenizer_of
 
 LONGEST_TEXT = 4_000
 """Characters of a message or an output in the file; the live page shows more."""
@@ -41,7 +39,7 @@ KINDS = {
 """Whether a task was right before and after training, to the words for it and how many of these are shown."""
 
 
-def before_after(evidence: Evidence, missing: list[str]) -> dict[str, Any] | None:
+def before_after(evidence: Evidence) -> dict[str, Any] | None:
     """Choose tasks that were measured before and after training, and return their rollouts.
 
     It chooses tasks of each kind at equal distances in the order of their ids, including tasks that got worse, so that
@@ -49,7 +47,6 @@ def before_after(evidence: Evidence, missing: list[str]) -> dict[str, Any] | Non
 
     Args:
         evidence: Has the first and the last measurement.
-        missing: What cannot be read is noted here.
 
     Returns:
         `where` they were measured, how many tasks were `judged` both times and got `better` and `worse`, whether that
@@ -59,7 +56,6 @@ def before_after(evidence: Evidence, missing: list[str]) -> dict[str, Any] | Non
     if evidence.ends is None:
         return None
     first, last = evidence.ends
-    missing += evidence.missing
     groups: dict[tuple[bool, bool], list[str]] = {kind: [] for kind in KINDS}
     for task in sorted(first.keys() & last.keys()):
         groups[first[task][1], last[task][1]].append(task)
@@ -70,9 +66,9 @@ def before_after(evidence: Evidence, missing: list[str]) -> dict[str, Any] | Non
     asked = {first[task][0]: task for tasks in changed.values() for task in tasks}
     titles = {
         asked[row["id"]]: question({**row, "task_id": asked[row["id"]]})
-        for row in rollout_rows(files[:1], ("id", "input"), ids=asked.keys(), missing=missing)
+        for row in rollout_rows(files[:1], ("id", "input"), ids=asked.keys())
     }
-    whole = {row["id"]: row for row in rollout_rows([files[0], files[-1]], COLUMNS, ids=ids, missing=missing)}
+    whole = {row["id"]: row for row in rollout_rows([files[0], files[-1]], COLUMNS, ids=ids)}
     shown = []
     for task, words in chosen:
         rows = [whole[end[task][0]] for end in evidence.ends if end[task][0] in whole]
@@ -104,11 +100,11 @@ def spread(tasks: Sequence[str], most: int) -> list[str]:
     return [tasks[(2 * i + 1) * len(tasks) // (2 * n)] for i in range(n)]
 
 
-def reward_disagreements(run: RunData, missing: list[str]) -> list[dict[str, Any]]:
+def reward_disagreements(run: RunData) -> list[dict[str, Any]]:
     """Return the latest few rollouts whose value in a second reward differs from the one that was trained on."""
     found: list[dict[str, Any]] = []
     for file in reversed(run.of_mode("train")):
-        scored = list(rollout_rows([file], ("id", "value", SECOND), missing=missing))
+        scored = list(rollout_rows([file], ("id", "value", SECOND)))
         others = {str(row["id"]): name for row in scored if (name := _other(row))}
         for row in rollout_rows([file], COLUMNS, ids=others.keys()) if others else ():
             name, answer = others[row["id"]], row["answer"]
@@ -128,12 +124,8 @@ def _other(row: Mapping[str, Any]) -> str | None:
     return next((str(name) for name, score in seconds if mapping(score).get("value") != row["value"]), None)
 
 
-def last_group(run: RunData, missing: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def last_group(run: RunData) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the first group of the last training step whose rollouts differ in value, or else the first one.
-
-    Args:
-        run: The run.
-        missing: What cannot be read is noted here.
 
     Returns:
         Its `step`, its task's `title` and the scores of all its `rollouts`, and the whole rows of a few: those with
@@ -141,14 +133,14 @@ def last_group(run: RunData, missing: list[str]) -> tuple[dict[str, Any], list[d
     """
     files = run.of_mode("train")[-1:]
     groups: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
-    for row in rollout_rows(files, ("id", "task_id", "group", "failure", "value", "correct"), missing=missing):
+    for row in rollout_rows(files, ("id", "task_id", "group", "failure", "value", "correct")):
         groups.setdefault((row["group"], row["task_id"]), []).append(row)
     all_groups = list(groups.values())
     members = next((g for g in all_groups if len({row["value"] for row in g}) > 1), all_groups[0] if groups else [])
     ranked = sorted(members, key=lambda row: number(row["value"]) or 0.0, reverse=True)
     chosen = ranked if len(ranked) <= 4 else [*ranked[:2], *ranked[-2:]]
     ids = [str(row["id"]) for row in chosen]
-    rows = sorted(rollout_rows(files, COLUMNS, ids=ids, missing=missing), key=lambda row: ids.index(row["id"]))
+    rows = sorted(rollout_rows(files, COLUMNS, ids=ids), key=lambda row: ids.index(row["id"]))
     if not rows:
         return {}, []
     return {"step": files[0].step, "title": question(rows[0]), "rollouts": [chip(row) for row in members]}, rows
@@ -172,10 +164,9 @@ def shown(run: RunData, view: Mapping[str, Any], *, gold: bool) -> dict[str, Any
     Returns:
         `shown`, `group`, `to` (where their links lead), `damage` and `missing` (what cannot be read), for templates.
     """
-    missing = list(view["missing"])
     if gold:
         add_gold(run, view["pairs"])
-    group, rows = last_group(run, missing)
+    group, rows = last_group(run)
     rows += [each["row"] for each in view["reward_disagreements"]]
     rows += [side.row for pair in (view["pairs"] or {"shown": ()})["shown"] for side in pair["sides"]]
     by_id = {str(row["id"]): row for row in rows}
@@ -189,5 +180,5 @@ def shown(run: RunData, view: Mapping[str, Any], *, gold: bool) -> dict[str, Any
         seen = readable(row, calls.get(id, {}), tokenizer, LONGEST_TEXT, MOST_TOKENS)
         texts = [(key, text_of(value, LONGEST_TEXT)) for key, value in private.items()]
         whole.append({"at": anchors[id], "seen": seen, "gold": texts, "no_gold": no_gold})
-    missing = list(dict.fromkeys(missing))
+    missing = list(dict.fromkeys([*view["missing"], *run.damage]))
     return {"shown": whole, "group": group, "to": Links(anchors=anchors), "damage": damage, "missing": missing}

@@ -74,7 +74,7 @@ def tables(run: RunData, of_rollouts: Sequence[Table] = ()) -> list[Table]:
     return [table for table in found if table.rows or table in of_rollouts]
 
 
-def held_out(run: RunData, missing: list[str]) -> dict[str, Any]:
+def held_out(run: RunData) -> dict[str, Any]:
     """Return what the held-out rollouts are broken down by, as `agentrig report --json` prints it.
 
     Returns:
@@ -91,7 +91,7 @@ def held_out(run: RunData, missing: list[str]) -> dict[str, Any]:
     for when, some in zip(ENDS, (files[:1], files[1:][-1:]), strict=True):
         wrong[when], calls = Counter(), []
         columns = ("failure", "value", "correct", "details", "call_values", "slices")
-        for row in rollout_rows(some, columns, missing=missing):
+        for row in rollout_rows(some, columns):
             if row["failure"] or number(row["value"]) is None:
                 continue
             for name, part in mapping(row["slices"]).items():
@@ -165,13 +165,13 @@ def largest(sizes: Mapping[str, int], most: int) -> list[str]:
     return sorted(kept, key=int) if all(part.isdecimal() for part in kept) else kept
 
 
-def failures(run: RunData, missing: list[str]) -> Table:
+def failures(run: RunData) -> Table:
     """Return the failures in the rollout files, the most frequent kind first, with an example of each."""
     modes: Counter[str] = Counter()
     counts: Counter[tuple[str, str]] = Counter()
     kinds: Counter[str] = Counter()
     examples: dict[str, str] = {}
-    for row in rollout_rows(run.files, ("failure", "message", "details"), missing=missing):
+    for row in rollout_rows(run.files, ("failure", "message", "details")):
         modes[row["mode"]] += 1
         if kind := row["failure"]:
             counts[kind, row["mode"]] += 1

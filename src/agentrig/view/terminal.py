@@ -23,7 +23,7 @@ from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.outcome import changes
 from agentrig.view.diagnosis import diagnose, headline
 from agentrig.view.plots import second_rewards
-from agentrig.view.reading import SECOND, Seen, judged, mapping, read_run
+from agentrig.view.reading import SECOND, judged, mapping, read_run
 from agentrig.view.rollout import Call, Node, Readable, is_said, readable_rollout, text_of
 from agentrig.view.samples import WORSE, before_after
 from agentrig.view.table import failures, interval
@@ -131,7 +131,7 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
     The held-out figures before and after, whether the difference may be chance, a task before and after side by side,
     the first line of `agentrig why`, and the commands to go on with.
     """
-    run, seen = read_run(directory), Seen()
+    run = read_run(directory)
     held_out = figures.held_out(run)
     accuracy, reward = held_out["accuracy"], held_out["reward"]
     before, after = accuracy["before"], accuracy["after"]
@@ -153,10 +153,10 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
         pair = figures.change(run, SECOND, name, "mean"), figures.change(run, "reward")
         ends = [f"{figure(each['first'])} → {figure(each['last'])}" for each in pair if each]
         yield f"second reward {name}, first → last steps: {', trained reward '.join(ends)}"
-    evidence = Evidence.of(run, seen)
+    evidence = Evidence.of(run)
     for change in changes(evidence):
         yield f"{change.text[0].upper()}{change.text[1:]}."
-    pairs = before_after(evidence, [])
+    pairs = before_after(evidence)
     shown = pairs["shown"][:1] if pairs else []
     if pairs and pairs["worse"] >= pairs["better"]:  # not only the one that got better
         shown += [pair for pair in pairs["shown"][1:] if pair["outcome"] == WORSE][:1]
@@ -169,7 +169,7 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
         yield table
         yield "agentrig watch shows the right answer too"
     yield ""
-    yield f"why: {headline(diagnose(run, seen))}"
+    yield f"why: {headline(diagnose(run))}"
     hours, failed = figures.hours(run), failures(run)
     solved = ", solved" if run.summary.get("solved") else ""
     took = "" if hours is None else f" in {duration(3600 * hours)}"

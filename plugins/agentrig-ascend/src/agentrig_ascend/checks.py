@@ -24,7 +24,7 @@ def check_torch_npu(situation: Situation) -> Iterator[Finding]:
     if version is None:
         if situation.uses("ascend"):
             cure = "pip install the torch_npu of one stack in docs/hardware.md"
-            yield Finding(check="torch_npu", result="problem", evidence="not installed", cure=cure)
+            yield Finding.problem("torch_npu", "not installed", cure=cure)
         return
     torch = situation.versions.get("torch", "none")
     number, other = (re.split(r"[+]|\.post|\.dev|rc", v)[0] for v in (version, torch))
@@ -37,8 +37,7 @@ def check_torch_npu(situation: Situation) -> Iterator[Finding]:
         )
     answer = ask(LOADS, environ=situation.environ)
     if answer.ok:
-        evidence = f"torch_npu {version} loads; {answer.data['devices']} device(s)"
-        yield Finding(check="torch_npu", result="ok", evidence=evidence)
+        yield Finding.ok("torch_npu", f"torch_npu {version} loads; {answer.data['devices']} device(s)")
     else:
         cure = f"{SET_ENV}, or pip uninstall torch_npu"
         yield situation.failure("torch_npu", f"torch_npu {version} does not load", answer, cure=cure)
@@ -50,8 +49,7 @@ def check_cann(situation: Situation) -> Iterator[Finding]:
         return
     home = cann_home(situation.environ)
     if home is None or not home.is_dir():
-        evidence = f"ASCEND_HOME_PATH is {home or 'not set'}"
-        yield Finding(check="CANN", result="problem", evidence=evidence, cure=SET_ENV)
+        yield Finding.problem("CANN", f"ASCEND_HOME_PATH is {home or 'not set'}", cure=SET_ENV)
     else:
         version = cann_version(home)
         library = home / "lib64" / "libhccl.so"
@@ -59,22 +57,18 @@ def check_cann(situation: Situation) -> Iterator[Finding]:
             evidence = (
                 f"{home}: version {version or 'unknown'}, {library} {'is there' if library.exists() else 'missing'}"
             )
-            yield Finding(
-                check="CANN", result="problem", evidence=evidence, cure="install the CANN toolkit and kernels"
-            )
+            yield Finding.problem("CANN", evidence, cure="install the CANN toolkit and kernels")
         else:
-            yield Finding(check="CANN", result="ok", evidence=f"{version} at {home}")
+            yield Finding.ok("CANN", f"{version} at {home}")
     if "ATB_HOME_PATH" not in situation.environ:
         evidence = "ATB_HOME_PATH is not set: vllm-ascend needs the transformer boost library"
-        cure = "source /usr/local/Ascend/nnal/atb/set_env.sh"
-        yield Finding(check="CANN nnal", result="warning", evidence=evidence, cure=cure)
+        yield Finding.warning("CANN nnal", evidence, cure="source /usr/local/Ascend/nnal/atb/set_env.sh")
     driver = driver_version()
     if driver:
-        yield Finding(check="NPU driver", result="ok", evidence=driver)
+        yield Finding.ok("NPU driver", driver)
     else:
-        cure = "mount /usr/local/Ascend/driver into the container"
         evidence = "no /usr/local/Ascend/driver/version.info"
-        yield Finding(check="NPU driver", result="problem", evidence=evidence, cure=cure)
+        yield Finding.problem("NPU driver", evidence, cure="mount /usr/local/Ascend/driver into the container")
 
 
 def check_hccl_ports(situation: Situation) -> Iterator[Finding]:
@@ -84,26 +78,24 @@ def check_hccl_ports(situation: Situation) -> Iterator[Finding]:
     for name in ("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE"):
         value = situation.environ.get(name) or situation.setting("hardware", "socket_ports", "auto")
         if value == "auto":
-            yield Finding(check="HCCL ports", result="ok", evidence=f"{name}: auto")
+            yield Finding.ok("HCCL ports", f"{name}: auto")
             continue
         spans = [re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip()) for part in value.split(",")]
         ports = [(int(m[1]), int(m[2] or m[1])) for m in spans if m]
         if len(ports) != len(spans) or any(not 1023 < low <= high <= 65535 for low, high in ports):
             evidence = f"{name}={value} is not a list of ports and ranges between 1024 and 65535"
-            cure = "auto, or such as 60000-60050"
-            yield Finding(check="HCCL ports", result="problem", evidence=evidence, cure=cure)
+            yield Finding.problem("HCCL ports", evidence, cure="auto, or such as 60000-60050")
             continue
         low_system, high_system = ephemeral_ports()
         clash = [f"{low}-{high}" for low, high in ports if low <= high_system and high >= low_system]
         if clash:
-            yield Finding(
-                check="HCCL ports",
-                result="warning",
-                evidence=f"{name}={value} overlaps the system's own {low_system}-{high_system}",
+            yield Finding.warning(
+                "HCCL ports",
+                f"{name}={value} overlaps the system's own {low_system}-{high_system}",
                 cure=f"sysctl -w net.ipv4.ip_local_reserved_ports={','.join(clash)}",
             )
         else:
-            yield Finding(check="HCCL ports", result="ok", evidence=f"{name}={value}")
+            yield Finding.ok("HCCL ports", f"{name}={value}")
 
 
 def ephemeral_ports(path: str = "/proc/sys/net/ipv4/ip_local_port_range") -> tuple[int, int]:

@@ -23,19 +23,18 @@ def check_flash_attention(situation: Situation) -> Iterator[Finding]:
     wanted = situation.setting("hardware", "attention", "auto")
     if "flash-attn" not in situation.versions:
         if wanted == "flash_attention_2":
-            yield Finding(
-                check="flash-attn",
-                result="problem",
-                evidence="hardware.attention asks for flash_attention_2, and flash-attn is not installed",
+            yield Finding.problem(
+                "flash-attn",
+                "hardware.attention asks for flash_attention_2, and flash-attn is not installed",
                 cure="pip install flash-attn --no-build-isolation, or hardware.attention=auto",
             )
         else:
-            yield Finding(check="flash-attn", result="ok", evidence="not installed: sdpa is used")
+            yield Finding.ok("flash-attn", "not installed: sdpa is used")
         return
     answer = ask(LOADS, environ=situation.environ)
     if answer.ok:
         pair = f"flash-attn {answer.data['flash_attn']} loads beside torch {answer.data['torch']}"
-        yield Finding(check="flash-attn", result="ok", evidence=pair)
+        yield Finding.ok("flash-attn", pair)
     else:
         what = f"flash-attn {situation.versions['flash-attn']} does not load"
         cure = "reinstall it for this torch, or uninstall it: sdpa is used then"
@@ -52,16 +51,11 @@ def check_unwanted_ascend(situation: Situation) -> Iterator[Finding]:
         return
     allowed = situation.environ.get("VLLM_PLUGINS")
     if allowed is not None and "ascend" not in allowed.split(","):
-        yield Finding(
-            check="vllm platform",
-            result="ok",
-            evidence=f"vllm-ascend is installed, and VLLM_PLUGINS={allowed} omits it",
-        )
+        yield Finding.ok("vllm platform", f"vllm-ascend is installed, and VLLM_PLUGINS={allowed} omits it")
         return
-    yield Finding(
-        check="vllm platform",
-        result="problem",
-        evidence=f"vllm-ascend {situation.versions.get('vllm-ascend', '')} is installed on a CUDA host: "
+    yield Finding.problem(
+        "vllm platform",
+        f"vllm-ascend {situation.versions.get('vllm-ascend', '')} is installed on a CUDA host: "
         "vLLM would choose the Ascend platform",
         cure="pip uninstall vllm-ascend, or name the vLLM plugins to load without ascend in VLLM_PLUGINS "
         "(VLLM_PLUGINS= loads none)",

@@ -27,7 +27,7 @@ def check_memory_plan(situation: Situation) -> Iterator[Finding]:
     sizes = [device.memory for device in situation.probes[hardware.name].devices if device.memory]
     if not sizes and not limit:
         why = f"{hardware.name} does not say its memory; hardware.memory_gib=24 computes for a device of 24 GiB"
-        yield Finding(check="memory plan", result="skipped", evidence=why)
+        yield Finding.skipped("memory plan", why)
         return
     try:
         directory = model_directory(config.model)
@@ -36,7 +36,7 @@ def check_memory_plan(situation: Situation) -> Iterator[Finding]:
             DeviceMemory(name=hardware.torch_device, total=min(sizes or [limit]), limit=limit),
         )
         if shape is None:
-            yield Finding(check="memory plan", result="skipped", evidence=f"the shape of {config.model} is not known")
+            yield Finding.skipped("memory plan", f"the shape of {config.model} is not known")
             return
         memory = getattr(plan.components["server"].spec, "memory", None)
         says = memory(plan.configs["server"]) if memory else ServerMemory(sequences=64)
@@ -49,8 +49,7 @@ def check_memory_plan(situation: Situation) -> Iterator[Finding]:
             context=context_of_model(directory, config),
             runners=plan.runners.n * plan.runners.threads,
         )
-        evidence = f"about: {fitting.describe(fitting.choose())}"
-        yield Finding(check="memory plan", result="ok", evidence=evidence)
+        yield Finding.ok("memory plan", f"about: {fitting.describe(fitting.choose())}")
     except ConfigError as error:
         yield Finding.of_error("memory plan", error)
 

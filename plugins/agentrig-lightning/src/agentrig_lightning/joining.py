@@ -141,9 +141,8 @@ def check_gateway(situation: Situation) -> Iterator[Finding]:
         return
     store, host = plan.runners.store.rpartition(":")[0].strip("[]"), plan.gateway.host
     if store and not is_loopback(store) and is_loopback(host):
-        yield Finding(
-            check="runners of other machines",
-            result="warning",
-            evidence=f"runners join from other machines at {store}, and the gateway listens on {host} only",
+        yield Finding.warning(
+            "runners of other machines",
+            f"runners join from other machines at {store}, and the gateway listens on {host} only",
             cure="let it listen where they reach it: gateway.host=0.0.0.0, in a private network",
         )

@@ -27,11 +27,10 @@ def check_symbols(situation: Situation) -> Iterator[Finding]:
     version = situation.versions.get("verl", "")
     missing = symbols.lacking()
     if missing:
-        evidence = f"agentrig cannot use verl {version}: it has no {', '.join(missing)}"
         cure = f"install verl {symbols.SUPPORTED}, with the versions that docs/hardware.md names for it"
-        yield Finding(check="verl", result="problem", evidence=evidence, cure=cure)
+        yield Finding.problem("verl", f"agentrig cannot use verl {version}: it has no {', '.join(missing)}", cure=cure)
     else:
-        yield Finding(check="verl", result="ok", evidence=f"verl {version} has everything that agentrig uses")
+        yield Finding.ok("verl", f"verl {version} has everything that agentrig uses")
 
 
 def check_settings(situation: Situation) -> Iterator[Finding]:
@@ -44,9 +43,9 @@ def check_settings(situation: Situation) -> Iterator[Finding]:
         check(composed, merge=config.merge, credit=situation.plan.build("credit"))
         check_loggers(composed)
     except ConfigError as error:
-        yield Finding(check="verl settings", result="problem", evidence=str(error))
+        yield Finding.problem("verl settings", str(error))
     else:
-        yield Finding(check="verl settings", result="ok", evidence="verl accepts them, and its loggers can start")
+        yield Finding.ok("verl settings", "verl accepts them, and its loggers can start")
 
 
 def check_memory_plan(situation: Situation) -> Iterator[Finding]:
@@ -58,7 +57,7 @@ def check_memory_plan(situation: Situation) -> Iterator[Finding]:
     sizes = [device.memory for device in situation.probes[hardware.name].devices if device.memory]
     if not sizes and not hardware.memory_limit:
         why = f"{hardware.name} does not say its memory; hardware.memory_gib=24 computes for a device of 24 GiB"
-        yield Finding(check="memory plan", result="skipped", evidence=why)
+        yield Finding.skipped("memory plan", why)
         return
     try:
         memory = min(sizes, default=hardware.memory_limit)
@@ -67,10 +66,9 @@ def check_memory_plan(situation: Situation) -> Iterator[Finding]:
         found = memory_plan(config, hardware, calls=calls, memory=memory, forest=forest)
         if found is None:
             why = f"the shape of {config.model or 'the model'} is not known, or it is not trained with FSDP"
-            yield Finding(check="memory plan", result="skipped", evidence=why)
+            yield Finding.skipped("memory plan", why)
         else:
-            evidence = f"about: {found.describe(found.choose())}"
-            yield Finding(check="memory plan", result="ok", evidence=evidence)
+            yield Finding.ok("memory plan", f"about: {found.describe(found.choose())}")
     except ConfigError as error:
         yield Finding.of_error("memory plan", error)
 
@@ -89,7 +87,7 @@ def check_verl_vllm(situation: Situation) -> Iterator[Finding]:
     answer = ask(ACCEPTS_VLLM, environ=situation.environ)
     pair = f"verl {situation.versions['verl']} with vllm {situation.versions['vllm']}"
     if answer.ok:
-        yield Finding(check="verl-vllm", result="ok", evidence=f"{pair}: verl imports it")
+        yield Finding.ok("verl-vllm", f"{pair}: verl imports it")
     else:
         cure = "install a pair of one tested stack (docs/hardware.md)"
         yield situation.failure("verl-vllm", pair, answer, cure=cure)

@@ -67,15 +67,15 @@ def check_modelscope(situation: Situation) -> Iterator[Finding]:
     both = " ".join(f"{name}=True" for name in SWITCHES)
     for name in odd:
         evidence = f"{name}={environ[name]} counts as off: only `true` turns it on"
-        yield Finding(check="modelscope", result="problem", evidence=evidence, cure=f"export {both}")
+        yield Finding.problem("modelscope", evidence, cure=f"export {both}")
     if on and importlib.util.find_spec("modelscope") is None:
         evidence = f"{', '.join(on)} is on, and the package modelscope is not installed: verl and vLLM will fail"
-        yield Finding(check="modelscope", result="problem", evidence=evidence, cure="pip install modelscope")
+        yield Finding.problem("modelscope", evidence, cure="pip install modelscope")
     model = situation.setting("algorithm", "model", "")
     if len(on) == 1 and not odd and not Path(model).expanduser().is_dir():
         (off,) = set(SWITCHES) - set(on)
         evidence = f"{on[0]} is on and {off} is not: one of verl and vLLM would look for {model} on the Hub"
-        yield Finding(check="modelscope", result="problem", evidence=evidence, cure=f"export {both}")
+        yield Finding.problem("modelscope", evidence, cure=f"export {both}")
     elif len(on) == 2:
         evidence = f"names of models are ModelScope's ({endpoint(environ)}); both switches reach the workers"
-        yield Finding(check="modelscope", result="ok", evidence=evidence)
+        yield Finding.ok("modelscope", evidence)

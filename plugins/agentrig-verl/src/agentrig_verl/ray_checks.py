@@ -76,25 +76,24 @@ def check_ray_cluster(situation: Situation, proc: Path = PROC) -> Iterator[Findi
     """Is a Ray cluster already running that a run would join, and do its workers have what they need?"""
     if not proc.is_dir():
         evidence = f"this system has no {proc}: whether a cluster runs here can't be seen; `ray status` tells"
-        yield Finding(check="ray", result="skipped", evidence=evidence)
+        yield Finding.skipped("ray", evidence)
         return
     running = ray_processes(proc)
     noted = address_file(situation.environ)
     if not running:
         if noted.exists():
-            yield Finding(
-                check="ray",
-                result="warning",
-                evidence=f"{noted} names a cluster ({noted.read_text('utf-8').strip()}), and none runs here",
+            yield Finding.warning(
+                "ray",
+                f"{noted} names a cluster ({noted.read_text('utf-8').strip()}), and none runs here",
                 cure="delete that file: ray.init would try to join the dead cluster",
             )
         else:
-            yield Finding(check="ray", result="ok", evidence="no cluster is running here")
+            yield Finding.ok("ray", "no cluster is running here")
         return
     listed = ", ".join(f"{p.program} {p.pid}" for p in running)
     if not situation.environ.get("RAY_ADDRESS") and not noted.exists():
         evidence = f"Ray runs here ({listed}), but {noted} names no cluster: other runs' own, joined by none"
-        yield Finding(check="ray", result="ok", evidence=evidence)
+        yield Finding.ok("ray", evidence)
         return
     lacking: set[str] = set()
     for process in running:
@@ -103,18 +102,16 @@ def check_ray_cluster(situation: Situation, proc: Path = PROC) -> Iterator[Findi
             lacking |= {n for n in NEEDED_BY_WORKERS if situation.environ.get(n) and not present.get(n)}
     restart = "ask the person who started it, then `ray stop` and start again from this shell"
     if lacking:
-        yield Finding(
-            check="ray",
-            result="problem",
-            evidence=f"a cluster is running ({listed}) that was started without {', '.join(sorted(lacking))}: "
+        yield Finding.problem(
+            "ray",
+            f"a cluster is running ({listed}) that was started without {', '.join(sorted(lacking))}: "
             "its workers will not have it",
             cure=f"{restart} (not through Ray's runtime_env: its dashboard would show it)",
         )
     else:
-        yield Finding(
-            check="ray",
-            result="warning",
-            evidence=f"a cluster is running ({listed}); a run that uses Ray would join it",
+        yield Finding.warning(
+            "ray",
+            f"a cluster is running ({listed}); a run that uses Ray would join it",
             cure=f"if it is left over from an earlier run: {restart}",
         )
 
@@ -125,14 +122,13 @@ def check_ray_sockets(situation: Situation) -> Iterator[Finding]:
     longest = root / "session_2000-01-01_00-00-00_000000_1000000" / "sockets" / "plasma_store"
     length = len(str(longest).encode())
     if length > SOCKET_PATH:
-        yield Finding(
-            check="ray sockets",
-            result="problem",
-            evidence=f"sockets below {root} would have paths of {length} bytes, and {SOCKET_PATH} are allowed",
+        yield Finding.problem(
+            "ray sockets",
+            f"sockets below {root} would have paths of {length} bytes, and {SOCKET_PATH} are allowed",
             cure="export RAY_TMPDIR=/tmp, or another short path",
         )
     else:
-        yield Finding(check="ray sockets", result="ok", evidence=f"{root} is short enough")
+        yield Finding.ok("ray sockets", f"{root} is short enough")
 
 
 def check_ray_token(situation: Situation) -> Iterator[Finding]:
@@ -145,31 +141,26 @@ def check_ray_token(situation: Situation) -> Iterator[Finding]:
         return
     mode = situation.environ.get("RAY_AUTH_MODE", "" if address else "token").lower()
     if not mode:
-        yield Finding(
-            check="ray token",
-            result="warning",
-            evidence="RAY_AUTH_MODE is not set: Ray then sends no token to a cluster that RAY_ADDRESS names",
+        yield Finding.warning(
+            "ray token",
+            "RAY_AUTH_MODE is not set: Ray then sends no token to a cluster that RAY_ADDRESS names",
             cure="export RAY_AUTH_MODE=token, unless that cluster asks for none",
         )
         return
     if mode != "token":
         cure = "unset RAY_AUTH_MODE and share a token, unless the network is trusted"
-        yield Finding(
-            check="ray token", result="warning", evidence=f"RAY_AUTH_MODE={mode}: anybody can join", cure=cure
-        )
+        yield Finding.warning("ray token", f"RAY_AUTH_MODE={mode}: anybody can join", cure=cure)
         return
     source, token = _token(situation.environ)
     if not token:
-        yield Finding(
-            check="ray token",
-            result="problem",
-            evidence=f"several nodes, and no token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or {source}",
+        yield Finding.problem(
+            "ray token",
+            f"several nodes, and no token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or {source}",
             cure="`ray get-auth-token --generate` on one node, then copy the file to the same place on the others",
         )
         return
     mark = hashlib.sha256(token.encode()).hexdigest()[:8]
-    evidence = f"a token in {source}, SHA-256 begins {mark}: it must be the same on every node"
-    yield Finding(check="ray token", result="ok", evidence=evidence)
+    yield Finding.ok("ray token", f"a token in {source}, SHA-256 begins {mark}: it must be the same on every node")
 
 
 def _token(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -196,24 +187,17 @@ RAY_PORT = 6379
 def check_place(situation: Situation, shared: Path = Path("/dev/shm")) -> Iterator[Finding]:
     """Are shared memory, Ray's port and the limit of open files such that Ray and vLLM can work?"""
     if shared.is_dir() and shutil.disk_usage(shared).free <= LEAST_SHM:
-        yield Finding(
-            check="ray memory",
-            result="problem",
-            evidence=f"{shutil.disk_usage(shared).free / 2**20:.0f} MiB free in {shared}, where Ray keeps its objects",
+        yield Finding.problem(
+            "ray memory",
+            f"{shutil.disk_usage(shared).free / 2**20:.0f} MiB free in {shared}, where Ray keeps its objects",
             cure="start the container with more (--shm-size=16g), or delete what is left over there",
         )
     if not ray_processes() and port_taken(RAY_PORT):
-        yield Finding(
-            check="ray port",
-            result="warning",
-            evidence=f"port {RAY_PORT} (Ray's head) is taken",
-            cure="Ray will use another",
-        )
+        yield Finding.warning("ray port", f"port {RAY_PORT} (Ray's head) is taken", cure="Ray will use another")
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit < LEAST_FILES:
-        yield Finding(
-            check="ray files",
-            result="warning",
-            evidence=f"at most {limit} open files: Ray with vLLM opens a few thousand, and fails below that",
+        yield Finding.warning(
+            "ray files",
+            f"at most {limit} open files: Ray with vLLM opens a few thousand, and fails below that",
             cure="ulimit -n 65536",
         )

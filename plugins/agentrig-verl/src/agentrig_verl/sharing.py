@@ -55,14 +55,13 @@ def check_engine(situation: Situation) -> Iterator[Finding]:
         found = foreseen(settings, hardware)
         if found is None:
             evidence = f"decided when the run starts: {settings.model or 'the model'} is not on this machine yet"
-            yield Finding(check="verl engine", result="skipped", evidence=evidence)
+            yield Finding.skipped("verl engine", evidence)
             return
         forest, why = found
     except ConfigError as error:
-        yield Finding(check="verl engine", result="problem", evidence=str(error))
+        yield Finding.problem("verl engine", str(error))
     else:
-        evidence = f"{'forest' if forest else 'verl'} would train: {why}"
-        yield Finding(check="verl engine", result="ok", evidence=evidence)
+        yield Finding.ok("verl engine", f"{'forest' if forest else 'verl'} would train: {why}")
 
 
 def foreseen(settings: VerlConfig, hardware: Hardware) -> tuple[bool, str] | None:

@@ -51,12 +51,11 @@ def check_vllm(situation: Situation) -> Iterator[Finding]:
         return
     reason = refusal(hardware)
     if reason:
-        yield Finding(check="server vllm", result="problem", evidence=f"vllm cannot serve here: {reason}", cure=CURE)
+        yield Finding.problem("server vllm", f"vllm cannot serve here: {reason}", cure=CURE)
         return
     answer = ask(IMPORTS, environ=situation.environ)
     what = f"vLLM {installed()}"
     if answer.ok:
-        evidence = f"{what} loads beside torch {answer.data['torch']}"
-        yield Finding(check="server vllm", result="ok", evidence=evidence)
+        yield Finding.ok("server vllm", f"{what} loads beside torch {answer.data['torch']}")
     else:
         yield situation.failure("server vllm", f"{what} does not load", answer, cure=CURE)

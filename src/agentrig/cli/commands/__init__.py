@@ -1,1 +1,1 @@
-"""One file per command; `agentrig.cli.groups.Group.sections` lists them."""
+"""The commands; `agentrig.cli.groups.Group.sections` lists them."""

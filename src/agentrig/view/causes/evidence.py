@@ -1,6 +1,6 @@
 """The evidence that the rules look at: a run's metrics, and counts from its files of rollouts.
 
-Each file is read once; `Seen` keeps the counts, so that a run that goes on can be asked again and again.
+Each file is read once; the run's `Seen` keeps the counts, so that a run that goes on can be asked again and again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import attrs
 from agentrig.correctness import as_much
 from agentrig.figures import number
 from agentrig.rollouts import mode_name
-from agentrig.view.reading import RolloutFile, RunData, Seen, dig, is_correct, mapping, rollout_rows
+from agentrig.view.reading import RolloutFile, RunData, dig, is_correct, mapping, rollout_rows
 
 OVERLONG = re.compile(
     "max(imum)? (context|input|model) len(gth)?|context.length|max_model_len|model's context is", re.IGNORECASE
@@ -106,13 +106,13 @@ def _reason(details: Any) -> str:
         return ""
 
 
-def facts_of(file: RolloutFile, missing: list[str]) -> StepFacts:
+def facts_of(file: RolloutFile) -> StepFacts:
     """Return the counts of a file of training rollouts."""
     failures: Counter[str] = Counter()
     examples: dict[str, str] = {}
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     rollouts = overlong = 0
-    for row in rollout_rows([file], COLUMNS, missing=missing, decode=False):
+    for row in rollout_rows([file], COLUMNS, decode=False):
         rollouts += 1
         if row["failure"]:
             kind = str(row["failure"])
@@ -161,11 +161,9 @@ def facts_of(file: RolloutFile, missing: list[str]) -> StepFacts:
     )
 
 
-def measured_of(file: RolloutFile, missing: list[str]) -> Measured:
+def measured_of(file: RolloutFile) -> Measured:
     """Return the measurement that a file of rollouts holds."""
-    rows = rollout_rows(
-        [file], ("id", "task_id", "failure", "value", "correct", "answer"), missing=missing, decode=False
-    )
+    rows = rollout_rows([file], ("id", "task_id", "failure", "value", "correct", "answer"), decode=False)
     return {
         str(row["task_id"]): (str(row["id"]), is_correct(row), str(row["answer"]))
         for row in rows
@@ -182,7 +180,6 @@ class Evidence:
         steps: The counts of each step that has training rollouts; also of a step that the run ended in.
         ends: The first and the last measurement of the same split, held out if there are two, and their steps.
         where: The name of that split, and the two steps; empty without two measurements.
-        missing: What cannot be read.
         unread: Whether one of the two measurements cannot be read.
     """
 
@@ -190,26 +187,23 @@ class Evidence:
     steps: Sequence[StepFacts]
     ends: tuple[Measured, Measured] | None
     where: str
-    missing: Sequence[str]
     unread: bool = False
 
     @classmethod
-    def of(cls, run: RunData, seen: Seen | None = None) -> Evidence:
-        """Read a run's rollouts; `seen` has what was read before."""
-        seen, missing = seen or Seen(), list[str]()
-        steps = [seen.of(file, facts_of, missing) for file in run.of_mode("train")]
-        found = cls.of_ends(run, seen)
-        return attrs.evolve(found, steps=steps, missing=[*missing, *found.missing])
+    def of(cls, run: RunData) -> Evidence:
+        """Read a run's rollouts; those that were read before are not read again."""
+        return attrs.evolve(cls.of_ends(run), steps=[run.seen.of(file, facts_of) for file in run.of_mode("train")])
 
     @classmethod
-    def of_ends(cls, run: RunData, seen: Seen | None = None) -> Evidence:
+    def of_ends(cls, run: RunData) -> Evidence:
         """Read only the first and the last measurement, which takes much less time: `steps` is empty."""
-        seen, missing, files = seen or Seen(), list[str](), run.measured()
+        files = run.measured()
         if not files:
-            return cls(run=run, steps=(), ends=None, where="", missing=missing)
-        ends = seen.of(files[0], measured_of, missing), seen.of(files[-1], measured_of, missing)
+            return cls(run=run, steps=(), ends=None, where="")
+        ends = run.seen.of(files[0], measured_of), run.seen.of(files[-1], measured_of)
         where = f"{mode_name(files[0].mode)} split, step {files[0].step} and step {files[-1].step}"
-        return cls(run=run, steps=(), ends=ends, where=where, missing=missing, unread=bool(missing))
+        unread = bool(files[0].damage or files[-1].damage)
+        return cls(run=run, steps=(), ends=ends, where=where, unread=unread)
 
     def total(self, key: str) -> int:
         """Return the sum of a count over all steps."""

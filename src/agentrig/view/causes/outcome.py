@@ -268,7 +268,7 @@ def next_step(evidence: Evidence) -> str:
     if run.summary.get("solved"):
         return ""
     steps, values = figures.validation(run)
-    last = [measured_of(file, []) for file in run.of_mode("validation") if file.step in steps[-2:]]
+    last = [measured_of(file) for file in run.of_mode("validation") if file.step in steps[-2:]]
     if len(values) > 2 and values[-1] == max(values) and len(last) == 2 and rose(*changed(*last)[:2]):
         shares = f"{percent(values[-2])}% at step {steps[-2]}, {percent(values[-1])}% at step {steps[-1]}"
         return f"Validation accuracy was still rising at the end ({shares}): {train_on(evidence)}"
@@ -285,7 +285,7 @@ def weak_slice(evidence: Evidence) -> str:
     Fisher's exact test, one-sided; its p is multiplied by the number of classes that were looked at (Bonferroni).
     """
     found = []
-    for name, parts in tables.held_out(evidence.run, [])["slices"].items():
+    for name, parts in tables.held_out(evidence.run)["slices"].items():
         known = {part: (n, round(of["after"] * n)) for part, of in parts.items() if (n := of["n_after"])}
         every, rights = (sum(pair[i] for pair in known.values()) for i in (0, 1))
         for part, (n, right) in known.items():

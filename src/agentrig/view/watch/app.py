@@ -28,16 +28,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrig.errors import AgentrigError
 from agentrig.view import table
-from agentrig.view.calls import calls_of
+from agentrig.view.beside import calls_of, gold_of, tokenizer_of
 from agentrig.view.comparison import compared
-from agentrig.view.gold import gold_of
 from agentrig.view.html import Links, templates
 from agentrig.view.page import before_and_after, differing_settings, of_diagnosis, view
 from agentrig.view.prices import Prices
 from agentrig.view.reading import RunData
 from agentrig.view.rollout import differences, readable, text_of
 from agentrig.view.samples import add_gold
-from agentrig.view.tokens import tokenizer_of
 from agentrig.view.watch import rewards, views
 from agentrig.view.watch.notes import can_write, read_notes, write_notes
 from agentrig.view.watch.rollouts import Filter
@@ -174,24 +172,17 @@ class Pages:
             return RedirectResponse(f"{request.scope['root_path']}/run/{quote(next(iter(self._runs.all())), safe='')}")
         found = views.run_list(self._runs.all(), request.query_params)
         chosen = request.query_params.get("chosen", "")
-        return self._page(request, "front", events="", title="runs", chosen=chosen, **found)
+        return self._page(request, "front", title="runs", chosen=chosen, **found)
 
     def run(self, request: Request) -> Response:
         """Show a run's figures and curves; of its rollouts, only the measurements of both ends are read."""
         run = self._run(request)
         data = run.data()
         chosen, drawn = views.curves(request, {run.key: data})
-        shown = view(data, whole=False, drawn=drawn, seen=run.seen)
+        shown = view(data, whole=False, drawn=drawn)
+        notes, writable = read_notes(run.directory), can_write(run.directory)
         return self._page(
-            request,
-            "run",
-            events=run.key,
-            title=data.name,
-            run=shown,
-            key=run.key,
-            chosen=chosen,
-            notes=read_notes(run.directory),
-            writable=can_write(run.directory),
+            request, "run", run, title=data.name, run=shown, chosen=chosen, notes=notes, writable=writable
         )
 
     async def notes(self, request: Request) -> Response:
@@ -214,17 +205,17 @@ class Pages:
         """Show what held learning back, or the checks: parts of the run's page, which asks for them later."""
         run = self._run(request)
         shown = {**of_diagnosis(run.diagnosis()), "missing": []}
-        return self._page(request, "why", events=None, title=run.key, key=run.key, run=shown)
+        return self._page(request, "why", run, title=run.key, still=True, run=shown)
 
     def examples(self, request: Request) -> Response:
         """Show tasks before and after training, then the held-out accuracy by class."""
         run = self._run(request)
         data = run.data()
-        missing = list(data.unread)
-        found = before_and_after(data, missing, run.seen)
+        found = before_and_after(data)
         add_gold(data, found["pairs"])
-        shown = {**found, "at": "", "tables": found["slices"], "missing": missing}
-        return self._page(request, "examples", events=run.key, title=data.name, run=shown, key=run.key)
+        missing = dict.fromkeys([*data.unread, *found["missing"], *data.damage])
+        shown = {**found, "at": "", "tables": found["slices"], "missing": list(missing)}
+        return self._page(request, "examples", run, title=data.name, run=shown)
 
     def compare(self, request: Request) -> Response:
         """Show runs side by side: their rows, curves, and the settings in which they differ."""
@@ -233,13 +224,12 @@ class Pages:
             return RedirectResponse(f"{request.scope['root_path']}/?chosen=none")
         data, each = list(runs.values()), "each" in request.query_params
         chosen, drawn = views.curves(request, runs)
-        comparison = compared(data, prices=self._prices, each=each, seen=[self._runs.get(key).seen for key in runs])
+        comparison = compared(data, prices=self._prices, each=each)
         toggle = urlencode([*(("run", key) for key in runs), *([] if each else [("each", 1)])])
         toggle = toggle if each or len(comparison.lines) < len(data) else ""
         return self._page(
             request,
             "compare",
-            events="",
             title=f"{len(data)} runs",
             curves=drawn,
             chosen=chosen,
@@ -285,9 +275,8 @@ class Pages:
         return self._page(
             request,
             "traces",
-            events=run.key,
+            run,
             title=f"traces of {run.key}",
-            key=run.key,
             wanted=wanted,
             modes=_modes([wanted.mode, *(mode for mode, _ in batches)]),
             groups=groups,
@@ -300,10 +289,8 @@ class Pages:
             before=batches[at - 1] if at else None,
             after=batches[at + 1] if at is not None and at + 1 < len(batches) else None,
             query=views.query,
-            progress=run.rollouts.progress(),
-            nodes=run.rollouts.nodes(),
-            kinds=run.rollouts.values("failure"),
-            unreadable=run.rollouts.unreadable(),
+            reading=run.rollouts.progress(),  # before what is read so far is looked at
+            rollouts=run.rollouts,
         )
 
     def rewards(self, request: Request) -> Response:
@@ -320,16 +307,15 @@ class Pages:
         return self._page(
             request,
             "rewards",
-            events=run.key,
+            run,
             title=f"rewards of {run.key}",
-            key=run.key,
             mode=mode,
             modes=modes,
             order=order,
             orders=rewards.ORDERS,
             page=page,
-            progress=run.rollouts.progress(),
-            unreadable=run.rollouts.unreadable(),
+            reading=run.rollouts.progress(),  # before what is read so far is looked at
+            rollouts=run.rollouts,
             **rewards.rewards_of(run, str(mode), str(order), page),
         )
 
@@ -344,9 +330,9 @@ class Pages:
         return self._page(
             request,
             "rollout" if len(shown) == 1 else "two",
-            events=None,
+            run,
             title=f"rollout {id}",
-            key=run.key,
+            still=True,
             shown=shown,
             gold=[(key, text_of(value)) for key, value in gold.items()],
             no_gold=no_gold,
@@ -361,7 +347,7 @@ class Pages:
         said = f"There is nothing called {error.args[0]!r:.200} here." if isinstance(error, KeyError) else str(error)
         if request.method == "POST":  # the page shows it beside the button
             return PlainTextResponse(f"{said}\n", 404)
-        return self._page(request, "missing", events=None, title="not found", said=said, status=404)
+        return self._page(request, "missing", title="not found", still=True, status=404, said=said)
 
     async def events(self, request: Request) -> Response:
         """Say when a run, or any run of the folder, has changed, and whether it goes on: server-sent events."""
@@ -405,13 +391,34 @@ class Pages:
     def _run(self, request: Request) -> Run:
         return self._runs.get(request.path_params["key"])
 
-    def _page(self, request: Request, name: str, *, events: str | None, status: int = 200, **values: Any) -> Response:
-        """Render a page, or for a page that is open already its changing part."""
-        base = request.scope["root_path"]
+    def _page(
+        self,
+        request: Request,
+        name: str,
+        of: Run | None = None,
+        /,
+        *,
+        title: str,
+        still: bool = False,
+        status: int = 200,
+        **values: Any,
+    ) -> Response:
+        """Render a page, or for a page that is open already its changing part.
+
+        Args:
+            request: Asks for it.
+            name: Its template.
+            of: The run that it is about; None for pages of several.
+            title: Its title.
+            still: Whether it does not follow what changes.
+            status: The answer's.
+            values: What its template shows.
+        """
+        base, key = request.scope["root_path"], of.key if of else ""
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        to = Links(f"{base}/run/{quote(str(values['key']), safe='')}" if "key" in values else "")
-        values |= {"label": self._label(str(values.get("key", ""))), "live": LIVE}
-        values |= {"base": base, "here": here, "events": events, "single": self._runs.single, "to": to}
+        values |= {"title": title, "label": self._label(key), "live": LIVE, "events": None if still else key}
+        values |= {"base": base, "here": here, "single": self._runs.single, "key": key}
+        values["to"] = Links(f"{base}/run/{quote(key, safe='')}" if of else "")
         template = self._templates.get_template(f"{name}.html.j2")
         if request.headers.get("agentrig-part") is not None and "part" in template.blocks:
             return HTMLResponse("".join(template.blocks["part"](template.new_context(values))))

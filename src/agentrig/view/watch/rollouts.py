@@ -101,14 +101,16 @@ class Rollouts:
         self._folder = directory / "rollouts"
         self._lock = threading.Lock()
         self._reader: threading.Thread | None = None
-        self._told: dict[Path, list[str]] = {}  # of each file that is read, what cannot be read in it
+        self._files: dict[tuple[Path, tuple[int, int]], RolloutFile] = {}  # with the version of its content
+        self._read: set[Path] = set()
         self._seen = Seen()
         self._texts: dict[Path, tuple[tuple[int, int], pa.Table]] = {}
 
     def files(self) -> list[RolloutFile]:
         """Return the files that are there, in the order in which they were made."""
         order = {"report": 0, "validation": 1, "train": 2, "dev": 3}
-        return sorted(rollout_files(self._folder), key=lambda f: (f.step, order.get(f.mode, 4)))
+        there = [self._files.setdefault((file.path, file.version), file) for file in rollout_files(self._folder)]
+        return sorted(there, key=lambda f: (f.step, order.get(f.mode, 4)))
 
     def table(self, files: Sequence[RolloutFile] | None = None) -> pa.Table:
         """Return the rollouts of these files, of all by default, with the columns of `FIGURES`."""
@@ -117,9 +119,8 @@ class Rollouts:
         tables = []
         for file in self.files() if files is None else files:
             with self._lock:  # for each file: a page waits for one, not for all that are read in the background
-                told: list[str] = []
-                tables.append(self._seen.of(file, _figures, told))
-                self._told[file.path] = told
+                tables.append(self._seen.of(file, _figures))
+                self._read.add(file.path)
         none = pa.schema([rollout_schema(pa).field(name) for name in FIGURES]).empty_table()
         return pa.concat_tables([none, *filter(None, tables)])
 
@@ -133,11 +134,11 @@ class Rollouts:
     def progress(self) -> tuple[int, int]:
         """Return how many files are read, and how many there are."""
         paths = {file.path for file in self.files()}
-        return len(paths & self._told.keys()), len(paths)
+        return len(paths & self._read), len(paths)
 
     def unreadable(self) -> list[str]:
         """Return which of the files that are read so far cannot be read, one sentence each."""
-        return list(dict.fromkeys(text for file in self.files() for text in self._told.get(file.path, ())))
+        return list(dict.fromkeys(text for file in self.files() for text in file.damage))
 
     def find(self, wanted: Filter) -> pa.Table:
         """Return the rollouts that a filter lets through; only the files of its mode and steps are read.
@@ -165,7 +166,7 @@ class Rollouts:
             KeyError: There is none, or its file cannot be read.
         """
         files = self._files_of(self.known(), [id]) or self._files_of(self.table(), [id])
-        for row in rollout_rows(files, COLUMNS, ids=[id], missing=self._told[files[0].path] if files else None):
+        for row in rollout_rows(files, COLUMNS, ids=[id]):
             return row
         raise KeyError(id)
 
@@ -176,7 +177,7 @@ class Rollouts:
 
     def known(self) -> pa.Table:
         """Return `table` of the files that are read so far."""
-        return self.table([file for file in self.files() if file.path in self._told])
+        return self.table([file for file in self.files() if file.path in self._read])
 
     def _files_of(self, table: pa.Table, ids: Sequence[str] | None = None) -> list[RolloutFile]:
         some = table if ids is None else table.filter(one_of("id", ids))
@@ -193,7 +194,7 @@ class Rollouts:
         for file in self._files_of(table):
             version = file.version
             if file.path not in kept or kept[file.path][0] != version:
-                texts = columns_of(file, ("id", *TEXTS), self._told[file.path])
+                texts = columns_of(file, ("id", *TEXTS))
                 if texts is None:
                     continue
                 size += texts.nbytes
@@ -207,8 +208,8 @@ class Rollouts:
         return found
 
 
-def _figures(file: RolloutFile, missing: list[str]) -> pa.Table | None:
-    return columns_of(file, FIGURES, missing)
+def _figures(file: RolloutFile) -> pa.Table | None:
+    return columns_of(file, FIGURES)
 
 
 def _scored(score: str) -> Expression:

@@ -38,7 +38,7 @@ class Run:
     def __init__(self, directory: Path, key: str) -> None:
         self.directory, self.key = directory, key
         self.rollouts = Rollouts(directory)
-        self.seen = Seen()
+        self._seen = Seen()
         self._lock = threading.Lock()
         self._read: tuple[str, RunData] | None = None
 
@@ -61,7 +61,7 @@ class Run:
         """
         data = self.data()
         with self._lock:
-            return diagnose(data, self.seen)
+            return diagnose(data)
 
     def data(self) -> RunData:
         """Return what the directory has now, without its rollouts.
@@ -72,7 +72,7 @@ class Run:
         with self._lock:
             stamp = self.stamp()
             if self._read is None or self._read[0] != stamp:
-                self._read = stamp, read_run(self.directory)
+                self._read = stamp, read_run(self.directory, self._seen)
             return self._read[1]
 
 

@@ -68,7 +68,7 @@ class Accelerator(Hardware):
 def check_fake_driver(situation: Situation) -> Iterator[Finding]:
     """Say that the driver is fine: there is none."""
     if situation.uses("fake-accelerator"):
-        yield Finding(check="fake driver", result="ok", evidence="there is none, and none is needed")
+        yield Finding.ok("fake driver", "there is none, and none is needed")
 
 
 @hookimpl

@@ -1,17 +1,18 @@
-"""The sampled tokens of a call as text, with the probability of each."""
+"""What is not in a rollout's row: its sampled tokens as text, where its calls went, and its task's private part."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrig.text import cut
-from agentrig.view.reading import RunData
+from agentrig.errors import AgentrigError
+from agentrig.text import check_regular, cut, words_of
+from agentrig.view.reading import RunData, first_line, one_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -109,3 +110,58 @@ def _places(run: RunData) -> list[Path]:
     found = sorted(checkpoints.glob("*/tokenizer.json")) + sorted(checkpoints.glob("*/*/tokenizer.json"))
     stated = (run.setting("algorithm", "model"), run.manifest.get("model"))
     return found + [Path(model) / "tokenizer.json" for model in stated if isinstance(model, str) and model]
+
+
+def calls_of(
+    directory: Path, rows: Collection[Mapping[str, Any]]
+) -> tuple[dict[str, dict[str, list[dict[str, Any]]]], list[str]]:
+    """Return where the calls of rollouts went, and why files of their calls cannot be read, one sentence each.
+
+    Args:
+        directory: The run directory.
+        rows: The rollouts; only those of training have such files.
+
+    Returns:
+        Rollout to span to its rows in `calls/train-STEP.parquet`; none for a step without one.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    damage = []
+    ids = {str(row["id"]) for row in rows}
+    for step in sorted({row["step"] for row in rows if row["mode"] == "train"}):
+        file = directory / "calls" / f"train-{step:05d}.parquet"
+        try:
+            check_regular(file)
+            table = pyarrow.parquet.read_table(file, filters=one_of("rollout", ids), partitioning=None)
+            for call in table.to_pylist():
+                found.setdefault(call["rollout"], {}).setdefault(str(call.get("span")), []).append(call)
+        except FileNotFoundError:
+            continue
+        except (OSError, KeyError, pyarrow.ArrowException) as error:
+            why = getattr(error, "strerror", None) or first_line(error)
+            damage.append(f"calls/{file.name} is damaged, so it is not known which calls were trained: {why}")
+    return found, damage
+
+
+def gold_of(directory: Path, task: str) -> tuple[Mapping[str, Any], str]:
+    """Return a task's private part, and '' or why it cannot be shown; it is empty then."""
+    found, why = _load(directory)
+    return found.get(task, {}), "" if task in found else why or "the run's task set has no task with this id any more"
+
+
+@cache
+def _load(directory: Path) -> tuple[Mapping[str, Mapping[str, Any]], str]:
+    """Load a run's task set, once, and return the private parts of its tasks, and '' or why it cannot be loaded."""
+    from agentrig.plan import resolve
+
+    try:
+        plan = resolve(str(directory / "config.toml"))
+        tasks = plan.build("tasks")
+        found = {task.id: dict(task.private) for split in tasks.splits for task in tasks.load(split)}
+    except AgentrigError as error:
+        return {}, f"the run's task set cannot be loaded here: {str(error).splitlines()[0]}"
+    except Exception as error:  # a task set of somebody's plugin may raise anything
+        return {}, f"the run's task set cannot be loaded here: {words_of(error)}"
+    return found, ""
