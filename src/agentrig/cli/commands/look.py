@@ -173,7 +173,8 @@ def watch(place: Path | None, port: int, opens: bool, prices: Path | None, with_
     """Show runs in a browser, live: curves, failures, every trace, runs side by side.
 
     The page is for this machine only, and its link has a token that no other program knows. It reads the run
-    directories and changes nothing, so it can be started before, during or after a run, or on a copy of one.
+    directories and writes nothing into them but tags and notes, so it can be started before, during or after a run, or
+    on a copy of one.
     For a machine that you reach by SSH, forward the port: ssh -L PORT:127.0.0.1:PORT HOST
 
     \b
