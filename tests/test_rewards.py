@@ -15,15 +15,18 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import attrs
 import numpy as np
 import pytest
 
 from agentrig import Outcome, Score, Task
 from agentrig.errors import PluginError
+from agentrig.frozen import frozen
 from agentrig.plan import Plan
 from agentrig.plugins import composing
 from agentrig.plugins.builtin import own
@@ -122,26 +125,78 @@ def test_a_score_that_was_changed_after_it_was_made_is_invalid(many: bool) -> No
     assert "a score's value is nan" in score.details["reason"]
 
 
+def judged(answer: Any, *, many: bool, process: bool) -> Score:
+    """Return the score of a reward that returns this for one outcome, or in its list for a batch."""
+    reward: Any = _Batch(lambda items: [answer] * len(items)) if many else lambda *_: answer
+    scorer = Scorer(reward, budget_s=60)
+    if not process:
+        return scorer(ITEMS[:1])[0]
+    done = run_agent(RewardWorker(reward, 60), Job(id="0", input=ITEMS[0][:2], endpoint=NOWHERE))
+    return scorer._score_of(done.outcome)
+
+
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("process", [False, True])
 def test_details_have_the_same_limit_in_threads_and_in_processes(many: bool, process: bool) -> None:
     """Else one task that hangs, which moves the reward to processes, would change which scores count."""
-
-    def judged(details: Any) -> Score:
-        def one(*_: Any) -> Score:
-            return Score(status="ok", value=1.0, details=details)
-
-        reward: Any = _Batch(lambda items: [one() for _ in items]) if many else one
-        scorer = Scorer(reward, budget_s=60)
-        if not process:
-            return scorer(ITEMS[:1])[0]
-        done = run_agent(RewardWorker(reward, 60), Job(id="0", input=ITEMS[0][:2], endpoint=NOWHERE))
-        return scorer._score_of(done.outcome)
-
-    most = {"o": '"' * 1_999_000}
-    assert judged(most) == Score(status="ok", value=1.0, details=most, correct=None if process else True)
+    most = Score(status="ok", value=1.0, details={"o": '"' * 1_999_000})
+    correct = None if process else True
+    assert judged(most, many=many, process=process) == attrs.evolve(most, correct=correct)
+    longer = Score(status="ok", value=1.0, details={"o": "x" * 4_100_000})
     said = "the details of its score have 4100009 characters of JSON, 4000000 are allowed"
-    assert judged({"o": "x" * 4_100_000}) == Score.invalid(said)
+    assert judged(longer, many=many, process=process) == Score.invalid(said)
+
+
+def nested(levels: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for _ in range(levels):
+        found = {"x": found}
+    return found
+
+
+def ring() -> dict[str, Any]:
+    inner: dict[str, Any] = {"a": 1}
+    inner["me"] = inner
+    return {"list": [inner], "twice": inner}
+
+
+class Broken:
+    def __str__(self) -> str:
+        raise OSError("the rows are gone")
+
+
+DIGITS = "Exceeds the limit (4300 digits) for integer string conversion; use sys.set_int_max_str_digits() to increase "
+TOO_DEEP = "(dict that cannot be written: ValueError: it contains itself, or is nested too deep)"
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("process", [False, True])
+@pytest.mark.parametrize(
+    ("details", "said"),
+    [
+        ({("a", 1): (1, 2), date(2026, 1, 2): {3}}, {"('a', 1)": [1, 2], "2026-01-02": "{3}"}),
+        ({np.int64(3): np.float64(0.5), 4: None}, {"3": 0.5, "4": None}),
+        ({"half \ud800": "\udfff"}, {"half \ufffd": "\ufffd"}),
+        (ring(), {"list": [{"a": 1, "me": TOO_DEEP}], "twice": {"a": 1, "me": TOO_DEEP}}),
+        ({"n": [10**4300]}, {"n": [f"(int that cannot be written: ValueError: {DIGITS}the limit)"]}),
+        ({"o": Broken()}, {"o": "(Broken that cannot be written: OSError: the rows are gone)"}),
+        *((nested(levels), None) for levels in (300, 900, 5000)),
+    ],
+)
+def test_details_are_json_values_in_threads_and_in_processes(
+    details: dict[Any, Any], said: dict[str, Any] | None, many: bool, process: bool
+) -> None:
+    """One overrun, which moves the reward to processes, made scores invalid; deep ones ended a run in a traceback."""
+    score = judged(Score(status="ok", value=1.0, details=details), many=many, process=process)
+    assert (score.status, score.value) == ("ok", 1.0)
+    found: Any = frozen(score).details
+    if said is not None:
+        assert found == said
+    else:
+        levels = 0
+        while isinstance(found, dict):
+            levels, found = levels + 1, found["x"]
+        assert (levels, found) == (100, TOO_DEEP)
 
 
 def test_components_and_details_are_mappings() -> None:
@@ -479,8 +534,12 @@ def test_a_batch_is_scored_in_one_call() -> None:
     ("answer", "said"),
     [
         (lambda items: [Score.ok(1.0)], "score_many gave 1 results for 12 items"),
-        (lambda items: [1.0] * 12, "or no Scores"),
-        (lambda items: None, "the reward raised TypeError"),
+        (
+            lambda items: [1.0] * 12,
+            "the reward returned float; it must return an agentrig.Score, for example Score.ok(",
+        ),
+        (lambda items: None, "the reward returned NoneType; it must return an agentrig.Score, a list of them from"),
+        (lambda items: {"a": Score.ok(1.0)}, "the reward returned dict; it must return an agentrig.Score, a list of"),
         (lambda items: 1 / 0, "the reward raised ZeroDivisionError"),
     ],
 )
