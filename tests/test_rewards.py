@@ -32,7 +32,7 @@ from agentrig.plugins import composing
 from agentrig.plugins.builtin import own
 from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent
-from agentrig.runners.scorer import GRACE_S, NOWHERE, RewardPlan, RewardWorker, Scorer
+from agentrig.runners.scorer import GRACE_S, NOWHERE, RewardWorker, Scorer
 from agentrig.traces import LLM_CALL, REWARD, Span, Trace
 
 ITEMS = [(Task(id=str(i), input={}, private={"gold": i}), Outcome(answer=i)) for i in range(12)]
@@ -354,23 +354,39 @@ def test_a_process_that_judges_too_long_is_killed_with_the_words_of_a_reward(
     assert caplog.messages == [said]
 
 
-ENDS = """
-import os
-from agentrig import RewardSpec, hookimpl
+HARMS = """
+import os, sys
+from agentrig import Outcome, RewardSpec, Score, Task, hookimpl
+from agentrig.runners.scorer import RewardPlan, Scorer
+from agentrig.traces import Trace
+
+def harm(task, outcome, budget_s):
+    exec(task.private["do"])
+    return Score.ok(1.0)
 
 @hookimpl
 def register_rewards():
-    yield RewardSpec(name="ends", summary="Ends its process.", build=lambda config: lambda *given: os._exit(0))
+    yield RewardSpec(name="harm", summary="Harms its process.", build=lambda config: harm)
+
+if __name__ == "__main__":
+    plan = RewardPlan(name="harm", config={}, files=(sys.argv[0],), budget_s=30)
+    judge = Scorer(harm, budget_s=30, threads=1, plan=plan, process=True)
+    for do in ("print('a' * 300_000)", "os.closerange(3, 200)", "os._exit(0)"):
+        task = Task(id="t", input={}, private={"do": do})
+        (score,) = judge([(task, Outcome(answer="a"), Trace(rollout_id="r"))])
+        print("judged", score.value, dict(score.details), file=sys.stderr)
+    judge.close()
 """
 
 
-def test_a_reward_that_ends_its_process_is_named_and_not_the_agent(tmp_path: Path) -> None:
-    (tmp_path / "ends.py").write_text(ENDS)
-    plan = RewardPlan(name="ends", config={}, files=(str(tmp_path / "ends.py"),), budget_s=5)
-    with contextlib.closing(Scorer(lambda *given: Score.ok(1.0), budget_s=5, plan=plan, process=True)) as scorer:
-        (score,) = scorer([(Task(id="t", input={}), Outcome(answer="a"), Trace(rollout_id="r"))])
-    assert score.status == "invalid"
-    assert "does the reward, or what it calls, call os._exit, or close files" in str(score.details)
+def test_a_reward_that_harms_its_process_is_named_and_not_the_agent(tmp_path: Path) -> None:
+    (tmp_path / "harm.py").write_text(HARMS)
+    done = subprocess.run([sys.executable, tmp_path / "harm.py"], capture_output=True, text=True, timeout=60)
+    assert done.stderr.count("judged 1.0 {") == 1, done.stderr
+    assert "agentrig: the reward in runner" in done.stderr
+    assert "agentrig: the reward has closed the connection to the run, and this runner ends" in done.stderr
+    assert done.stderr.count("does the reward, or what it calls, call os._exit, or close files") == 2
+    assert not re.search(r"\ban? agent\b|\bthe agent\b", done.stderr)
 
 
 def test_a_thread_that_spins_is_ended_where_python_can() -> None:
