@@ -187,8 +187,9 @@ def test_details_are_json_values_in_threads_and_in_processes(
     details: dict[Any, Any], said: dict[str, Any] | None, many: bool, process: bool
 ) -> None:
     """One overrun, which moves the reward to processes, made scores invalid; deep ones ended a run in a traceback."""
-    score = judged(Score(status="ok", value=1.0, details=details), many=many, process=process)
-    assert (score.status, score.value) == ("ok", 1.0)
+    given: Any = {"details": details, "components": {("a", 1): 0.5}}
+    score = judged(Score(status="ok", value=1.0, **given), many=many, process=process)
+    assert (score.status, score.value, score.components) == ("ok", 1.0, {"('a', 1)": 0.5})
     found: Any = frozen(score).details
     if said is not None:
         assert found == said

@@ -407,7 +407,7 @@ def _of_calls(score: Score, trace: Trace | None = None) -> Score:
 def _sound(score: Any) -> Score:
     """Return a score of the same fields, checked again: they may have been changed since it was made.
 
-    Its details become JSON values, so that it counts the same in this process and in another one.
+    Its names and details become JSON values, so that it counts the same in this process and in another one.
 
     Raises:
         ValueError: A field has a value that no score has.
@@ -418,7 +418,8 @@ def _sound(score: Any) -> Score:
     if len(text) > DETAILS_LIMIT:
         said = f"the details of its score have {len(text)} characters of JSON, {DETAILS_LIMIT} are allowed"
         return Score.invalid(said)
-    return attrs.evolve(score, details=json.loads(text))
+    components = {str(name): part for name, part in score.components.items()}
+    return attrs.evolve(score, components=components, details=json.loads(text))
 
 
 def _copied(item: tuple[Any, ...]) -> tuple[Any, ...]:
