@@ -15,21 +15,24 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import attrs
 import numpy as np
 import pytest
 
 from agentrig import Outcome, Score, Task
 from agentrig.errors import PluginError
+from agentrig.frozen import frozen
 from agentrig.plan import Plan
 from agentrig.plugins import composing
 from agentrig.plugins.builtin import own
 from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent
-from agentrig.runners.scorer import GRACE_S, NOWHERE, RewardPlan, RewardWorker, Scorer
+from agentrig.runners.scorer import GRACE_S, NOWHERE, RewardWorker, Scorer
 from agentrig.traces import LLM_CALL, REWARD, Span, Trace
 
 ITEMS = [(Task(id=str(i), input={}, private={"gold": i}), Outcome(answer=i)) for i in range(12)]
@@ -122,26 +125,79 @@ def test_a_score_that_was_changed_after_it_was_made_is_invalid(many: bool) -> No
     assert "a score's value is nan" in score.details["reason"]
 
 
+def judged(answer: Any, *, many: bool, process: bool) -> Score:
+    """Return the score of a reward that returns this for one outcome, or in its list for a batch."""
+    reward: Any = _Batch(lambda items: [answer] * len(items)) if many else lambda *_: answer
+    scorer = Scorer(reward, budget_s=60)
+    if not process:
+        return scorer(ITEMS[:1])[0]
+    done = run_agent(RewardWorker(reward, 60), Job(id="0", input=ITEMS[0][:2], endpoint=NOWHERE))
+    return scorer._score_of(done.outcome)
+
+
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("process", [False, True])
 def test_details_have_the_same_limit_in_threads_and_in_processes(many: bool, process: bool) -> None:
     """Else one task that hangs, which moves the reward to processes, would change which scores count."""
-
-    def judged(details: Any) -> Score:
-        def one(*_: Any) -> Score:
-            return Score(status="ok", value=1.0, details=details)
-
-        reward: Any = _Batch(lambda items: [one() for _ in items]) if many else one
-        scorer = Scorer(reward, budget_s=60)
-        if not process:
-            return scorer(ITEMS[:1])[0]
-        done = run_agent(RewardWorker(reward, 60), Job(id="0", input=ITEMS[0][:2], endpoint=NOWHERE))
-        return scorer._score_of(done.outcome)
-
-    most = {"o": '"' * 1_999_000}
-    assert judged(most) == Score(status="ok", value=1.0, details=most, correct=None if process else True)
+    most = Score(status="ok", value=1.0, details={"o": '"' * 1_999_000})
+    correct = None if process else True
+    assert judged(most, many=many, process=process) == attrs.evolve(most, correct=correct)
+    longer = Score(status="ok", value=1.0, details={"o": "x" * 4_100_000})
     said = "the details of its score have 4100009 characters of JSON, 4000000 are allowed"
-    assert judged({"o": "x" * 4_100_000}) == Score.invalid(said)
+    assert judged(longer, many=many, process=process) == Score.invalid(said)
+
+
+def nested(levels: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for _ in range(levels):
+        found = {"x": found}
+    return found
+
+
+def ring() -> dict[str, Any]:
+    inner: dict[str, Any] = {"a": 1}
+    inner["me"] = inner
+    return {"list": [inner], "twice": inner}
+
+
+class Broken:
+    def __str__(self) -> str:
+        raise OSError("the rows are gone")
+
+
+DIGITS = "Exceeds the limit (4300 digits) for integer string conversion; use sys.set_int_max_str_digits() to increase "
+TOO_DEEP = "(dict that cannot be written: ValueError: it contains itself, or is nested too deep)"
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("process", [False, True])
+@pytest.mark.parametrize(
+    ("details", "said"),
+    [
+        ({("a", 1): (1, 2), date(2026, 1, 2): {3}}, {"('a', 1)": [1, 2], "2026-01-02": "{3}"}),
+        ({np.int64(3): np.float64(0.5), 4: None}, {"3": 0.5, "4": None}),
+        ({"half \ud800": "\udfff"}, {"half \ufffd": "\ufffd"}),
+        (ring(), {"list": [{"a": 1, "me": TOO_DEEP}], "twice": {"a": 1, "me": TOO_DEEP}}),
+        ({"n": [10**4300]}, {"n": [f"(int that cannot be written: ValueError: {DIGITS}the limit)"]}),
+        ({"o": Broken()}, {"o": "(Broken that cannot be written: OSError: the rows are gone)"}),
+        *((nested(levels), None) for levels in (300, 900, 5000)),
+    ],
+)
+def test_details_are_json_values_in_threads_and_in_processes(
+    details: dict[Any, Any], said: dict[str, Any] | None, many: bool, process: bool
+) -> None:
+    """One overrun, which moves the reward to processes, made scores invalid; deep ones ended a run in a traceback."""
+    given: Any = {"details": details, "components": {("a", 1): 0.5}}
+    score = judged(Score(status="ok", value=1.0, **given), many=many, process=process)
+    assert (score.status, score.value, score.components) == ("ok", 1.0, {"('a', 1)": 0.5})
+    found: Any = frozen(score).details
+    if said is not None:
+        assert found == said
+    else:
+        levels = 0
+        while isinstance(found, dict):
+            levels, found = levels + 1, found["x"]
+        assert (levels, found) == (100, TOO_DEEP)
 
 
 def test_components_and_details_are_mappings() -> None:
@@ -299,23 +355,39 @@ def test_a_process_that_judges_too_long_is_killed_with_the_words_of_a_reward(
     assert caplog.messages == [said]
 
 
-ENDS = """
-import os
-from agentrig import RewardSpec, hookimpl
+HARMS = """
+import os, sys
+from agentrig import Outcome, RewardSpec, Score, Task, hookimpl
+from agentrig.runners.scorer import RewardPlan, Scorer
+from agentrig.traces import Trace
+
+def harm(task, outcome, budget_s):
+    exec(task.private["do"])
+    return Score.ok(1.0)
 
 @hookimpl
 def register_rewards():
-    yield RewardSpec(name="ends", summary="Ends its process.", build=lambda config: lambda *given: os._exit(0))
+    yield RewardSpec(name="harm", summary="Harms its process.", build=lambda config: harm)
+
+if __name__ == "__main__":
+    plan = RewardPlan(name="harm", config={}, files=(sys.argv[0],), budget_s=30)
+    judge = Scorer(harm, budget_s=30, threads=1, plan=plan, process=True)
+    for do in ("print('a' * 300_000)", "os.closerange(3, 200)", "os._exit(0)"):
+        task = Task(id="t", input={}, private={"do": do})
+        (score,) = judge([(task, Outcome(answer="a"), Trace(rollout_id="r"))])
+        print("judged", score.value, dict(score.details), file=sys.stderr)
+    judge.close()
 """
 
 
-def test_a_reward_that_ends_its_process_is_named_and_not_the_agent(tmp_path: Path) -> None:
-    (tmp_path / "ends.py").write_text(ENDS)
-    plan = RewardPlan(name="ends", config={}, files=(str(tmp_path / "ends.py"),), budget_s=5)
-    with contextlib.closing(Scorer(lambda *given: Score.ok(1.0), budget_s=5, plan=plan, process=True)) as scorer:
-        (score,) = scorer([(Task(id="t", input={}), Outcome(answer="a"), Trace(rollout_id="r"))])
-    assert score.status == "invalid"
-    assert "does the reward, or what it calls, call os._exit, or close files" in str(score.details)
+def test_a_reward_that_harms_its_process_is_named_and_not_the_agent(tmp_path: Path) -> None:
+    (tmp_path / "harm.py").write_text(HARMS)
+    done = subprocess.run([sys.executable, tmp_path / "harm.py"], capture_output=True, text=True, timeout=60)
+    assert done.stderr.count("judged 1.0 {") == 1, done.stderr
+    assert "agentrig: the reward in runner" in done.stderr
+    assert "agentrig: the reward has closed the connection to the run, and this runner ends" in done.stderr
+    assert done.stderr.count("does the reward, or what it calls, call os._exit, or close files") == 2
+    assert not re.search(r"\ban? agent\b|\bthe agent\b", done.stderr)
 
 
 def test_a_thread_that_spins_is_ended_where_python_can() -> None:
@@ -479,8 +551,12 @@ def test_a_batch_is_scored_in_one_call() -> None:
     ("answer", "said"),
     [
         (lambda items: [Score.ok(1.0)], "score_many gave 1 results for 12 items"),
-        (lambda items: [1.0] * 12, "or no Scores"),
-        (lambda items: None, "the reward raised TypeError"),
+        (
+            lambda items: [1.0] * 12,
+            "the reward returned float; it must return an agentrig.Score, for example Score.ok(",
+        ),
+        (lambda items: None, "the reward returned NoneType; it must return an agentrig.Score, a list of them from"),
+        (lambda items: {"a": Score.ok(1.0)}, "the reward returned dict; it must return an agentrig.Score, a list of"),
         (lambda items: 1 / 0, "the reward raised ZeroDivisionError"),
     ],
 )

@@ -9,7 +9,6 @@ in as jobs, each comes back as one result, and the agent's process never sees mo
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ from agentrig.agents import Agent, Outcome
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentFailure
 from agentrig.settings import setting
-from agentrig.text import MESSAGE_LIMIT, check_depth, cut, json_text, plain_json, words_of
+from agentrig.text import MESSAGE_LIMIT, check_depth, cut, json_text, plain_json, whole_json, words_of
 from agentrig.traces import LLM_CALL, Span, Trace
 
 RESULT_BYTES = 256_000_000
@@ -154,7 +153,7 @@ class Result:
             ValueError: It is no JSON, or has another form.
         """
         try:
-            sent = json.loads(data)
+            sent = whole_json(data if isinstance(data, str) else data.decode())
             check_depth(sent, "it", around=AROUND)
             result = cls(
                 id=id,

@@ -32,8 +32,8 @@ class Score:
             reward failed, not the policy; the rollout is left out of the group's baseline and counts as a failure.
         value: The reward to train on, at most `VALUE_LIMIT` in size; None if and only if the status is `invalid`.
         components: Named parts of the value, for the report: finite numbers; not trained on.
-        details: Anything else that explains the score (a reason, an error); JSON values. `feedback` is a text that says
-            what was wrong or right with the answer: "the query has no such column".
+        details: Anything else that explains the score (a reason, an error): JSON values; others become text. `feedback`
+            says what was wrong or right with the answer: "the query has no such column".
         correct: Whether the answer counts as correct, for accuracy; not trained on. With None, a threshold decides
             (`agentrig.correctness`). Only an `ok` score can be correct.
         calls: What the reward would be if the rollout had ended with each call: one value for each call of

@@ -120,6 +120,13 @@ def whole_characters(values: Any) -> Any:
     return json.loads(LONE_SURROGATE.sub("\ufffd", json.dumps(values, ensure_ascii=False)))
 
 
+def whole_json(text: str) -> Any:
+    """Return the values of a JSON text, with U+FFFD for each lone surrogate, also for one that is an escape."""
+    values = json.loads(text)
+    may_have = "\\ud" in text or "\\uD" in text or (not text.isascii() and LONE_SURROGATE.search(text))
+    return whole_characters(values) if may_have else values
+
+
 def names_secret(text: str) -> bool:
     """Return whether a text has the name of a secret in it, as `storable` leaves it."""
     return any(name in text for name in _masks.values())
@@ -178,11 +185,32 @@ def json_fault(error: Exception) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Return a value as storable JSON text; never raises: a value that is not JSON is replaced by its `repr`."""
+    """Return a value as storable JSON text; never raises: what is no JSON value becomes text, as in `plain_values`."""
     try:
         return storable(json.dumps(value, default=str, ensure_ascii=False))
     except Exception:  # keys that are not text, cycles, a `__str__` that raises
-        return json.dumps(storable(_described(value)), ensure_ascii=False)
+        return storable(json.dumps(plain_values(value), ensure_ascii=False))
+
+
+def plain_values(value: Any, around: tuple[int, ...] = ()) -> Any:
+    """Return JSON values; never raises: other keys and values become text, as does what contains itself or is deep.
+
+    Args:
+        value: Any value.
+        around: The `id` of each list or dict around it, at most `PLAIN_DEPTH`.
+    """
+    try:
+        if isinstance(value, Mapping | list | tuple):
+            if id(value) in around or len(around) == PLAIN_DEPTH:
+                raise ValueError("it contains itself, or is nested too deep")
+            inner = (*around, id(value))
+            if isinstance(value, Mapping):
+                return {k if isinstance(k, str) else str(k): plain_values(v, inner) for k, v in value.items()}
+            return [plain_values(each, inner) for each in value]
+        number = isinstance(value, float) or (isinstance(value, int) and abs(value) < TOO_LARGE)
+        return value if value is None or number or isinstance(value, str) else str(value)
+    except Exception as error:
+        return f"({type(value).__name__} that cannot be written: {words_of(error)})"
 
 
 def copied(value: Any) -> Any:
@@ -225,6 +253,10 @@ def without_nan(value: Any) -> Any:
 
 DEPTH_LIMIT = 254
 """Most levels of lists and dicts in plain data, as orjson has it: what reads and writes it is recursive."""
+
+
+PLAIN_DEPTH = 100
+"""Most levels of lists and dicts in what `plain_values` returns: it goes into data of `DEPTH_LIMIT` levels."""
 
 
 TOO_LARGE = 10**4300
@@ -334,13 +366,6 @@ def json_kind(value: Any) -> str:
         return "null"
     names: Mapping[type, str] = {bool: "true or false", str: "text", list: "a list", dict: "an object"}
     return names.get(type(value), "a number" if isinstance(value, int | float) else f"a {_type_name(value)}")
-
-
-def _described(value: Any) -> str:
-    try:
-        return repr(value)
-    except Exception as error:  # nested too deep, or a `__repr__` that raises
-        return f"({type(value).__name__} that cannot be written: {words_of(error)})"
 
 
 def words_of(error: BaseException) -> str:

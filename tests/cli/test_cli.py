@@ -20,6 +20,7 @@ from typing import Any
 
 import click
 import httpx
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 from model_server import ModelServer
@@ -269,25 +270,57 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-TAKES = """
-import sys
+DOES = """
+import os, subprocess, sys, threading, time
 from agentrig.cli.commands import look
 from agentrig.cli.entry import main
 
-def take(**_given):
-    sys.stdout = None
+def does(**_given):
+    DO
 
-look.why.callback = take
+look.why.callback = does
 main()
 """
 
 
-def test_a_command_whose_standard_output_was_taken_away_says_so(here: Path) -> None:
-    command = [sys.executable, "-c", TAKES, "why", str(here)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def ended(here: Path, do: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in which a plugin does this."""
+    command = [sys.executable, "-c", DOES.replace("DO", do), "why", str(here)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("taken", ["sys.stdout", "sys.stdout = sys.stderr"])
+def test_a_command_whose_standard_output_was_taken_away_says_so(here: Path, taken: str) -> None:
+    done = ended(here, f"{taken} = None")
     assert done.returncode == 1
     assert "has set sys.stdout to None" in done.stderr
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_thread_of_a_plugin_does_not_keep_a_command_from_ending(here: Path, status: int) -> None:
+    """It waited for it, without a word."""
+    done = ended(here, f"threading.Thread(target=time.sleep, args=(100,), name='poll').start(); sys.exit({status})")
+    assert done.stderr == "agentrig: threads of a plugin still run, and this command ends without them: 'poll'\n"
+    assert done.returncode == status
+
+
+FORKS = """
+    child = os.fork() or time.sleep(100)
+    away = subprocess.DEVNULL
+    print(child, subprocess.Popen(["sleep", "100"], stdout=away, stderr=away).pid)
+"""
+
+
+def test_what_a_plugin_has_forked_ends_with_the_command(here: Path) -> None:
+    """It stayed, with the command's locks and pipes; a program, such as a tracker's service, may stay."""
+    done = ended(here, FORKS)
+    child, program = map(int, done.stdout.split())
+    assert done.stderr == "agentrig: 1 process that a plugin has forked still ran: ended with this command\n"
+    assert not psutil.pid_exists(child)
+    os.kill(program, signal.SIGKILL)
+    assert done.returncode == 0
 
 
 def test_what_a_file_brings_is_shown_with_its_path(toy_file: str) -> None:

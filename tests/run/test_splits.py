@@ -104,7 +104,11 @@ def own(tmp_path: Path, toy_file: str, model: ModelServer) -> Callable[..., Plan
             "return [row(0, private={'n': [10**4300]})]",
             "private.n[0] is a whole number of more than 4300 digits",
         ),
-        ("x = {}\nx['x'] = x\nreturn [row(0, input=x)]", "input contains itself, or is nested too deep for JSON"),
+        ("x = {}\nx['x'] = x\nreturn [row(0, input=x)]", "input contains itself, or is nested deeper than 254 lists"),
+        (
+            "x = {}\nfor _ in range(900):\n    x = {'x': x}\nreturn [row(0, private=x)]",
+            "private contains itself, or is nested deeper than 254 lists or dicts",
+        ),
         ("return [][3]", "`load` raised IndexError: list index out of range (my_tasks.py:25 in load)"),
         ("raise Mute", "`load` raised Mute: (its message raised RuntimeError) (my_tasks.py:25 in load)"),
         ("return Rows([row(0)])", "`load` raised RuntimeError: no rows (my_tasks.py:13 in __iter__)"),

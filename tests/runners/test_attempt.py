@@ -11,12 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
+import agentrig
 from agentrig.agents import Judged
 from agentrig.pools import Job, Result
 from agentrig.runners.attempt import packed, run_agent
 from agentrig.runners.scorer import NOWHERE
 from agentrig.testing.scripted import Reply, scripted_server
 from agentrig.traces import LLM_CALL
+from agentrig.tracing.recorder import opened, plain
 
 
 def ask(task_input: Any, endpoint: Any) -> str:
@@ -113,6 +115,35 @@ def test_a_refused_request_of_many_levels_does_not_cost_the_answer(levels: int) 
     (call,) = (span for span in result.trace.spans if span.name == LLM_CALL)
     assert isinstance(call.attributes["request"], dict if levels < 253 else str)
     assert "[[[" in json.dumps(call.attributes["request"])
+
+
+def test_half_a_character_in_a_span_reaches_no_file() -> None:
+    """The name of a span is a column of the files of calls, and the run and its resume ended there."""
+
+    def agent(task_input: Any, endpoint: Any) -> str:
+        with agentrig.span("tool \ud800"):
+            agentrig.reward(0.5)
+        with opened("\udfff", {"a\ud83d": ["\ude00", "\ud83d\ude00"]}):
+            return "right"
+
+    result = Result.unpacked("r", packed(agent, Job(id="r", input={}, endpoint=NOWHERE)))
+    names = [span.name for span in result.trace.spans]
+    assert names == ["rollout", "agent", "reward", "\ufffd"]
+    assert result.trace.nodes(result.trace.spans[2]) == ["tool \ufffd"]
+    assert result.trace.spans[3].attributes == {"a\ufffd": ["\ufffd", "\U0001f600"]}
+
+
+@pytest.mark.parametrize("levels", [99, 253, 900])
+def test_an_output_of_many_levels_does_not_cost_the_answer(levels: int) -> None:
+    """From 253 on the rollout failed, as with a request."""
+
+    def agent(task_input: Any, endpoint: Any) -> str:
+        with opened("chain", {"output": plain(nested(levels))}):
+            return "right"
+
+    result = Result.unpacked("r", packed(agent, Job(id="r", input={}, endpoint=NOWHERE)))
+    assert (result.outcome.failure, result.outcome.answer) == (None, "right"), result.outcome.message
+    assert ("nested too deep" in str(result.trace.spans[1].attributes["output"])) is (levels > 100)
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])

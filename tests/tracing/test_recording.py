@@ -469,7 +469,7 @@ def test_long_outputs_are_cut_with_a_note() -> None:
 
 @pytest.mark.parametrize(
     ("value", "kept"),
-    [({"a": (1, 2)}, {"a": [1, 2]}), ({1: "x"}, {"1": "x"}), (b"x", "b'x'"), ({(1, 2): 3}, "{(1, 2): 3}")],
+    [({"a": (1, 2)}, {"a": [1, 2]}), ({1: "x"}, {"1": "x"}), (b"x", "b'x'"), ({(1, 2): 3}, {"(1, 2)": 3})],
 )
 def test_anything_becomes_json(value: Any, kept: Any) -> None:
     assert plain(value) == kept
@@ -478,7 +478,7 @@ def test_anything_becomes_json(value: Any, kept: Any) -> None:
 def test_cyclic_values_do_not_break_a_rollout() -> None:
     ring: dict[str, Any] = {}
     ring["me"] = ring
-    assert plain(ring) == "{'me': {...}}"
+    assert "contains itself" in plain(ring)["me"]
 
 
 def test_calls_of_a_thread_after_its_rollout_are_refused_and_those_under_way_counted(

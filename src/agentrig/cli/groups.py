@@ -17,7 +17,7 @@ import click
 from agentrig import end_at_once
 from agentrig.background import Background, late
 from agentrig.errors import AgentrigError, exhausted, little_memory, nearest
-from agentrig.processes.ends import Interrupted, handling, interrupt, leave, no_silent_end
+from agentrig.processes.ends import Interrupted, end_left, handling, interrupt, leave, no_silent_end
 
 LATE_S = 2.0
 """Seconds that the exit handlers may take after a run has stopped waiting for a tracker."""
@@ -105,6 +105,17 @@ class Group(NearestGroup):
         for section, commands in self.sections.items():
             with formatter.section(section):
                 formatter.write_dl([(name.ljust(width), line) for name, (_, line) in commands.items()])
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Run the command line as the program of this process, which ends with it, whatever plugins have left."""
+        status = 1
+        try:
+            return super().__call__(*args, **options)
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+            raise
+        finally:
+            end_left(status)
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run the command line; a machine that lacks something gives one message and exit status 1."""
@@ -234,14 +245,15 @@ def _unprintable(error: OSError) -> str:
 
 def _tell(text: str) -> None:
     """Print to standard error. The exit status still tells how the command ended when the terminal is gone."""
-    with contextlib.suppress(OSError):
-        click.echo(text, err=True)
+    file = sys.stderr or sys.__stderr__  # code of a plugin may have set the first to None
+    if file is not None:
+        with contextlib.suppress(OSError):
+            click.echo(text, file=file)
 
 
 def _fail(wrong: str, *, status: int = 1) -> NoReturn:
     """Print why the command ends, and end it; what is left of its output goes nowhere."""
-    if sys.stderr is not None:
-        _tell(f"agentrig: {wrong}")
+    _tell(f"agentrig: {wrong}")
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)

@@ -1,4 +1,4 @@
-"""Handles Ctrl-C, SIGTERM and SIGHUP, while a command starts and later; ends what a plugin's code has forked."""
+"""Handles Ctrl-C, SIGTERM and SIGHUP, while a command starts and later; ends what a plugin's code leaves running."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 
 AT_ONCE_S = 1.5
 """Seconds that a command may take to end after the second signal; then this process ends as if it were killed."""
+
+LEFT_S = 5.0
+"""Seconds that Python may wait for threads at the end of a command."""
 
 _exit = os._exit
 _command = False  # whether this process is a command of ours: it may end itself
@@ -86,13 +89,22 @@ _forked_at = ""
 """FILE:LINE in FUNCTION of what has called `os.fork`, in the process that it has made."""
 
 
+_has_forked = False  # whether this process has
+
+
 def _note_fork() -> None:
-    global _forked_at
+    global _forked_at, _has_forked
     frame = sys._getframe(1)
     _forked_at = f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
+    _has_forked = False
 
 
-os.register_at_fork(after_in_child=_note_fork)
+def _note_own_fork() -> None:
+    global _has_forked
+    _has_forked = True
+
+
+os.register_at_fork(after_in_child=_note_fork, after_in_parent=_note_own_fork)
 
 
 @contextmanager
@@ -112,10 +124,60 @@ def forks_ended(who: str) -> Iterator[None]:
             if not _told[0]:
                 _told[0] = 1
                 end = "End a child by os._exit, or start a program by subprocess"
-                os.write(
-                    2, f"agentrig: {who} forked ({_forked_at}), and the child came back: it is ended. {end}\n".encode()
-                )
+                _say(f"{who} forked ({_forked_at}), and the child came back: it is ended. {end}")
             _exit(1)
+
+
+def _say(text: str) -> None:
+    """Write to standard error, without the lock of `sys.stderr`: another thread may hold it."""
+    with suppress(OSError):
+        os.write(2, f"agentrig: {text}\n".encode())
+
+
+def end_forks() -> None:
+    """Kill what was forked from this command and has started no program: it would hold the command's files for ever."""
+    if not _has_forked:
+        return
+    import psutil  # here because every command imports this module
+
+    own, ended = psutil.Process(), []
+    for process in own.children(recursive=True):
+        with suppress(psutil.Error):
+            if process.cmdline() == own.cmdline():
+                process.kill()
+                ended.append(process)
+    if ended:
+        psutil.wait_procs(ended, timeout=1.0)
+        what = "1 process" if len(ended) == 1 else f"{len(ended)} processes"
+        _say(f"{what} that a plugin has forked still ran: ended with this command")
+
+
+def end_left(status: int) -> None:
+    """End what plugins have left in this command, which is over: what they forked, and in `LEFT_S` their threads too.
+
+    Python ends a process only after its threads, but for daemons.
+
+    Args:
+        status: The command's exit status.
+    """
+    end_forks()
+
+    def others() -> list[threading.Thread]:
+        return [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+
+    def end() -> None:
+        if not over.wait(LEFT_S):
+            names = ", ".join(repr(thread.name) for thread in others())
+            _say(f"threads of a plugin still run, and this command ends without them: {names:.200}")
+            try:
+                leave(status, within_s=LEFT_S)
+            finally:  # the output can't be written
+                _exit(status)
+
+    if others():
+        over = threading.Event()
+        atexit.register(over.set)  # Python waits for threads before
+        threading.Thread(target=end, name="end", daemon=True).start()
 
 
 def name_of(number: int) -> str:
@@ -218,6 +280,7 @@ def end_soon(error: Interrupted) -> None:
         if not _command:
             return
         with suppress(Exception):
+            end_forks()
             wake_stopped()
         if not error.told:
             shown = "\x1b[?25h" if os.isatty(2) else ""  # the cursor, which a display has hidden
@@ -229,7 +292,7 @@ def end_soon(error: Interrupted) -> None:
 
 def wake_stopped() -> None:
     """Let the processes below this one go on, which ends: one that is stopped (SIGSTOP) would not see it, and stay."""
-    import psutil  # here because every command imports this module
+    import psutil
 
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
@@ -249,8 +312,9 @@ def leave(status: int, *, within_s: float | None = None) -> NoReturn:
         status: The exit status.
         within_s: Seconds that the exit handlers may take; None for as long as they need.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    end_forks()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
     if within_s is None:
         atexit._run_exitfuncs()
     else:

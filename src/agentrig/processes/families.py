@@ -62,7 +62,7 @@ def end_families(leaders: Collection[int], marks: Collection[str]) -> None:
         psutil.wait_procs(list(found.values()), timeout=0.2)
 
 
-def guard(after_run: Callable[[], None] = lambda: None) -> None:
+def guard(who: str, after_run: Callable[[], None] = lambda: None) -> None:
     """Fork, and return in the forked process: a runner. This one guards it, and ends when the runner has ended.
 
     The guard adopts every descendant of the runner whose parent ends, whatever its session and its variables are. It
@@ -73,6 +73,7 @@ def guard(after_run: Callable[[], None] = lambda: None) -> None:
     What the runner prints goes through the guard too, at most `PRINTED` bytes in a minute.
 
     Args:
+        who: Whose code the runner runs, for messages: `agent`, or `reward`.
         after_run: Called by the guard if the run's process has ended.
     """
     lead()
@@ -123,7 +124,7 @@ def guard(after_run: Callable[[], None] = lambda: None) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     for _, into in printed:
         os.close(into)
-    output = _Output(runner, {source: number for (source, _), number in printed.items()})
+    output = _Output(f"the {who} in runner {runner}", {source: number for (source, _), number in printed.items()})
     status: dict[int, int] = {}
     while runner not in status and not asked and not multiprocessing.connection.wait([run.sentinel], 0):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -160,12 +161,12 @@ class _Output:
     """What a runner prints: passed on until it is too much for the minute.
 
     Args:
-        runner: Its process id.
+        title: What it is called.
         sources: Where its stdout and stderr are read, each with the number where they are written.
     """
 
-    def __init__(self, runner: int, sources: dict[int, int]) -> None:
-        self.sources, self._runner = sources, runner
+    def __init__(self, title: str, sources: dict[int, int]) -> None:
+        self.sources, self._title = sources, title
         self._minute, self._left = 0.0, dict[int, int]()
 
     def forward(self, source: int) -> None:
@@ -181,7 +182,7 @@ class _Output:
         self._write(self.sources[source], data[: max(0, before)])
         if self._left[source] < 0 <= before:
             line = f"prints more than {PRINTED // 1000} kB in a minute: the rest of this minute is dropped"
-            self._write(2, f"\nagentrig: the agent in runner {self._runner} {line}\n".encode())
+            self._write(2, f"\nagentrig: {self._title} {line}\n".encode())
 
     @staticmethod
     def _write(number: int, data: bytes) -> None:

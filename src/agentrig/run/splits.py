@@ -12,7 +12,7 @@ from agentrig.plan import TASKS_CURE, TASKS_SLOW_S, RunSettings
 from agentrig.plugins.loading import told_if_slow
 from agentrig.processes.replaced import left_alone
 from agentrig.tasks import ROLES, Task, Tasks, overlap, repeated
-from agentrig.text import DEEP_WORDS, LARGE_WORDS, TOO_LARGE, cut, words_of
+from agentrig.text import LARGE_WORDS, TOO_LARGE, check_depth, cut, words_of
 
 WITHOUT = {
     "validation": "nothing is measured while training",
@@ -198,10 +198,10 @@ def _problem(task: Any) -> str | None:
         if not isinstance(value, Mapping):
             return f"{field} is a {type(value).__name__}; it must be a dict"
         try:
-            problem = json_problem(dict(value), field, CURES_OF_COLUMNS if task.place else CURES)
-        except RecursionError:
-            return f"{field} contains itself, or {DEEP_WORDS}"
-        if problem is not None:
+            check_depth(dict(value), field)
+        except ValueError as error:
+            return str(error)
+        if problem := json_problem(dict(value), field, CURES_OF_COLUMNS if task.place else CURES):
             return problem
     if not isinstance(task.slices, Mapping) or not all(isinstance(x, str) for kv in task.slices.items() for x in kv):
         return f"slices is {task.slices!r:.80}; it must be a dict of text"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import logging
 import math
 import threading
@@ -23,7 +22,7 @@ from agentrig.processes.confine import hint
 from agentrig.processes.ends import forks_ended, no_silent_end
 from agentrig.prompting import prompted
 from agentrig.tasks import field_hint
-from agentrig.text import cut, masked, plain_json, storable, whole_characters, words_of
+from agentrig.text import cut, masked, plain_json, storable, whole_json, words_of
 from agentrig.traces import GIVEN, RETURNED, Trace, value_digest
 
 if TYPE_CHECKING:
@@ -173,9 +172,7 @@ def json_values(answer: Any) -> Any:
         text = plain_json(answer, "its answer", strict=True)
         if len(text) > ANSWER_LIMIT:
             raise ValueError(f"its answer has {len(text)} characters of JSON, {ANSWER_LIMIT} are allowed")
-        values = json.loads(text)
-        if "\\ud" in text:  # an escape that may be half of a pair
-            values = whole_characters(values)
+        return whole_json(text)
     except ValueError as error:
         raise AgentFailure(str(error), kind="bad-answer") from None
     except Exception as error:  # a dict's or list's own methods may raise anything
@@ -183,7 +180,6 @@ def json_values(answer: Any) -> Any:
             f"the agent answered with {type(answer).__name__}: {words_of(error)}; return text, numbers, lists or dicts",
             kind="bad-answer",
         ) from None
-    return values
 
 
 def _number(reward: Any) -> float | None:

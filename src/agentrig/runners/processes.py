@@ -53,15 +53,13 @@ PRELOAD = (
 )
 """Modules that every runner imports, and how the process that forks them ends; missing ones are skipped."""
 
-CLOSED = "an agent has closed the connection to the run: this runner ends, and its rollouts start again"
-
 END_S = 10.0
 """How long the guards of runners may take to end them and what their agents started, seconds."""
 
 
-def worker_main(pipe: Connection, plan: AgentSource, threads: int) -> None:
+def worker_main(pipe: Connection, plan: AgentSource, threads: int, who: str) -> None:
     """Run in a runner process: build the agent, then run the jobs from the pipe until it closes."""
-    guard(remove_left)
+    guard(who, remove_left)
     ignore_signals()
     faulthandler.enable(all_threads=False)  # the file and line at which an agent crashes this process
     lock, connection = threading.Lock(), os.fstat(pipe.fileno())
@@ -75,8 +73,9 @@ def worker_main(pipe: Connection, plan: AgentSource, threads: int) -> None:
                         raise OSError("a file has its number now")
                     line = line[os.write(pipe.fileno(), line) :]
             except OSError as error:  # an agent's mistake, or the run has ended
+                said = f"agentrig: the {who} has closed the connection to the run, and this runner ends ({error})\n"
                 with suppress(OSError):
-                    os.write(2, f"agentrig: {CLOSED} ({error})\n".encode())
+                    os.write(2, said.encode())
                 os._exit(1)
 
     def fail(why: str) -> NoReturn:
@@ -196,7 +195,7 @@ class Pool(BasePool[_Worker]):
     def _spawn(self) -> _Worker:
         mark = uuid.uuid4().hex
         name = ConfinedName(self._plan.environment, {**self._environment, MARK: mark}, self._absent)
-        ours, process = start_process(self._context, worker_main, self._plan, self._threads, name=name)
+        ours, process = start_process(self._context, worker_main, self._plan, self._threads, self.builds, name=name)
         return _Worker(process, ours, mark, title=f"runner {process.pid}")
 
     def _kill(self, worker: _Worker) -> None:

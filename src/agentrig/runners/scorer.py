@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -28,7 +28,7 @@ from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.pools import Worker
 from agentrig.runners.processes import Pool
 from agentrig.tasks import Task, field_hint
-from agentrig.text import amount, copied, json_text, storable, words_of
+from agentrig.text import amount, copied, json_text, plain_values, storable, words_of
 from agentrig.traces import Span, Trace
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class RewardWorker:
         many = getattr(self._reward, "score_many", None)
         with left_alone("the reward", REWARD_CURE, tell=log.debug):  # this process is its own: only the score matters
             if many is not None:
-                (score,) = map(_sound, _called(many, [job.input], self._budget_s))
+                (score,) = score_many(many, [job.input], self._budget_s)
             else:
                 score = score_one(self._reward, job.input, self._budget_s)
         fields = attrs.asdict(score, recurse=False)
@@ -334,15 +334,8 @@ class Scorer:
         found: list[Score] = []
 
         def work() -> None:
-            try:
-                assert self._many is not None
-                scores = list(_called(self._many, [_copied(item) for item in items], self._budget_s))
-                if len(scores) != len(items) or not all(isinstance(s, Score) for s in scores):
-                    raise TypeError(f"score_many gave {len(scores)} results for {len(items)} items, or no Scores")
-                scores = [_sound(score) for score in scores]
-            except BaseException as error:  # sys.exit too: it would end this thread without a score
-                scores = [_raised(error)] * len(items)
-            found.extend(scores)
+            assert self._many is not None
+            found.extend(score_many(self._many, items, self._budget_s))
 
         limit = self._budget_s * len(items) + GRACE_S
         self._beat(limit)
@@ -367,13 +360,29 @@ def score_one(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
     """Judge one outcome; whatever the reward raises or returns is a score."""
     try:
         task, outcome, *trace = _copied(item)
-        score = _called(reward, task, outcome, budget_s, *trace)
-        if isinstance(score, Score):
-            return _sound(score)
+        return _sound(_called(reward, task, outcome, budget_s, *trace))
     except BaseException as error:
         return _raised(error, input=item[0].input, private=item[0].private)
-    cure = "write def, not async def" if inspect.iscoroutine(score) else "for example Score.ok(0.5)"
-    return Score.invalid(f"the reward returned {type(score).__name__}; it must return an agentrig.Score, {cure}")
+
+
+def score_many(many: Callable[..., Any], items: Sequence[tuple[Any, ...]], budget_s: float) -> list[Score]:
+    """Judge a batch by a reward's `score_many`; whatever it raises or returns is a score for each item."""
+    try:
+        scores = _called(many, [_copied(item) for item in items], budget_s)
+        if isinstance(scores, Mapping | str) or not isinstance(scores, Iterable):
+            return [_no_score(scores, "a list of them from score_many, one for each item")] * len(items)
+        scores = list(scores)
+        if len(scores) != len(items):
+            raise ValueError(f"score_many gave {len(scores)} results for {len(items)} items")
+        return [_sound(score) for score in scores]
+    except BaseException as error:  # sys.exit too: it would end this thread without a score
+        return [_raised(error)] * len(items)
+
+
+def _no_score(found: Any, cure: str = "for example Score.ok(0.5)") -> Score:
+    """Return the score of a reward that has returned something else."""
+    cure = "write def, not async def" if inspect.iscoroutine(found) else cure
+    return Score.invalid(f"the reward returned {type(found).__name__}; it must return an agentrig.Score, {cure}")
 
 
 def _called(reward: Callable[..., Any], *given: Any) -> Any:
@@ -395,16 +404,22 @@ def _of_calls(score: Score, trace: Trace | None = None) -> Score:
     )
 
 
-def _sound(score: Score) -> Score:
+def _sound(score: Any) -> Score:
     """Return a score of the same fields, checked again: they may have been changed since it was made.
+
+    Its names and details become JSON values, so that it counts the same in this process and in another one.
 
     Raises:
         ValueError: A field has a value that no score has.
     """
-    size = len(json_text(score.details))
-    if size > DETAILS_LIMIT:
-        return Score.invalid(f"the details of its score have {size} characters of JSON, {DETAILS_LIMIT} are allowed")
-    return attrs.evolve(score)
+    if not isinstance(score, Score):
+        return _no_score(score)
+    text = json_text(plain_values(score.details))
+    if len(text) > DETAILS_LIMIT:
+        said = f"the details of its score have {len(text)} characters of JSON, {DETAILS_LIMIT} are allowed"
+        return Score.invalid(said)
+    components = {str(name): part for name, part in score.components.items()}
+    return attrs.evolve(score, components=components, details=json.loads(text))
 
 
 def _copied(item: tuple[Any, ...]) -> tuple[Any, ...]:

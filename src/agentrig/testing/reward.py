@@ -375,10 +375,21 @@ def check_leaves_task(subject: RewardSubject) -> None:
 def check_storable(subject: RewardSubject) -> None:
     """`details` are JSON values, `components` finite numbers.
 
-    Why: Scores go into the run's files: one that is not JSON ends the run, or is stored as text.
+    Why: Scores go into the run's files: what is not JSON is stored as text.
     Cure: Put only JSON values into `details`, and finite numbers into `components`.
     """
-    for (task, _), score in zip(subject.plain, subject.scores(subject.plain), strict=True):
+    made, given = subject.made, list[tuple[Task, Score]]()
+
+    def kept(task: Task, outcome: Outcome, budget_s: float, *trace: Trace) -> Score:
+        """Keep the score as the reward gives it, before a run makes text of other details."""
+        if callable(made):
+            given.append((task, made(task, outcome, budget_s, *trace)))
+        else:
+            given.append((task, made.score_many([(task, outcome, *trace)], budget_s)[0]))
+        return given[-1][1]
+
+    subject.scores(subject.plain, reward=kept)
+    for task, score in given:
         problem = json_problem(dict(score.details), "details")
         bad = [k for k, v in score.components.items() if not isinstance(v, int | float) or not math.isfinite(v)]
         if problem or bad:

@@ -17,7 +17,7 @@ import attrs
 
 from agentrig.errors import AgentFailure
 from agentrig.rewards import VALUE_LIMIT
-from agentrig.text import cut, json_text, storable, words_of
+from agentrig.text import cut, json_text, plain_values, storable, words_of
 from agentrig.traces import CUT, FEEDBACK, LLM_CALL, MISSED, REWARD, SERVER, Span, Trace, mapping
 
 log = logging.getLogger(__name__)
@@ -397,6 +397,6 @@ def server_of(url: Any) -> tuple[str, int]:
 
 
 def plain(value: Any) -> Any:
-    """Return any node output as JSON values; a long one is cut, with a note."""
+    """Return any node output as JSON values; a long one is cut, with a note, and so is a deep one."""
     text = json_text(value)
-    return cut(text, OUTPUT_LIMIT) if len(text) > OUTPUT_LIMIT else json.loads(text)
+    return cut(text, OUTPUT_LIMIT) if len(text) > OUTPUT_LIMIT else plain_values(json.loads(text))
