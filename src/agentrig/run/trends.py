@@ -19,6 +19,8 @@ These two also decide while no step has had a signal. So a constant reward from 
 once 35 groups have it: after 35 / tasks_per_step steps. Right answers count too then, as AGREEING, because a reward may
 ignore the answer. A run that ends before, with one reward in all steps, ends with the same error.
 
+If the mean reward was much higher (FALLEN) in the steps before, the error says that an update destroyed the policy.
+
 Steps in which a group has unlike rewards and the weights did not change are no chance: two in a row are enough.
 """
 
@@ -230,13 +232,13 @@ class Guards:
         before, after = self.rewards[: -self.silent], self.rewards[-self.silent :]
         if not self.recent or not before or statistics.fmean(after) >= FALLEN * statistics.fmean(before):
             return
-        example = next(r for r in rollouts if r.value is not None)
+        worst = min((r for r in rollouts if r.value is not None), key=lambda r: r.value or 0.0)
         raise RunStopped(
             f"step {step}: for {amount(self.silent, 'step')}, the rollouts of each task got the same reward, so "
-            f"nothing could be learned. Before, they differed, and the mean reward was {max(before):.3g}; now it is "
-            f"{after[-1]:.3g}: an update has destroyed the policy.\n  Use a tenth of the learning rate (algorithm.lr), "
-            "or warm it up (algorithm.warmup_steps). If the learning rate is not to blame: did the agent or the reward "
-            f"break in between?\n  for example, {line_of(example)}",
+            f"nothing could be learned. In earlier steps they differed, with a mean reward of up to {max(before):.3g}; "
+            f"now it is {after[-1]:.3g}: an update has destroyed the policy.\n  Use a tenth of the learning rate "
+            "(algorithm.lr), or warm it up (algorithm.warmup_steps). If the learning rate is not to blame: did the "
+            f"agent or the reward break in between?\n  for example, {line_of(worst)}",
             cause="learning-rate-too-large",
         )
 
