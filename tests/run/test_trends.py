@@ -169,7 +169,7 @@ def test_a_reward_that_fell_when_all_groups_became_alike_is_said_to_come_from_an
         assert stopped.value.cause == cause
         if cause == "learning-rate-too-large":
             assert re.search(
-                r"(?s)^step 3: for 2 steps, .* a mean reward of up to 0\.744; now it is 0\.125: an update has destroyed "
+                r"(?s)^step 3: for 2 steps, .* reward of up to 0\.744; now it is 0\.125: an update has destroyed "
                 r".* a tenth of the learning rate .* for example, t: 'SELECT 8' -> 0",
                 str(stopped.value),
             )
