@@ -6,11 +6,13 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 from click.testing import CliRunner
 from quick import quick_first
@@ -19,12 +21,14 @@ from agentrig.audit.verdicts import LINKS
 from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError
 from agentrig.plan import resolve
+from agentrig.processes.locks import Lock
+from agentrig.run.directory import RunDirectory
 from agentrig.run.training import train
-from agentrig.testing.run_directory import write_run
+from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.testing.scripted import ScriptedServer, scripted_server
 from agentrig.view.causes import evidence, outcome, trend, weights
 from agentrig.view.causes.evidence import Evidence
-from agentrig.view.diagnosis import UNREADABLE, diagnose, verdict, words
+from agentrig.view.diagnosis import NOT_YET, UNREADABLE, diagnose, verdict, words
 from agentrig.view.reading import read_run
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -360,6 +364,75 @@ def test_the_verdicts_of_an_audit_that_cannot_be_read_are_not_counted(tmp_path: 
     (run / "summary.json").write_text(json.dumps(summary))
     assert weights.links_audited(read_run(run)) == "the auditor recomputed 9 of 9 parts of step 2"
     assert "verdicts-00001.json is damaged: it is nested too deep. Its verdicts are left out" in str(diagnose(run))
+
+
+def with_groups(run: Path, steps: Sequence[Sequence[int]], entropy: Sequence[float]) -> Path:
+    """Let each step have a group of 8 for each task, with so many right ones; one with all groups alike trains none."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line, right, nats in zip(lines, steps, entropy, strict=True):
+        rollouts = [
+            attrs.evolve(rollout_of(g, right=i < n, mode="train", step=line["step"]), id=f"{g}-{i}")
+            for g, n in enumerate(right)
+            for i in range(8)
+        ]
+        RunDirectory(run).write_rollouts(rollouts, mode="train", step=line["step"])
+        alike = sum(n in (0, 8) for n in right) / len(right)
+        line.update(rollouts=len(rollouts), failures={}, reward=sum(right) / len(rollouts), zero_variance_groups=alike)
+        line["algorithm"] |= {"entropy": nats, "weight_change": 0.0 if alike == 1 else 3.0}
+        line["calls"] = {"recorded": len(rollouts), "trained": 0 if alike == 1 else len(rollouts)}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("begin", "dead", "fall"),
+    [([[6] * 16], [8, 8, *[0] * 14], "from 0.75 (step 1) to 0.125 (steps 2 to 5)"),
+     ([[6] * 16, [3] * 15 + [7]], [8, 8, *[0] * 14], "from 0.75 (step 1) to 0.125 (steps 3 to 5)"),
+     ([[6] * 4], [8, 0, 0, 0], "from 0.75 (step 1) to 0.25 (steps 2 to 5)")],
+)  # fmt: skip
+def test_an_update_that_destroyed_the_policy_is_named_first_and_no_low_entropy_from_the_start(
+    tmp_path: Path, begin: list[list[int]], dead: list[int], fall: str
+) -> None:
+    run = write_run(tmp_path / "run", steps=5, lift=0.0)
+    steps = [*begin, *[dead] * (5 - len(begin))]
+    found = diagnose(with_groups(run, steps, [0.031, *[0.02] * (len(begin) - 1), *[0.0] * (5 - len(begin))]))
+    first = found.problems[0]
+    assert first.cause == "learning-rate-too-large", found
+    assert f"an update destroyed the policy: the mean reward fell {fall}" in first.text
+    silent = len(dead) * (5 - len(begin))
+    assert f"0 of {len(dead)} groups before, and in {silent} of {silent} groups since" in first.text
+    assert first.since == 2
+    assert "a tenth of the learning rate (3e-05 instead of 0.0003), or warm it up" in first.advice
+    assert "low-entropy" not in [f.cause for f in found.problems]
+
+
+def test_tasks_that_were_never_right_are_no_sign_of_an_entropy_collapse(tmp_path: Path) -> None:
+    entropy = [1.0, 1.0, 1.0, 0.5, *[0.1] * 15]
+    run = write_run(tmp_path / "run", steps=19, lift=0.6, held_out=60)
+    late = [[8] * 9 + [0] * 3] * 16
+    found = diagnose(with_groups(run, [[5] * 9 + [0] * 3] * 3 + late, entropy))
+    assert found.problems == []
+    assert any(
+        "48 of these groups every answer was wrong, in 144 every answer was right; 3 tasks were never right: too hard"
+        in f.text
+        for f in found.warnings
+    ), found
+    found = diagnose(with_groups(run, [[5] * 9 + [1] * 3] * 3 + late, entropy))
+    assert [f.cause for f in found.problems] == ["entropy-collapse"]
+    assert "stopped exploring" in found.problems[0].text
+    assert "never right" not in str(found)
+
+
+def test_a_run_that_goes_on_and_has_no_step_yet_says_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=1, ended=False)
+    (run / "metrics.jsonl").unlink()
+    shutil.rmtree(run / "rollouts")
+    lock = Lock(run / "run.lock")
+    assert lock.take()
+    found = diagnose(run)
+    assert (found.status, verdict(found)) == ("running", NOT_YET)
+    lock.release()
+    assert verdict(diagnose(run)).startswith("The run stopped before its first step had ended. Go on with")
 
 
 def test_a_run_without_a_rollout_says_so(tmp_path: Path) -> None:

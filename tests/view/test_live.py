@@ -147,6 +147,15 @@ def test_the_line_of_a_step_has_every_figure():
     assert buffer.getvalue() == "step 1\n"
 
 
+@pytest.mark.parametrize(("alike", "change", "idle"), [(1.0, 0.0, True), (1.0, 0.1, False), (0.9, 0.0, False)])
+def test_a_step_without_an_update_because_all_groups_are_alike_says_so(alike: float, change: float, idle: bool):
+    shown, buffer = display()
+    metrics = {**METRICS, "zero_variance_groups": alike, "algorithm": {"weight_change": change}}
+    shown.on_step_end(event=StepEnd(step=3, metrics=metrics))
+    assert ("  reward 0.500  no update: groups all alike  " in buffer.getvalue()) == idle
+    assert ("no update" in buffer.getvalue()) == idle
+
+
 def test_a_step_of_demonstrations_has_their_number_and_loss_instead_of_rewards():
     shown, buffer = display()
     shown.on_run_start(event=attrs.evolve(start(), config={"algorithm": {"demonstrations": "chats.jsonl"}}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections import Counter
@@ -67,7 +68,9 @@ def test_a_validation_that_still_rises_asks_for_more_steps(tmp_path: Path) -> No
     validated(run, {8: 15, 16: 18, 24: 24})  # 6 more of 30, and none fewer
     shares = "60.0% at step 16, 80.0% at step 24"
     said = f"Validation accuracy was still rising at the end ({shares}): train for more steps."
-    assert verdict(diagnose(run)) == f"{NOTHING_WRONG} {said}"
+    gain = r"Of 60 held-out tasks measured at both ends, \d+ went from wrong to right and \d from right to wrong "
+    whole = rf"{NOTHING_WRONG} {gain}\(sign test p < 0\.001: significant\)\. {re.escape(said)}"
+    assert re.fullmatch(whole, verdict(diagnose(run)))
     for last in (18, 20, 23):  # 23: a rise by 5 tasks has p = 0.06
         validated(run, {8: 15, 16: 18, 24: last})
         assert "more steps" not in headline(diagnose(run))
@@ -191,7 +194,7 @@ def test_a_run_that_solved_its_tasks_or_gained_nothing_has_no_next_step_of_a_gai
     run = write_run(tmp_path / "run", lift=0.6, held_out=60)
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps({**summary, "solved": True}))
-    assert verdict(diagnose(run)) == NOTHING_WRONG
+    assert re.fullmatch(rf"{NOTHING_WRONG} Of 60 held-out tasks .*: significant\)\.", verdict(diagnose(run)))
     assert verdict(diagnose(write_run(tmp_path / "none", steps=3, lift=0.0))) == (
         f"{NO_GAIN.format('gained')} Train for more steps."
     )
@@ -231,7 +234,7 @@ def test_the_pages_say_it_and_whether_the_gain_may_be_chance(tmp_path: Path, lif
     words = "significant" if lift else "may be chance"
     with serving(run) as link:
         why, main = (httpx.get(f"{link}run/run{path}", timeout=30).text for path in ("/why", ""))
-    assert f"<h2>What held learning back</h2><p>{said}</p>" in why
+    assert f"<h2>What held learning back</h2><p>{html.escape(said)}</p>" in why
     for text in (main, render([read_run(run)])):
         head = text[text.index('<div class="accuracy">') :].split("95% intervals")[0]
         assert re.search(rf"points{'</b>' if lift else ''} \(sign test p [^)]*: {words}\)", head)
@@ -254,6 +257,8 @@ def test_no_low_entropy_is_found_where_nothing_was_trained(tmp_path: Path) -> No
 
     assert [f.cause for f in diagnose(with_lines(run, alike(16))).problems] == ["low-entropy"]
     assert "low-entropy" not in [f.cause for f in diagnose(with_lines(run, alike(0))).problems]
+    with_lines(run, lambda line: alike(16 if line["step"] == 1 else 0)(line))
+    assert "seen in 1 of 1 steps with an update, first seen in step 1" in str(diagnose(run))
 
 
 def test_no_low_entropy_is_found_beside_tasks_that_are_too_hard(tmp_path: Path) -> None:

@@ -60,6 +60,12 @@ OF_SAMPLES = {policy.collapsed, policy.unexploring, groups.zero_variance, reward
 NOTHING_WRONG = "Nothing held learning back."
 """What is said about a run without problems that got better for certain."""
 
+NOT_YET = "The run goes on, and has not ended step 1: it still starts, measures before training, or is in that step."
+"""What is said about a run that goes on and has no step."""
+
+NO_STEP = "Nothing is known: metrics.jsonl has no figures of a training step."
+"""What is said about another run without a step."""
+
 GOES_ON = "No fault so far; the run goes on, and the gain is measured at its end."
 """What is said about a run without problems that goes on."""
 
@@ -109,6 +115,7 @@ class Diagnosis:
         status: as of `agentrig.view.figures.status`.
         steps: Steps that have ended.
         gained: Whether it got better for certain, or solved its tasks.
+        gain: How many tasks that were measured at both ends got right, if significantly more are; else empty.
         lost: Whether it got worse on the tasks that were measured at both ends, significantly or not.
         loss: What to say if the accuracy fell significantly; else empty.
         no_gain: What to say of a gain that is not known, or none at all; else empty.
@@ -127,6 +134,7 @@ class Diagnosis:
     status: str
     steps: int
     gained: bool
+    gain: str = ""
     lost: bool = False
     loss: str = ""
     no_gain: str = ""
@@ -180,6 +188,7 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         status=figures.status(data),
         steps=len(data.steps),
         gained=better,
+        gain=_gain(evidence) if more_right(evidence) else "",
         lost=evidence.changed[1] > evidence.changed[0],
         loss=_loss(evidence) if fewer_right(evidence) and not solved else "",
         no_gain=no_gain,
@@ -195,6 +204,11 @@ def diagnose(run: RunData | Path) -> Diagnosis:
             link for link, why in mapping(dig(data.summary, "audited", "not_looked_at")).items() if why != NO_WEIGHTS
         ],
     )
+
+
+def _gain(evidence: Evidence) -> str:
+    (found,) = outcome.changes(evidence)
+    return f"{found.text[0].upper()}{found.text[1:]}."
 
 
 def _loss(evidence: Evidence) -> str:
@@ -241,7 +255,7 @@ def _above(finding: Finding, others: Sequence[Finding]) -> set[str]:
 def verdict(diagnosis: Diagnosis) -> str:
     """Return the sentence about a run without problems."""
     if not diagnosis.steps:
-        nothing = "Nothing is known: metrics.jsonl has no figures of a training step."
+        nothing = NOT_YET if diagnosis.status == "running" else NO_STEP
         return f"{diagnosis.no_gain} {diagnosis.next_step}" if diagnosis.no_gain else nothing
     unseen = UNSEEN.format(", ".join(diagnosis.unseen)) if diagnosis.unseen else ""
     if diagnosis.status == "running":
@@ -253,7 +267,8 @@ def verdict(diagnosis: Diagnosis) -> str:
     else:
         chance = NO_GAIN.format("lost" if diagnosis.lost else "gained")
         said = NOTHING_WRONG if diagnosis.gained else diagnosis.no_gain or chance
-    return f"{said}{unseen} {diagnosis.next_step}".strip()
+    gain = f" {diagnosis.gain}" if said == NOTHING_WRONG and diagnosis.gain else ""
+    return f"{said}{gain}{unseen} {diagnosis.next_step}".strip()
 
 
 def headline(diagnosis: Diagnosis) -> str:

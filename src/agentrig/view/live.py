@@ -295,6 +295,7 @@ class LiveDisplay:
         shares = [f"{figures.PART_NAMES.get(part, part)} {share:.0f}%" for part, share in parts if share >= 0.5]
         rows = [
             ("reward", reward),
+            ("no update:", "groups all alike" if _idle(m) else ""),
             ("demonstrations learned", learned if m else ""),
             ("loss", "" if loss is None else f"{loss:.4f}"),
             ("training accuracy (sampled)", "" if self._demonstrated else _measured(m.get("accuracy"))),
@@ -318,6 +319,12 @@ def _measured(accuracy: float | None, reward: float | None = None) -> str:
     if accuracy is None:
         return ""
     return f"{percent(accuracy)}%" + ("" if reward is None else f" (reward {reward:.3f})")
+
+
+def _idle(metrics: Mapping[str, Any]) -> bool:
+    """Whether a step made no update because all rollouts of each group got the same reward."""
+    change = number(dig(metrics, "algorithm", "weight_change"))
+    return number(metrics.get("zero_variance_groups")) == 1 and change == 0
 
 
 def _clock(seconds: float) -> str:

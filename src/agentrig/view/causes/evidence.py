@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -57,6 +57,8 @@ class StepFacts:
         same_right: Those with a single reward, all correct.
         same_wrong: Those with a single reward, none correct.
         same_answer: Those with a single answer.
+        stuck: The task of each group of `same_wrong`.
+        alive: Tasks with a correct rollout, or unlike rewards in a group.
         reasons: What the reward says of scored ones that are not correct, without names and numbers: how often.
         group_means: The mean reward of each group, also of one rollout.
     """
@@ -84,6 +86,8 @@ class StepFacts:
     same_right: int = 0
     same_wrong: int = 0
     same_answer: int = 0
+    stuck: Sequence[str] = ()
+    alive: Collection[str] = ()
     reasons: Mapping[str, int] = attrs.field(factory=dict)
     group_means: Sequence[float] = ()
 
@@ -126,6 +130,8 @@ def facts_of(file: RolloutFile) -> StepFacts:
     cut = [row for row in scored if row["truncated"]]
     several = [rows for rows in groups.values() if len(rows) > 1]
     same = [rows for rows in several if len({row["value"] for row in rows}) == 1]
+    stuck = [rows for rows in same if not any(map(is_correct, rows))]
+    unlike = [rows for rows in several if len({row["value"] for row in rows}) > 1]
     values = [float(row["value"]) for row in scored]
     wrong = [row for row in scored if not is_correct(row)]
     right_most = max((float(row["value"]) for row in scored if is_correct(row)), default=None)
@@ -154,7 +160,9 @@ def facts_of(file: RolloutFile) -> StepFacts:
         groups=len(several),
         same=len(same),
         same_right=sum(all(map(is_correct, rows)) for rows in same),
-        same_wrong=sum(not any(map(is_correct, rows)) for rows in same),
+        same_wrong=len(stuck),
+        stuck=[str(rows[0]["task_id"]) for rows in stuck],
+        alive={str(row["task_id"]) for row in [*filter(is_correct, scored), *(rows[0] for rows in unlike)]},
         reasons=Counter(reason for row in wrong if (reason := reason_of(row["details"]))),
         same_answer=sum(len({row["answer"] for row in rows}) == 1 for rows in several),
         group_means=[sum(float(row["value"]) for row in rows) / len(rows) for rows in groups.values()],

@@ -33,20 +33,39 @@ def zero_variance(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _of_the_last_steps(evidence: Evidence) -> Iterator[Finding]:
-    _, values = figures.series(evidence.run, "zero_variance_groups")
+    shown, values = figures.series(evidence.run, "zero_variance_groups")
     alone = min(values, default=0) == 1 and not evidence.total("groups")  # of one rollout each: nothing compares them
     if values and not alone:
         last = mean(values[-figures.SMOOTHING :]) or 0.0
         n = min(len(values), figures.SMOOTHING)
         steps = "step" if n == 1 else f"{n} steps"
         text = f"in {last:.0%} of the groups of the last {steps} all rollouts got the same reward"
-        late = evidence.steps[-n:]
-        all_wrong = last == 1 and total(late, "groups") == total(late, "same_wrong") > 0
-        left = "every answer was wrong, so nothing could be learned" if all_wrong else "little was left to learn from"
         much = last > ZERO_VARIANCE_LIMIT
-        if not much:
-            left = f"training learns from the other {1 - last:.0%}"
+        left = _left(evidence, shown[-n:]) if much else f"training learns from the other {1 - last:.0%}"
         yield Finding("warn" if much else "fact", f"{text}: {left}")
+
+
+def _left(evidence: Evidence, latest: Sequence[int]) -> str:
+    """Say what the groups with a single reward of the latest steps left to learn from: nothing, if all are wrong."""
+    late = [facts for facts in evidence.steps if facts.step in latest]
+    right, wrong = total(late, "same_right"), total(late, "same_wrong")
+    if not wrong:
+        return "little was left to learn from"
+    if wrong == total(late, "groups"):
+        left = "every answer was wrong, so nothing could be learned"
+    else:
+        left = f"in {wrong} of these groups every answer was wrong, in {right} every answer was right"
+    never = len(_never_right(evidence.steps, late))
+    were = "task was" if never == 1 else "tasks were"
+    return f"{left}; {never} {were} never right: too hard for this model" if never else left
+
+
+def _never_right(steps: Sequence[StepFacts], late: Sequence[StepFacts]) -> set[str]:
+    """Return the tasks that are all wrong in the steps `late`, and were so before most groups had a single reward."""
+    since = alike_since(steps)
+    before = [facts for facts in steps if facts.step < (late[0].step if since is None else since)]
+    always = {task for facts in before for task in facts.stuck}
+    return always & {task for facts in late for task in facts.stuck} - {task for facts in steps for task in facts.alive}
 
 
 def constant(evidence: Evidence, groups: int, same: int) -> Finding:
@@ -95,7 +114,7 @@ def constant(evidence: Evidence, groups: int, same: int) -> Finding:
 
 
 def _collapsed(evidence: Evidence) -> Finding | None:
-    """Find a policy that stopped to explore before the tasks were solved."""
+    """Find a policy that stopped exploring before the tasks were solved."""
     steps, width = evidence.steps, quarter(evidence.steps)
     if len(steps) < 4:
         return None
@@ -104,7 +123,10 @@ def _collapsed(evidence: Evidence) -> Finding | None:
         return None
     if at_most(total(early, "same"), total(early, "groups")) >= ZERO_VARIANCE_LIMIT:
         return None
-    wrong = total(late, "same") - total(late, "same_right")
+    since = alike_since(steps)
+    # tasks that were never right before do not show that the policy lost something
+    never = _never_right(steps, late)
+    wrong = total(late, "same") - total(late, "same_right") - sum(facts.stuck.count(t) for facts in late for t in never)
     solved = at_least(wrong, total(late, "groups")) < 0.05
     if solved or difference(rewards_of(before), rewards_of(late)) > LIKELY:
         return None
@@ -118,13 +140,13 @@ def _collapsed(evidence: Evidence) -> Finding | None:
         collapsed = at_least(total(late, "same_answer"), total(late, "groups")) > ZERO_VARIANCE_LIMIT
     if not collapsed:
         return None
-    since = _since(steps)
+    other = " to tasks that were not always wrong" if never else ""
     begun = f"; since step {since}, most groups are like that" if since is not None else ""
     return problem(
         "entropy-collapse",
-        f"the policy stopped to explore before the tasks were solved: {words}; in {total(late, 'same')} of "
+        f"the policy stopped exploring before the tasks were solved: {words}; in {total(late, 'same')} of "
         f"{total(late, 'groups')} groups (one task's rollouts in a step) of the last {amount(width, 'step')} all "
-        f"rewards were the same, in {wrong} of these with wrong answers{begun}",
+        f"rewards were the same, in {wrong} of these with wrong answers{other}{begun}",
         seen=(total(late, "same"), total(late, "groups"), "groups"),
         since=since,
         settings=(
@@ -138,7 +160,7 @@ def _collapsed(evidence: Evidence) -> Finding | None:
     )
 
 
-def _since(steps: Sequence[StepFacts]) -> int | None:
+def alike_since(steps: Sequence[StepFacts]) -> int | None:
     """Return the first step from which on most groups had a single reward."""
     since = None
     for facts in reversed(steps):

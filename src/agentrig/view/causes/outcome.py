@@ -62,6 +62,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "demonstrations-rejected": ("reward.use", "agent.use", "algorithm.demonstrations"),
     "zero-variance-groups": ("algorithm.group_size", "tasks.use"),
     "weights-unchanged": ("algorithm.lr",),
+    "learning-rate-too-large": ("algorithm.lr", "algorithm.warmup_steps"),
     "diverged": ("algorithm.lr", "algorithm.max_grad_norm"),
     "lost-calls": ("adapter.use", "algorithm.use"),
     "weights-not-arriving": ("server.use",),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from agentrig.figures import count, figure, mean, number
+from agentrig.run.trends import FALLEN
 from agentrig.run.verdict import EASY
+from agentrig.text import amount
 from agentrig.view import figures
-from agentrig.view.causes.evidence import Evidence, total
+from agentrig.view.causes.evidence import Evidence, StepFacts, total
 from agentrig.view.causes.finding import Finding, problem
-from agentrig.view.causes.groups import constant, zero_variance
+from agentrig.view.causes.groups import ZERO_VARIANCE_LIMIT, alike_since, constant, zero_variance
 from agentrig.view.causes.trend import (
     LIKELY,
     SURE,
@@ -30,8 +32,8 @@ MOVED = 0.05
 FEW_STEPS = 5
 """After fewer steps, nothing is said about a policy that has not moved."""
 
-FALLEN = 0.7
-"""A mean reward below this share of an earlier one has fallen."""
+AT_ONCE = 2
+"""A policy that teaches nothing more so many steps after its best ones, or fewer, was destroyed by an update."""
 
 LOW_ENTROPY = 0.1
 """Nats a token below which a policy hardly explores: at each token, the likeliest has a probability of about 0.98."""
@@ -81,10 +83,15 @@ def unexploring(evidence: Evidence) -> Iterator[Finding]:
     idle = {line["step"] for line in evidence.run.steps if dig(line, "calls", "trained") == 0}
     measured = [(s, value) for s, value in zip(steps, entropy, strict=True) if s not in idle]
     steps, entropy = [s for s, _ in measured], [value for _, value in measured]
-    _, alike = figures.series(evidence.run, "zero_variance_groups")
+    alike_steps, alike = figures.series(evidence.run, "zero_variance_groups")
     early = mean(entropy[: max(1, len(entropy) // 4)])
     same = mean(alike) or 0.0
-    if early is None or early >= LOW_ENTROPY or same <= ALIKE or gained(evidence):
+    # the rollouts of the first step that changed the policy are the last ones that nothing had changed
+    change = next(
+        (s for s, v in zip(*figures.series(evidence.run, "algorithm", "weight_change"), strict=True) if v), None
+    )
+    untouched = [value for s, value in zip(alike_steps, alike, strict=True) if change is None or s <= change]
+    if early is None or early >= LOW_ENTROPY or min(same, mean(untouched) or 0.0) <= ALIKE or gained(evidence):
         return
     single, of_these = evidence.total("same"), evidence.total("same_right")
     if of_these > 0.9 * single and evidence.total("right") > EASY * evidence.total("scored"):  # sure, and right
@@ -96,7 +103,7 @@ def unexploring(evidence: Evidence) -> Iterator[Finding]:
         "low-entropy",
         f"the entropy was {figure(early)} nats a token from the first steps on, and in {same:.0%} of the groups all "
         "rollouts got the same reward: they are too alike to learn from",
-        seen=(len(low), len(steps), "steps"),
+        seen=(len(low), len(steps), "steps with an update" if idle else "steps"),
         since=low[0],
         settings=("algorithm.temperature", "algorithm.model", *evidence.setting("algorithm.group_size")),
         advice="Sample with a higher temperature or more rollouts a task, or start from a model that was trained less "
@@ -107,33 +114,50 @@ def unexploring(evidence: Evidence) -> Iterator[Finding]:
 
 
 def collapsed(evidence: Evidence) -> Iterator[Finding]:
-    """A reward that has fallen far below what it was."""
+    """A reward that has fallen far below what it was: at once, in steps that taught nothing more, or by the end."""
     steps, width = evidence.steps, quarter(evidence.steps)
-    if len(steps) < 2:
-        return
-    late = rewards_of(steps[-width:])
-    windows = [steps[i : i + width] for i in range(0, len(steps) - width, width)]
-    best = max(windows, key=lambda w: mean(rewards_of(w)) or 0.0)
-    early = rewards_of(best)
-    high, low = mean(early), mean(late)
-    if high is None or low is None:
-        return
-    if low > FALLEN * high or difference(late, early) < SURE:
-        yield from _fell(evidence)
-        return
-    settings = (*evidence.setting(*LR), "algorithm.warmup_steps", "algorithm.kl_loss_coef", "algorithm.final")
-    first = f"steps {best[0].step} to {best[-1].step}" if len(best) > 1 else f"step {best[0].step}"
-    last = f"{width} steps" if width > 1 else "step"
-    yield problem(
+    since = alike_since(steps)
+    silent = [facts for facts in steps if since is not None and facts.step >= since]
+    for late in (silent, steps[-width:]):
+        before = steps[: len(steps) - len(late)]
+        windows = [before[i : i + width] for i in range(0, len(before), width)]
+        if not late or not windows:
+            continue
+        best = max(windows, key=lambda w: mean(rewards_of(w)) or 0.0)
+        high, low = mean(rewards_of(best)), mean(rewards_of(late))
+        if high is None or low is None or low > FALLEN * high:
+            continue
+        if difference(rewards_of(late), rewards_of(best)) >= SURE:
+            yield _far_below(evidence, best, late, high, low)
+            return
+    yield from _fell(evidence)
+
+
+def _far_below(
+    evidence: Evidence, best: Sequence[StepFacts], late: Sequence[StepFacts], high: float, low: float
+) -> Finding:
+    """Say how far the reward fell, from which steps to which, and whether the policy was destroyed by it."""
+    text = f"the mean reward fell from {high:.3g} ({_named(best)}) to {low:.3g} ({_named(late)})"
+    if total(late, "same") > ZERO_VARIANCE_LIMIT * total(late, "groups") and late[0].step - best[-1].step <= AT_ONCE:
+        alike = [f"{total(part, 'same')} of {amount(total(part, 'groups'), 'group')}" for part in (best, late)]
+        text = (
+            f"an update destroyed the policy: {text}; all rollouts got the same reward in {alike[0]} before, and in "
+            f"{alike[1]} since then"
+        )
+    lr = number(evidence.value("algorithm.lr"))
+    rate = f" ({lr / 10:.3g} instead of {lr:.3g})" if lr else ""
+    return problem(
         "learning-rate-too-large",
-        f"the mean reward fell from {high:.3g} ({first}) to {low:.3g} in the last {last}{_signs(evidence)}",
-        seen=(width, len(steps), "steps"),
+        f"{text}{_signs(evidence)}",
+        seen=(len(late), len(evidence.steps), "steps"),
         since=best[-1].step + 1,
-        settings=settings,
-        advice='Divide the learning rate by 3 to 10, and warm it up; algorithm.final = "best" keeps the best weights.',
+        settings=(*evidence.setting(*LR), "algorithm.warmup_steps", "algorithm.kl_loss_coef", "algorithm.final"),
+        advice=f'Use a tenth of the learning rate{rate}, or warm it up (warmup_steps); algorithm.final = "best" keeps '
+        "the best weights.",
         lost=min(1.0, 1 - low / high) if high > 0 else 1.0,
         explains=(
             "entropy-collapse",
+            "low-entropy",
             "tasks-too-hard",
             "constant-reward",
             "zero-variance-groups",
@@ -144,6 +168,11 @@ def collapsed(evidence: Evidence) -> Iterator[Finding]:
             "weights-unchanged",
         ),
     )
+
+
+def _named(steps: Sequence[StepFacts]) -> str:
+    first, last = steps[0].step, steps[-1].step
+    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 def _fell(evidence: Evidence) -> Iterator[Finding]:
