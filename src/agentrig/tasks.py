@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import attrs
 
 from agentrig.errors import ConfigError, PluginError, nearest
-from agentrig.rows import read_rows
+from agentrig.rows import is_written_number, read_rows
 from agentrig.settings import setting, structure
 from agentrig.text import amount, cut, json_kind, words_of
 
@@ -422,6 +422,8 @@ def from_frame(frame: Any, **columns: Any) -> Table:
 def check_same_kinds(splits: Mapping[str, Sequence[Task]]) -> None:
     """Raise if a column is text in one split and holds numbers in another: what they share would not be seen.
 
+    The columns of `private` count too if they are of a CSV file: whether they are numbers depends on its cells.
+
     Raises:
         ConfigError: There is one; the message names a row of each.
     """
@@ -429,26 +431,37 @@ def check_same_kinds(splits: Mapping[str, Sequence[Task]]) -> None:
     for split, tasks in splits.items():
         found: dict[str, Task] = {}
         for task in tasks:
-            for column, value in task.input.items():
+            for column, value in _columns(task).items():
                 known = found.get(column)
                 if known is None and isinstance(value, int | float | str) and not isinstance(value, bool):
                     found[column] = task
-                elif known is not None and _like_a_number(known.input[column]) and not _like_a_number(value):
+                elif known is not None and _like_a_number(_columns(known)[column]) and not _like_a_number(value):
                     found[column] = task  # this cell made its column text
         for column, task in found.items():
-            text = isinstance(task.input[column], str)
+            value = _columns(task)[column]
+            text = isinstance(value, str)
             name, other, first = seen.setdefault(column, (split, text, task))
             if other != text:
                 mine, theirs = ("text", "a number") if text else ("a number", "text")
+                cure = f", or read both as text: tasks.text={json.dumps([column])}" if _in_csv(task.place) else ""
                 raise ConfigError(
-                    f"{task.place}, column {column}: {task.input[column]!r:.80} is {mine}, and in split {name} the "
-                    f"column holds {theirs} ({first.place}): write them alike, so that shared tasks are found"
+                    f"{task.place}, column {column}: {value!r:.80} is {mine}, and in split {name} the column holds "
+                    f"{theirs} ({first.place}): write them alike{cure}, so that shared tasks are found"
                 )
 
 
+def _columns(task: Task) -> Mapping[str, Any]:
+    """Return the values of a task whose kinds must agree between splits."""
+    return {**task.private, **task.input} if _in_csv(task.place) else task.input
+
+
+def _in_csv(place: str) -> bool:
+    return re.search(r"\.csv, line \d+$", place, re.IGNORECASE) is not None
+
+
 def _like_a_number(value: Any) -> bool:
-    """Whether a value is a text that reads as a number."""
-    return isinstance(value, str) and value.replace(".", "", 1).lstrip("+-").isdigit()
+    """Whether a value is a text that a CSV file may hold as a number."""
+    return isinstance(value, str) and is_written_number(value)
 
 
 def tasks_of_step(tasks: Sequence[T], *, n: int, step: int, seed: int) -> list[T]:

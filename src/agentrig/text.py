@@ -336,6 +336,17 @@ def json_kind(value: Any) -> str:
     return names.get(type(value), "a number" if isinstance(value, int | float) else f"a {_type_name(value)}")
 
 
+def with_kind(value: Any) -> str:
+    """Return a value and what JSON calls it, for a message: `the text '27.79'`, `the number 27.79`."""
+    kind = json_kind(value)
+    return f"the {kind.removeprefix('a ')} {cut(repr(value), 80)}" if kind in ("text", "a number") else json_text(value)
+
+
+def differs_in_kind_only(one: Any, other: Any) -> bool:
+    """Whether a text and a value that is no text look alike when printed: '27.79' and 27.79."""
+    return isinstance(one, str) != isinstance(other, str) and str(one) == str(other)
+
+
 def _described(value: Any) -> str:
     try:
         return repr(value)
