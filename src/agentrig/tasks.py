@@ -60,11 +60,13 @@ FIELDS_SHOWN = 200
 """Most characters of the names of a task's fields in a message."""
 
 
-def field_hint(error: BaseException, **parts: Any) -> str:
+def field_hint(error: BaseException, *, answer: Any = None, place: str = "", **parts: Any) -> str:
     """Return which fields a task has, or which of them hold numbers, if that may explain an error; else ''.
 
     Args:
         error: What an agent or a reward raised: for a key that is not there, or a number in place of a text.
+        answer: What the reward judged: a number in it may be the one in question, so it gives no hint on the task's.
+        place: The task's place; '' if it is not known. Only columns of a CSV file can be read as text.
         parts: What the agent or reward got of the task: `input`, `private`. What is no mapping is left out.
     """
     known = {part: fields for part, fields in parts.items() if isinstance(fields, Mapping)}
@@ -74,10 +76,18 @@ def field_hint(error: BaseException, **parts: Any) -> str:
         return f"; the task has {cut(' and '.join(names), FIELDS_SHOWN)}"
     told = re.search(r"\b(int|float)\b", text) if isinstance(error, TypeError | AttributeError) else None
     found = [name for f in known.values() for name, value in f.items() if told and type(value).__name__ == told[1]]
-    if not found:
+    if not found or (told and told[1] in _types_in(answer)) or (place and not _in_csv(place)):
         return ""
     numbers = f"{found[0]} is a number" if len(found) == 1 else f"{', '.join(found)} are numbers"
     return f"; the task's {numbers}: to read it from a CSV file as text, set tasks.text={json.dumps(found)}"
+
+
+def _types_in(value: Any) -> set[str]:
+    """Return the names of the types of a JSON value and of all that it holds."""
+    values = [value]
+    for each in values:
+        values += each.values() if isinstance(each, Mapping) else each if isinstance(each, list | tuple) else ()
+    return {type(each).__name__ for each in values}
 
 
 class Tasks(Protocol):

@@ -339,7 +339,8 @@ def json_kind(value: Any) -> str:
 def with_kind(value: Any) -> str:
     """Return a value and what JSON calls it, for a message: `the text '27.79'`, `the number 27.79`."""
     kind = json_kind(value)
-    return f"the {kind.removeprefix('a ')} {cut(repr(value), 80)}" if kind in ("text", "a number") else json_text(value)
+    shown = repr(value) if isinstance(value, str) else json_text(value)
+    return ("the text " if kind == "text" else "the number " if kind == "a number" else "") + cut(shown, 80)
 
 
 def differs_in_kind_only(one: Any, other: Any) -> bool:

@@ -371,7 +371,8 @@ def score_one(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
         if isinstance(score, Score):
             return _sound(score)
     except BaseException as error:
-        return _raised(error, input=item[0].input, private=item[0].private)
+        place = item[0].place or "made by the task set"
+        return _raised(error, answer=item[1].answer, place=place, input=item[0].input, private=item[0].private)
     cure = "write def, not async def" if inspect.iscoroutine(score) else "for example Score.ok(0.5)"
     return Score.invalid(f"the reward returned {type(score).__name__}; it must return an agentrig.Score, {cure}")
 
