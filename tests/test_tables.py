@@ -187,6 +187,8 @@ def test_latin_1_bytes_are_named(rows: Path) -> None:
         ("t.csv", gzip.compress(b"question\n1\n", mtime=0), "t.csv is compressed (gzip); unpack it: gunzip <"),
         ("t.csv", b'question,answer\na,1\n"b\n""",2\n"c,3\nd,4\n', "a quote that is opened in line 5 is never closed"),
         ("t.csv", b'question,answer\na,1\n"b"c,2\n', "line 3: ',' expected after '\"'; a quote in a cell with quotes"),
+        ("t.csv", b'question;answer\n"a\nb";1\n', "its cells are separated by ';'. Save it with commas"),
+        ("t.csv", b'"question";"answer"\n"a";"1"\n', "its cells are separated by ';'. Save it with commas"),
         ("t.jsonl", b'{"question": 1, "answer": NaN}', "line 1, column answer is empty (NaN), and the reward needs it"),
         (
             "t.jsonl",

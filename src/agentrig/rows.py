@@ -195,6 +195,14 @@ def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
     """
     csv.field_size_limit(sys.maxsize)  # a cell may hold a whole document
     data = utf8_text(path)
+    numbered = enumerate(map(str.rstrip, io.StringIO(data, newline=None)), 1)
+    first, names = next(((number, row) for number, row in numbered if row), (1, ""))
+    other = next((mark for mark in (";", "\t", "|") if mark in names and "," not in names), "")
+    if other:
+        raise AgentrigError(
+            f"{path}, line {first}: the header is one column, {names!r:.80}: its cells are separated by {other!r}. "
+            "Save it with commas"
+        )
     reader = csv.reader(io.StringIO(data, newline=""), strict=True)
     cells: list[list[str]] = []
     lines: list[int] = []
@@ -217,12 +225,6 @@ def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
         raise AgentrigError(f"{path} is empty; its first line must name the columns")
     header, *cells = cells
     place = _at_lines(path, lines[1:])
-    other = next((mark for mark in (";", "\t", "|") if len(header) == 1 and mark in header[0]), "")
-    if other:
-        raise AgentrigError(
-            f"{path}, line {lines[0]}: the header is one column, {header[0]!r:.80}: its cells are separated by "
-            f"{other!r}. Save it with commas"
-        )
     for name in header:
         if header.count(name) > 1:
             raise AgentrigError(f'{path}, line {lines[0]}: two columns are called "{name}"')

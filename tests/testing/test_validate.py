@@ -227,6 +227,16 @@ def test_an_unchanged_client_passes_what_the_tap_adds(unchanged: str, name: str)
     assert "3 passed" in result.output
 
 
+def test_an_agent_with_temperature_0_is_told_to_leave_it_out(tmp_path: Path) -> None:
+    greedy = tmp_path / "greedy.py"
+    greedy.write_text(UNCHANGED.replace('"/chat/completions", {}', '"/chat/completions", {"temperature": 0}'))
+    result = validate(f"{greedy}:chat", "--tasks", f"{FILE}:sums", "--limit", "2", "--only", "agent.sampling")
+    assert result.exit_code == 1, result.output
+    said = " ".join(result.stdout.split())
+    assert "what to do: Leave the temperature out of the agent's calls. Training samples, so" in said
+    assert "algorithm.temperature" not in said
+
+
 @pytest.mark.slow
 def test_another_api_needs_the_gateway_and_validate_has_it(unchanged: str) -> None:
     words = (f"{unchanged}:claude", "--tasks", f"{FILE}:sums", "--limit", "2", "--only", "agent.sampling")
