@@ -245,7 +245,8 @@ def test_a_reward_that_raises_is_invalid_for_that_outcome_alone() -> None:
             return Score.ok(task.private["db"])
         return Score.ok(sum(map(float, task.private["gold"])) if task.id == "2" else 1.0)
 
-    scores = Scorer(reward, budget_s=5)(ITEMS[:3])
+    third = Task(id="2", input={}, private={"gold": 2}, place="gold.csv, line 4")
+    scores = Scorer(reward, budget_s=5)([*ITEMS[:2], (third, Outcome(answer="2"))])
     assert [s.status for s in scores] == ["ok", "invalid", "invalid"]
     assert re.search(
         r"^the reward raised KeyError: 'db' \(test_rewards\.py:\d+ in reward\); the task has nothing in input and gold "
@@ -257,6 +258,11 @@ def test_a_reward_that_raises_is_invalid_for_that_outcome_alone() -> None:
         .details["reason"]
         .endswith('; the task\'s gold is a number: to read it from a CSV file as text, set tasks.text=["gold"]')
     )
+    made = Task(id="2", input={}, private={"gold": 2})
+    for task, answer in ((made, "2"), (third, {"total": 43})):  # no file has the number, or it may be the answer's
+        (score,) = Scorer(reward, budget_s=5)([(task, Outcome(answer=answer))])
+        assert "the reward raised TypeError: 'int' object" in score.details["reason"]
+        assert "tasks.text" not in score.details["reason"]
 
 
 def test_a_reward_that_exits_is_invalid_at_once() -> None:

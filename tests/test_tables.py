@@ -135,6 +135,39 @@ def test_a_column_is_of_one_kind_in_all_files(rows: Path, tmp_path: Path) -> Non
         loaded(table, TableConfig(file=str(rows), validation=str(other), private=["answer"]))
 
 
+@pytest.mark.parametrize(
+    ("cells", "values"),
+    [
+        (["10.00", "16.8"], ["10.00", "16.8"]),
+        (["100", "007"], ["100", "007"]),
+        (["1", "+1"], ["1", "+1"]),
+        (["1e3", "2"], ["1e3", "2"]),
+        (["-0", "1"], ["-0", "1"]),
+        (["10", "-16.8", "1e-05"], [10, -16.8, 1e-05]),
+    ],
+)
+def test_a_column_is_numbers_if_each_cell_is_what_its_number_is_written_as(
+    tmp_path: Path, cells: list[str], values: list[Any]
+) -> None:
+    file = tmp_path / "bills.csv"
+    file.write_text("question,total\n" + "".join(f"q{cell},{cell}\n" for cell in cells))
+    tasks = table(TableConfig(file=str(file), private=["total"], shares=[1, 0, 0])).load("train")
+    assert [task.private["total"] for task in tasks] == values
+    assert [type(task.private["total"]) for task in tasks] == [*map(type, values)]
+
+
+def test_gold_of_a_csv_is_of_one_kind_in_all_files(tmp_path: Path) -> None:
+    """Amounts of one file may all be written as their numbers by chance: 27.79, and in the other 10.00."""
+    for name, total in (("train", "10.00"), ("test", "27.79")):
+        (tmp_path / f"{name}.csv").write_text(f"question,total\nWhat does {name} cost?,{total}\n")
+    files = {"file": str(tmp_path / "train.csv"), "test": str(tmp_path / "test.csv")}
+    said = r"column total: 27.79 is a number, and in split train .* or read both as text: tasks\.text=\[\"total\"\]"
+    with pytest.raises(ConfigError, match=said):
+        loaded(table, TableConfig(**files, private=["total"]))
+    _, _, (task,) = loaded(table, TableConfig(**files, private=["total"], text=["total"]))
+    assert task.private == {"total": "27.79"}
+
+
 def test_latin_1_bytes_are_named(rows: Path) -> None:
     rows.write_bytes(ROWS.replace("What is 4", "Qu\xe9 es 4").encode("latin-1"))
     with pytest.raises(
@@ -154,6 +187,8 @@ def test_latin_1_bytes_are_named(rows: Path) -> None:
         ("t.csv", gzip.compress(b"question\n1\n", mtime=0), "t.csv is compressed (gzip); unpack it: gunzip <"),
         ("t.csv", b'question,answer\na,1\n"b\n""",2\n"c,3\nd,4\n', "a quote that is opened in line 5 is never closed"),
         ("t.csv", b'question,answer\na,1\n"b"c,2\n', "line 3: ',' expected after '\"'; a quote in a cell with quotes"),
+        ("t.csv", b'question;answer\n"a\nb";1\n', "its cells are separated by ';'. Save it with commas"),
+        ("t.csv", b'"question";"answer"\n"a";"1"\n', "its cells are separated by ';'. Save it with commas"),
         ("t.jsonl", b'{"question": 1, "answer": NaN}', "line 1, column answer is empty (NaN), and the reward needs it"),
         (
             "t.jsonl",

@@ -29,15 +29,15 @@ STARTS: Mapping[bytes, str] = {
 QUOTED = re.compile(r'(?<![^,\n])"(?:[^"]|"")*+("?)')
 """A cell of a CSV file in quotes; its group is empty if the quote is never closed."""
 
-NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
-"""A number in a CSV file; 007 is text, for example a code."""
+NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+"""A cell of a CSV file that reads as a number."""
 
 TRUTHS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
 VALUES: Mapping[str, Callable[[str], Any]] = {
     "text": str,
     "true or false": TRUTHS.__getitem__,
-    "number": lambda cell: int(cell) if cell.lstrip("+-").isdigit() else float(cell),
+    "number": lambda cell: int(cell) if cell.lstrip("-").isdigit() else float(cell),
 }
 """Kind of a CSV file's column to the value of a cell."""
 
@@ -189,9 +189,20 @@ def _of_table(table: Any, path: Path) -> Rows:
 
 
 def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
-    """Read a CSV file with a header; a column whose cells are all numbers, or all true or false, gets such values."""
+    """Read a CSV file with a header; a column whose cells are all numbers, or all true or false, gets such values.
+
+    A column is numbers only if each of its cells is what the number is written as: 10.00, 007, +1 or 1e3 makes it text.
+    """
     csv.field_size_limit(sys.maxsize)  # a cell may hold a whole document
     data = utf8_text(path)
+    numbered = enumerate(map(str.rstrip, io.StringIO(data, newline=None)), 1)
+    first, names = next(((number, row) for number, row in numbered if row), (1, ""))
+    other = next((mark for mark in (";", "\t", "|") if mark in names and "," not in names), "")
+    if other:
+        raise AgentrigError(
+            f"{path}, line {first}: the header is one column, {names!r:.80}: its cells are separated by {other!r}. "
+            "Save it with commas"
+        )
     reader = csv.reader(io.StringIO(data, newline=""), strict=True)
     cells: list[list[str]] = []
     lines: list[int] = []
@@ -214,12 +225,6 @@ def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
         raise AgentrigError(f"{path} is empty; its first line must name the columns")
     header, *cells = cells
     place = _at_lines(path, lines[1:])
-    other = next((mark for mark in (";", "\t", "|") if len(header) == 1 and mark in header[0]), "")
-    if other:
-        raise AgentrigError(
-            f"{path}, line {lines[0]}: the header is one column, {header[0]!r:.80}: its cells are separated by "
-            f"{other!r}. Save it with commas"
-        )
     for name in header:
         if header.count(name) > 1:
             raise AgentrigError(f'{path}, line {lines[0]}: two columns are called "{name}"')
@@ -238,6 +243,8 @@ def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
     for name, column in zip(header, zip(*cells, strict=True), strict=False):
         kinds = Counter(kind for kind in map(_kind, column) if kind)
         kind = "text" if name in text or not kinds else kinds.most_common(1)[0][0]
+        if kind == "number" and any(NUMBER.fullmatch(cell) and not is_written_number(cell) for cell in column):
+            kind = "text"
         if kind != "text" and len(kinds) > 1:
             if 2 * kinds[kind] > kinds.total():
                 number = next(i for i, cell in enumerate(column) if _kind(cell) not in ("", kind))
@@ -251,9 +258,14 @@ def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
     return [dict(zip(header, row, strict=True)) for row in zip(*columns, strict=True)], place
 
 
+def is_written_number(cell: str) -> bool:
+    """Whether a cell of a CSV file is what a number is written as: 10 and 16.8 are; 10.00, 007, +1 and 1e3 are not."""
+    return NUMBER.fullmatch(cell) is not None and str(VALUES["number"](cell)) == cell
+
+
 def _kind(cell: str) -> str:
     """Return what a cell of a CSV file holds; '' if nothing."""
-    if NUMBER.fullmatch(cell):
+    if is_written_number(cell):
         return "number"
     return "true or false" if cell in TRUTHS else "text" if cell.strip() else ""
 

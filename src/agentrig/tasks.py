@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import attrs
 
 from agentrig.errors import ConfigError, PluginError, nearest
-from agentrig.rows import read_rows
+from agentrig.rows import is_written_number, read_rows
 from agentrig.settings import setting, structure
 from agentrig.text import amount, cut, json_kind, words_of
 
@@ -60,11 +60,13 @@ FIELDS_SHOWN = 200
 """Most characters of the names of a task's fields in a message."""
 
 
-def field_hint(error: BaseException, **parts: Any) -> str:
+def field_hint(error: BaseException, *, answer: Any = None, place: str = "", **parts: Any) -> str:
     """Return which fields a task has, or which of them hold numbers, if that may explain an error; else ''.
 
     Args:
         error: What an agent or a reward raised: for a key that is not there, or a number in place of a text.
+        answer: What the reward judged: a number in it may be the one in question, so it gives no hint on the task's.
+        place: The task's place; '' if it is not known. Only columns of a CSV file can be read as text.
         parts: What the agent or reward got of the task: `input`, `private`. What is no mapping is left out.
     """
     known = {part: fields for part, fields in parts.items() if isinstance(fields, Mapping)}
@@ -74,10 +76,18 @@ def field_hint(error: BaseException, **parts: Any) -> str:
         return f"; the task has {cut(' and '.join(names), FIELDS_SHOWN)}"
     told = re.search(r"\b(int|float)\b", text) if isinstance(error, TypeError | AttributeError) else None
     found = [name for f in known.values() for name, value in f.items() if told and type(value).__name__ == told[1]]
-    if not found:
+    if not found or (told and told[1] in _types_in(answer)) or (place and not _in_csv(place)):
         return ""
     numbers = f"{found[0]} is a number" if len(found) == 1 else f"{', '.join(found)} are numbers"
     return f"; the task's {numbers}: to read it from a CSV file as text, set tasks.text={json.dumps(found)}"
+
+
+def _types_in(value: Any) -> set[str]:
+    """Return the names of the types of a JSON value and of all that it holds."""
+    values = [value]
+    for each in values:
+        values += each.values() if isinstance(each, Mapping) else each if isinstance(each, list | tuple) else ()
+    return {type(each).__name__ for each in values}
 
 
 class Tasks(Protocol):
@@ -422,6 +432,8 @@ def from_frame(frame: Any, **columns: Any) -> Table:
 def check_same_kinds(splits: Mapping[str, Sequence[Task]]) -> None:
     """Raise if a column is text in one split and holds numbers in another: what they share would not be seen.
 
+    The columns of `private` count too if they are of a CSV file: whether they are numbers depends on its cells.
+
     Raises:
         ConfigError: There is one; the message names a row of each.
     """
@@ -429,26 +441,37 @@ def check_same_kinds(splits: Mapping[str, Sequence[Task]]) -> None:
     for split, tasks in splits.items():
         found: dict[str, Task] = {}
         for task in tasks:
-            for column, value in task.input.items():
+            for column, value in _columns(task).items():
                 known = found.get(column)
                 if known is None and isinstance(value, int | float | str) and not isinstance(value, bool):
                     found[column] = task
-                elif known is not None and _like_a_number(known.input[column]) and not _like_a_number(value):
+                elif known is not None and _like_a_number(_columns(known)[column]) and not _like_a_number(value):
                     found[column] = task  # this cell made its column text
         for column, task in found.items():
-            text = isinstance(task.input[column], str)
+            value = _columns(task)[column]
+            text = isinstance(value, str)
             name, other, first = seen.setdefault(column, (split, text, task))
             if other != text:
                 mine, theirs = ("text", "a number") if text else ("a number", "text")
+                cure = f", or read both as text: tasks.text={json.dumps([column])}" if _in_csv(task.place) else ""
                 raise ConfigError(
-                    f"{task.place}, column {column}: {task.input[column]!r:.80} is {mine}, and in split {name} the "
-                    f"column holds {theirs} ({first.place}): write them alike, so that shared tasks are found"
+                    f"{task.place}, column {column}: {value!r:.80} is {mine}, and in split {name} the column holds "
+                    f"{theirs} ({first.place}): write them alike{cure}, so that shared tasks are found"
                 )
 
 
+def _columns(task: Task) -> Mapping[str, Any]:
+    """Return the values of a task whose kinds must agree between splits."""
+    return {**task.private, **task.input} if _in_csv(task.place) else task.input
+
+
+def _in_csv(place: str) -> bool:
+    return re.search(r"\.csv, line \d+$", place, re.IGNORECASE) is not None
+
+
 def _like_a_number(value: Any) -> bool:
-    """Whether a value is a text that reads as a number."""
-    return isinstance(value, str) and value.replace(".", "", 1).lstrip("+-").isdigit()
+    """Whether a value is a text that a CSV file may hold as a number."""
+    return isinstance(value, str) and is_written_number(value)
 
 
 def tasks_of_step(tasks: Sequence[T], *, n: int, step: int, seed: int) -> list[T]:

@@ -368,6 +368,18 @@ def json_kind(value: Any) -> str:
     return names.get(type(value), "a number" if isinstance(value, int | float) else f"a {_type_name(value)}")
 
 
+def with_kind(value: Any) -> str:
+    """Return a value and what JSON calls it, for a message: `the text '27.79'`, `the number 27.79`."""
+    kind = json_kind(value)
+    shown = repr(value) if isinstance(value, str) else json_text(value)
+    return ("the text " if kind == "text" else "the number " if kind == "a number" else "") + cut(shown, 80)
+
+
+def differs_in_kind_only(one: Any, other: Any) -> bool:
+    """Whether a text and a value that is no text look alike when printed: '27.79' and 27.79."""
+    return isinstance(one, str) != isinstance(other, str) and str(one) == str(other)
+
+
 def words_of(error: BaseException) -> str:
     """Return `TYPE: message` of an exception as storable text, cut to `MESSAGE_LIMIT`; never raises.
 

@@ -182,10 +182,14 @@ def test_a_missing_model_folder_is_a_problem(tmp_path):
     only(content.check_model(situation(f"algorithm.model={tmp_path}")), "ok")
 
 
-def test_a_folder_for_own_models_is_not_looked_for_on_the_hub():
+def test_a_folder_for_own_models_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "hard").mkdir(parents=True)
     missing = only(content.check_model(situation("algorithm.model=models/nothere")), "problem")
     assert missing.evidence == "there is no folder models/nothere"
     assert "agentrig warmup" in missing.cure
+    misspelt = only(content.check_model(situation("algorithm.model=models/hrad")), "problem")
+    assert misspelt.evidence == 'there is no folder models/hrad. Did you mean "models/hard"?'
 
 
 def test_the_shipped_model_is_not_ok_for_an_agent_of_ones_own():

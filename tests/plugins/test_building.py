@@ -163,7 +163,7 @@ def test_a_file_that_every_package_has_is_named_with_its_folder() -> None:
 
 def test_the_error_of_a_build_without_an_argument_names_its_line() -> None:
     spec = AgentSpec(name="mine", summary="", build=lambda: None)  # type: ignore[arg-type,misc]
-    with pytest.raises(PluginError, match=r"takes 0 positional arguments but 1 was given \(test_building\.py:\d+\)"):
+    with pytest.raises(PluginError, match=r"but 1 was given \(test_building\.py:\d+\); write build\(config\)"):
         built(component(spec), None)
 
 

@@ -307,9 +307,24 @@ def test_a_run_file_blocks(site: Path) -> None:
 
 def test_a_file_without_a_hook_is_no_plugin(tmp_path: Path) -> None:
     file = tmp_path / "mine_without_hook.py"
-    file.write_text("def register_agents():\n    return []\n")
+    file.write_text("def build():\n    return []\n")
     with pytest.raises(PluginError, match=r"mine_without_hook .* it has no hook: is `@hookimpl` missing"):
         load(files=[file])
+
+
+def test_a_function_named_like_a_hook_without_the_mark_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "m1.py"
+    marked = "from agentrig import hookimpl\n\n@hookimpl\ndef register_tasks():\n    return []\n"
+    file.write_text(f"{marked}\ndef register_agents():\n    return []\n")
+    with pytest.raises(PluginError, match=r"m1\.py has register_agents without @hookimpl; write `@hookimpl` in"):
+        load(files=[file])
+    result = CliRunner().invoke(main, ["validate", str(file)])
+    assert result.exit_code == 1
+    assert "m1.py has register_agents without @hookimpl" in " ".join(result.stderr.split())
+    (tmp_path / "shared_hooks.py").write_text("def on_step_end(event):\n    pass\n")
+    file = tmp_path / "imports_one.py"
+    file.write_text(f"from shared_hooks import on_step_end\n{marked}")
+    assert load(files=[file])
 
 
 def test_a_hook_with_wrong_arguments_fails_alone(site: Path) -> None:

@@ -198,6 +198,10 @@ def test_calls_with_other_sampling_settings_than_the_runs(caplog: pytest.LogCapt
     check_sampling([same, same], run, step=3)  # the second call is not trained, and may have fewer tokens
     with pytest.raises(RunStopped, match=r"^step 3: 1 of 3 calls were sampled with temperature 0, the run's is 1\.0: "):
         check_sampling([same, asked({"temperature": 0, "top_p": 0.9}, {"top_p": 0.9}, trained=2)], run, step=3)
+    for temperature, said, not_said in ((0, "measurements are greedy anyway", "same ("), (0.5, "same (", "greedy")):
+        with pytest.raises(RunStopped, match=re.escape(said)) as stopped:
+            check_sampling([asked({"temperature": temperature, "top_p": 0.9}, trained=1)], run, step=3)
+        assert not_said not in str(stopped.value)
     assert warn_of_sampling([same], run, mode="validation")
     assert caplog.messages == [
         "validation: 1 of 2 calls were sampled with temperature 0, the run's is 1.0: "

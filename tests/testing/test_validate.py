@@ -125,7 +125,7 @@ def test_what_is_tried_on_tasks_that_cannot_be_loaded_is_skipped(tmp_path: Path)
             '["content"] or ""',
             '["content"] + " is it"',
             "play.readable",
-            "the mean reward was 0.0; with nonsense it was 0.0. Task dev-100: the agent answered '",
+            "the mean reward was 0.0; with nonsense it was 0.0. Task dev-100: the agent's answer is the text '",
         ),
     ],
 )
@@ -225,6 +225,16 @@ def test_an_unchanged_client_passes_what_the_tap_adds(unchanged: str, name: str)
     result = validate(f"{unchanged}:{name}", "--tasks", f"{FILE}:sums", "--limit", "2", *only)
     assert result.exit_code == 0, result.output
     assert "3 passed" in result.output
+
+
+def test_an_agent_with_temperature_0_is_told_to_leave_it_out(tmp_path: Path) -> None:
+    greedy = tmp_path / "greedy.py"
+    greedy.write_text(UNCHANGED.replace('"/chat/completions", {}', '"/chat/completions", {"temperature": 0}'))
+    result = validate(f"{greedy}:chat", "--tasks", f"{FILE}:sums", "--limit", "2", "--only", "agent.sampling")
+    assert result.exit_code == 1, result.output
+    said = " ".join(result.stdout.split())
+    assert "what to do: Leave the temperature out of the agent's calls. Training samples, so" in said
+    assert "algorithm.temperature" not in said
 
 
 @pytest.mark.slow
@@ -370,6 +380,73 @@ def test_the_right_answer_is_the_only_private_key_or_the_one_that_is_named(
         return
     with pytest.raises(CheckSkipped, match=r"Name its key \(date.*\): agentrig validate … --gold KEY"):
         _ = subject.golds
+
+
+REFUNDS = """
+import json
+from agentrig.demonstrations import Reply
+from agentrig import AgentSpec, RewardSpec, Score, Task, TasksSpec, hookimpl
+
+class Refunds:
+    splits = ("train", "dev")
+    roles = {"train": "train", "validation": "dev"}
+
+    def load(self, split):
+        asked = [(f"{split}-{i}", 43 + i) for i in range(3)]
+        return [Task(id=name, input={"question": name}, private={"refund": refund}) for name, refund in asked]
+
+    def demonstrate(self, task, call):
+        return Reply(content=json.dumps({"refund": task.private["refund"]}))
+
+def read(task_input, endpoint):
+    import httpx
+    body = {"model": endpoint.model, "messages": [{"role": "user", "content": task_input["question"]}]}
+    reply = httpx.post(f"{endpoint.base_url}/chat/completions", json={**body, **endpoint.sampling}, timeout=60)
+    try:
+        return json.loads(reply.json()["choices"][0]["message"]["content"])
+    except ValueError:
+        return {"refund": None}
+
+def equal(task, outcome, budget_s):
+    return Score.ok(float(outcome.answer["refund"] == task.private["refund"]))
+
+@hookimpl
+def register_tasks():
+    yield TasksSpec(name="refunds", summary="", build=lambda config: Refunds())
+
+@hookimpl
+def register_agents():
+    yield AgentSpec(name="reads", summary="", build=lambda config: read)
+
+@hookimpl
+def register_rewards():
+    yield RewardSpec(name="equal", summary="", build=lambda config: equal)
+"""
+
+
+def test_right_answers_are_those_that_a_demonstrator_leads_to_and_a_guess_is_called_one(tmp_path: Path) -> None:
+    told, raises, rejects = (tmp_path / f"{name}.py" for name in ("told", "raises", "rejects"))
+    told.write_text(REFUNDS)
+    raises.write_text(REFUNDS.replace("def demonstrate(", "def not_used("))
+    rejects.write_text(raises.read_text().replace("float(", "float(isinstance(outcome.answer, dict) and "))
+    only = [word for name in ("play.readable", "reward.scores", "reward.gold") for word in ("--only", name)]
+    result = validate(str(told), *only)
+    assert result.exit_code == 0, result.output
+    guess = '. That private["refund"] is the right answer is a guess. If it is wrong, name the right one: '
+    raised = " ".join(validate(str(raises), "--only", "reward.scores").stdout.split())
+    assert "answer 43: the reward raised TypeError: 'int' object is not subscriptable" in raised
+    assert (guess in raised, "tasks.text" in raised) == (True, False)
+    wrong = " ".join(validate(str(rejects), "--only", "reward.gold").stdout.split())
+    assert f"task dev-0, answer the number 43, status ok, value 0.0{guess}" in wrong
+
+
+def test_an_answer_of_another_type_than_gold_is_told_with_both_types(tmp_path: Path) -> None:
+    file = tmp_path / "amounts.py"
+    text = Path(FILE).read_text("utf-8")
+    file.write_text(text.replace('{"answer": str(a + b)}', '{"answer": a + b}'))
+    result = validate(str(file), "--only", "play.readable", "--limit", "2")
+    assert result.exit_code == 1, result.output
+    assert "the agent's answer is the text '100', private.answer is the number 100" in " ".join(result.stdout.split())
 
 
 COLORED = """

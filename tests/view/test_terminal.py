@@ -98,6 +98,19 @@ def test_the_private_part_of_the_task_is_shown_beside_the_answer_if_it_is_asked_
     assert lines[answer + 1] == "├── private.gold: SECRET GOLD"
 
 
+def test_an_answer_that_differs_from_gold_in_its_type_only_is_shown_with_both_types():
+    rollout = rollout_of(0, right=False, mode="dev", step=0)
+    task = attrs.evolve(rollout.task, private={"total": 27.79, "items": 3})
+    console = Console(file=io.StringIO(), width=120)
+    with console.capture() as shown:
+        console.print(span_tree(attrs.evolve(rollout, task=task, outcome=Outcome(answer="27.79")), gold=True))
+    lines = shown.get().splitlines()
+    (answer,) = (i for i, line in enumerate(lines) if "─ answer: " in line)
+    assert [line.split("─ ")[-1] for line in lines[answer : answer + 3]] == [
+        "answer: the text '27.79'", "private.total: the number 27.79", "private.items: 3",
+    ]  # fmt: skip
+
+
 def test_failures_show_kind_and_message():
     text = span_text(rollout_of(0, right=False, mode="dev", step=0, failure="llm-error"))
     assert text.splitlines()[1].endswith("failed: llm-error  the model <server> did not answer")

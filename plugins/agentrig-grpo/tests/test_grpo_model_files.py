@@ -214,6 +214,9 @@ def test_a_model_of_the_hub_is_named_with_the_command_that_fetches_it(tmp_path, 
     with pytest.raises(ConfigError) as caught:
         model_directory("models/tiny")  # a folder of one's own
     assert "hf download" not in str(caught.value)
+    (tmp_path / "models" / "hard").mkdir()
+    with pytest.raises(ConfigError, match=r'no such directory\. Did you mean "models/hard"\? Make a small model'):
+        model_directory("models/hrad")
 
 
 def test_a_model_is_a_directory_or_a_shipped_name(model_dir):

@@ -179,15 +179,15 @@ def test_a_column_id_is_the_tasks_id(tmp_path: Path) -> None:
 
 
 def test_cells_of_a_csv_keep_their_kind(tmp_path: Path) -> None:
-    text = "n,x,ok,note,code,day\n1,0.5,true,1,007,2026-11-24\n,-2e3,False,,7,\n3,,TRUE,x and y,12,2026-11-25\n"
-    rows = [task.row for task in load(written(tmp_path, "t.csv", text), text=["code", "note"], gold=[])]
+    text = "n,x,ok,note,code,day\n1,0.5,true,1,007,2026-11-24\n,-2000.0,False,,7,\n3,,TRUE,x and y,12,2026-11-25\n"
+    rows = [task.row for task in load(written(tmp_path, "t.csv", text), text=["note"], gold=[])]
     assert rows == [
         {"n": 1, "x": 0.5, "ok": True, "note": "1", "code": "007", "day": "2026-11-24"},
         {"n": None, "x": -2000.0, "ok": False, "note": "", "code": "7", "day": ""},
         {"n": 3, "x": None, "ok": True, "note": "x and y", "code": "12", "day": "2026-11-25"},
     ]
-    with pytest.raises(AgentrigError, match=r"column code: '007' is no number, .*\n.* tasks\.text=\[\"code\"\]"):
-        load(tmp_path / "t.csv", text=["note"], gold=[])
+    with pytest.raises(AgentrigError, match=r"column size: 'XL' is no number, .*\n.* tasks\.text=\[\"size\"\]"):
+        load(written(tmp_path, "sizes.csv", "size\n1\n2\nXL\n"), gold=[])
     with pytest.raises(AgentrigError, match=r"there is no column cod.* Did you mean \"code\""):
         load(tmp_path / "t.csv", text=["cod"], gold=[])
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agentrig.doctor.devices import workload
-from agentrig.errors import AgentrigError
+from agentrig.errors import AgentrigError, nearest_path
 from agentrig.findings import Finding, ModelHub, Result, Situation
 from agentrig.hardware import usable_cores
 from agentrig.hardware.memory import in_words
@@ -49,9 +49,10 @@ def check_model(situation: Situation) -> Iterator[Finding]:
     if not folder.exists():
         looks_local = model.startswith(("/", ".", "~", "models/")) or model.count("/") != 1
         if looks_local:
+            near = nearest_path(folder)
             yield Finding.problem(
                 "model",
-                f"there is no folder {model}",
+                f"there is no folder {model}{near and f'.{near}'}",
                 cure="make one with agentrig warmup, or set algorithm.model to a Hugging Face folder, or to OWNER/NAME "
                 "as Hugging Face has it",
             )

@@ -63,6 +63,7 @@ def built(component: Component, config: Any, **more: Any) -> Any:
         raise
     except (Exception, SystemExit) as error:
         where = place_of(error, installed=True) or defined_at(spec.build)
+        where += "" if more or _takes(spec.build, config) else "; write build(config)"
         raise PluginError(f"{who} cannot be built: {words_of(error)}{where}{plugin}") from error
     wanted, right = MADE[component.kind]
     if not right(made):
@@ -73,6 +74,17 @@ def built(component: Component, config: Any, **more: Any) -> Any:
             f"{who} cannot be built: `build`{where} returned {got}; it must return {wanted}.{hint}{plugin}"
         )
     return made
+
+
+def _takes(build: Callable[..., Any], config: Any) -> bool:
+    """Whether `build` can be called with the config; True too if its signature is not known."""
+    try:
+        inspect.signature(build).bind(config)
+    except ValueError:
+        return True
+    except TypeError:
+        return False
+    return True
 
 
 def defined_at(function: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import itertools
 import logging
 import re
@@ -268,9 +269,19 @@ def misspelled(manager: pluggy.PluginManager, name: str) -> str | None:
     plugin = manager.get_plugin(name)
     known = [h for h in dir(hookspecs) if h.startswith(("register_", "on_"))]
     callers = manager.get_hookcallers(plugin)
+    if unmarked := [hook for hook in known if _is_unmarked(manager, plugin, hook)]:
+        file = Path(getattr(plugin, "__file__", None) or name).name
+        return f"{file} has {', '.join(unmarked)} without @hookimpl; write `@hookimpl` in the line above"
     if not callers:
         return "it has no hook: is `@hookimpl` missing above a function such as `register_agents`?"
     for caller in callers:
         if not caller.has_spec():
             return f'unknown hook "{caller.name}".{nearest(caller.name, known)} The hooks are: {", ".join(known)}'
     return None
+
+
+def _is_unmarked(manager: pluggy.PluginManager, plugin: Any, hook: str) -> bool:
+    """Whether a plugin defines a function that is named like a hook and has no `@hookimpl`; an imported one is fine."""
+    function = inspect.unwrap(getattr(plugin, hook, None))  # type: ignore[arg-type]
+    own = inspect.isfunction(function) and function.__module__ == getattr(plugin, "__name__", None)
+    return own and manager.parse_hookimpl_opts(plugin, hook) is None

@@ -236,6 +236,12 @@ def _asked(request: Mapping[str, Any], name: str) -> Any:
     return SAMPLING_FIELDS[name] if neutral else value
 
 
+GREEDY = ". Training samples, so its temperature can't be 0; measurements are greedy anyway"
+"""What is said of an agent that sets temperature 0, in place of `SAME_AS_RUN`."""
+
+SAME_AS_RUN = ", or give the run the same (algorithm.temperature)"
+
+
 def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, step: int) -> None:
     """Stop when trained calls were sampled from another distribution than the one that training assumes.
 
@@ -256,9 +262,10 @@ def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, 
         )
     others = _sampling_mismatches(requests, sampling)
     if others:
+        greedy = any(_asked(request, "temperature") == 0 for request in requests)
         raise RunStopped(
             f"step {step}: {others}: the importance ratios would be wrong.\n  The agent's own values hold in training: "
-            "leave them out of the calls that are trained, or give the run the same (algorithm.temperature). To use "
+            f"leave them out of the calls that are trained{GREEDY if greedy else SAME_AS_RUN}. To use "
             "another temperature for a single node, exclude that node from training (adapter.match).",
             cause="other-sampling",
         )

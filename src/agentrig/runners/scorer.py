@@ -362,7 +362,8 @@ def score_one(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
         task, outcome, *trace = _copied(item)
         return _sound(_called(reward, task, outcome, budget_s, *trace))
     except BaseException as error:
-        return _raised(error, input=item[0].input, private=item[0].private)
+        place = item[0].place or "made by the task set"
+        return _raised(error, answer=item[1].answer, place=place, input=item[0].input, private=item[0].private)
 
 
 def score_many(many: Callable[..., Any], items: Sequence[tuple[Any, ...]], budget_s: float) -> list[Score]:

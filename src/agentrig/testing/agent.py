@@ -20,6 +20,7 @@ from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.pools import Job, Result
 from agentrig.run.demonstration_server import Conversation
+from agentrig.run.guards import GREEDY
 from agentrig.runners.processes import Pool
 from agentrig.settings import structure
 from agentrig.tasks import Task
@@ -350,7 +351,8 @@ def check_sampling(subject: AgentSubject) -> None:
             limit = min((request.body[name] for name in LIMIT if request.body.get(name)), default=None)
             got = {**{key: request.body.get(key) for key in wanted}, LIMIT[0]: limit}
             if got != {**wanted, LIMIT[0]: limit} or limit is None or limit > SAMPLING[LIMIT[0]]:
-                raise CheckFailed(f"task {play.task.id}: the run samples with {wanted}, a call with {got}")
+                greedy = f"Leave the temperature out of the agent's calls{GREEDY}." if got["temperature"] == 0 else ""
+                raise CheckFailed(f"task {play.task.id}: the run samples with {wanted}, a call with {got}", greedy)
 
 
 def check_private(subject: AgentSubject) -> None:

@@ -23,6 +23,7 @@ from agentrig.testing.kit import CheckFailed, CheckSkipped, basic, needs
 from agentrig.testing.reward import RewardSubject
 from agentrig.testing.scripted import Reply
 from agentrig.testing.subject import Subject
+from agentrig.text import cut, with_kind
 from agentrig.traces import reply_of, token_count
 
 NONSENSE = "lorem ipsum"
@@ -30,6 +31,9 @@ NONSENSE = "lorem ipsum"
 
 FAILURES = 0.25
 """Share of failed rollouts at which a run stops (`run.failure_limit`)."""
+
+PRIVATE_SHOWN = 300
+"""Most characters of a task's private part in a message."""
 
 STEP = 128
 """Rollouts in the step whose costs are stated: 16 tasks, 8 rollouts each."""
@@ -141,6 +145,14 @@ class PlaySubject(AgentSubject):
         found = [self.trial(task, "gold", script) for task, script in zip(self.rows, right, strict=False)]
         return [*found, *(self.trial(task, "nonsense", NONSENSE) for task in self.rows)]
 
+    @property
+    def demonstrated_answers(self) -> dict[str, Any]:
+        """Task id to the agent's answer if the model says what the demonstrator says; empty unless all are correct."""
+        right = [t for t in self.trials if t.said == "gold"] if self.demonstrator is not None else []
+        if not all(t.score and t.score.correct for t in right):
+            return {}
+        return {t.play.task.id: t.play.result.outcome.answer for t in right}
+
     def mean(self, said: str) -> float | None:
         """Return the mean reward of the rollouts in which the model said this; None if none was scored."""
         values = [t.score.value for t in self.trials if t.said == said and t.score and t.score.value is not None]
@@ -228,10 +240,12 @@ def check_readable(subject: PlaySubject) -> None:
     gold = [t for t in subject.trials if t.said == "gold"]
     first = gold[0]
     if not right > (nonsense or 0.0):
+        private = "".join(f", private.{key} is {with_kind(value)}" for key, value in first.play.task.private.items())
         raise CheckFailed(
             f"the model said the right answer of each task, and the mean reward was {right}; with nonsense "
-            f"it was {nonsense}. Task {first.play.task.id}: the agent answered "
-            f"{first.play.result.outcome.answer!r:.80}"
+            f"it was {nonsense}. Task {first.play.task.id}: the agent's answer is "
+            f"{with_kind(first.play.result.outcome.answer)}{cut(private, PRIVATE_SHOWN)}"
+            f"{'' if subject.demonstrator else subject.judge.guess}"
         )
     if subject.demonstrator is not None and not any(t.score and t.score.correct for t in gold):
         replies = [reply_of(call.attributes) for call in first.play.result.trace.llm_calls()]

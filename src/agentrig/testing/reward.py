@@ -22,7 +22,7 @@ from agentrig.tasks import Task
 from agentrig.testing.elsewhere import elsewhere
 from agentrig.testing.kit import CheckFailed, CheckSkipped, basic, needs
 from agentrig.testing.samples import TriedSubject, difference
-from agentrig.text import json_text
+from agentrig.text import json_text, with_kind
 from agentrig.traces import Trace
 
 NO_CALLS = Trace(rollout_id="kit", spans=())
@@ -118,8 +118,17 @@ class RewardSubject(TriedSubject):
             raise CheckSkipped("the agent computes this reward: there is no answer to judge")
         if callable(self.gold):
             return [self.gold(task) for task in self.rows]
+        return [task.private[self.gold_key] for task in self.rows]
+
+    @cached_property
+    def gold_key(self) -> str:
+        """The key of `private` with the right answer, as it was named or is guessed.
+
+        Raises:
+            CheckSkipped: It is not known.
+        """
         known = sorted({k for task in self.rows for k in task.private})
-        likely = [self.gold] if self.gold else [*GOLD_KEYS, *(known if len(known) == 1 else ())]
+        likely = [self.gold] if isinstance(self.gold, str) else [*GOLD_KEYS, *(known if len(known) == 1 else ())]
         key = next((k for k in likely if all(k in task.private for task in self.rows)), None)
         if key is None:
             raise CheckSkipped(
@@ -127,7 +136,22 @@ class RewardSubject(TriedSubject):
                 f"Name its key ({', '.join(known) or 'there is none'}): agentrig validate … --gold KEY (in a test: "
                 'gold="KEY")'
             )
-        return [task.private[key] for task in self.rows]
+        return key
+
+    @property
+    def guess(self) -> str:
+        """A sentence for messages: that right answers are guessed, and how to name them; '' if they are not guessed."""
+        if self.gold is not None:
+            return ""
+        try:
+            key = self.gold_key
+        except CheckSkipped:
+            return ""
+        return (
+            f'. That private["{key}"] is the right answer is a guess. If it is wrong, name the right one: agentrig '
+            'validate … --gold KEY (in a test: gold="KEY", or gold=FUNCTION of the task that returns the answer); or '
+            "give the task set a method `demonstrate(task, call)`"
+        )
 
     def scores(
         self, items: Sequence[tuple[Task, Any]], *, reward: Any = None, threads: int = 1, late: bool = False
@@ -218,7 +242,7 @@ def check_scores(subject: RewardSubject) -> None:
     _ = subject.there  # first where it can end nothing else
     for (task, answer), score in zip(subject.plain, subject.scores(subject.plain), strict=True):
         if _reason(score).startswith(RAISED):
-            raise CheckFailed(f"task {task.id}, answer {answer!r:.60}: {_reason(score)}")
+            raise CheckFailed(f"task {task.id}, answer {answer!r:.60}: {_reason(score)}{subject.guess}")
 
 
 def check_same_twice(subject: RewardSubject) -> None:
@@ -267,12 +291,13 @@ def check_gold(subject: RewardSubject) -> None:
     Cure: Score the task's own right answer; if the data is wrong, leave the task out.
     """
     found = subject.scores(list(zip(subject.rows, subject.golds, strict=True)))
-    wrong = [(t, s) for t, s in zip(subject.rows, found, strict=True) if not s.correct]
+    wrong = [each for each in zip(subject.rows, subject.golds, found, strict=True) if not each[2].correct]
     if wrong:
-        task, score = wrong[0]
+        task, answer, score = wrong[0]
+        why = f", {_reason(score)}" if _reason(score) else ""
         raise CheckFailed(
-            f"{len(wrong)} of {len(found)} right answers are not correct; the first: task {task.id}, status "
-            f"{score.status}, value {score.value} {_reason(score)}"
+            f"{len(wrong)} of {len(found)} right answers are not correct; the first: task {task.id}, answer "
+            f"{with_kind(answer)}, status {score.status}, value {score.value}{why}{subject.guess}"
         )
 
 
@@ -286,7 +311,9 @@ def check_tells_apart(subject: RewardSubject) -> None:
         raise CheckSkipped("all these tasks have the same right answer")
     if not subject.tells_apart:
         values = sorted({s.value for s in subject.scores(subject.plain) if s.value is not None})
-        raise CheckFailed(f"right answers have no higher values than those of other tasks; values seen: {values[:5]}")
+        raise CheckFailed(
+            f"right answers have no higher values than those of other tasks; values seen: {values[:5]}{subject.guess}"
+        )
 
 
 @needs(check_gold)

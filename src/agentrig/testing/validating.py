@@ -13,6 +13,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, LookupFailed, nearest
 from agentrig.plan import read_run_file
 from agentrig.plugins.loading import load
+from agentrig.plugins.specs import KINDS
 from agentrig.testing.elsewhere import EndedElsewhere, elsewhere
 from agentrig.testing.kit import CHECKED, LOADS_S, TRIAL, CheckFailed, Report, check, declared
 from agentrig.testing.play import PlaySubject
@@ -109,11 +110,12 @@ def validated(
     reports: list[Report] = []
     trials: list[Mapping[str, Any]] = []
     faulty: dict[str, str] = {}  # task sets to their first check that failed
+    right: dict[str, dict[str, Any]] = {}  # a reward and its tasks to the answers that demonstrations lead to
 
     def chosen(kind: str) -> list[str] | None:
         return [name for name in only if name.startswith(f"{kind}.")] if only else None
 
-    for target in sorted(found, key=lambda target: target.kind != "tasks"):  # others are tried on tasks
+    for target in sorted(found, key=lambda target: [*KINDS].index(target.kind)):  # tasks, agents, rewards: as needed
         kind, keys = target.kind, settings.get(target.kind)
         options: dict[str, Any] = {}
         if kind in TRIED:
@@ -137,7 +139,9 @@ def validated(
         if kind == "agent":
             options |= {"gateway": settings.get("gateway"), **({} if script is None else {"script": script})}
         if kind == "reward":
-            options["gold"] = gold
+            answers = right.get(repr((target.given, parts["tasks"])), {})
+            options["gold"] = (lambda task, answers=answers: answers[task.id]) if answers and gold is None else gold
+            options |= {"limit": len(answers)} if answers else {}
         if kind == "tasks":
             options["shared"] = shared
         failed: set[str] = set()
@@ -164,6 +168,7 @@ def validated(
             reports.append(check(TRIAL, trial, only=chosen(TRIAL), raise_failed=False, say=say))
             if not {r.check for r in reports[-1].failed} & UNPLAYABLE:
                 trials.append(trial.figures())
+                right.setdefault(repr((reward, parts["tasks"])), trial.demonstrated_answers)
         finally:
             trial.close()
     said = [{**attrs.asdict(report), "ok": report.ok} for report in reports]

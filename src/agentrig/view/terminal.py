@@ -17,7 +17,7 @@ from agentrig.figures import NOTHING, counted, duration, figure, percent, plain,
 from agentrig.plan import script_of
 from agentrig.prompting import PROMPTS_FILE
 from agentrig.rollouts import Rollout
-from agentrig.text import amount, cut, printable
+from agentrig.text import amount, cut, differs_in_kind_only, printable, with_kind
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.outcome import changes
@@ -44,7 +44,8 @@ SHORT_ANSWER = 200
 def span_tree(rollout: Rollout, *, gold: bool = False) -> Tree:
     """Return the whole span tree of a rollout, for rich to print: its score and answer first.
 
-    With `gold`, the private part of the task is below the answer.
+    With `gold`, the private part of the task is below the answer; where they look alike and one is text and the other
+    is none, both say so.
 
     Text from a rollout is never parsed as rich markup, so brackets in a prompt are printed unchanged.
     """
@@ -58,9 +59,12 @@ def span_tree(rollout: Rollout, *, gold: bool = False) -> Tree:
     tree.add(_verdict(shown))
     _fields(tree, shown.input)
     said = shown.said
+    answer, private = rollout.outcome.answer, rollout.task.private if gold else {}
+    alike = {key for key, value in private.items() if differs_in_kind_only(answer, value)}
     long = len(shown.answer) > SHORT_ANSWER and shown.answer.strip() in said
-    _fields(tree, [("answer", "the text of a reply below" if long else shown.answer)] if shown.answer else [])
-    _fields(tree, [(f"private.{key}", text_of(value)) for key, value in rollout.task.private.items()] if gold else [])
+    told = with_kind(answer) if alike else "the text of a reply below" if long else shown.answer
+    _fields(tree, [("answer", told)] if shown.answer else [])
+    _fields(tree, ((f"private.{k}", with_kind(v) if k in alike else text_of(v)) for k, v in private.items()))
     if not shown.tree:
         tree.add(Text("no spans were recorded", style="yellow"))
     branches = [tree]

@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from agentrig.errors import ConfigError, nearest
+from agentrig.errors import ConfigError, nearest, nearest_path
 from agentrig.text import words_of
 
 log = logging.getLogger(__name__)
@@ -64,8 +64,9 @@ def _absent(name: str) -> str:
     found = "it has no config.json" if directory.is_dir() else "there is no such directory"
     fetch = "algorithm.model=DIR, or --model DIR in agentrig run"
     if name.startswith(("/", ".", "~", OWN)):
+        near = "" if directory.is_dir() else nearest_path(directory)
         return (
-            f"[algorithm] model = {name!r}: {found}. Make a small model for your tasks: agentrig warmup … "
+            f"[algorithm] model = {name!r}: {found}.{near} Make a small model for your tasks: agentrig warmup … "
             f"--out {name}\n  or name another: a local Hugging Face directory, {', '.join(known)}, or OWNER/NAME of "
             "the hub"
         )
