@@ -23,7 +23,7 @@ from agentrig.credit import Credit
 from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, RunFileError, RunStopped
-from agentrig.figures import amount, mean
+from agentrig.figures import amount, mean, no_room
 from agentrig.hardware import Hardware
 from agentrig.ledger import Entry, Ledger, StepTotals, totals
 from agentrig.observers import RunStart, StepEnd
@@ -479,6 +479,8 @@ class RunSession:
             if said:
                 log.warning("%s", said)
         self._note_progress(**{when: told})
+        if when == "before" and (room := no_room(sum(bool(r.correct) for r in rollouts), found.n)):
+            self.note(room)
         self.measuring = "after" if when == "after" else ""  # the run ends
         self.keeps_end = self.keeps_end and when == "before"
         self._start_clock()
