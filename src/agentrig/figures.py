@@ -81,7 +81,7 @@ def no_room(right: int, n: int, kind: str = "held-out") -> str:
     if not n or room >= least:
         return ""
     return (
-        f"{right} of {amount(n, f'{kind} task')} are right before training, so at most {room} can improve, and a gain "
+        f"{right} of {amount(n, f'{kind} task')} were right before training, so at most {room} can improve, and a gain "
         f"is significant from {least} on: no number of steps can show one. Use harder or more held-out tasks"
     )
 

@@ -207,7 +207,9 @@ def test_a_gain_that_does_not_fit_below_all_right_is_no_good_verdict(right: int,
     assert found["verdict"]["kind"] == kind
     assert f"  {percent(right / 61)}% of them are right before training" in "\n".join(_lines(found))
     if kind == "solved":
-        said = "58 of 61 held-out tasks are right before training, so at most 3 can improve, and a gain is significant "
+        said = (
+            "58 of 61 held-out tasks were right before training, so at most 3 can improve, and a gain is significant "
+        )
         assert found["verdict"]["message"].startswith(f"{said}from 6 on: no number of steps can show one. ")
 
 

@@ -190,6 +190,14 @@ class RunSession:
             costs += f" not saved, so a resume {after}; "
         return f"{costs}resume with: {self.resumes}"
 
+    def unmeasured(self) -> str:
+        """Return how to measure a run that was stopped after a step as it is; '' if nothing is to be measured."""
+        known = "after" in self._progress or not hasattr(self.plan.configs["algorithm"], "steps")
+        if known or not self._saved_step or not self._report_tasks:
+            return ""
+        command = resume_command(self.plan.resumes, self.directory, f"algorithm.steps={self._saved_step}")
+        return f"\n  The model was not measured on the held-out tasks after training. To measure it as it is: {command}"
+
     @property
     def untouched(self) -> bool:
         """Whether the run waits for rollouts of which no runner has taken one: if it ends now, nothing is lost."""
