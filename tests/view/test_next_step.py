@@ -327,8 +327,8 @@ def test_a_run_whose_tasks_are_all_but_solved_is_told_to_use_harder_ones(tmp_pat
     assert said == "95.3% of the held-out tasks are right: little is left to learn. Use harder tasks."
     found = evidence(tmp_path / "no-room", right=[60] * 8, known=148, n=150)
     assert more(found) == (
-        "148 of 150 held-out tasks were right before training, so at most 2 can improve, and a gain is significant from "
-        "6 on: no number of steps can show one. Use harder or more held-out tasks."
+        "148 of 150 held-out tasks were right before training, so at most 2 can improve, and a gain is significant "
+        "from 6 on: no number of steps can show one. Use harder or more held-out tasks."
     )
     (change,) = changes(found)
     assert change.text.endswith("; too few were wrong before for a significant gain"), change.text
