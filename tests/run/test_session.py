@@ -217,6 +217,7 @@ def test_an_interrupted_run_keeps_a_checkpoint_and_resumes(
     assert f"{told} algorithm.steps={len(lines_of(run))}" in str(stopped.value)
     broken = json.loads((run / "summary.json").read_text())
     assert broken["complete"] is False
+    assert broken["notes"][0].startswith("2 of 4 held-out tasks were right before training, so at most 2 can improve")
     done = len(lines_of(run))
     assert 1 <= done < 3
     assert (run / "checkpoints" / "latest").read_text() == f"step-{done:05d}"
