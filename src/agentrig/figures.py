@@ -75,6 +75,17 @@ def least_gain(worse: int = 0) -> int:
     return better
 
 
+def no_room(right: int, n: int, kind: str = "held-out") -> str:
+    """Return why no training can show a significant gain on n tasks, of which so many are right before it; else ''."""
+    room, least = n - right, least_gain()
+    if not n or room >= least:
+        return ""
+    return (
+        f"{right} of {amount(n, f'{kind} task')} were right before training, so at most {room} can improve, and a gain "
+        f"is significant from {least} on: no number of steps can show one. Use harder or more held-out tasks"
+    )
+
+
 NOTHING = "–"
 """The text for a missing value, in displays and reports."""
 

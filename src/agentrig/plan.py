@@ -55,7 +55,7 @@ TASKS_CURE = "Let it leave them alone, or do that in a process of its own (subpr
 """What to do about a task set that changes the process of the run."""
 
 TASKS_SLOW_S = 15.0
-"""After so many seconds a task set that is still being made or loaded is named."""
+"""After so many seconds a line says that a task set is still being made or loaded."""
 
 
 @attrs.frozen(kw_only=True)

@@ -23,8 +23,11 @@ from quick import quick_first
 from rollouts import rollout, trace_of
 
 from agentrig import Triplet
+from agentrig.algorithms import Measurement
+from agentrig.cli.commands.forecast import _lines
 from agentrig.cli.entry import main
 from agentrig.errors import RunStopped
+from agentrig.figures import percent
 from agentrig.plan import Plan, resolve
 from agentrig.processes.servers import ServerError
 from agentrig.run.forecast import Trial
@@ -132,9 +135,16 @@ def test_which_recipes_can_learn(name: str, tmp_path: Path, monkeypatch: pytest.
     assert step["memory"].startswith("memory: ")
     if step["update_s"] is not None:
         assert 100 << 20 < step["peak_bytes"] < 20 << 30
+        needed, free = (line for line in _lines(found) if line.startswith("memory"))
+        assert re.match(r"memory needed: [\d.]+ [GM]iB, the most that this process had, with the update$", needed)
+        assert re.search(r"[:;] [\d.]+ GiB of cpu are free, and an update computes [\d,]+ tokens at once", free)
     assert (step["update_s"] is not None) == (found["groups"]["differ"] > 0), "an update that learns nothing is none"
     assert run["seconds"] > step["seconds"] >= step["rollout_s"] > 0
     assert found["gain"]["least_tasks"] == 6
+    if trial.held_out <= 32:  # as many rollouts as the tasks have
+        assert found["gain"]["start"] == trial.start.accuracy is not None
+        assert trial.start.n == trial.held_out
+        assert "% of them are right before training, measured as a run does it" in " ".join(_lines(found))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -183,6 +193,24 @@ def test_four_recipes_by_the_command(tmp_path: Path) -> None:
         assert done.returncode == (kind != "good")
         assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("right", "kind"), [(58, "solved"), (55, "good")])
+def test_a_gain_that_does_not_fit_below_all_right_is_no_good_verdict(right: int, kind: str) -> None:
+    """pass@1 of the training tasks is 50%; the held-out start decides."""
+    trial = Trial.of(plan_of(["letters"]), tasks=2, rollouts=2)
+    trial.groups, trial.rollouts_s, trial.complete = [[rollout(0.0), rollout(1.0)]] * 2, 1.0, True
+    trial.report = (list(trial.report) * 61)[:61]
+    assert trial.forecast()["verdict"]["kind"] == "good"
+    trial.start = Measurement(accuracy=right / 61, reward=None, n=61)
+    found = trial.forecast()
+    assert found["verdict"]["kind"] == kind
+    assert f"  {percent(right / 61)}% of them are right before training" in "\n".join(_lines(found))
+    if kind == "solved":
+        said = (
+            "58 of 61 held-out tasks were right before training, so at most 3 can improve, and a gain is significant "
+        )
+        assert found["verdict"]["message"].startswith(f"{said}from 6 on: no number of steps can show one. ")
 
 
 # --- mistakes ---

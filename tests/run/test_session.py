@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -208,15 +209,22 @@ def test_an_interrupted_run_keeps_a_checkpoint_and_resumes(
     plan = toy_plan("algorithm.steps=3", "algorithm.wait_s=0.2")
     plan.registry.add_observer(Interrupt(), "interrupt")
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt, match=r"ended early; resume with: agentrig train --resume"):
+    with pytest.raises(KeyboardInterrupt, match=r"ended early; resume with: agentrig train --resume") as stopped:
         train(plan)
     assert signal.getsignal(signal.SIGINT) is before
     run = tmp_path / "runs" / "toy"
+    told = f"not measured on the held-out tasks after training. To measure it as it is: agentrig train --resume {run}"
+    assert f"{told} algorithm.steps={len(lines_of(run))}" in str(stopped.value)
     broken = json.loads((run / "summary.json").read_text())
     assert broken["complete"] is False
+    assert broken["notes"][0].startswith("2 of 4 held-out tasks were right before training, so at most 2 can improve")
     done = len(lines_of(run))
     assert 1 <= done < 3
     assert (run / "checkpoints" / "latest").read_text() == f"step-{done:05d}"
+
+    measured = shutil.copytree(run, tmp_path / "runs" / "measured")  # with the command that it names
+    summary = train(resume_plan(measured, overrides=[f"algorithm.steps={done}"]), resume=measured)
+    assert (summary["steps"], summary["accuracy"]) == (done, {"before": 0.5, "after": 0.5, "n": 4})
 
     model.requests.clear()
     watch = Watch()

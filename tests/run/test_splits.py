@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from model_server import ModelServer
 from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError, ConfigError, PluginError
 from agentrig.plan import Plan, resolve
+from agentrig.plugins import loading
 from agentrig.processes.ends import no_silent_end
 from agentrig.run import splits
 from agentrig.run.splits import json_problem, load_splits, split_warnings
@@ -246,10 +248,35 @@ def test_a_task_set_that_does_not_load_is_named(
 ) -> None:
     """A `load` that waits for a server, or reads a pipe, was silent for as long as it took."""
     monkeypatch.setattr(splits, "TASKS_SLOW_S", 0.05)
+    monkeypatch.setattr(loading, "SLOW_S", 0.2)
+    caplog.set_level("INFO")
     loaded(own("import time\ntime.sleep(0.5)\nreturn sound(split)"))
-    assert re.search(
-        r"still loading the tasks of task set own, split train after 0\.05 s, now at .*my_tasks\.py:", caplog.text
+    first, second, *_ = [record for record in caplog.records if "still loading" in record.message]
+    assert (first.levelname, second.levelname) == ("INFO", "WARNING")
+    assert first.message == "still loading the tasks of task set own, split train: 0.05 s; Ctrl-C ends it"
+    assert re.match(
+        r"still loading the tasks of task set own, split train after 0\.2 s, now at .*my_tasks\.py:", second.message
     )
+
+
+def test_a_slow_task_set_of_agentrig_itself_is_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow machine is no fault of the run, and a place in agentrig's own code helps nobody."""
+    monkeypatch.setattr(splits, "TASKS_SLOW_S", 0.05)
+    monkeypatch.setattr(loading, "SLOW_S", 0.1)
+    caplog.set_level("INFO")
+    file = tmp_path / "slow.py"
+    file.write_text("import time\nclass Slow:\n    splits = ['train']\n    def load(self, split):\n"
+                    "        time.sleep(0.4)\n        return []\n")  # fmt: skip
+    module: Any = ModuleType("agentrig_slow")
+    exec(compile(file.read_text(), file, "exec"), module.__dict__)
+    splits.read_split(module.Slow(), "train", who="task set slow")
+    said = [(record.levelname, record.message) for record in caplog.records]
+    assert said == [
+        ("INFO", f"still loading the tasks of task set slow, split train: {seconds} s; Ctrl-C ends it")
+        for seconds in ("0.05", "0.1")
+    ]
 
 
 def test_a_task_set_that_replaces_what_the_run_uses_is_named(own: Callable[..., Plan]) -> None:

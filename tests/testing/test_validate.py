@@ -42,7 +42,7 @@ def test_a_domain_is_validated_and_its_costs_are_shown() -> None:
     assert trial["reward_mean"] == {"gold": 1.0, "nonsense": 0.0}
     assert trial["trained_by_node"] == {"solve": 6}
     assert trial["calls_per_rollout"] == 1.0
-    assert trial["step_of_128"]["calls"] == 128
+    assert trial["example_step_of_128_rollouts"]["calls"] == 128
     assert trial["prompt_tokens_per_rollout"] > trial["response_tokens_per_rollout"] > 0
 
 
@@ -156,6 +156,20 @@ def test_a_demonstrator_whose_replies_solve_no_task_is_red(tmp_path: Path, call:
     assert result.exit_code == (call == "ad"), result.output
     assert ("the answer of no task was judged correct (mean reward 0.1667)" in result.stdout) == (call == "ad")
     assert ("the model said 'ad({" in result.stdout) == (call == "ad")
+
+
+@pytest.mark.parametrize(("keys", "rollouts"), [("", 256), (", 'tasks_per_step': 4, 'group_size': 2", 8)])
+def test_the_costs_of_a_recipe_are_those_of_its_own_step(keys: str, rollouts: int, tmp_path: Path) -> None:
+    file = tmp_path / "with_recipe.py"
+    uses = {"agent": "adds", "tasks": "sums", "reward": "equal"}
+    sections = ", ".join(f"{kind!r}: {{'use': {name!r}}}" for kind, name in uses.items())
+    file.write_text(
+        f"{Path(FILE).read_text()}\n\nfrom agentrig import RecipeSpec\n\n\n@hookimpl\ndef register_recipes():\n"
+        f"    settings = {{{sections}, 'algorithm': {{'use': 'grpo'{keys}}}}}\n"
+        "    yield RecipeSpec(name='learns', summary='Learns.', settings=settings)\n"
+    )
+    shown = validate(str(file), "--only", "play.trains", "--limit", "2").stdout
+    assert re.search(rf"^  step of {rollouts} rollouts +calls {rollouts}, ", shown, re.M), shown
 
 
 def test_a_recipe_that_passes_names_the_next_command(tmp_path: Path) -> None:

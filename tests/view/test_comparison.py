@@ -237,6 +237,51 @@ def test_runs_that_differ_only_in_their_seed_are_one_line(seeds: list[Path], tmp
     assert each.rows == found.rows
 
 
+def test_a_line_names_its_settings_that_differ_and_is_tested_against_the_first(
+    seeds: list[Path], tmp_path: Path
+) -> None:
+    other = write_run(tmp_path / "other", steps=3, seed=3, lr=1e-3)
+    found = compare([seeds[0], other])
+    cells = [row[0].splitlines() for row in found.table().rows]
+    assert cells == [
+        ["run-0", "grpo", "lr 0.0003", "from qwen2-mini", "seed 0"],
+        ["other", "grpo", "lr 0.001", "from qwen2-mini", "seed 3"],
+    ]
+    first, last = answers(seeds[0], -1), answers(other, -1)
+    better, worse = (sum(a[task] and not b[task] for task in a) for a, b in ((last, first), (first, last)))
+    (between,) = found.between
+    assert (between["better"], between["worse"], between["n"]) == (better, worse, 40)
+    assert between["p"] == pytest.approx(binomial_p(better, worse))
+    line = f"After training, other against run-0, on the same 40 held-out tasks: {better} better, {worse} worse (sign"
+    assert any(text.startswith(line) for text in found.text(width=200).splitlines())
+
+    pooled = compare([*seeds, other]).between[0]  # a task of the three counts with the share that has it right
+    ends = [answers(run, -1) for run in seeds]
+    shares = {task: Fraction(sum(end[task] for end in ends), 3) for task in last}
+    assert pooled["against"] == ["run-0", "run-1", "run-2"]
+    assert pooled["better"] == sum(last[task] > shares[task] for task in last)
+    assert pooled["worse"] == sum(last[task] < shares[task] for task in last)
+
+
+def test_runs_with_other_tasks_or_no_end_are_not_tested_against_each_other(seeds: list[Path], tmp_path: Path) -> None:
+    stopped = write_run(tmp_path / "stopped", steps=2, ended=False)
+    elsewhere = write_run(tmp_path / "elsewhere", steps=3)
+    manifest = json.loads((elsewhere / "manifest.json").read_text())
+    manifest["data"]["report"]["fingerprint"] = "of other tasks"
+    (elsewhere / "manifest.json").write_text(json.dumps(manifest))
+    assert [found["runs"] for found in compare([seeds[0], stopped, elsewhere, seeds[1]], each=True).between] == [
+        ["run-1"]
+    ]
+    many = write_run(tmp_path / "many", steps=2, lr=1e-3)
+    config = (many / "config.toml").read_text()
+    for old, new in (("max_turns = 3", "max_turns = 4"), ("2048", "64"), ("512", "1024"), ('"write"', f'"{"w" * 99}"')):
+        assert old in config
+        config = config.replace(old, new)
+    (many / "config.toml").write_text(config)
+    (told,) = [text for text in compare([seeds[0], many]).table().rows[1][0].splitlines() if "max_turns" in text]
+    assert told == "lr 0.001, max_length 1024, max_turns 4, table_info_truncate 64, and 1 other setting"
+
+
 def test_a_run_without_its_last_measurement_is_no_seed_of_the_finished_ones(seeds: list[Path], tmp_path: Path) -> None:
     begun = shutil.copytree(seeds[2], tmp_path / "begun")
     before = json.loads((begun / "progress.json").read_text())["before"]

@@ -328,8 +328,16 @@ def test_a_gap_without_a_gain_asks_for_more_tasks_and_not_for_more_steps(tmp_pat
 
 
 def test_a_run_whose_tasks_are_all_but_solved_is_told_to_use_harder_ones(tmp_path: Path) -> None:
-    said = more(evidence(tmp_path / "solved", right=[60] * 8, known=148, n=150))
-    assert said == "98.7% of the held-out tasks are right: little is left to learn. Use harder tasks."
+    said = more(evidence(tmp_path / "solved", right=[60] * 8, known=143, n=150))
+    assert said == "95.3% of the held-out tasks are right: little is left to learn. Use harder tasks."
+    found = evidence(tmp_path / "no-room", right=[60] * 8, known=148, n=150)
+    assert more(found) == (
+        "148 of 150 held-out tasks were right before training, so at most 2 can improve, and a gain is significant "
+        "from 6 on: no number of steps can show one. Use harder or more held-out tasks."
+    )
+    (change,) = changes(found)
+    assert change.text.endswith("; too few were wrong before for a significant gain"), change.text
+    assert "few," not in change.text
     assert "harder" not in more(evidence(tmp_path / "not", right=[60] * 8, known=140, n=150))
 
 

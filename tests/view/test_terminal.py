@@ -20,7 +20,10 @@ from agentrig.run.directory import dev_command
 from agentrig.testing.run_directory import QUESTIONS, rollout_of, write_run
 from agentrig.text import CONTROLS
 from agentrig.traces import LLM_CALL
+from agentrig.view.causes.evidence import Evidence
 from agentrig.view.diagnosis import diagnose, words
+from agentrig.view.reading import read_run
+from agentrig.view.samples import before_after
 from agentrig.view.terminal import run_ending, span_text, span_tree
 
 
@@ -223,7 +226,12 @@ def test_the_end_of_a_run_has_its_second_reward(tmp_path: Path):
 
 def test_a_run_that_got_worse_shows_a_task_that_did(tmp_path: Path):
     assert "right before, wrong after" in ending(write_run(tmp_path / "worse", steps=8, lift=-0.2, held_out=60))
-    assert "right before, wrong after" not in ending(write_run(tmp_path / "better", steps=8, lift=0.6, held_out=60))
+    better = write_run(tmp_path / "better", steps=8, lift=0.2, held_out=60)
+    pairs = before_after(Evidence.of(read_run(better)))
+    assert pairs is not None
+    assert pairs["better"] > pairs["worse"] > 0, "one of both is shown"
+    text = ending(better)
+    assert text.index("wrong before, right after: ") < text.index("right before, wrong after: ")
 
 
 def test_the_end_of_a_run_names_the_commands_that_work_with_it(tmp_path: Path):

@@ -387,7 +387,9 @@ def test_server_and_learner_are_planned_before_the_server_starts(directory, monk
     assert plan.memory == 2 * shape.parameters + beside + cache
     assert plan.sleeps is False
     assert noted == [recorded["memory"]["line"]]
-    assert noted[0].startswith(f"memory: {23.2 if limit else 79.0} GiB of cuda: server ")
+    needed, free = noted[0].split("; ")  # in this order
+    assert needed.startswith("memory: the server needs ")
+    assert free.startswith(f"{23.2 if limit else 79.0} GiB of cuda are free, and an update computes ")
     assert recorded["memory"]["device"]["limit"] == limit * GIB
     json.dumps(recorded)
 

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import attrs
 import pluggy
 
-from agentrig.errors import PluginError, nearest_path, place_of
+from agentrig.errors import PluginError, nearest_path, own_file, place_of
 from agentrig.plugins import hookspecs
 from agentrig.plugins.building import defined_at
 from agentrig.plugins.registry import BLOCK_VARIABLE, Component, PluginInfo, Registry, misspelled
@@ -36,7 +36,10 @@ FIRST = ("core", "lightning")
 """The plugins that come first; `lightning` prepares the import of Agent Lightning, and others may do that import."""
 
 SLOW_S = 30.0
-"""Seconds after which a line says, once, that a plugin is still loading."""
+"""Seconds after which a line says, once, where a plugin is that is still loading."""
+
+OWN = re.compile(r"agentrig_(?!file_)")
+"""How the modules of agentrig's own plugins begin; other packages don't take these names."""
 
 log = logging.getLogger(__name__)
 
@@ -83,22 +86,49 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
 
 @contextmanager
 def told_if_slow(what: str, cure: str = "; Ctrl-C ends it", after_s: float | None = None) -> Iterator[None]:
-    """Log that code of a plugin takes long, and where it is; it goes on."""
-    thread, limit = threading.get_ident(), after_s or SLOW_S
+    """Log that code of a plugin takes long; it goes on.
 
-    def tell() -> None:
-        stack = traceback.extract_stack(sys._current_frames().get(thread))
-        own = [f"{f.filename}:{f.lineno}" for f in stack if not f.filename.startswith("<frozen")]
-        log.warning("still %s after %g s, now at %s%s", what, limit, own[-1] if own else "its start", cure)
+    After `after_s` a line says how long it has taken. After `SLOW_S` a warning says where it is, but for a plugin of
+    agentrig itself, which has another line: there is nothing to mend.
+    """
+    thread, depth = threading.get_ident(), len(_stack(sys._getframe(2)))
 
-    slow = threading.Timer(limit, tell)
-    slow.daemon = True
-    slow.start()
+    def tell(seconds: float) -> None:
+        place = _place(thread, depth) if seconds >= SLOW_S else ""
+        if place:
+            log.warning("still %s after %g s, now at %s%s", what, seconds, place, cure)
+        else:
+            log.info("still %s: %g s%s", what, seconds, cure)
+
+    timers = [threading.Timer(seconds, tell, (seconds,)) for seconds in sorted({after_s or SLOW_S, SLOW_S})]
+    for timer in timers:
+        timer.daemon = True
+        timer.start()
     try:
         yield
     finally:
-        slow.cancel()
-        slow.join()  # a process that forks later has no thread of this one
+        for timer in timers:
+            timer.cancel()
+            timer.join()  # a process that forks later has no thread of this one
+
+
+def _stack(frame: FrameType | None) -> list[tuple[str, int, str]]:
+    """Return file, line and module of a frame and of those that called it, the outermost first."""
+    found = [
+        (each.f_code.co_filename, line, str(each.f_globals.get("__name__")))
+        for each, line in traceback.walk_stack(frame)
+    ]
+    return found[::-1]
+
+
+def _place(thread: int, depth: int) -> str:
+    """Return where a thread is, below so many frames; '' if no code but agentrig's own is at work there."""
+    inner = _stack(sys._current_frames().get(thread))[depth:]
+    called = [f for f in inner if own_file(f[0], installed=True)][:1]  # its libraries are below it
+    users = [f for f in inner if own_file(f[0])]
+    if all(OWN.match(module) for _, _, module in [*called, *users]):
+        return ""
+    return next(f"{file}:{line}" for file, line, _ in reversed(inner) if not file.startswith("<frozen"))
 
 
 def _installed() -> Iterator[tuple[PluginInfo, Callable[[], Any]]]:

@@ -19,10 +19,10 @@ from typing import Any
 
 import attrs
 
-from agentrig.algorithms import LoopAlgorithm
+from agentrig.algorithms import LoopAlgorithm, Measurement
 from agentrig.endpoints import Endpoint
 from agentrig.errors import ConfigError, RunStopped
-from agentrig.figures import amount, least_gain, machine, mean, wilson
+from agentrig.figures import amount, least_gain, machine, mean, no_room, wilson
 from agentrig.learners import LoopSettings, TrainSample
 from agentrig.plan import Plan
 from agentrig.processes.scratch import temporary_files
@@ -32,7 +32,7 @@ from agentrig.run.evaluate import run_agent
 from agentrig.run.loop import samples_of
 from agentrig.run.metrics import count_failures, reason_of
 from agentrig.run.splits import load_splits
-from agentrig.run.verdict import differing, judge, pass_at
+from agentrig.run.verdict import Verdict, differing, judge, pass_at
 from agentrig.runners.engine import RolloutEngine
 from agentrig.tasks import Task, tasks_of_step
 from agentrig.traces import usage
@@ -62,10 +62,11 @@ class Trial:
         tasks: Those of the first step, or some of them, or more.
         n: Rollouts of each task.
         split: The split that the tasks are from.
-        held_out: Number of held-out tasks, which a run measures before and after.
+        report: The held-out tasks, which a run measures before and after.
         validated: Number of validation tasks.
         groups: The groups that are complete, failures included.
         complete: Whether all of them are.
+        start: The held-out accuracy of the model as it is, sampled as a run measures it; None if it is not known.
         start_s: Seconds until the first rollout began.
         rollouts_s: Seconds from there to the latest complete group.
         update_s: Seconds of the update of a step with as many tasks as there are groups; None if it is not known.
@@ -80,10 +81,11 @@ class Trial:
     tasks: Sequence[Task]
     n: int
     split: str
-    held_out: int
+    report: Sequence[Task]
     validated: int
     groups: list[Sequence[Rollout]] = attrs.field(factory=list)
     complete: bool = False
+    start: Measurement | None = None
     start_s: float = 0.0
     rollouts_s: float = 0.0
     update_s: float | None = None
@@ -126,9 +128,20 @@ class Trial:
             tasks=tasks_of_step(train, n=few, step=1, seed=plan.run.seed),
             n=n,
             split=split,
-            held_out=len(splits["report"][1]),
+            report=splits["report"][1],
             validated=len(splits["validation"][1]),
         )
+
+    @property
+    def held_out(self) -> int:
+        """Number of held-out tasks."""
+        return len(self.report)
+
+    @property
+    def expected(self) -> int:
+        """Number of rollouts: those of the tasks, and one of each held-out task if that are not more."""
+        sampled = self.n * len(self.tasks)
+        return sampled + (self.held_out if self.held_out <= sampled else 0)
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -136,10 +149,10 @@ class Trial:
         return [rollout for group in self.groups for rollout in group]
 
     def roll_out(self, each: Callable[[Rollout], None] = lambda rollout: None) -> None:
-        """Run the agent on the tasks, sampled as in training.
+        """Run the agent on the tasks, sampled as in training, and on the held-out tasks as a run measures them.
 
         Args:
-            each: Called with every rollout of a group that is complete.
+            each: Called with every rollout of a group that is complete, and of a held-out task.
 
         Raises:
             RunStopped: A run would stop in its first step, because all rollouts fail, or no call can be trained on.
@@ -172,6 +185,17 @@ class Trial:
             guards.warn_of_constraints(found, step=1)
             if algorithm.credit:
                 guards.check_sampling(found, sampled[0].sampling, step=1)
+            if self.expected > expected:
+                heat = float(getattr(plan.configs["algorithm"], "val_temperature", 0.0))
+                measured = [endpoint.with_sampling(temperature=heat, top_p=1.0) for endpoint in served]
+
+                def counted(groups: Mapping[int, Sequence[Rollout]]) -> None:
+                    for rollout in (rollout for group in groups.values() for rollout in group):
+                        each(rollout)
+
+                self.start = Measurement.of(
+                    engine.run(self.report, n=1, endpoint=measured, step=0, mode="report", on_groups=counted)
+                )
 
         try:
             run_agent(plan, body)
@@ -248,6 +272,8 @@ class Trial:
         differ = sum(len(set(values)) > 1 for values in rewards)
         judged = sum(bool(values) for values in rewards)
         verdict = judge(self.groups, size, failure_limit=self.plan.run.failure_limit)
+        if verdict.kind == "good" and (room := self._no_room(pass_at(1, right))):
+            verdict = Verdict(kind="solved", message=room)
         return {
             "complete": self.complete,
             "split": self.split,
@@ -270,6 +296,18 @@ class Trial:
             **self._time(pass_at(1, right), pass_at(self.n, right)),
             "verdict": attrs.asdict(verdict),
         }
+
+    def _no_room(self, once: float | None) -> str:
+        """Return why no gain can be significant on the held-out tasks; '' if one can.
+
+        Args:
+            once: pass@1 of the training tasks, the start where it was not measured.
+        """
+        if self.start is not None and self.start.accuracy is not None:
+            room = no_room(round(self.start.accuracy * self.start.n), self.start.n)
+            return room and f"{room}."
+        room = "" if once is None else no_room(round(once * self.held_out), self.held_out)
+        return room and f"With pass@1 as the start: {room}."
 
     def _time(self, once: float | None, best: float | None) -> dict[str, Any]:
         """Return what a step and the run take, and when a gain could be significant.
@@ -316,6 +354,7 @@ class Trial:
             "run": {"start_s": self.start_s, **taken(steps)},
             "gain": {
                 "held_out": n,
+                "start": None if self.start is None else self.start.accuracy,
                 "least_tasks": least_gain(),
                 "worse": worse,
                 "least_tasks_with_worse": needed,

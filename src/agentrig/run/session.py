@@ -23,7 +23,7 @@ from agentrig.credit import Credit
 from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, RunFileError, RunStopped
-from agentrig.figures import amount, mean
+from agentrig.figures import amount, mean, no_room
 from agentrig.hardware import Hardware
 from agentrig.ledger import Entry, Ledger, StepTotals, totals
 from agentrig.observers import RunStart, StepEnd
@@ -189,6 +189,14 @@ class RunSession:
             after = f"goes on after step {self._saved_step}" if self._saved_step else "starts over"
             costs += f" not saved, so a resume {after}; "
         return f"{costs}resume with: {self.resumes}"
+
+    def unmeasured(self) -> str:
+        """Return how to measure a run that was stopped after a step as it is; '' if nothing is to be measured."""
+        known = "after" in self._progress or not hasattr(self.plan.configs["algorithm"], "steps")
+        if known or not self._saved_step or not self._report_tasks:
+            return ""
+        command = resume_command(self.plan.resumes, self.directory, f"algorithm.steps={self._saved_step}")
+        return f"\n  The model was not measured on the held-out tasks after training. To measure it as it is: {command}"
 
     @property
     def untouched(self) -> bool:
@@ -479,6 +487,8 @@ class RunSession:
             if said:
                 log.warning("%s", said)
         self._note_progress(**{when: told})
+        if when == "before" and (room := no_room(sum(bool(r.correct) for r in rollouts), found.n)):
+            self.note(room)
         self.measuring = "after" if when == "after" else ""  # the run ends
         self.keeps_end = self.keeps_end and when == "before"
         self._start_clock()

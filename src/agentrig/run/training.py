@@ -206,7 +206,7 @@ def train(
             runtime.run(body)
             complete = not session.stopping
             if not complete:
-                early = f"ended early; {session.advice()}"
+                early = f"ended early; {session.advice()}{session.unmeasured()}"
                 stopped = KeyboardInterrupt(early) if signals.first is None else Interrupted(signals.first, early)
         except BaseException as error:
             ended = error

@@ -36,7 +36,7 @@ PRIVATE_SHOWN = 300
 """Most characters of a task's private part in a message."""
 
 STEP = 128
-"""Rollouts in the step whose costs are stated: 16 tasks, 8 rollouts each."""
+"""Rollouts in the step whose costs are stated where no recipe says how many a step has: 16 tasks, 8 rollouts each."""
 
 
 @attrs.frozen(kw_only=True)
@@ -69,6 +69,7 @@ class PlaySubject(AgentSubject):
         reward: The reward.
         adapter: The adapter.
         endpoint: A real model's server; None for the scripted one.
+        step: Rollouts of a step of the recipe that uses the agent; None without one.
     """
 
     limit: int = 12
@@ -76,6 +77,7 @@ class PlaySubject(AgentSubject):
     reward: RewardSubject | None = None
     adapter: Subject | None = None
     endpoint: Endpoint | None = None
+    step: int | None = None
 
     @cached_property
     def judge(self) -> RewardSubject:
@@ -169,6 +171,7 @@ class PlaySubject(AgentSubject):
             "prompt_tokens": sum(token_count(call, "prompt") or 0 for call in calls),
             "response_tokens": sum(token_count(call, "response") or 0 for call in calls),
         }
+        size, example = (STEP, "example_") if self.step is None else (self.step, "")
         return {
             "agent": str(self),
             "reward": str(self.judge),
@@ -181,7 +184,7 @@ class PlaySubject(AgentSubject):
             "trained_calls_per_rollout": round(len(triplets) / n, 2),
             "trained_tokens_per_rollout": round(sum(len(triplet.response_ids) for triplet in triplets) / n, 1),
             "seconds_per_rollout": round(sum(t.play.result.duration_s for t in trials) / n, 3),
-            f"step_of_{STEP}": {name: round(total / n * STEP) for name, total in costs.items()},
+            f"{example}step_of_{size}_rollouts": {name: round(total / n * size) for name, total in costs.items()},
         }
 
 

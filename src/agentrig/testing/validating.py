@@ -163,6 +163,7 @@ def validated(
         options |= {"limit": limit, "script": script, "endpoint": endpoint}
         options["reward"] = RewardSubject(kind="reward", given=reward, settings=reward_keys, gold=gold)
         options["adapter"] = Subject(kind="adapter", given=adapter, settings=adapter_keys)
+        options["step"] = _step(_recipe(target, found))
         trial = PlaySubject(kind=kind, given=target.given, settings=keys, **options)
         try:
             reports.append(check(TRIAL, trial, only=chosen(TRIAL), raise_failed=False, say=say))
@@ -194,11 +195,7 @@ def _parts(
     target: Target, found: Sequence[Target], uses: Mapping[str, str], settings: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, Part]:
     """Return with what an agent or a reward is tried: what is asked for, else its recipe's, else what is beside it."""
-    recipe: Mapping[str, Mapping[str, Any]] = {}
-    for other in found:
-        if other.kind == "recipe" and not recipe:
-            sections = Subject(kind="recipe", given=other.given).spec.settings
-            recipe = sections if _same(target.given, sections.get(target.kind, {}).get("use", "")) else {}
+    recipe = _recipe(target, found)
     parts = {}
     for kind in ("tasks", "agent", "reward", "adapter"):
         keys = dict(recipe.get(kind, {}))
@@ -212,6 +209,26 @@ def _parts(
             keys = {}
         parts[kind] = given, {**keys, **settings.get(kind, {})}
     return parts
+
+
+def _recipe(target: Target, found: Sequence[Target]) -> Mapping[str, Mapping[str, Any]]:
+    """Return the sections of the first recipe that uses the component; without one, none."""
+    for other in (other for other in found if other.kind == "recipe"):
+        sections: Mapping[str, Mapping[str, Any]] = Subject(kind="recipe", given=other.given).spec.settings
+        if _same(target.given, sections.get(target.kind, {}).get("use", "")):
+            return sections
+    return {}
+
+
+def _step(recipe: Mapping[str, Mapping[str, Any]]) -> int | None:
+    """Return how many rollouts a step of a recipe's algorithm has; None if that is not known."""
+    keys = dict(recipe.get("algorithm", {}))
+    try:
+        config = Subject(kind="algorithm", given=keys.pop("use", ""), settings=keys).config
+    except AgentrigError:
+        return None  # the recipe's own checks say what is wrong
+    tasks, size = (getattr(config, key, None) for key in ("tasks_per_step", "group_size"))
+    return tasks * size if isinstance(tasks, int) and isinstance(size, int) else None
 
 
 def _same(given: str, use: str) -> bool:

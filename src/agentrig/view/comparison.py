@@ -11,6 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from agentrig.figures import (
     sign_test,
     wilson,
 )
-from agentrig.text import amount, flat
+from agentrig.text import amount, cut, flat
 from agentrig.traces import LLM_CALL, items, mapping, usage
 from agentrig.view import figures, table, tables
 from agentrig.view.causes.evidence import changed, measured_of
@@ -73,6 +74,17 @@ ENDS = ("before", "after")
 
 NAMES = 3
 """Runs that a line names; more are counted."""
+
+SETTINGS = 4
+"""Settings that a line names; more are counted."""
+
+LONGEST_SETTING = 40
+"""Characters of a setting's value in a line."""
+
+TOLD = frozenset(
+    ("run.name", "run.seed", "run.directory", "algorithm.use", "algorithm.model", "credit.use", "server.model")
+)
+"""Settings that a line tells in other words: the run's name and seed, its method and start."""
 
 
 @attrs.frozen(kw_only=True)
@@ -162,17 +174,25 @@ class Comparison:
         lines: What the table shows, as JSON values: a line for each run, or for finished ones that differ only in the
             seed.
         start: The run whose measurement before training is the common start, its `accuracy` and its number of tasks.
+        between: How each other line's held-out answers after training differ from those of the first line; see
+            `_between`.
         prices: The price table, if there is one.
     """
 
     rows: Sequence[Mapping[str, Any]]
     lines: Sequence[Mapping[str, Any]]
     start: Mapping[str, Any]
+    between: Sequence[Mapping[str, Any]] = ()
     prices: Prices | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `agentrig compare --json` prints."""
-        return {"common_start": dict(self.start), "lines": list(self.lines), "runs": list(self.rows)}
+        return {
+            "common_start": dict(self.start),
+            "lines": list(self.lines),
+            "between": list(self.between),
+            "runs": list(self.rows),
+        }
 
     def table(self) -> tables.Table:
         """Return the lines as a table of text, with several lines of text in a cell."""
@@ -194,7 +214,8 @@ class Comparison:
             rows = [[*row, _cost(line)] for row, line in zip(rows, self.lines, strict=True)]
             lacking = sorted({what for row in self.rows for what in row["cost"]["no_price"]})
             notes += [f"No price for: {'; '.join(lacking)}."] if lacking else []
-        return tables.Table(title="Comparison", heads=heads, rows=rows, note=" ".join(notes))
+        note = "\n".join([*map(_told_between, self.between), " ".join(notes)])
+        return tables.Table(title="Comparison", heads=heads, rows=rows, note=note)
 
     def text(self, *, width: int | None = None) -> str:
         """Return the table and its note for a terminal; `width` is in characters, None for the terminal's own."""
@@ -253,14 +274,82 @@ def compared(
         row["against_own_start"] = against if against["reason"] is None else None
         row |= {"cost": priced(row, prices)} if prices is not None else {}
         rows.append(row | {"missing": list(dict.fromkeys([*row["missing"], *run.damage, *missing]))})
-    pools: dict[str, list[dict[str, Any]]] = {}
-    for run, row in zip(runs, rows, strict=True):
+    for row, settings in zip(rows, _apart(runs), strict=True):
+        row["differs"] = settings
+    pools: dict[str, list[int]] = {}
+    for i, (run, row) in enumerate(zip(runs, rows, strict=True)):
         alone = each or row["status"] != "finished"
-        pools.setdefault(str(run.directory) if alone else _alike(run, known), []).append(row)
+        pools.setdefault(str(run.directory) if alone else _alike(run, known), []).append(i)
     begun = figures.held_out(reference)["accuracy"]
     n = int(number(dig(reference.progress, "before", "n")) or begun["n"])
     start = {"run": reference.name, "accuracy": begun["before"], "n": n, "start": start_of(reference).name}
-    return Comparison(rows=rows, lines=[_line(pool) for pool in pools.values()], start=start, prices=prices)
+    return Comparison(
+        rows=rows,
+        lines=[_line([rows[i] for i in pool]) for pool in pools.values()],
+        start=start,
+        between=_between([[runs[i] for i in pool] for pool in pools.values()]),
+        prices=prices,
+    )
+
+
+def _apart(runs: Sequence[RunData]) -> list[dict[str, Any]]:
+    """Return of each run its values of the settings in which the runs differ, those of the algorithm first.
+
+    Left out are `TOLD`, and the settings of components that only some of the runs use.
+    """
+    several = [dict(flat(run.config)) for run in runs]
+    common = [key for key in several[0] if key not in TOLD and all(key in settings for settings in several)]
+    apart = [key for key in common if any(settings[key] != several[0][key] for settings in several)]
+    apart.sort(key=lambda key: not key.startswith("algorithm."))
+    return [{key: settings[key] for key in apart} for settings in several]
+
+
+def _between(pools: Sequence[Sequence[RunData]]) -> list[dict[str, Any]]:
+    """Return how each other line's held-out answers after training differ from those of the first line.
+
+    Lines with other held-out tasks or another reward, or without a measurement after training, are left out. Of a line
+    with several runs, a task counts with the share of them that have it right.
+
+    Returns:
+        The names of the `runs`, and of those that they are `against`; on how many of `n` tasks they are `better` and
+        `worse`, and the two-sided `p` of the exact sign test.
+    """
+    first, *others = pools
+    known, found = _shares(first), []
+    for pool in others:
+        shares = _shares(pool)
+        both = known.keys() & shares.keys()
+        if not both or (_tasks(pool[0]), _reward(pool[0])) != (_tasks(first[0]), _reward(first[0])):
+            continue
+        better, worse = (sum(sign * (shares[task] - known[task]) > 0 for task in both) for sign in (1, -1))
+        names = {"runs": [run.name for run in pool], "against": [run.name for run in first]}
+        found.append({**names, "n": len(both), "better": better, "worse": worse, "p": sign_test(better, worse)})
+    return found
+
+
+def _shares(pool: Sequence[RunData]) -> dict[str, Fraction]:
+    """Return of each held-out task that every run scored after training the share of the runs that have it right."""
+    if any(_tasks(run) is None or figures.held_out(run)["accuracy"]["after"] is None for run in pool):
+        return {}
+    ends = [run.seen.of(file, measured_of) for run in pool for file in run.of_mode("report")[1:][-1:]]
+    if len(ends) < len(pool):
+        return {}
+    scored = set.intersection(*(set(end) for end in ends))
+    return {task: Fraction(sum(end[task][1] for end in ends), len(ends)) for task in scored}
+
+
+def _told_between(found: Mapping[str, Any]) -> str:
+    """Write a difference between two lines."""
+    judged = figures.chance(found["better"], found["worse"])
+    return (
+        f"After training, {_names(found['runs'], ', ')} against {_names(found['against'], ', ')}, on the same "
+        f"{amount(found['n'], 'held-out task')}: {found['better']} better, {found['worse']} worse ({judged})."
+    )
+
+
+def _names(runs: Sequence[str], between: str) -> str:
+    """Name the runs of a line; many are counted."""
+    return between.join([*runs[:NAMES], *([f"and {len(runs) - NAMES} more"] if len(runs) > NAMES else [])])
 
 
 def _about(run: RunData, known: dict[Path, RunData]) -> dict[str, Any]:
@@ -477,6 +566,7 @@ def _line(pool: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "method": pool[0]["method"],
         "chain": pool[0]["chain"],
         "credit": pool[0]["credit"],
+        "differs": pool[0]["differs"],
         "starts": list(dict.fromkeys(row["start"] for row in pool)),
         "machines": list(dict.fromkeys(row["machine"] for row in pool)),
         "n": max(row["accuracy"]["n"] for row in pool),
@@ -530,13 +620,27 @@ def _seeds(seeds: Sequence[Any]) -> str:
 
 
 def _run(line: Mapping[str, Any]) -> str:
-    """Name the runs of a line, their method, start and seeds, and how they ended if they did not finish."""
-    runs, starts = line["runs"], line["starts"]
-    told = [*runs[:NAMES], *([f"and {len(runs) - NAMES} more"] if len(runs) > NAMES else [])]
-    told.append(" → ".join(line["chain"]))
+    """Name the runs of a line, their method, settings, start and seeds, and how they ended if they did not finish."""
+    starts = line["starts"]
+    told = [_names(line["runs"], "\n"), " → ".join(line["chain"]), *_settings(line["differs"])]
     told.append(f"from {starts[0]}{f' and {len(starts) - 1} more' if len(starts) > 1 else ''}")
     told.append(_seeds(line["seeds"]))
     return "\n".join([*told, *(status for status in line["status"] if status != "finished")])
+
+
+def _settings(differs: Mapping[str, Any]) -> list[str]:
+    """Name the first of the settings in which a line differs from others, by the last part of their keys."""
+    parts = Counter(key.rpartition(".")[2] for key in differs)
+    told = []
+    for key, value in [*differs.items()][:SETTINGS]:
+        part = key.rpartition(".")[2]
+        name = part if parts[part] == 1 and part != "use" else key
+        told.append(
+            f"{name} {cut(value if isinstance(value, str) else json.dumps(value, default=str), LONGEST_SETTING)}"
+        )
+    more = len(differs) - SETTINGS
+    told += [f"and {amount(more, 'other setting')}"] if more > 0 else []
+    return [", ".join(told)] if told else []
 
 
 def _accuracy(line: Mapping[str, Any]) -> str:

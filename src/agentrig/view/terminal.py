@@ -162,7 +162,7 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
         yield f"{change.text[0].upper()}{change.text[1:]}."
     pairs = before_after(evidence)
     shown = pairs["shown"][:1] if pairs else []
-    if pairs and pairs["worse"] >= pairs["better"]:  # not only the one that got better
+    if pairs and pairs["worse"]:  # not only the one that got better
         shown += [pair for pair in pairs["shown"][1:] if pair["outcome"] == WORSE][:1]
     for pair in shown:
         yield ""

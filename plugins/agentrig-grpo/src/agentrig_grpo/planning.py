@@ -83,10 +83,11 @@ class MemoryPlan:
         """Return the plan as one line."""
         if self.known:
             return self.fitting.describe(self.choice)
-        server = self.fitting.serving(self.choice).memory(self.choice.cache)
+        device, server = self.fitting.device, self.fitting.serving(self.choice).memory(self.choice.cache)
+        least = f"the server needs {in_gib(server)}; " if server else ""
         return (
-            f"memory: {in_gib(self.fitting.device.budget)} of {self.fitting.device.name}: server {server / GIB:.1f}, "
-            f"a pass of {self.choice.tokens:,} tokens"
+            f"memory: {least}{in_gib(device.budget)} of {device.name} are free, and an update computes "
+            f"{self.choice.tokens:,} tokens at once at most"
         )
 
     def facts(self) -> Mapping[str, Any]:

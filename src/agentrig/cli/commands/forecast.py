@@ -56,11 +56,10 @@ def forecast(
     table = None if prices is None else read_prices(prices)
     with stdout_to_stderr(as_json):
         trial = Trial.of(make_plan(words, options), tasks=limit or 0, rollouts=rollouts or 0)
-        expected = trial.n * len(trial.tasks)
-        click.echo(f"{amount(expected, 'rollout')}: starting the agent and the model's server …", err=True)
+        click.echo(f"{amount(trial.expected, 'rollout')}: starting the agent and the model's server …", err=True)
         ended: BaseException | None = None
         try:
-            with progress(expected) as shown:
+            with progress(trial.expected) as shown:
                 shown.begin()
                 trial.roll_out(shown)
             trial.update()
@@ -114,9 +113,10 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     if step["rollout_s"] is not None:
         update = "not known" if step["update_s"] is None else f"about {duration(step['update_s'])}"
         yield f"a step: rollouts about {duration(step['rollout_s'])}, update {update} ({step['updated']})"
+    if step["peak_bytes"]:
+        yield f"memory needed: {in_gib(step['peak_bytes'])}, the most that this process had, with the update"
     if step["memory"]:
-        peak = f"; this process had {in_gib(step['peak_bytes'])} at most" if step["peak_bytes"] else ""
-        yield f"{step['memory']}{peak}"
+        yield step["memory"]
     if found["run"]["seconds"] is not None:
         without = "" if step["update_s"] is not None else ", without updates"
         took = f"{amount(found['run']['steps'], 'step')}, about {duration(found['run']['seconds'])}"
@@ -169,8 +169,10 @@ def _gain(found: dict[str, Any], gain: dict[str, Any]) -> Iterator[str]:
         return
     worse = f" if none becomes worse, or {percent(more / n)} if {gain['worse']} do" if gain["worse"] else ""
     yield f"a gain is significant from {percent(least / n)} points on the {n} held-out tasks on{worse} {test}"
-    if once is not None and 1 - once < least / n:
-        yield f"  the model can gain {percent(1 - once)} points at most: use harder tasks, or more held-out ones"
+    if gain["start"] is not None:
+        yield f"  {percent(gain['start'])}% of them are right before training, measured as a run does it"
+    elif once is not None:
+        yield "  how many are right before training is not measured: greedy answers may be better than pass@1"
     if found["verdict"]["kind"] != "good" or gain["steps"] is None:
         return
     when = f"after about {amount(gain['steps'], 'step')}"

@@ -102,7 +102,7 @@ def report(runs: Sequence[Path], out: Path | None, gold: bool, binned: bool, as_
     "--out",
     metavar="PAGE.html",
     type=click.Path(path_type=Path),
-    help="Write a page, with curves, too; their images go into plots/ beside it.",
+    help="Write a page, with curves and all settings that differ, too; images go into plots/ beside it.",
 )
 @click.option("--gold", is_flag=True, help="Show the rollouts on the page with the private part of their tasks.")
 @click.option("--binned", is_flag=True, help="Draw the page's curves as the mean of each 16 steps, not a moving mean.")
@@ -115,7 +115,8 @@ def compare(
     Each run is compared with the common start by an exact sign test over the held-out tasks. The common start is the
     measurement before training that most of the runs can be compared with, the first of several; a run that came from
     another one is compared with the start of that one. A run with other held-out tasks, another reward or another
-    start is compared with its own start, and the table says so.
+    start is compared with its own start, and the table says so. Below it, the first line's held-out answers after
+    training are compared with those of each other line.
 
     Finished runs that differ only in their seed are one line: mean, least and greatest.
 

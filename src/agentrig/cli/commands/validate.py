@@ -117,10 +117,7 @@ def _shown(figures: Mapping[str, Any], *, scripted: bool) -> str:
             if isinstance(value, Mapping):
                 shown = (f"{k} {'not scored' if v is None else v}" for k, v in value.items())
                 value = ", ".join(shown) or "none"
-            lines.append(f"  {_NAMES.get(name, name.replace('_', ' ')):<28} {value}")
+            lines.append(f"  {name.replace('_', ' '):<28} {value}")
     if scripted:
         lines.append("  A token is a byte here; a model's tokenizer makes fewer: agentrig dev shows them")
     return "\n".join(lines)
-
-
-_NAMES = {"step_of_128": "a step of 128 rollouts"}

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from agentrig.figures import SIGNIFICANT, count, number, percent, sign_test
+from agentrig.figures import SIGNIFICANT, count, no_room, number, percent, sign_test
 from agentrig.plan import RESUME, resume_command
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.damage import read_object
@@ -245,6 +245,8 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
     scarce += [amount(judged, "task")] if judged < FEW_HELD_OUT else []
     are = "is" if scarce == ["1 step"] else "are"
     few = f"; {' and '.join(scarce)} {are} few, so this is not surprising" if scarce else ""
+    if without_room(evidence):
+        few = "; too few were wrong before for a significant gain"
     split, _, steps = evidence.where.partition(" split, ")
     tasks = f"{count(judged)} {split} tasks measured at {steps if unfinished(evidence) else 'both ends'}"
     if not better + worse:
@@ -258,6 +260,15 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(doubt, f"{text}{few}")
     else:
         yield Finding("ok" if better > worse else "warn", text)
+
+
+def without_room(evidence: Evidence) -> str:
+    """Return why no training could have shown a significant gain on the tasks that were measured; else ''."""
+    if evidence.ends is None:
+        return ""
+    first, last = evidence.ends
+    both = first.keys() & last.keys()
+    return no_room(sum(first[task][1] for task in both), len(both), evidence.where.partition(" split")[0])
 
 
 def next_step(evidence: Evidence) -> str:
@@ -308,6 +319,8 @@ def _fewer(right: int, n: int, rights: int, every: int) -> float:
 
 def more(evidence: Evidence) -> str:
     """Return what to do in a run without a fault and without a significant gain."""
+    if room := without_room(evidence):
+        return f"{room}."
     if found := more_tasks(evidence):
         return found
     if evidence.ends is not None and (after := evidence.ends[1]):
