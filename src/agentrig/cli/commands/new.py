@@ -54,7 +54,4 @@ def new(kind: str, name: str, file: Path | None) -> None:
     click.echo(f"\n{edit}")
     if template.sql:
         here = " --here my_domain.py" if file is not None else ""
-        click.echo(
-            "Its example is for SQL. For tasks of another kind, start from tasks, agent, reward and recipe in one: "
-            f"agentrig new domain my-domain{here}"
-        )
+        click.echo(f"For tasks other than SQL: agentrig new domain my-domain{here}")
