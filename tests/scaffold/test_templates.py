@@ -68,7 +68,7 @@ def test_a_copy_has_its_name_everywhere(kind: str, tmp_path: Path, monkeypatch: 
     assert len(lines) < (190 if kind == DOMAIN else 120), "a few dozen lines"
     # README has the same commands as the message at the end.
     (block,) = re.findall(r"```bash\n(.*?)```", made["README.md"], re.S)
-    assert ("For tasks of another kind" in printed) == (kind in ("tasks", "agent", "reward"))
+    assert ("For tasks other than SQL" in printed) == (kind in ("tasks", "agent", "reward"))
     told = [line.partition("  # ")[0].strip() for line in printed.splitlines() if line.startswith("  ")]
     assert told == ["cd agentrig-odd-name2", *block.splitlines()]
     # What a longer name does to the form of the code is the same as in this repository.
