@@ -139,7 +139,7 @@ class Trial:
 
     @property
     def expected(self) -> int:
-        """Number of rollouts: those of the tasks, and one of each held-out task if that are not more."""
+        """Number of rollouts: those of the tasks, and one of each held-out task unless that is more than those."""
         sampled = self.n * len(self.tasks)
         return sampled + (self.held_out if self.held_out <= sampled else 0)
 
