@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypedDict
 
 import httpx
@@ -368,6 +369,44 @@ def test_a_graph_needs_no_callback(model: ModelServer, asynchronous: bool) -> No
     nodes = [s for s in trace.spans if s.node in ("write_query", "check_query")]
     assert nodes[0].attributes["output"] == {"answer": "odd", "turns": 1}
     assert all(s.error is None for s in trace.spans)
+
+
+def test_threads_that_share_a_client_keep_their_connections() -> None:
+    """Each connection that is closed for being one too many could be the one that another thread has just got."""
+    together, opened = threading.Barrier(30), []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            opened.append(self.client_address)
+
+        def do_GET(self) -> None:
+            together.wait(30)
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 64
+
+    record(lambda: None)  # the tap is there from now on
+    with (
+        Server(("127.0.0.1", 0), Handler) as server,
+        httpx.Client(timeout=30) as client,
+        ThreadPoolExecutor(30) as pool,
+    ):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        for _ in range(3):
+            assert {answer.status_code for answer in pool.map(client.get, [url] * 30)} == {200}
+        client.close()
+        server.shutdown()
+    assert len(opened) == 30
 
 
 def test_the_routing_of_a_conditional_edge_is_no_parent_of_later_nodes(model: ModelServer) -> None:

@@ -41,6 +41,28 @@ def install() -> None:
             continue
         _tap(module, is_async=False)
         _tap(module, is_async=True)
+        _keep_connections(module.HTTPTransport)
+        _keep_connections(module.AsyncHTTPTransport)
+
+
+def _keep_connections(transport: Any) -> None:
+    """Let a client's transport keep as many idle connections as it may open, until they expire.
+
+    Where there are more than `max_keepalive_connections` (20 by default), httpcore 1.0 closes idle ones, and sometimes
+    one that a thread has just got for its call (https://github.com/encode/httpcore/issues/1110). That call fails with
+    "Bad file descriptor", or waits for its timeout: seen in one of some 7,000 rollouts that share a client among 32
+    threads. A client that keeps none (0) is left as it is.
+    """
+    make = transport.__init__
+
+    def made(self: Any, *args: Any, **options: Any) -> None:
+        limits = options.get("limits")
+        if limits is not None and limits.max_keepalive_connections:
+            kept = {"max_keepalive_connections": limits.max_connections, "keepalive_expiry": limits.keepalive_expiry}
+            options["limits"] = type(limits)(max_connections=limits.max_connections, **kept)
+        make(self, *args, **options)
+
+    transport.__init__ = made
 
 
 def _tap(library: Any, *, is_async: bool) -> None:

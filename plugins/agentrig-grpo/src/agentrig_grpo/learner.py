@@ -531,6 +531,8 @@ class Learner:
             return None
         host, kept, dtype = self._host, self._kept, getattr(torch, self._dtype)
         weights, adapted = checkpoint.weights(self.model), bool(self.config.lora_rank)
+        if adapted:  # they are merged on a stream of its own, which can't have what torch keeps for the others
+            give_memory_back(self._device)
         # Adapters are merged one matrix at a time, into the dtype in which they are written.
         merged = ((n, t.to(dtype) if t.is_floating_point() else t) for n, t in weights.items()) if adapted else ()
         copy, made = host.take({"trainer": self._state(), "model": {} if adapted else weights}, made=merged)
