@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,23 @@ def test_no_file_of_a_run_is_written_through_a_link(tmp_path: Path, caplog: pyte
     assert mine.read_text() == "keep"
     assert "log.jsonl cannot be written, so it lacks this run's warnings: it is a symbolic link" in caplog.text
     assert not (run.path / "summary.json").is_symlink()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_grows_is_flushed_meanwhile_and_a_broken_disk_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    flushed = threading.Event()
+    flush = files.flush
+
+    def counted(path: Path) -> None:
+        flush(path)
+        flushed.set()
+        if broken:
+            raise OSError(errno.EIO, "the disk is broken")
+
+    monkeypatch.setattr(files, "flush", counted)
+    with pytest.raises(OSError, match="broken") if broken else nullcontext(), files.flushing(tmp_path):
+        (tmp_path / "model").write_bytes(b"x" * 1000)
+        assert flushed.wait(20)  # before the file is complete
+    assert not [t for t in threading.enumerate() if "flushing" in t.name]

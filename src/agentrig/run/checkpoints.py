@@ -17,7 +17,7 @@ import attrs
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError
 from agentrig.run.damage import CURES, entries, read_object, writing
 from agentrig.run.damage import reading as reading_file
-from agentrig.run.files import flush, flush_tree, write_whole
+from agentrig.run.files import flush, flush_tree, flushing, write_whole
 from agentrig.text import read_text
 
 KEPT_CHECKPOINTS = 2
@@ -135,7 +135,8 @@ class Checkpoints:
                 _remove(part)
                 self._make_room(step)
                 part.mkdir(parents=True)
-                write(part)
+                with flushing(part):
+                    write(part)
                 files = sorted(f for f in part.rglob("*") if f.is_file())
                 listed = {str(f.relative_to(part)): [f.stat().st_size, digest_of(f)] for f in files}
                 if keep:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +14,9 @@ from agentrig.text import open_own
 
 NOT_FOR_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 """Errors of file systems that cannot flush a folder, such as some network file systems."""
+
+FLUSHED_S = 0.25
+"""Seconds between two flushes of a file that grows: some 100 MB on a usual disk."""
 
 
 def flush(path: Path) -> None:
@@ -37,6 +41,40 @@ def flush_tree(folder: Path) -> None:
         for name in names:
             flush(Path(place) / name)
         flush(Path(place))
+
+
+@contextmanager
+def flushing(folder: Path) -> Iterator[None]:
+    """While this is entered, flush the files of a folder as they grow.
+
+    So their last flush is short. It would also hold up everybody who flushes another file of the same disk, however
+    small: with checkpoints of 21.6 GB, the steps of a run took up to twice as long beside it.
+
+    Raises:
+        OSError: The disk is full or broken.
+    """
+    over, failed = threading.Event(), []
+
+    def flush_all() -> None:
+        while not over.wait(FLUSHED_S):
+            try:
+                for place, _, names in os.walk(folder):
+                    for name in names:
+                        with suppress(FileNotFoundError):  # it was renamed
+                            flush(Path(place) / name)
+            except OSError as error:  # the system says it once
+                failed.append(error)
+                return
+
+    thread = threading.Thread(target=flush_all, name="flushing a checkpoint", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    if failed:
+        raise failed[0]
 
 
 def sha256_of(file: Path) -> str:
