@@ -36,7 +36,7 @@ def test_the_calls_that_would_be_trained_on_are_counted() -> None:
         (["adapter.match=check"], "none of its calls would be trained on. The adapter toy-match kept none of 1 call",
          "adapter.match=write_query"),
         pytest.param(['tasks.do=["no-call"]'], "No call to the model was recorded",
-                     "Does the agent call endpoint.base_url?", marks=pytest.mark.slow),
+                     "OPENAI_BASE_URL", marks=pytest.mark.slow),
         pytest.param(['tasks.do=["raise"]'], "this agent cannot count", "agentrig dev", marks=pytest.mark.slow),
     ],
 )  # fmt: skip

@@ -93,6 +93,8 @@ def test_a_sender_is_told_what_is_wrong_and_may_try_again(here: Listener) -> Non
 def test_what_is_no_answer(value: object) -> None:
     with pytest.raises(ValueError, match="an answer is"):
         read_answer(value)
+    with pytest.raises(ValueError, match=r"a lone surrogate, '\\ud800'"):
+        read_answer({"answer": ["a\ud800"]})
 
 
 def test_an_answer_may_be_null_or_only_a_reward() -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from agentrig import AgentFailure, Endpoint
 from agentrig.errors import AgentrigError, ConfigError
-from agentrig.external.command import CommandAgent
+from agentrig.external.command import CommandAgent, remove
 from agentrig.external.config import CommandConfig
 from agentrig.pools import Job
 from agentrig.settings import structure
@@ -93,6 +93,8 @@ def test_the_answer_is_read_on_stdout_or_in_a_file() -> None:
         assert (kind, why in message) == ("bad-answer", True), message
     assert failure("printf '{' > answer.json", answer="file")[0] == "bad-answer"
     assert failure("printf '\\377'", answer="stdout")[0] == "bad-answer"
+    kind, message = failure("printf '{\"sides\": '; printf '9%.0s' $(seq 6000); echo '}'")
+    assert (kind, "a line of its stdout has a whole number of more than 4300 digits" in message) == ("bad-answer", True)
     deep = "printf '%s%s' $(printf '[%.0s' $(seq 20000)) $(printf ']%.0s' $(seq 20000))"
     for script, more in ((deep, {}), (f"{deep} > answer.json", {"answer": "file"})):
         kind, message = failure(script, **more)
@@ -229,6 +231,20 @@ def test_a_folder_that_is_nested_deeply_is_removed() -> None:
     program._run = watched  # type: ignore[method-assign]
     assert program(INPUT, ENDPOINT) == 1
     assert not Path(places[0]).exists()
+
+
+def test_a_folder_that_cannot_be_removed_is_named_with_the_cause(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = tmp_path / "program"
+    (held / "mount").mkdir(parents=True)
+    if subprocess.run(["mount", "-t", "tmpfs", "none", str(held / "mount")], capture_output=True).returncode:
+        pytest.skip("this user cannot mount a file system")
+    try:
+        remove(held)
+    finally:
+        subprocess.run(["umount", str(held / "mount")], check=True)
+    assert re.search(r"stays on the disk: rm: .*mount.*: .*busy. Remove \S+/program by hand", caplog.text), caplog.text
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_a_key_that_the_agent_may_know_can_be_named_and_a_wrong_setting_is_no_le
     given = f"{tasks}:gold-apart", "--only", "tasks.gold-apart"
     cure = " ".join(validate(*given).stdout.split()).partition("what to do: ")[2]
     assert cure.startswith("Put what only the reward may know into `private` alone. If the agent may know a key: ")
-    assert '`agentrig validate … --shared KEY`, and shared=["KEY"] in the package\'s tests/test_contract.py' in cure
+    assert '`agentrig validate … --shared KEY`, and `checks("tasks", …, shared=["KEY"])` in the package' in cure
     assert validate(*given, "--shared", "gold").exit_code == 0
     wrong = validate(*given, "tasks.shared=gold")
     assert wrong.exit_code == 1

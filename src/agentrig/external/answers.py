@@ -93,8 +93,10 @@ def from_stdout(data: bytes, *, json_line: bool) -> Any:
                 return json.loads(line)
             except RecursionError:
                 raise AgentFailure(f"a line of its stdout is {TOO_DEEP}", kind="bad-answer") from None
-            except ValueError:
+            except json.JSONDecodeError:
                 continue
+            except ValueError as error:
+                raise AgentFailure(f"a line of its stdout {json_fault(error)}", kind="bad-answer") from None
     shown = cut(storable(text.strip()[-TOLD:]), TOLD)
     raise LookupError(f"no line of its stdout is JSON: {shown!r}" if shown else "it wrote nothing to stdout")
 

@@ -237,8 +237,11 @@ def remove(folder: Path) -> None:
     """Remove a folder, also one whose parts may not be read or are nested too deep for Python."""
     with contextlib.suppress(OSError, RecursionError):
         shutil.rmtree(folder)
+    said = ""
     if folder.exists():
         for words in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
-            subprocess.run([*words, "--", str(folder)], stdin=subprocess.DEVNULL, capture_output=True)
+            command = [*words, "--", str(folder)]
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+            said = cut(storable(done.stderr.partition("\n")[0]), 300)
     if folder.exists():
-        log.warning("the working directory %s of a program cannot be removed", folder)
+        log.warning("a program's working directory stays on the disk: %s. Remove %s by hand", said, folder)

@@ -111,9 +111,10 @@ def unseen_calls(rollouts: Sequence[Rollout]) -> str:
     if rollouts and all(rollout.outcome.failure is not None for rollout in rollouts):
         return ""  # the agents ended before they asked
     return (
-        "No call to the model was recorded. The tracer sees calls to /chat/completions through httpx (the openai "
-        "package, LangChain), in the thread of the agent or one that copies its context; with gateway.use=on, those of "
-        "every client.\n  Does the agent call endpoint.base_url?"
+        "No call to the model was recorded. Does the agent call endpoint.base_url, and a program the address in its "
+        "variable OPENAI_BASE_URL?\n  Of an agent in Python the tracer sees calls to /chat/completions through httpx "
+        "(the openai package, LangChain), in its own thread or one that copies its context; gateway.use=on sees every "
+        "client's."
     )
 
 

@@ -225,7 +225,7 @@ TEMPLATES: Mapping[str, Template] = {
             edit="Replace the parts one after the other, from the top of the source file down. `agentrig validate "
             "{name}` plays what the demonstrator says; `agentrig dev {name}` shows what a model does.",
             use="{name}",
-            contract='[check for kind in ("tasks", "agent", "reward") for check in checks(kind, "{name}")]',
+            contract='[*checks("tasks", "{name}"), *checks("agent", "{name}"), *checks("reward", "{name}")]',
             before="warmup {name} --labels 10 --passes 4 --until 0.2",
             requires=("agentrig-agent-match", "agentrig-grpo", "openai>=2"),
         ),

@@ -318,7 +318,7 @@ def checks(
         known = options_of(kind)
         for name in options.keys() - known:
             raise ConfigError(
-                f"the checks of a {kind} have no option {name!r}.{nearest(name, known)}\n"
+                f"the checks of {kind} have no option {name!r}.{nearest(name, known)}\n"
                 f"  their options: {', '.join(known) or 'none'}"
             )
         subject = subject_class(kind)(kind=kind, given=subject, settings=settings, **options)
@@ -329,7 +329,7 @@ def checks(
         if not found:
             short = [each.short for each in every]
             raise ConfigError(
-                f"the checks of a {kind} have none called {wanted!r}.{nearest(wanted, short)}\n"
+                f"the checks of {kind} have none called {wanted!r}.{nearest(wanted, short)}\n"
                 f"  they are: {', '.join(short)}"
             )
         chosen += found

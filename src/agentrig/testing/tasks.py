@@ -16,6 +16,7 @@ from agentrig.testing.elsewhere import elsewhere
 from agentrig.testing.kit import CheckFailed, basic
 from agentrig.testing.samples import difference, texts_of
 from agentrig.testing.subject import Subject
+from agentrig.text import cut
 
 LONG = 20
 """From this many characters on, a gold answer inside a longer text of the input counts as given away."""
@@ -164,7 +165,7 @@ def check_gold_apart(subject: TasksSubject) -> None:
 
     Why: The agent reads the answer instead of working it out, and accuracy is worthless.
     Cure: Put what only the reward may know into `private` alone. If the agent may know a key: `agentrig validate …
-        --shared KEY`, and shared=["KEY"] in the package's tests/test_contract.py.
+        --shared KEY`, and `checks("tasks", …, shared=["KEY"])` in the package's tests/test_contract.py.
     """
     for name, tasks in subject.rows.items():
         keys = {key for task in tasks for key in task.private if key not in subject.shared}
@@ -177,7 +178,7 @@ def check_gold_apart(subject: TasksSubject) -> None:
             if len({text for _, text in golds}) > 1 and len(found) >= GIVEN_AWAY * len(golds):
                 raise CheckFailed(
                     f'split {name}: private["{key}"] is in the input of {len(found)} of {len(golds)} tasks; the first: '
-                    f"{found[0].id}"
+                    f"{found[0].id}, {cut(repr(next(text for task, text in golds if task is found[0])), 60)}"
                 )
 
 

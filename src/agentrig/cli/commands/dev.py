@@ -101,7 +101,8 @@ def dev(
     if not as_json:
         ends = [f"{sum(bool(r.correct) for r in found.rollouts)} of {amount(len(found.rollouts), 'rollout')} right"]
         ends += [f"{len(failed)} failed"] if failed else []
-        trainable = not failed and any(r.correct for r in found.rollouts) and server is None and checkpoint is None
+        fine = not failed and not warning and any(r.correct for r in found.rollouts)
+        trainable = fine and server is None and checkpoint is None
         click.echo(", ".join(ends) + (f"; next: {again}" if trainable else ""))
     if failed:
         raise SystemExit(1)
