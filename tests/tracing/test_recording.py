@@ -107,6 +107,22 @@ def test_a_stream_belongs_to_the_span_that_opened_it(model: ModelServer, client:
     assert trace.nodes(only_call(trace)) == ["write_query"]
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_stream_that_is_read_at_once_is_recorded_as_one(model: ModelServer, asynchronous: bool) -> None:
+    wish = {"model": "m", "messages": MESSAGES, "stream": True}
+
+    async def ask() -> str:
+        async with httpx.AsyncClient() as own:
+            return (await own.post(f"{model.url}/chat/completions", json=wish)).text
+
+    def agent() -> None:
+        url = f"{model.url}/chat/completions"
+        text = asyncio.run(ask()) if asynchronous else httpx.post(url, json=wish).text
+        assert text.startswith("data: ")
+
+    check_call(only_call(record(agent)))
+
+
 def test_a_stream_that_breaks_is_an_error_and_trains_nothing(model: ModelServer, client: Any) -> None:
     def agent() -> None:
         wish = [{"role": "user", "content": "[break=1]"}]

@@ -239,6 +239,9 @@ class _Call:
         SDKs would create an object per token; for a few hundred tokens that takes more CPU time than all the rest.
         """
         content, status = answer.content, answer.status_code
+        if self.streams(answer) and answer.headers.get("content-type", "").startswith("text/event-stream"):
+            self._streamed(content, whole=True, error=None)  # the agent read all of it at once
+            return
         error = None if status < 400 else f"HTTP {status}: {content[:500].decode('utf-8', 'replace')}"
         try:
             completion, _ = parsed(content)
@@ -268,15 +271,18 @@ class _Call:
             error = passed.error
         except Exception as broken:  # the library's own error, for bytes that are not valid in that encoding
             content, error = b"", passed.error or f"the stream cannot be decoded: {type(broken).__name__}: {broken}"
-        text = content.decode("utf-8", "replace")
-        response, wrong = joined(text, whole=passed.whole)
+        self._streamed(content, whole=passed.whole, error=error)
+
+    def _streamed(self, content: bytes, *, whole: bool, error: str | None) -> None:
+        """Record the call with the events that were read, all of them or the first ones."""
+        response, wrong = joined(content.decode("utf-8", "replace"), whole=whole)
         try:
             calls = self._calls(response)
         except (LookupError, AttributeError, TypeError) as broken:
             calls = [(self.request, response, {})]
             wrong = wrong or f"the stream's tokens cannot be read: {type(broken).__name__}: {broken}"
         for request, response, tokens in calls:
-            early = not passed.whole and not tokens.keys() & {"response_token_ids", "finish_reason"}
+            early = not whole and not tokens.keys() & {"response_token_ids", "finish_reason"}
             if early and self.recorder.token_ids and self.foreign is None:
                 wrong = wrong or CLOSED_EARLY
             self.record({"request": request, "response": response, **self._trainable(tokens)}, error=error or wrong)
