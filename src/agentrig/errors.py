@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import resource
+import shlex
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,11 +45,21 @@ class RunStopped(AgentrigError):
     Args:
         message: What was seen, and what to do.
         cause: Its short name in `error.json` and in `agentrig why`, such as `unmatched-calls`; empty for none.
+
+    Attributes:
+        run: The run that it ended, once its directory says so: `agentrig why` then names what led to it.
     """
+
+    run: Path | None = None
 
     def __init__(self, message: str, *, cause: str = "") -> None:
         super().__init__(message)
         self.cause = cause
+
+    def __str__(self) -> str:
+        """Return the message; of a run that has ended, with the command that says more."""
+        more = f"\n  What led to it, and what to change: agentrig why {shlex.quote(str(self.run))}" if self.run else ""
+        return f"{super().__str__()}{more}"
 
 
 class OutOfMemory(RunStopped):
