@@ -7,7 +7,6 @@ import errno
 import os
 import re
 import resource
-import shlex
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,11 +54,6 @@ class RunStopped(AgentrigError):
     def __init__(self, message: str, *, cause: str = "") -> None:
         super().__init__(message)
         self.cause = cause
-
-    def __str__(self) -> str:
-        """Return the message; of a run that has ended, with the command that says more."""
-        more = f"\n  What led to it, and what to change: agentrig why {shlex.quote(str(self.run))}" if self.run else ""
-        return f"{super().__str__()}{more}"
 
 
 class OutOfMemory(RunStopped):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -224,6 +225,7 @@ def train(
                     settle(plan.registry, run)
                     if isinstance(ended, RunStopped):
                         ended.run = run.path
+                        ended.add_note(f"What led to it, and what to change: agentrig why {shlex.quote(str(run.path))}")
 
         # The run has ended normally, or early because the user asked for it.
         summary: dict[str, Any] = run.read_json("summary.json")

@@ -191,14 +191,14 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
 
 def run_error(error: RunStopped) -> str:
     """Return what a terminal shows of the error that ended a run: its message, and what `agentrig why` says first."""
+    seen = str(error)
     if error.run is None:
-        return str(error)
-    seen = str(error.args[0])
+        return seen
     try:
         first, *others = ending(diagnose(error.run))
     except AgentrigError:  # its directory was moved, or deleted
         return seen
-    told = first.partition(": ")[2].startswith(seen.splitlines()[0])  # the error is the cause itself
+    told = first.partition(": ")[2].startswith(seen.partition("\n")[0])  # the error is the cause itself
     lines = [*([] if told else [f"why: {first}"]), *others]
     more = f"more: agentrig why {shlex.quote(str(error.run))}"
     return "\n".join([seen, *(f"  {line}" for line in [*lines, more] if line.removeprefix(IT_ENDED) not in seen)])

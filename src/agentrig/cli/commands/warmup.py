@@ -247,6 +247,12 @@ def _make(
     click.echo(f"demonstrations: {amount(found.rollouts, 'rollout')}, {len(found.turns)} replies to learn")
     for line in found.rejected[:3]:
         click.echo(f"  left out, the reward does not count it as correct: {line}")
+    share = run.guessed(found)
+    if until is not None and share >= until:
+        click.echo(
+            f"warning: one and the same reply is right in {share:.0%} of the demonstrations, so a model that only "
+            f"guesses reaches --until {until:g}: ask for more than that"
+        )
     tried: list[float] = []
 
     def enough(done: float, measured: Callable[[], Any]) -> bool:

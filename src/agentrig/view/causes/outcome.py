@@ -20,6 +20,7 @@ from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence, changed, measured_of, total
 from agentrig.view.causes.finding import STOPPED, Finding, audited_at, problem
 from agentrig.view.causes.groups import fading
+from agentrig.view.causes.policy import collapsed
 from agentrig.view.causes.trend import (
     LIKELY,
     at_least,
@@ -349,6 +350,8 @@ def more(evidence: Evidence) -> str:
 def no_more(evidence: Evidence) -> str:
     """Say which trend of the run means that more steps would hardly help, and what would; '' if none does."""
     steps, width = evidence.steps, quarter(evidence.steps)
+    if fell := [found.text for found in collapsed(evidence) if found.level == "warn"]:
+        return f"More steps would hardly help: {fell[0]}."
     signs = [found.text for found in fading(evidence) if found.level == "warn"]
     if not signs or difference(rewards_of(steps[-2 * width : -width]), rewards_of(steps[-width:])) > LIKELY:
         return ""
