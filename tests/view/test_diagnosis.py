@@ -164,7 +164,7 @@ def test_failures_that_are_few_are_told_with_kind_and_example(tmp_path: Path) ->
 def test_a_run_that_memorised_is_not_told_to_go_on(tmp_path: Path, served: ScriptedServer) -> None:
     said = str(diagnose(toy_run(tmp_path, served, "algorithm.steps=3", "run.report_tasks=24", model=memory)))
     assert "1. memorised: " in said
-    assert re.search(r": 7\d% of the last training rollouts are right, and 0 of 24 held-out tasks", said)
+    assert re.search(r": 7\d% of the training rollouts of the last step are right, and 0 of 24 held-out tasks", said)
     assert "More steps do not help" in said
     assert "steps are few" not in said
     assert "more steps" not in said

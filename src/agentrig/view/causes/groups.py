@@ -21,6 +21,7 @@ from agentrig.view.causes.trend import (
     named,
     quarter,
     rewards_of,
+    so_many,
 )
 from agentrig.view.reading import dig
 
@@ -59,7 +60,7 @@ def fading(evidence: Evidence) -> Iterator[Finding]:
     first, last = mean(values[:n]) or 0.0, mean(values[-n:]) or 0.0
     if values and not alone:
         begun = f" ({first:.0%} of those of the first)" if len(values) > n else ""
-        text = f"in {last:.0%} of the groups of the last {_steps(n)} all rollouts got the same reward{begun}"
+        text = f"in {last:.0%} of the groups of the last {so_many(n)} all rollouts got the same reward{begun}"
         much = last > ZERO_VARIANCE_LIMIT
         left = _left(evidence, shown[-n:]) if much else f"training learns from the other {1 - last:.0%}"
         yield Finding("warn" if much else "fact", f"{text}: {left}")
@@ -85,10 +86,6 @@ def entropies(evidence: Evidence) -> tuple[Sequence[int], Sequence[float]]:
     idle = {line["step"] for line in evidence.run.steps if dig(line, "calls", "trained") == 0}
     measured = list(zip(*figures.series(evidence.run, "algorithm", "entropy"), strict=True))
     return [s for s, _ in measured if s not in idle], [value for s, value in measured if s not in idle]
-
-
-def _steps(n: int) -> str:
-    return "step" if n == 1 else f"{n} steps"
 
 
 def _left(evidence: Evidence, latest: Sequence[int]) -> str:
@@ -210,7 +207,7 @@ def _collapsed(evidence: Evidence) -> Finding | None:
     return problem(
         "entropy-collapse",
         f"the policy stopped exploring before the tasks were solved: {words}; in {total(late, 'same')} of "
-        f"{total(late, 'groups')} groups (one task's rollouts in a step) of the last {_steps(width)} all rewards were "
+        f"{total(late, 'groups')} groups (one task's rollouts in a step) of the last {so_many(width)} all rewards were "
         f"the same, in {wrong} of these with wrong answers{other}; most groups of most steps are like that since step "
         f"{since}",
         seen=(total(late, "same"), total(late, "groups"), "groups"),

@@ -30,6 +30,7 @@ from agentrig.view.causes.trend import (
     quarter,
     rewards_of,
     rose,
+    so_many,
 )
 from agentrig.view.reading import mapping, warnings_of
 
@@ -232,8 +233,8 @@ def memorised(evidence: Evidence) -> Iterator[Finding]:
     split = evidence.where.partition(" split")[0]
     yield problem(
         "memorised",
-        f"the model repeats what it learned of its training tasks: {right / scored:.0%} of the last training rollouts "
-        f"are right, and {known} of {n} {split} tasks",
+        f"the model repeats what it learned of its training tasks: {right / scored:.0%} of the training rollouts of "
+        f"the last {so_many(len(late))} are right, and {known} of {n} {split} tasks",
         seen=(n - known, n, f"{split} tasks"),
         since=evidence.since("right"),
         settings=(_tasks_key(evidence), "algorithm.model"),
@@ -378,8 +379,8 @@ def more_tasks(evidence: Evidence) -> str:
     if at_least(right, scored) <= at_most(known, n) or right / scored - known / n <= APART:
         return ""
     return (
-        f"{percent(right / scored)}% of the last training rollouts are right, and {percent(known / n)}% of the "
-        f"{split} tasks: train on more tasks ({_tasks_key(evidence)})."
+        f"{percent(right / scored)}% of the training rollouts of the last {so_many(len(late))} are right, and "
+        f"{percent(known / n)}% of the {split} tasks: train on more tasks ({_tasks_key(evidence)})."
     )
 
 

@@ -23,6 +23,7 @@ from agentrig.view.causes.trend import (
     quarter,
     reward_trend,
     rewards_of,
+    so_many,
 )
 from agentrig.view.causes.weights import LR
 
@@ -185,7 +186,7 @@ def _fell(evidence: Evidence) -> Iterator[Finding]:
     scored = [max(1, total(steps, "scored")) for steps in (first, last)]
     reward = [sum(facts.reward for facts in steps) / n for steps, n in zip((first, last), scored, strict=True)]
     right = [total(steps, "right") / n for steps, n in zip((first, last), scored, strict=True)]
-    steps = f"{width} steps" if width > 1 else "step"
+    steps = so_many(width)
     yield Finding(
         "warn",
         f"training got worse: the mean reward fell from {reward[0]:.3g} in the first {steps} to {reward[1]:.3g} in the "

@@ -43,6 +43,11 @@ def named(steps: Sequence[int]) -> str:
     return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
+def so_many(n: int) -> str:
+    """Return `step` or `3 steps`: what follows "the first" or "the last"."""
+    return "step" if n == 1 else f"{n} steps"
+
+
 def lasting(steps: Sequence[StepFacts], holds: Callable[[StepFacts], bool]) -> Sequence[StepFacts]:
     """Return the last steps, in most of which something holds, and in no more than half of those before; else none."""
     best = score = 0
