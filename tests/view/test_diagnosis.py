@@ -483,7 +483,7 @@ RECORDED: Mapping[str, Recorded] = {
     "more steps would not help": Recorded(
         right=[[8] + [0] * 2 + [3] * 6, *[*MIXED, MIXED[1]] * 3, MIXED[1], MIXED[1]],
         entropy=[0.6, 0.53, 0.46, 0.4, 0.3, 0.3, 0.2, 0.2, 0.1, 0.09, 0.08, 0.07],
-        said=["More steps would hardly help: in 89% of the groups of the last 3 steps", "% of those of the first)",
+        said=["More steps would hardly help: in 89% of the groups of the last 3 steps", "% in the first 3 steps)",
               "from 0.53 nats a token (mean of steps 1 to 3) to 0.08 (steps 10 to 12)",
               "a lower learning rate (algorithm.lr)"],
         unsaid=["rain for more steps", "few, so"],

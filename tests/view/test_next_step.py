@@ -245,7 +245,7 @@ def test_groups_with_one_reward_are_said_with_what_the_others_are_for(tmp_path: 
     run = with_lines(write_run(tmp_path / "run", steps=8), lambda line: line.update(zero_variance_groups=0.66))
     (said,) = [f.text for f in diagnose(run).checks if "got the same reward" in f.text]
     left = "training learns from the other 34%"
-    assert said.endswith(f"last 2 steps all rollouts got the same reward (66% of those of the first): {left}")
+    assert said.endswith(f"last 2 steps all rollouts got the same reward (66% in the first 2 steps): {left}")
 
 
 def test_no_low_entropy_is_found_where_nothing_was_trained(tmp_path: Path) -> None:

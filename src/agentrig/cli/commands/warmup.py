@@ -300,8 +300,8 @@ def _make(
         if labels.fresh and after.accuracy is not None and after.accuracy < ASKS_WHY:
             known = measure(labels.tasks[: run.MEASURED], made.directory)
             done["known"] = known.as_dict()
-            share = "none was scored" if known.accuracy is None else f"{known.accuracy:.1%} of {known.n} correct"
-            click.echo(f"demonstrated tasks: {share}; if far more than of the others, the model repeats them")
+            of_them = "none was scored" if known.accuracy is None else f"{known.accuracy:.1%} of {known.n} correct"
+            click.echo(f"demonstrated tasks: {of_them}; if far more than of the others, the model repeats them")
         if not labels.fresh:
             click.echo(
                 "warning: all training tasks were demonstrated, so this does not tell what the model can do from what "

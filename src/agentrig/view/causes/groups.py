@@ -59,7 +59,7 @@ def fading(evidence: Evidence) -> Iterator[Finding]:
     n = figures.few(len(values))
     first, last = mean(values[:n]) or 0.0, mean(values[-n:]) or 0.0
     if values and not alone:
-        begun = f" ({first:.0%} of those of the first)" if len(values) > n else ""
+        begun = f" ({first:.0%} in the first {so_many(n)})" if len(values) > n else ""
         text = f"in {last:.0%} of the groups of the last {so_many(n)} all rollouts got the same reward{begun}"
         much = last > ZERO_VARIANCE_LIMIT
         left = _left(evidence, shown[-n:]) if much else f"training learns from the other {1 - last:.0%}"
