@@ -458,7 +458,8 @@ RECORDED: Mapping[str, Recorded] = {
         stop=ALIKE,
         causes=["learning-rate-too-large", "entropy-collapse"],
         said=["the mean reward fell from 0.438 (steps 1 to 2) to 0.25 (steps 8 to 11)", TENTH, f"in step 11: {ALIKE}",
-              "did the agent or the reward break in between?", "This follows from learning-rate-too-large"],
+              "seen in 9 of 11 steps, first seen in step 3", "did the agent or the reward break in between?",
+              "This follows from learning-rate-too-large"],
         unsaid=["temperature"],
     ),
     "an update destroys the policy": Recorded(

@@ -149,14 +149,19 @@ def _far_below(
             f"an update destroyed the policy: {text}; all rollouts got the same reward in {alike[0]} before, and in "
             f"{alike[1]} since then"
         )
+
+    def low_in(facts: StepFacts) -> bool:
+        return facts.reward <= FALLEN * high * facts.scored
+
+    fallen = lasting(evidence.steps, low_in) or late
     broken = " If it is not to blame: did the agent or the reward break in between?" if evidence.silent else ""
     lr = number(evidence.value("algorithm.lr"))
     rate = f" ({lr / 10:.3g} instead of {lr:.3g})" if lr else ""
     return problem(
         "learning-rate-too-large",
         f"{text}{_signs(evidence)}",
-        seen=(len(late), len(evidence.steps), "steps"),
-        since=best[-1].step + 1,
+        seen=(sum(map(low_in, fallen)), len(evidence.steps), "steps"),
+        since=fallen[0].step,
         settings=(*evidence.setting(*LR), "algorithm.warmup_steps", "algorithm.kl_loss_coef", "algorithm.final"),
         advice=f'Use a tenth of the learning rate{rate}, or warm it up (warmup_steps); algorithm.final = "best" keeps '
         f"the best weights.{broken}",

@@ -49,12 +49,12 @@ def so_many(n: int) -> str:
 
 
 def lasting(steps: Sequence[StepFacts], holds: Callable[[StepFacts], bool]) -> Sequence[StepFacts]:
-    """Return the last steps, in most of which something holds, and in no more than half of those before; else none."""
+    """Return the last steps, in most of which something holds, and in less than half of those before; else none."""
     best = score = 0
     begin = len(steps)
     for i in reversed(range(len(steps))):
         score += 1 if holds(steps[i]) else -1
-        if score > best:
+        if score >= max(1, best):
             best, begin = score, i
     return steps[begin:]
 
