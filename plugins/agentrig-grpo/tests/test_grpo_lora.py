@@ -230,7 +230,7 @@ def test_the_model_made_of_a_checkpoint_of_adapters_is_what_was_delivered_bit_fo
     assert all(torch.equal(found[name], tensor.to(getattr(torch, dtype))) for name, tensor in delivered.items())
     verify(folder)  # what is made of it is not part of it
     inode = made.stat().st_ino
-    assert adapter_files.plain_directory(folder).stat().st_ino == inode, "it is made once"
+    assert model_directory(str(folder)).stat().st_ino == inode, "it is made once"
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft, with transformers 5

@@ -62,9 +62,10 @@ def make_start(config: LearnerConfig, plan: StartPlan, turns: Sequence[Turn]) ->
 
 def export(checkpoint: Path, target: Path) -> None:
     """Write a checkpoint of adapters as a plain model; torch is imported here."""
-    from agentrig_grpo import adapter_files
+    from agentrig_grpo.adapter_files import write_plain
+    from agentrig_grpo.naming import model_directory
 
-    adapter_files.write_plain(checkpoint, target)
+    write_plain(checkpoint, target, model_directory)
 
 
 def build_server(config: EmbeddedConfig) -> MakeServer:

@@ -6,7 +6,7 @@ import fcntl
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from agentrig.run.checkpoints import MERGED, STARTING_MODEL, verify, write_list
 from agentrig_grpo import checkpoint
 from agentrig_grpo.lora import MergedWeights, wrap
 from agentrig_grpo.model_files import ModelError, stored_in
-from agentrig_grpo.naming import is_of_hub, lasting, model_directory
 
 WEIGHTS = "adapter_model.safetensors"
 SETTINGS = "adapter_config.json"
@@ -35,9 +34,9 @@ def reference(model: Any, name: str) -> dict[str, str]:
 
     Args:
         model: It, as it was loaded, not wrapped yet.
-        name: The setting `algorithm.model`.
+        name: What it is found by from any working directory, see `agentrig_grpo.naming.lasting`.
     """
-    return {"algorithm": ALGORITHM, "model": lasting(name), "digest": _digest(model)}
+    return {"algorithm": ALGORITHM, "model": name, "digest": _digest(model)}
 
 
 def _digest(model: Any) -> str:
@@ -70,7 +69,7 @@ def save(
     model.peft_config["default"].save_pretrained(str(directory))
     settings = json.loads((directory / SETTINGS).read_text("utf-8"))
     settings["target_modules"] = sorted(settings["target_modules"])  # a set: its order changes from run to run
-    if is_of_hub(start["model"]):  # else it is the directory
+    if "/" in start["model"] and not Path(start["model"]).is_absolute():  # of the hub; else it is the directory
         settings["base_model_name_or_path"] = start["model"]
     (directory / SETTINGS).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", "utf-8")
     (directory / STARTING_MODEL).write_text(json.dumps(start, indent=2) + "\n", "utf-8")
@@ -103,11 +102,15 @@ def _compare(directory: Path, wanted: Mapping[str, str], digest: str, name: str)
         )
 
 
-def plain_directory(directory: Path) -> Path:
+def plain_directory(directory: Path, find: Callable[[str], Path]) -> Path:
     """Return a model's directory that every loader reads: of a checkpoint of adapters, its folder `.model`.
 
     That is made when it is first asked for, by merging the adapters into the starting model, and removed with the
     checkpoint.
+
+    Args:
+        directory: A Hugging Face directory, or a checkpoint.
+        find: Returns the directory of a starting model, by its name.
 
     Raises:
         ConfigError: The starting model is gone, or is another one.
@@ -124,7 +127,7 @@ def plain_directory(directory: Path) -> Path:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be making it
                 if not made.is_dir():
                     shutil.rmtree(part, ignore_errors=True)  # of one that was killed
-                    write_plain(directory, part)
+                    write_plain(directory, part, find)
                     write_list(part)
                     part.rename(made)
         except (OSError, SafetensorError) as error:
@@ -146,12 +149,13 @@ def _verify_once(made: Path, _inode: int) -> None:
         raise ModelError(f"{error}. Remove this folder: it is made again when it is needed") from error
 
 
-def write_plain(directory: Path, target: Path) -> None:
+def write_plain(directory: Path, target: Path, find: Callable[[str], Path]) -> None:
     """Write the model of a checkpoint of adapters, merged as the learner merges them for the server.
 
     Args:
         directory: The checkpoint.
         target: The new model's directory.
+        find: See `plain_directory`.
 
     Raises:
         ConfigError: The starting model is gone, or is another one.
@@ -160,7 +164,7 @@ def write_plain(directory: Path, target: Path) -> None:
     start, settings = _read(directory, STARTING_MODEL), _read(directory, SETTINGS)
     dtype: torch.dtype = getattr(torch, _read(directory, "config.json")["dtype"])
     try:
-        source = model_directory(start["model"])
+        source = find(start["model"])
     except ConfigError as error:
         raise ConfigError(
             f"{directory} holds adapters of {start['model']}, and that model is not there any more: put it back\n"

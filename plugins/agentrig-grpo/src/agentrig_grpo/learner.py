@@ -43,6 +43,7 @@ from agentrig_grpo.lora import factors, live_weights
 from agentrig_grpo.loss import CROSS_ENTROPY, LossInputs, sample_weights, token_losses, tokens_in_loss
 from agentrig_grpo.masters import computing_in
 from agentrig_grpo.model_files import weight_files
+from agentrig_grpo.naming import lasting
 from agentrig_grpo.optimizers import check_state, learning_rate, optimizer_bytes, optimizer_of
 from agentrig_grpo.passes import check_recorded, out_of_memory
 from agentrig_grpo.server.chat import Chat, TooLong
@@ -110,7 +111,7 @@ class Learner:
         self.ready: Callable[[], None] = lambda: None  # checks the memory when the model's server has new weights
         self._dtype, self._seed, self._lent = dtype, seed, lent
         self._bf16 = dtype == "bfloat16"
-        self._start = adapter_files.reference(model, config.model) if config.lora_rank else {}
+        self._start = adapter_files.reference(model, lasting(config.model)) if config.lora_rank else {}
         built = build(model, config, bf16=self._bf16, seed=seed, recomputed=recomputed, frozen_exact=frozen_exact)
         self.model, self.share, self.trained = built.model, built.share, built.trained
         self._reference, self._masters = built.reference, built.masters

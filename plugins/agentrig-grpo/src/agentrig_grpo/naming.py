@@ -65,7 +65,7 @@ def plain(directory: Path) -> Path:
         return directory
     from agentrig_grpo.adapter_files import plain_directory
 
-    return plain_directory(directory)
+    return plain_directory(directory, model_directory)
 
 
 def lasting(name: str) -> str:
