@@ -124,11 +124,11 @@ def forks_ended(who: str) -> Iterator[None]:
             if not _told[0]:
                 _told[0] = 1
                 end = "End a child by os._exit, or start a program by subprocess"
-                _say(f"{who} forked ({_forked_at}), and the child came back: it is ended. {end}")
+                say(f"{who} forked ({_forked_at}), and the child came back: it is ended. {end}")
             _exit(1)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     """Write to standard error, without the lock of `sys.stderr`: another thread may hold it."""
     with suppress(OSError):
         os.write(2, f"agentrig: {text}\n".encode())
@@ -149,18 +149,23 @@ def end_forks() -> None:
     if ended:
         psutil.wait_procs(ended, timeout=1.0)
         what = "1 process" if len(ended) == 1 else f"{len(ended)} processes"
-        _say(f"{what} that a plugin has forked still ran: ended with this command")
+        say(f"{what} that a plugin has forked still ran: ended with this command")
 
 
 def end_left(status: int) -> None:
     """End what plugins have left in this command, which is over: what they forked, and in `LEFT_S` their threads too.
 
-    Python ends a process only after its threads, but for daemons.
+    Python ends a process only after its threads, but for daemons. Programs that they have started may end by a handler
+    at exit, so `agentrig.processes.put_back.end_started` comes after the last of these.
 
     Args:
         status: The command's exit status.
     """
+    from agentrig.processes.put_back import end_started
+
     end_forks()
+    if (multi := sys.modules.get("multiprocessing")) is not None:  # it waits at exit for those that are no daemons
+        end_started({child.pid for child in multi.active_children() if not child.daemon})
 
     def others() -> list[threading.Thread]:
         return [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
@@ -168,7 +173,7 @@ def end_left(status: int) -> None:
     def end() -> None:
         if not over.wait(LEFT_S):
             names = ", ".join(repr(thread.name) for thread in others())
-            _say(f"threads of a plugin still run, and this command ends without them: {names:.200}")
+            say(f"threads of a plugin still run, and this command ends without them: {names:.200}")
             try:
                 leave(status, within_s=LEFT_S)
             finally:  # the output can't be written
@@ -280,7 +285,10 @@ def end_soon(error: Interrupted) -> None:
         if not _command:
             return
         with suppress(Exception):
+            from agentrig.processes.put_back import end_started
+
             end_forks()
+            end_started()
             wake_stopped()
         if not error.told:
             shown = "\x1b[?25h" if os.isatty(2) else ""  # the cursor, which a display has hidden
