@@ -18,8 +18,7 @@ import click
 from agentrig import end_at_once
 from agentrig.background import Background, late
 from agentrig.errors import AgentrigError, exhausted, little_memory, nearest
-from agentrig.processes.ends import Interrupted, end_left, handling, interrupt, leave, no_silent_end
-from agentrig.processes.put_back import end_started
+from agentrig.processes.ends import Interrupted, end_left, end_started, handling, interrupt, leave, no_silent_end
 
 LATE_S = 2.0
 """Seconds that the exit handlers may take after a run has stopped waiting for a tracker."""

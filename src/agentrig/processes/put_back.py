@@ -6,31 +6,21 @@ import logging
 import os
 import sys
 import threading
-from collections import defaultdict
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from agentrig.processes.ends import forks_ended, say
+from agentrig.processes.ends import forks_ended, note_started
 from agentrig.processes.supervisor import children_of
-
-if TYPE_CHECKING:
-    import psutil
 
 log = logging.getLogger(__name__)
 
 MARK = "AGENTRIG_RUNNER"
 """Environment variable that identifies the runner that started a process."""
 
-HELPERS = ("resource_tracker", "forkserver")
-"""Processes of multiprocessing that end with this one, after the last of what they keep count of."""
-
 _lock = threading.Lock()
 _under_way = 0
 _folder, _suspect = "", ""
 _told: set[tuple[str, str]] = set()
-_started: dict[psutil.Process, str] = {}
-"""A process that a plugin's code has started, to whose code that was."""
 
 
 @contextmanager
@@ -57,7 +47,7 @@ def put_back(who: str, folder: str = "", *, processes: bool = False) -> Iterator
             yield
     finally:
         if processes:
-            _note(_children() - before, name)
+            note_started(_children() - before, name)
         _leave(name)
 
 
@@ -106,44 +96,3 @@ def _leave(who: str) -> None:
 
 def _children() -> set[int]:
     return set(children_of(os.getpid())) if sys.platform == "linux" else set()
-
-
-def _note(started: Collection[int], who: str) -> None:
-    if not started:
-        return
-    import psutil  # here because every command imports this module
-
-    for pid in started:
-        with suppress(psutil.Error):  # it has ended
-            _started[psutil.Process(pid)] = who
-
-
-def end_started(only: Collection[int] | None = None) -> None:
-    """Kill the processes that plugins' code has started and that still run, with what they have started, and say so.
-
-    Args:
-        only: The ids of those that are meant; None for all.
-    """
-    if not _started:
-        return
-    import psutil
-
-    left, killed = defaultdict(list), []
-    for process, who in list(_started.items()):
-        if only is not None and process.pid not in only:
-            continue
-        del _started[process]
-        with suppress(psutil.Error):
-            if process.status() == psutil.STATUS_ZOMBIE or process.ppid() != os.getpid():
-                continue
-            if any(helper in word for word in process.cmdline() for helper in HELPERS):
-                continue
-            left[who].append(f"{process.name()} ({process.pid})")
-            for each in [*process.children(recursive=True), process]:
-                with suppress(psutil.Error):
-                    each.kill()
-                    killed.append(each)
-    psutil.wait_procs(killed, timeout=1.0)
-    for who, names in left.items():
-        what = "a process" if len(names) == 1 else f"{len(names)} processes"
-        say(f"{who} left {what} running: {', '.join(names):.200}: ended with this command")
